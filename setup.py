@@ -1,0 +1,58 @@
+"""Builds the compiled kernels when a C compiler is there, and goes on without them when not.
+
+Each kernel is an ordinary module `flagstone/kernels/NAME.py`. Compiled, it is installed as
+`flagstone.kernels._compiled.NAME`, so that both forms can live, and be compared, in one process.
+"""
+
+import os
+import tempfile
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+KERNELS = ("block", "bloom", "columns", "crc", "index")
+KERNEL_FOLDER = Path("src/flagstone/kernels")
+
+
+class BuildKernelsIfPossible(build_ext):
+    """A missing or broken compiler costs speed, never the installation."""
+
+    def build_extensions(self):
+        try:
+            with tempfile.TemporaryDirectory() as scratch:
+                probe = Path(scratch, "probe.c")
+                probe.write_text("#include <Python.h>\nint main(void) { return 0; }\n")
+                self.compiler.compile([str(probe)], output_dir=scratch, include_dirs=self.include_dirs or [])
+        except Exception as reason:  # whatever a broken toolchain raises
+            print(f"flagstone: no working C compiler ({reason}); kernels will run interpreted")
+            self.extensions = []
+            return
+        super().build_extensions()
+
+
+def kernel_extensions():
+    if os.environ.get("FLAGSTONE_BUILD_KERNELS", "1") == "0":
+        return []
+    present = [name for name in KERNELS if (KERNEL_FOLDER / f"{name}.py").exists()]
+    try:
+        from Cython.Build import cythonize
+    except ImportError as reason:
+        print(f"flagstone: Cython is missing ({reason}); kernels will run interpreted")
+        return []
+    extensions = [
+        Extension(
+            f"flagstone.kernels._compiled.{name}",
+            [str(KERNEL_FOLDER / f"{name}.py")],
+            extra_compile_args=["-O3"] if os.name == "posix" else [],
+        )
+        for name in present
+    ]
+    return cythonize(
+        extensions,
+        build_dir="build/kernels",
+        compiler_directives={"language_level": 3, "boundscheck": False, "wraparound": False, "cdivision": True},
+    )
+
+
+setup(ext_modules=kernel_extensions(), cmdclass={"build_ext": BuildKernelsIfPossible})

@@ -1,0 +1,156 @@
+"""Objects in a dictionary: the reference the other adapters are tested against.
+
+Named stores live as long as the process, so that `memory://NAME/db` opened twice is the same database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
+from flagstone.runtime.sync import Lock
+from flagstone.store.port import (
+    ObjectChanged,
+    ObjectExists,
+    ObjectMeta,
+    ObjectMissing,
+    ObjectVersion,
+    Range,
+    StoredObject,
+    check_path,
+    check_range,
+)
+
+
+class _Entry(NamedTuple):
+    data: bytes
+    generation: int
+    last_modified_ms: int
+    token: str | None
+
+
+class MemoryStore:
+    """A store that lives in this process. Pickles by name; an unnamed one does not pickle."""
+
+    def __init__(self, name: str | None = None, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._name = name
+        self._clock = clock
+        self._lock = Lock()
+        self._entries: dict[str, _Entry] = {}
+        self._generation = 0
+
+    @classmethod
+    def named(cls, name: str) -> MemoryStore:
+        """The process-wide store of that name, created on first use."""
+        with _named_lock:
+            store = _named.get(name)
+            if store is None:
+                store = _named[name] = cls(name)
+            return store
+
+    @property
+    def url(self) -> str:
+        return f"memory://{self._name or ''}"
+
+    def __repr__(self) -> str:
+        return f"MemoryStore({self.url!r}, objects={len(self._entries)})"
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        if self._name is None:
+            raise TypeError("an unnamed MemoryStore lives in one process only; use MemoryStore.named(...)")
+        return (MemoryStore.named, (self._name,))
+
+    def get(self, path: str) -> StoredObject:
+        entry = self._entry(path)
+        return StoredObject(entry.data, self._describe(path, entry))
+
+    def get_if_changed(self, path: str, known: ObjectVersion) -> StoredObject | None:
+        entry = self._entry(path)
+        if _version(entry) == known:
+            return None
+        return StoredObject(entry.data, self._describe(path, entry))
+
+    def get_range(self, path: str, start: int, stop: int) -> bytes:
+        check_range(path, start, stop)
+        return self._entry(path).data[start:stop]
+
+    def get_ranges(self, path: str, ranges: Sequence[Range]) -> list[bytes]:
+        data = self._entry(path).data
+        for start, stop in ranges:
+            check_range(path, start, stop)
+        return [data[start:stop] for start, stop in ranges]
+
+    def get_tail(self, path: str, length: int) -> StoredObject:
+        entry = self._entry(path)
+        return StoredObject(entry.data[max(len(entry.data) - length, 0) :], self._describe(path, entry))
+
+    def head(self, path: str) -> ObjectMeta:
+        return self._describe(path, self._entry(path))
+
+    def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
+        folder = f"{prefix}/" if prefix else ""
+        with self._lock:
+            found = [
+                (path, entry)
+                for path, entry in self._entries.items()
+                if path.startswith(folder) and (after is None or path > after)
+            ]
+        for path, entry in sorted(found):
+            yield ObjectMeta(path, len(entry.data), entry.last_modified_ms, _version(entry))
+
+    def put(self, path: str, data: bytes) -> ObjectVersion:
+        with self._lock:
+            return self._store(path, data, None)
+
+    def put_if_absent(self, path: str, data: bytes, *, token: str | None = None) -> ObjectVersion:
+        with self._lock:
+            if check_path(path) in self._entries:
+                raise ObjectExists(path)
+            return self._store(path, data, token)
+
+    def put_if_match(self, path: str, data: bytes, version: ObjectVersion, *, token: str | None = None) -> ObjectVersion:
+        with self._lock:
+            entry = self._entries.get(check_path(path))
+            if entry is None or _version(entry) != version:
+                raise ObjectChanged(path)
+            return self._store(path, data, token)
+
+    def copy(self, source: str, destination: str) -> None:
+        with self._lock:
+            entry = self._entries.get(check_path(source))
+            if entry is None:
+                raise ObjectMissing(source)
+            self._store(destination, entry.data, None)
+
+    def delete(self, path: str) -> None:
+        with self._lock:
+            self._entries.pop(check_path(path), None)
+
+    def delete_many(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            self.delete(path)
+
+    def _entry(self, path: str) -> _Entry:
+        entry = self._entries.get(check_path(path))
+        if entry is None:
+            raise ObjectMissing(path)
+        return entry
+
+    def _store(self, path: str, data: bytes, token: str | None) -> ObjectVersion:
+        self._generation += 1
+        entry = _Entry(bytes(data), self._generation, self._clock.now_ms(), token)
+        self._entries[check_path(path)] = entry
+        return _version(entry)
+
+    @staticmethod
+    def _describe(path: str, entry: _Entry) -> ObjectMeta:
+        return ObjectMeta(path, len(entry.data), entry.last_modified_ms, _version(entry), entry.token)
+
+
+def _version(entry: _Entry) -> ObjectVersion:
+    return ObjectVersion(etag=f'"{entry.generation}"')
+
+
+_named: dict[str, MemoryStore] = {}
+_named_lock = Lock()
