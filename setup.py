@@ -1,7 +1,7 @@
 """Builds the compiled kernels when a C compiler is there, and goes on without them when not.
 
-Each kernel is an ordinary module `flagstone/kernels/NAME.py`. Compiled, it is installed as
-`flagstone.kernels._compiled.NAME`, so that both forms can live, and be compared, in one process.
+Each kernel is an ordinary module `flagstone/kernels/_NAME.py`. Compiled, it is installed as
+`flagstone.kernels._compiled._NAME`, so that both forms can live, and be compared, in one process.
 """
 
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-KERNELS = ("block", "bloom", "columns", "crc", "index")
+KERNELS = ("_block_reader", "_block_writer", "_bloom", "_index")
 KERNEL_FOLDER = Path("src/flagstone/kernels")
 
 
@@ -51,7 +51,12 @@ def kernel_extensions():
     return cythonize(
         extensions,
         build_dir="build/kernels",
-        compiler_directives={"language_level": 3, "boundscheck": False, "wraparound": False, "cdivision": True},
+        compiler_directives={
+            "language_level": 3,
+            "boundscheck": False,
+            "wraparound": False,
+            "cdivision": True,
+        },
     )
 
 

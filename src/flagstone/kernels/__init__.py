@@ -1,0 +1,62 @@
+"""The compiled part of the format: the same functions, ahead-of-time compiled where a C compiler was there.
+
+Import kernels from here (`from flagstone.kernels import bloom`), never from their files: this module
+chooses the compiled form when it is installed, and the interpreted one otherwise or when the environment
+says ``FLAGSTONE_KERNELS=interpreted``. Both forms give the same answers; a property test holds them to it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from flagstone.kernels.shadow import cython_stand_in
+
+if TYPE_CHECKING:
+    from flagstone.kernels import _block_reader as block_reader
+    from flagstone.kernels import _block_writer as block_writer
+    from flagstone.kernels import _bloom as bloom
+    from flagstone.kernels import _index as index
+
+
+def load_interpreted(name: str) -> ModuleType:
+    """The kernel as ordinary Python, whatever else is installed."""
+    with cython_stand_in():
+        return importlib.import_module(f"flagstone.kernels._{name}")
+
+
+def load_compiled(name: str) -> ModuleType | None:
+    """The compiled kernel, or None where it was not built."""
+    try:
+        return importlib.import_module(f"flagstone.kernels._compiled._{name}")
+    except ModuleNotFoundError:
+        return None
+
+
+def _choose(name: str) -> ModuleType:
+    wanted = None if os.environ.get("FLAGSTONE_KERNELS") == "interpreted" else load_compiled(name)
+    return wanted or load_interpreted(name)
+
+
+NAMES = ("block_reader", "block_writer", "bloom", "index")
+
+if not TYPE_CHECKING:
+    block_reader, block_writer, bloom, index = map(_choose, NAMES)
+
+COMPILED = all(
+    module.__name__.startswith(f"{__name__}._compiled")
+    for module in (block_reader, block_writer, bloom, index)
+)
+
+__all__ = [
+    "COMPILED",
+    "NAMES",
+    "block_reader",
+    "block_writer",
+    "bloom",
+    "index",
+    "load_compiled",
+    "load_interpreted",
+]

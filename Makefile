@@ -1,0 +1,57 @@
+# Everything a newcomer needs: `make demo` and `make test` set up all they use.
+# Python >= 3.11, pip and make are assumed; nothing else.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest
+WORKERS ?= 2
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test quick check format fuzz races bench demo clean
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  %-10s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## create .venv and install everything into it
+
+# Kernels are rebuilt when their sources change: they are compiled from the .py files.
+$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/flagstone/kernels/_*.py)
+	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m flagstone.kernels
+	@touch $@
+
+test: setup check ## all tests, kernels both compiled and interpreted (what CI runs)
+	$(PYTEST) -n $(WORKERS) --dist loadgroup
+	FLAGSTONE_KERNELS=interpreted $(PYTEST) -n $(WORKERS) -q tests/golden tests/property tests/unit/kernels tests/unit/format tests/unit/table
+
+quick: setup ## the inner loop: fast tests only, under a minute
+	@$(BIN)/ruff check --quiet .
+	$(PYTEST) -n $(WORKERS) -q -m 'not slow'
+
+check: setup ## lint, types and layer contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup ## format the code
+	$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .
+
+fuzz: setup ## 10,000 damaged inputs against every decoder, compiled and interpreted
+	HYPOTHESIS_PROFILE=fuzz timeout 3000 $(PYTEST) -n $(WORKERS) tests/property --timeout 1500
+	HYPOTHESIS_PROFILE=fuzz FLAGSTONE_KERNELS=interpreted timeout 3000 $(PYTEST) -n $(WORKERS) tests/property --timeout 1500
+
+bench: setup ## ratios against the interpreted form and the peers; results into bench/results
+	$(BIN)/python -m bench
+
+demo: setup ## the main job end to end on a local folder
+	$(BIN)/python examples/demo.py
+
+clean: ## remove everything that was made
+	rm -rf $(VENV) build dist .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache src/*.egg-info
+	find src tests bench -name '__pycache__' -type d -prune -exec rm -rf {} +
+	rm -f src/flagstone/kernels/_compiled/*.so

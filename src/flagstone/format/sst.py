@@ -1,0 +1,177 @@
+"""The frame of an SST: parts in order, then the record that locates them, then ten bytes of footer.
+
+    data block* | filter? | index | stats? | SsTableInfo + crc | offset of SsTableInfo (u64 BE) | version (u16 BE)
+
+There is no magic number. Files of ten bytes or fewer in the WAL count as empty: they are fences.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from flagstone.errors import CorruptData
+from flagstone.format.block import FORMAT_V1, FORMAT_V2, decode_rows
+from flagstone.format.checksum import CHECKSUM_BYTES, seal, unseal
+from flagstone.format.filter import Filters, decode_filters
+from flagstone.format.sst_info import SsTableInfo, decode_info, encode_info
+from flagstone.format.stats import SstStats, decode_stats
+from flagstone.kernels import index as index_kernel
+from flagstone.types import EntryTuple
+
+FOOTER_BYTES: Final = 10
+_FOOTER: Final = struct.Struct(">QH")
+
+
+@dataclass(frozen=True, slots=True)
+class BlockIndex:
+    """Where each block begins, where it ends, and a key at or below its first and above all before it.
+
+    In WAL files the keys are first sequence numbers, 8 bytes big endian.
+    """
+
+    offsets: list[int]
+    stops: list[int]
+    first_keys: list[bytes]
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+
+def encode_footer(info: SsTableInfo, info_offset: int, version: int = FORMAT_V2) -> bytes:
+    """Everything from SsTableInfo to the end of the file."""
+    return seal(encode_info(info)) + _FOOTER.pack(info_offset, version)
+
+
+def decode_footer(tail: bytes, object_bytes: int) -> tuple[SsTableInfo, int, int] | int:
+    """The info, the format version and the info's offset, from the last bytes of a file of `object_bytes`.
+
+    Returns the number of bytes needed when `tail` does not reach back far enough. Offsets in errors count from
+    the start of the file.
+    """
+    if object_bytes <= FOOTER_BYTES:
+        raise CorruptData(f"file of {object_bytes} bytes is too short for an SST", offset=0)
+    info_offset: int
+    info_offset, version = _FOOTER.unpack(tail[-FOOTER_BYTES:])
+    if version not in (FORMAT_V1, FORMAT_V2):
+        raise CorruptData(
+            f"SST format version {version}; versions 1 and 2 are known", offset=object_bytes - 2
+        )
+    if info_offset + CHECKSUM_BYTES > object_bytes - FOOTER_BYTES:
+        raise CorruptData(
+            f"footer places SsTableInfo at {info_offset} in a file of {object_bytes} bytes",
+            offset=object_bytes - FOOTER_BYTES,
+        )
+    needed = object_bytes - info_offset
+    if needed > len(tail):
+        return needed
+    try:
+        info = decode_info(unseal(tail[-needed:-FOOTER_BYTES]))
+    except CorruptData as error:
+        raise error.within(None, info_offset) from None
+    _check_layout(info, info_offset)
+    return info, version, info_offset
+
+
+def decode_index(stored: bytes, info: SsTableInfo) -> BlockIndex:
+    """The index in its stored form, with the order of its offsets checked."""
+    offsets, first_keys = index_kernel.decode_index(unseal(stored, info.codec))
+    data_end = info.filter_offset if info.filter_len else info.index_offset
+    stops = [*offsets[1:], data_end]
+    for number, (start, stop) in enumerate(zip(offsets, stops, strict=True)):
+        if start + CHECKSUM_BYTES >= stop or (number == 0 and start != 0):
+            raise CorruptData(f"index places block {number} at bytes {start} to {stop}", offset=0)
+    return BlockIndex(offsets, stops, first_keys)
+
+
+@dataclass(frozen=True, slots=True)
+class SstImage:
+    """A whole SST in memory, its footer and index decoded. Blocks are decoded as they are asked for."""
+
+    path: str
+    data: bytes
+    info: SsTableInfo
+    version: int
+    index: BlockIndex
+
+    def block(self, number: int) -> bytes:
+        """The raw bytes of a block. Raises `CorruptData` naming object and offset."""
+        return self._part(self.index.offsets[number], self.index.stops[number])
+
+    def rows(self) -> Iterator[list[EntryTuple]]:
+        """The rows, block by block."""
+        for number, offset in enumerate(self.index.offsets):
+            raw = self.block(number)
+            try:
+                yield decode_rows(raw, self.version)
+            except CorruptData as error:
+                # Inside a compressed block an offset means nothing in the file: name the block.
+                raise CorruptData(
+                    f"block {number}: {error.problem} (byte {error.offset} of the block)",
+                    object=self.path,
+                    offset=offset,
+                ) from None
+
+    def filters(self) -> Filters | None:
+        info = self.info
+        if not info.filter_len:
+            return None
+        raw = self._part(info.filter_offset, info.filter_offset + info.filter_len)
+        try:
+            return decode_filters(raw, info.filter_format)
+        except CorruptData as error:
+            raise CorruptData(
+                f"filter: {error.problem}", object=self.path, offset=info.filter_offset
+            ) from None
+
+    def stats(self) -> SstStats | None:
+        info = self.info
+        if not info.stats_len:
+            return None
+        raw = self._part(info.stats_offset, info.stats_offset + info.stats_len)
+        try:
+            return decode_stats(raw)
+        except CorruptData as error:
+            raise CorruptData(f"stats: {error.problem}", object=self.path, offset=info.stats_offset) from None
+
+    def _part(self, start: int, stop: int) -> bytes:
+        try:
+            return unseal(self.data[start:stop], self.info.codec)
+        except CorruptData as error:
+            raise error.within(self.path, start) from None
+
+
+def decode_sst(data: bytes, path: str) -> SstImage:
+    """A whole SST file. Raises `CorruptData` naming object and offset."""
+    try:
+        decoded = decode_footer(data, len(data))
+        assert not isinstance(decoded, int), "the whole file reaches back far enough"
+        info, version, _ = decoded
+    except CorruptData as error:
+        raise error.within(path) from None
+    try:
+        index = decode_index(data[info.index_offset : info.index_offset + info.index_len], info)
+    except CorruptData as error:
+        raise CorruptData(f"index: {error.problem}", object=path, offset=info.index_offset) from None
+    return SstImage(path, data, info, version, index)
+
+
+def _check_layout(info: SsTableInfo, info_offset: int) -> None:
+    """Parts follow each other without gaps and end where SsTableInfo begins."""
+    end = info.index_offset + info.index_len
+    if info.filter_offset + info.filter_len != info.index_offset or info.index_len < CHECKSUM_BYTES:
+        raise CorruptData(
+            f"filter at {info.filter_offset}+{info.filter_len} and index at {info.index_offset}+{info.index_len} "
+            "do not join",
+            offset=info_offset,
+        )
+    if info.stats_len:
+        if info.stats_offset != end:
+            raise CorruptData(
+                f"stats at {info.stats_offset}, but the index ends at {end}", offset=info_offset
+            )
+        end += info.stats_len
+    if end != info_offset:
+        raise CorruptData(f"parts end at {end}, but SsTableInfo begins at {info_offset}", offset=info_offset)

@@ -1,0 +1,54 @@
+"""Stands in for the `cython` module while kernels are imported as ordinary Python.
+
+Only the few names our kernels use, each doing nothing. Annotations are never evaluated (the kernels import
+`annotations` from `__future__`), so C types need no stand-in. Shipping this keeps Cython a build-time tool.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, TypeVar
+
+Decorated = TypeVar("Decorated")
+
+
+def _unchanged(thing: Decorated) -> Decorated:
+    return thing
+
+
+def _decorator(*_: object, **__: object) -> Callable[[Decorated], Decorated]:
+    return _unchanged
+
+
+def _build() -> dict[str, ModuleType]:
+    cython: Any = ModuleType("cython")
+    cython.compiled = False
+    cython.cfunc = cython.inline = cython.cclass = _unchanged
+    cython.exceptval = _decorator
+    cython.int = cython.longlong = cython.ulonglong = cython.Py_ssize_t = int
+    cython.cast = cython.declare = lambda _type, value: value
+    string: Any = ModuleType("cython.cimports.libc.string")
+    string.memcpy = string.memcmp = None  # only ever called behind `if cython.compiled`
+    modules: dict[str, ModuleType] = {"cython": cython, "cython.cimports.libc.string": string}
+    for package in ("cython.cimports", "cython.cimports.libc"):
+        modules[package] = ModuleType(package)
+    return modules
+
+
+@contextmanager
+def cython_stand_in() -> Iterator[None]:
+    """Inside the block `import cython` finds the stand-in; afterwards everything is as it was."""
+    stand_in = _build()
+    before = {name: sys.modules.get(name) for name in stand_in}
+    sys.modules.update(stand_in)
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module

@@ -1,0 +1,169 @@
+"""Rows in order, one SST out: a compacted table or a WAL file.
+
+Pure: the result is bytes and the record that describes them; uploading is somebody else's business, so a
+crash here loses nothing but work. Rows come as entry tuples or as Arrow batches, in any number of calls;
+memory is bounded by the finished blocks plus the rows of the one still open.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from flagstone.errors import InvalidRequest
+from flagstone.format.block import BLOCK_SIZES, DEFAULT_BLOCK_BYTES, FORMAT_V2
+from flagstone.format.checksum import seal
+from flagstone.format.codec import Codec
+from flagstone.format.filter import DEFAULT_MIN_FILTER_KEYS, BloomPolicy, FilterBuilder, encode_filters
+from flagstone.format.sst import encode_footer
+from flagstone.format.sst_info import FilterFormat, SsTableInfo, SstType
+from flagstone.format.stats import BlockStats, SstStats, encode_stats
+from flagstone.kernels import block_writer
+from flagstone.kernels import index as index_kernel
+from flagstone.types import EntryTuple
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+WAL_BLOCK_BYTES: Final = 64 * 1024
+"""SlateDB writes its log in blocks of this size whatever the tables use: a log is read from end to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """How SSTs are made. All of it may differ from file to file: each says what it is."""
+
+    block_bytes: int = DEFAULT_BLOCK_BYTES
+    codec: Codec = Codec.NONE
+    min_filter_keys: int = DEFAULT_MIN_FILTER_KEYS
+    filters: tuple[BloomPolicy, ...] = (BloomPolicy(),)
+
+    def __post_init__(self) -> None:
+        if self.block_bytes not in BLOCK_SIZES:
+            choices = ", ".join(str(size) for size in BLOCK_SIZES)
+            raise InvalidRequest(f"block_bytes is {self.block_bytes}; choose one of {choices}")
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedTable:
+    """One finished SST: its bytes, and the record that goes into the manifest beside it."""
+
+    data: bytes
+    info: SsTableInfo
+    rows: int
+    format_version: int = FORMAT_V2
+
+
+class TableBuilder:
+    """Builds one SST.
+
+    A compacted SST takes rows sorted by key, then by descending sequence number, and refuses others. A WAL
+    file takes them in commit order, has neither filter nor stats, and is indexed by sequence number.
+    """
+
+    def __init__(self, options: TableOptions | None = None, *, sst_type: SstType = SstType.COMPACTED) -> None:
+        self.options = options or TableOptions()
+        self.sst_type = sst_type
+        block_bytes = self.options.block_bytes if self._compacted else WAL_BLOCK_BYTES
+        self._writer = block_writer.BlockWriter(block_bytes, self._compacted)
+        self._filters = [FilterBuilder(policy) for policy in self.options.filters] if self._compacted else []
+        self._parts: list[bytes] = []
+        self._offsets: list[int] = []
+        self._index_keys: list[bytes] = []
+        self._block_stats: list[BlockStats] = []
+        self._first: bytes | None = None
+        self._last: bytes | None = None
+        self._bytes = 0
+
+    @property
+    def finished_bytes(self) -> int:
+        """The size of the blocks finished so far: what a size limit is compared with."""
+        return self._bytes
+
+    @property
+    def rows(self) -> int:
+        """How many rows were added so far."""
+        rows: int = self._writer.totals()[0]
+        return rows
+
+    def add_rows(self, rows: list[EntryTuple]) -> None:
+        """Append rows. After `InvalidRequest` (rows out of order) the builder is of no further use."""
+        self._writer.add_rows(rows)
+        if self._filters:
+            keys = [row[0] for row in rows]
+            for builder in self._filters:
+                builder.add_keys(keys)
+        self._collect(self._writer.take())
+
+    def add_batch(
+        self, batch: pa.RecordBatch, *, seq: int | None = None, created_ms: int | None = None
+    ) -> None:
+        """Append an Arrow batch (`format.columns` names the columns) without making Python rows."""
+        # Imported late: only those who bring Arrow data pay for importing Arrow.
+        from flagstone.format.columns import add_columns  # noqa: PLC0415
+
+        keys = add_columns(self._writer, batch, seq=seq, created_ms=created_ms)
+        for builder in self._filters:
+            builder.add_key_column(*keys)
+        self._collect(self._writer.take())
+
+    def finish(self) -> EncodedTable:
+        """The finished SST. Raises `InvalidRequest` when there is no row: an empty table has no form."""
+        self._collect(self._writer.finish())
+        if self._first is None:
+            raise InvalidRequest("an SST needs at least one row")
+        filters, stats = self._filter_block(), self._stats_block()
+        index = seal(index_kernel.encode_index(self._offsets, self._index_keys), self.options.codec)
+        index_offset = self._bytes + len(filters)
+        stats_offset = index_offset + len(index)
+        info = SsTableInfo(
+            first_entry=self._first,
+            last_entry=self._last if self._compacted else None,
+            index_offset=index_offset,
+            index_len=len(index),
+            filter_offset=self._bytes,
+            filter_len=len(filters),
+            codec=self.options.codec,
+            sst_type=self.sst_type,
+            stats_offset=stats_offset if stats else 0,
+            stats_len=len(stats),
+            filter_format=FilterFormat.COMPOSITE,
+        )
+        footer = encode_footer(info, stats_offset + len(stats))
+        return EncodedTable(b"".join([*self._parts, filters, index, stats, footer]), info, self.rows)
+
+    @property
+    def _compacted(self) -> bool:
+        return self.sst_type is SstType.COMPACTED
+
+    def _collect(self, blocks: list[tuple[bytes, bytes, bytes, int, int, int, int]]) -> None:
+        for raw, first_key, last_key, first_seq, *counts in blocks:
+            if not self._compacted:
+                index_key = first_seq.to_bytes(8, "big")
+            elif self._last is None:
+                index_key = b""
+            else:
+                index_key = index_kernel.separator(self._last, first_key)
+            if self._first is None:
+                self._first = first_key if self._compacted else index_key
+            stored = seal(raw, self.options.codec)
+            self._offsets.append(self._bytes)
+            self._index_keys.append(index_key)
+            self._parts.append(stored)
+            self._block_stats.append(BlockStats(*counts))
+            self._bytes += len(stored)
+            self._last = last_key
+
+    def _filter_block(self) -> bytes:
+        if not self._filters or self.rows < self.options.min_filter_keys:
+            return b""
+        named = [(builder.policy.name, builder.finish()) for builder in self._filters]
+        return seal(encode_filters(named), self.options.codec)
+
+    def _stats_block(self) -> bytes:
+        if not self._compacted:
+            return b""
+        _, key_bytes, value_bytes = self._writer.totals()
+        puts, deletes, merges = (sum(counts) for counts in zip(*self._block_stats, strict=True))
+        stats = SstStats(puts, deletes, merges, key_bytes, value_bytes, tuple(self._block_stats))
+        return seal(encode_stats(stats), self.options.codec)

@@ -1,0 +1,32 @@
+"""Hypothesis strategies for rows: small alphabets, so that prefixes, versions and boundaries really occur."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from flagstone.types import MAX_SEQ, MERGE, TOMBSTONE, VALUE, EntryTuple
+
+times = st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1))
+seqs = st.integers(0, MAX_SEQ)
+keys = st.one_of(
+    st.binary(min_size=1, max_size=12),
+    st.text(alphabet="ab", min_size=1, max_size=6).map(str.encode),
+    st.integers(0, 300).map(lambda number: b"%08d" % number),
+    st.integers(100, 700).map(lambda size: b"k" * size),
+)
+values = st.one_of(st.binary(max_size=20), st.integers(0, 6000).map(lambda size: b"v" * size))
+
+
+@st.composite
+def entries(draw: st.DrawFn) -> EntryTuple:
+    """One row of any kind."""
+    kind = draw(st.sampled_from([VALUE, VALUE, VALUE, TOMBSTONE, MERGE]))
+    value = b"" if kind == TOMBSTONE else draw(values)
+    return (draw(keys), draw(seqs), kind, value, draw(times), draw(times))
+
+
+def sorted_entries(*, min_size: int = 0, max_size: int = 80) -> st.SearchStrategy[list[EntryTuple]]:
+    """Rows as a compacted SST holds them: by key, then by descending sequence number, each pair once."""
+    return st.lists(
+        entries(), min_size=min_size, max_size=max_size, unique_by=lambda row: (row[0], row[1])
+    ).map(lambda rows: sorted(rows, key=lambda row: (row[0], -row[1])))

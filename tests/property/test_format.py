@@ -1,0 +1,166 @@
+"""Round trips of the whole format, and the promise that damage is always found."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from flagstone.errors import CorruptData, InvalidRequest
+from flagstone.format import columns
+from flagstone.format.checksum import seal, unseal
+from flagstone.format.codec import Codec
+from flagstone.format.compression import decompress
+from flagstone.format.filter import BloomPolicy, FixedPrefix, decode_filters
+from flagstone.format.sst import decode_footer, decode_sst
+from flagstone.format.sst_info import FilterFormat, SstType
+from flagstone.table.builder import TableBuilder, TableOptions
+from flagstone.testing.strategies import entries, sorted_entries
+from flagstone.types import EntryTuple
+
+codecs = st.sampled_from(list(Codec))
+options = st.builds(
+    TableOptions,
+    block_bytes=st.sampled_from([1024, 4096, 65536]),
+    codec=codecs,
+    min_filter_keys=st.sampled_from([1, 20]),
+    filters=st.sampled_from([(), (BloomPolicy(),), (BloomPolicy(), BloomPolicy(7, FixedPrefix("two", 2)))]),
+)
+
+
+def build(rows: list[EntryTuple], chosen: TableOptions, sst_type: SstType = SstType.COMPACTED) -> bytes:
+    builder = TableBuilder(chosen, sst_type=sst_type)
+    for start in range(0, len(rows), 7):
+        builder.add_rows(rows[start : start + 7])
+    return builder.finish().data
+
+
+def read_everything(data: bytes) -> list[EntryTuple]:
+    image = decode_sst(data, "table")
+    image.filters()
+    image.stats()
+    return [row for block in image.rows() for row in block]
+
+
+@given(sorted_entries(min_size=1), options)
+def test_a_table_gives_back_its_rows(rows: list[EntryTuple], chosen: TableOptions) -> None:
+    data = build(rows, chosen)
+    image = decode_sst(data, "table")
+    assert [row for block in image.rows() for row in block] == rows
+    assert (image.info.first_entry, image.info.last_entry) == (rows[0][0], rows[-1][0])
+    filters = image.filters()
+    assert (filters is not None) == (bool(chosen.filters) and len(rows) >= chosen.min_filter_keys)
+    for row in rows:
+        assert filters is None or filters.may_contain(row[0])
+
+
+@given(st.lists(entries(), min_size=1, max_size=60), codecs)
+def test_a_wal_file_keeps_commit_order(rows: list[EntryTuple], codec: Codec) -> None:
+    rows.sort(key=lambda row: row[1])
+    assert read_everything(build(rows, TableOptions(codec=codec), SstType.WAL)) == rows
+
+
+@given(sorted_entries(min_size=1, max_size=40), options, st.data())
+def test_one_changed_byte_anywhere_is_found(
+    rows: list[EntryTuple], chosen: TableOptions, data: st.DataObject
+) -> None:
+    raw = bytearray(build(rows, chosen))
+    raw[data.draw(st.integers(0, len(raw) - 1), label="offset")] ^= data.draw(
+        st.integers(1, 255), label="bits"
+    )
+    with pytest.raises(CorruptData) as caught:
+        read_everything(bytes(raw))
+    assert caught.value.object == "table"
+    assert caught.value.offset is not None
+    assert 0 <= caught.value.offset <= len(raw)
+
+
+@given(sorted_entries(min_size=1, max_size=40), options, st.data())
+def test_a_truncated_table_is_found(
+    rows: list[EntryTuple], chosen: TableOptions, data: st.DataObject
+) -> None:
+    raw = build(rows, chosen)
+    with pytest.raises(CorruptData):
+        read_everything(raw[: data.draw(st.integers(0, len(raw) - 1))])
+
+
+@given(st.binary(max_size=400))
+def test_random_bytes_are_never_a_table(raw: bytes) -> None:
+    with pytest.raises(CorruptData):
+        read_everything(raw)
+
+
+@given(st.binary(max_size=3000), codecs)
+def test_blocks_survive_sealing(raw: bytes, codec: Codec) -> None:
+    assert unseal(seal(raw, codec), codec) == raw
+
+
+@given(st.binary(max_size=200), st.sampled_from([codec for codec in Codec if codec is not Codec.NONE]))
+def test_random_bytes_decompress_or_are_corrupt(raw: bytes, codec: Codec) -> None:
+    try:
+        assert isinstance(decompress(codec, raw), bytes)
+    except CorruptData as error:
+        assert codec.title in error.problem
+
+
+@given(st.binary(max_size=100), st.sampled_from(FilterFormat))
+def test_random_filter_blocks_decode_or_are_corrupt(raw: bytes, form: FilterFormat) -> None:
+    try:
+        decode_filters(raw, form).may_contain(b"key")
+    except CorruptData as error:
+        assert error.offset is not None
+
+
+@given(st.binary(min_size=10, max_size=64), st.integers(0, 2**40))
+def test_random_footers_ask_for_more_or_are_corrupt(tail: bytes, size: int) -> None:
+    try:
+        needed = decode_footer(tail, size)
+    except CorruptData:
+        return
+    assert isinstance(needed, int)
+    assert len(tail) < needed <= size
+
+
+@given(sorted_entries(), st.integers(0, 5))
+def test_columns_hold_the_same_rows(rows: list[EntryTuple], cut: int) -> None:
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "key": [row[0] for row in rows],
+            "seq": [row[1] for row in rows],
+            "kind": [row[2] for row in rows],
+            "value": [row[3] for row in rows],
+            "created_ms": [row[4] for row in rows],
+            "expires_ms": [row[5] for row in rows],
+        },
+        schema=pa.schema(
+            [
+                columns.SCHEMA.field(name)
+                for name in ("key", "seq", "kind", "value", "created_ms", "expires_ms")
+            ]
+        ),
+    ).slice(cut)
+    kept = rows[cut:]
+    assume(kept)
+    by_batch, by_row = (
+        TableBuilder(TableOptions(min_filter_keys=1)),
+        TableBuilder(TableOptions(min_filter_keys=1)),
+    )
+    middle = batch.num_rows // 2
+    by_batch.add_batch(batch.slice(0, middle))
+    by_batch.add_batch(batch.slice(middle))
+    by_row.add_rows(kept)
+    built = by_batch.finish()
+    assert built == by_row.finish()
+    image = decode_sst(built.data, "table")
+    again = columns.decode_columns([image.block(number) for number in range(len(image.index))])
+    assert again.select(batch.schema.names).to_pylist() == batch.to_pylist()
+
+
+@given(st.lists(entries(), min_size=2, max_size=20))
+def test_a_table_refuses_rows_out_of_order(rows: list[EntryTuple]) -> None:
+    ordered = sorted(rows, key=lambda row: (row[0], -row[1]))
+    assume(rows != ordered)
+    builder = TableBuilder()
+    with pytest.raises(InvalidRequest, match="row"):
+        builder.add_rows(rows)

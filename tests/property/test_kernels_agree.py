@@ -1,0 +1,167 @@
+"""Compiled and interpreted kernels give the same answers, on good input and on damaged input."""
+
+from __future__ import annotations
+
+from array import array
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flagstone.errors import CorruptData, InvalidRequest
+from flagstone.kernels import load_compiled, load_interpreted
+from flagstone.testing.strategies import entries, keys, seqs, sorted_entries
+from flagstone.types import MAX_SEQ, EntryTuple
+
+pytestmark = pytest.mark.skipif(
+    load_compiled("block_reader") is None, reason="kernels were not compiled here"
+)
+
+block_sizes = st.sampled_from([1024, 4096, 65536])
+
+
+def both(name: str) -> tuple[ModuleType, ModuleType]:
+    compiled = load_compiled(name)
+    assert compiled is not None
+    return compiled, load_interpreted(name)
+
+
+def outcome(function: Any, *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except (CorruptData, InvalidRequest) as error:
+        return type(error), str(error)
+
+
+def encode(kernel: ModuleType, rows: list[EntryTuple], size: int, ordered: bool) -> Any:
+    writer = kernel.BlockWriter(size, ordered)
+    writer.add_rows(rows)
+    return writer.finish(), writer.totals()
+
+
+@given(sorted_entries(), block_sizes)
+def test_sorted_rows_encode_to_the_same_blocks(rows: list[EntryTuple], size: int) -> None:
+    compiled, interpreted = both("block_writer")
+    assert encode(compiled, rows, size, True) == encode(interpreted, rows, size, True)
+
+
+@given(st.lists(entries(), max_size=40), block_sizes, st.booleans())
+def test_any_rows_have_the_same_fate(rows: list[EntryTuple], size: int, ordered: bool) -> None:
+    compiled, interpreted = both("block_writer")
+    assert outcome(encode, compiled, rows, size, ordered) == outcome(encode, interpreted, rows, size, ordered)
+
+
+@given(sorted_entries(min_size=1), block_sizes, keys, seqs)
+def test_lookups_agree_with_each_other_and_with_a_search_by_hand(
+    rows: list[EntryTuple], size: int, stranger: bytes, max_seq: int
+) -> None:
+    compiled, interpreted = both("block_reader")
+    for raw, *_ in encode(load_interpreted("block_writer"), rows, size, True)[0]:
+        held = compiled.decode_rows(raw)
+        assert held == interpreted.decode_rows(raw)
+        for key in {row[0] for row in held} | {stranger}:
+            for limit in (max_seq, MAX_SEQ):
+                expected = [row for row in held if row[0] == key and row[1] <= limit]
+                for kernel in (compiled, interpreted):
+                    assert kernel.lookup(raw, key, limit) == (expected[0] if expected else None)
+                    assert kernel.lookup_versions(raw, key, limit) == expected
+
+
+def columns(kernel: ModuleType, raws: list[bytes]) -> Any:
+    rows, key_bytes, value_bytes = kernel.measure(raws)
+
+    def room(code: str, count: int) -> memoryview:
+        return memoryview(bytearray(count * array(code).itemsize)).cast(code)
+
+    filled = [
+        room("i", rows + 1),
+        room("B", key_bytes),
+        room("i", rows + 1),
+        room("B", value_bytes),
+        room("Q", rows),
+        room("B", rows),
+        room("q", rows),
+        room("B", rows),
+        room("q", rows),
+        room("B", rows),
+    ]
+    assert kernel.decode_columns(raws, *filled) == rows
+    return [column.tolist() for column in filled]
+
+
+@given(sorted_entries(), block_sizes)
+def test_columns_agree(rows: list[EntryTuple], size: int) -> None:
+    compiled, interpreted = both("block_reader")
+    raws = [block[0] for block in encode(load_interpreted("block_writer"), rows, size, True)[0]]
+    assert columns(compiled, raws) == columns(interpreted, raws)
+
+
+@given(sorted_entries(min_size=1, max_size=40), st.data())
+def test_a_damaged_block_has_the_same_fate(rows: list[EntryTuple], data: st.DataObject) -> None:
+    compiled, interpreted = both("block_reader")
+    raw = bytearray(encode(load_interpreted("block_writer"), rows, 4096, True)[0][0][0])
+    for _ in range(data.draw(st.integers(1, 3))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    damaged = bytes(raw[: data.draw(st.integers(0, len(raw)))]) if data.draw(st.booleans()) else bytes(raw)
+    for verb in ("decode_rows", "measure"):
+        argument: Any = [damaged] if verb == "measure" else damaged
+        assert outcome(getattr(compiled, verb), argument) == outcome(getattr(interpreted, verb), argument)
+    assert outcome(columns, compiled, [damaged]) == outcome(columns, interpreted, [damaged])
+    for key in (rows[0][0], rows[-1][0], b"absent"):
+        assert outcome(compiled.lookup_versions, damaged, key, MAX_SEQ) == outcome(
+            interpreted.lookup_versions, damaged, key, MAX_SEQ
+        )
+
+
+@given(st.binary(max_size=300))
+def test_random_bytes_have_the_same_fate(raw: bytes) -> None:
+    compiled, interpreted = both("block_reader")
+    assert outcome(compiled.decode_rows, raw) == outcome(interpreted.decode_rows, raw)
+    assert outcome(compiled.lookup, raw, b"key", MAX_SEQ) == outcome(interpreted.lookup, raw, b"key", MAX_SEQ)
+    compiled_index, interpreted_index = both("index")
+    assert outcome(compiled_index.decode_index, raw) == outcome(interpreted_index.decode_index, raw)
+
+
+@given(st.lists(st.binary(max_size=40), max_size=50), st.integers(1, 30))
+def test_bloom_filters_agree(names: list[bytes], bits: int) -> None:
+    compiled, interpreted = both("bloom")
+    hashes = compiled.hash_keys(names)
+    assert hashes == interpreted.hash_keys(names)
+    size = (len(names) * bits + 7) // 8
+    built = compiled.build(hashes, size, 6)
+    assert built == interpreted.build(hashes, size, 6)
+    filled = b"\x00\x06" + built
+    for name in [*names, b"stranger"]:
+        assert compiled.may_contain_key(filled, name) is interpreted.may_contain_key(filled, name)
+    assert all(compiled.may_contain_key(filled, name) for name in names)
+    joined = b"".join(names)
+    offsets = array("q", [0])
+    for name in names:
+        offsets.append(offsets[-1] + len(name))
+    for kernel in (compiled, interpreted):
+        assert kernel.hash_column(len(names), memoryview(offsets), memoryview(joined)) == hashes
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.binary(max_size=30)), max_size=40), st.data())
+def test_indexes_agree_whole_and_damaged(pairs: list[tuple[int, bytes]], data: st.DataObject) -> None:
+    compiled, interpreted = both("index")
+    offsets, names = [offset for offset, _ in pairs], [name for _, name in pairs]
+    raw = compiled.encode_index(offsets, names)
+    assert raw == interpreted.encode_index(offsets, names)
+    assert compiled.decode_index(raw) == interpreted.decode_index(raw) == (offsets, names)
+    damaged = bytearray(raw)
+    damaged[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
+    assert outcome(compiled.decode_index, bytes(damaged)) == outcome(interpreted.decode_index, bytes(damaged))
+
+
+@given(keys, keys)
+def test_separators_agree_and_separate(one: bytes, two: bytes) -> None:
+    compiled, interpreted = both("index")
+    last, first = sorted((one, two))
+    between = compiled.separator(last, first)
+    assert between == interpreted.separator(last, first)
+    assert between <= first
+    assert between > last or first == last
+    assert all(last >= first[:size] for size in range(len(between))) or first == last
