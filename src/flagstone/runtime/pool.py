@@ -1,0 +1,271 @@
+"""Threads for blocking store calls.
+
+The engine's foreground never waits on a thread for something that is in memory; what does need the network
+fans out here. Threads start when there is work for them, are daemons, and are replaced in a forked child.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, wait
+from queue import Empty, SimpleQueue
+from threading import Lock, RLock, Thread, current_thread
+from time import monotonic
+from typing import Final, NamedTuple, ParamSpec, TypeVar
+from weakref import WeakSet, finalize
+
+from flagstone.errors import Closed, InvalidRequest, Unavailable
+from flagstone.runtime.sync import simulated
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_U = TypeVar("_U")
+
+DEFAULT_WORKERS: Final = 32
+"""Store calls wait far more than they compute, so this is many more than there are cores."""
+
+EXIT_GRACE_SECONDS: Final = 1.0
+"""How long the interpreter's exit waits for calls and services that are running: long enough for an upload
+that is nearly done, short enough that a dead network does not keep the process alive."""
+
+
+class IoPool:
+    """At most `max_workers` threads, started one by one as calls overlap.
+
+    `max_workers=0` runs every call in the caller's own thread, in order: what a simulated run uses.
+    `close`, or dropping the last reference, lets submitted calls finish and then ends the threads. When the
+    interpreter exits, calls not yet started are cancelled and running ones get a short grace. In a forked
+    child the pool is as new; a future taken before the fork settles in the parent only. Pickles as a new
+    pool of the same size.
+    """
+
+    def __init__(self, *, max_workers: int = DEFAULT_WORKERS, name: str = "flagstone-io") -> None:
+        if max_workers < 0:
+            raise InvalidRequest(f"max_workers is {max_workers}; use 0 (no threads) or more")
+        self._max_workers = max_workers
+        self._name = name
+        self._closed = False
+        self._hire()
+        _pools.add(self)
+
+    def __reduce__(self) -> tuple[object, tuple[int, str]]:
+        return (_reopen, (self._max_workers, self._name))
+
+    @property
+    def max_workers(self) -> int:
+        return self._max_workers
+
+    def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
+        """Start `fn` as soon as a thread is free; the future carries its result or exception.
+
+        A call running in the pool must not wait for such a future: all threads may be waiting alike.
+
+        Raises:
+            Closed: the pool was closed.
+
+        """
+        future: Future[_T] = Future()
+
+        def call() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = fn(*args, **kwargs)
+            except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to whoever waits
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        if self._max_workers == 0:
+            self._check_open()
+            call()
+        else:
+            self._crew.give(_Task(call, future.cancel))
+        return future
+
+    def map_ordered(self, fn: Callable[[_T], _U], items: Iterable[_T]) -> list[_U]:
+        """`[fn(item) for item in items]`, overlapping; returns when every call has ended.
+
+        After a failure no further call starts; the calls already running are waited for, and then the
+        exception of the earliest failed item is raised. A single item, and any call made from one of the
+        pool's own threads, runs where the caller is: a pool that waits for itself would never return.
+        """
+        work = list(items)
+        if len(work) <= 1 or self._max_workers == 0 or self._crew.includes(current_thread()):
+            self._check_open()
+            return [fn(item) for item in work]
+        failed = False
+
+        def attempt(item: _T) -> _U:
+            nonlocal failed
+            if failed:
+                raise _Skipped
+            try:
+                return fn(item)
+            except BaseException:
+                failed = True
+                raise
+
+        futures = [self.submit(attempt, item) for item in work]
+        try:
+            wait(futures)
+        except BaseException:  # an interrupt from the keyboard: leave nothing behind that still runs
+            failed = True
+            wait(futures)
+            raise
+        errors = [future.exception() for future in futures]
+        first = next(
+            (error for error in errors if error is not None and not isinstance(error, _Skipped)), None
+        )
+        if first is None:
+            return [future.result() for future in futures]
+        try:
+            raise first
+        finally:
+            # Its traceback holds this frame, which would hold every result until the garbage collector comes.
+            del futures, errors, first
+
+    def close(self) -> None:
+        """Refuse new calls; those submitted before still run. Does not wait, and may be called again."""
+        self._closed = True
+        self._dismiss()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise _closed(self._name)
+
+    def _hire(self) -> None:
+        self._crew = _Crew(self._max_workers, self._name)
+        self._dismiss = finalize(self, _Crew.dismiss, self._crew)
+        self._dismiss.atexit = False  # the module's own hook does it, with a grace
+
+    def _start_over_in_child(self) -> None:
+        self._dismiss.detach()
+        self._hire()
+        if self._closed:
+            self._dismiss()
+
+
+class _Skipped(Exception):  # noqa: N818
+    """Another item failed before this one's turn came."""
+
+
+class _Task(NamedTuple):
+    run: Callable[[], None]
+    cancel: Callable[[], bool]
+
+
+class _Crew:
+    """The threads of one pool and their queue. Does not know the pool, so that the pool can be collected."""
+
+    def __init__(self, max_workers: int, name: str) -> None:
+        self._max_workers = max_workers
+        self._name = name
+        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
+        # Reentrant: the garbage collector may dismiss a crew from inside one of its own locked sections.
+        self._lock = RLock()
+        self._threads: list[Thread] = []
+        self._outstanding = 0  # queued or running
+        self._dismissed = False
+
+    def give(self, task: _Task) -> None:
+        with self._lock:
+            if self._dismissed:
+                raise _closed(self._name)
+            if self._outstanding >= len(self._threads) < self._max_workers:
+                self._add_thread()
+            self._outstanding += 1
+            self._tasks.put(task)
+
+    def includes(self, thread: Thread) -> bool:
+        return thread in self._threads
+
+    def dismiss(self) -> None:
+        with self._lock:
+            if self._dismissed:
+                return
+            self._dismissed = True
+            # First in, first out: each thread leaves only after all the work given before.
+            for _ in self._threads:
+                self._tasks.put(None)
+
+    def abandon_queue(self) -> None:
+        try:
+            while True:
+                task = self._tasks.get_nowait()
+                if task is not None:
+                    task.cancel()
+        except Empty:
+            return
+
+    def join(self, deadline: float) -> None:
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - monotonic()))
+
+    def _add_thread(self) -> None:
+        thread = Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            if not self._threads:
+                raise Unavailable(f"the system refuses to start a thread for pool {self._name}") from error
+            return  # the threads there are will do the work
+        self._threads.append(thread)
+
+    def _work(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task.run()
+            del task  # an idle thread must not keep the last call's arguments alive
+            with self._lock:
+                self._outstanding -= 1
+
+
+def shared_pool() -> IoPool:
+    """The pool everything in this process shares unless it was given its own; its users never close it.
+
+    While a simulator is installed it is a pool without threads, so that runs repeat.
+    """
+    global _shared  # noqa: PLW0603
+    if simulated():
+        return _INLINE
+    with _shared_lock:
+        if _shared is None:
+            _shared = IoPool()
+        return _shared
+
+
+def _closed(name: str) -> Closed:
+    return Closed(f"thread pool {name} is closed; open the database again")
+
+
+def _reopen(max_workers: int, name: str) -> IoPool:
+    return IoPool(max_workers=max_workers, name=name)
+
+
+_pools: WeakSet[IoPool] = WeakSet()
+_shared: IoPool | None = None
+_shared_lock = Lock()
+_INLINE: Final = IoPool(max_workers=0, name="flagstone-inline")
+
+
+def _after_fork_in_child() -> None:
+    global _shared_lock  # noqa: PLW0603
+    _shared_lock = Lock()
+    for pool in _pools:
+        pool._start_over_in_child()  # noqa: SLF001
+
+
+def _at_exit() -> None:
+    deadline = monotonic() + EXIT_GRACE_SECONDS
+    crews = [pool._crew for pool in _pools]  # noqa: SLF001
+    for crew in crews:
+        crew.abandon_queue()
+        crew.dismiss()
+    for crew in crews:
+        crew.join(deadline)
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+atexit.register(_at_exit)

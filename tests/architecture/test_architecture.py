@@ -1,0 +1,60 @@
+"""House rules that no linter knows. The layers themselves are checked by import-linter (`make check`)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import flagstone
+
+SOURCE = Path(flagstone.__file__).parent
+MODULES = sorted(path for path in SOURCE.rglob("*.py") if "_generated" not in path.parts)
+MAX_LINES = 400
+BANNED_WORDS = ("util", "helper", "manager", "common", "misc")
+HEAVY_PACKAGES = ("numpy", "obstore", "pyarrow", "pyspark")
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(SOURCE))
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(MODULES) > 10
+
+
+@pytest.mark.parametrize("module", MODULES, ids=named)
+def test_a_source_file_is_short_enough_to_read_in_one_sitting(module: Path) -> None:
+    lines = len(module.read_text(encoding="utf-8").splitlines())
+
+    assert lines < MAX_LINES, f"{named(module)} has {lines} lines; split it by concept"
+
+
+@pytest.mark.parametrize("module", MODULES, ids=named)
+def test_a_module_is_named_for_what_it_is(module: Path) -> None:
+    found = [word for part in module.relative_to(SOURCE).parts for word in BANNED_WORDS if word in part]
+
+    assert not found, f"{named(module)} contains {found}: name the concept instead"
+
+
+def test_public_names_are_sorted_unique_and_there() -> None:
+    public = flagstone.__all__
+
+    assert public == sorted(set(public))
+    assert [name for name in public if not hasattr(flagstone, name)] == []
+
+
+def test_importing_flagstone_imports_no_heavy_package() -> None:
+    code = f"import sys, flagstone; print(*[name for name in {HEAVY_PACKAGES!r} if name in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+
+    assert run.stdout.split() == []
+
+
+def test_importing_flagstone_starts_no_thread() -> None:
+    code = "import threading, flagstone, flagstone.runtime.service; print(threading.active_count())"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+
+    assert run.stdout.split() == ["1"]

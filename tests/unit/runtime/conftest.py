@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+
+import pytest
+
+
+@pytest.fixture
+def run_script() -> Callable[[str], str]:
+    """Runs code in a fresh interpreter (for what forks or exits) and gives what it printed, stripped."""
+
+    def run(code: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(code)],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        assert done.returncode == 0, f"exit {done.returncode}\n{done.stderr}"
+        return done.stdout.strip()
+
+    return run

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import threading  # noqa: TID251 - the test plays the other thread
+from collections.abc import Callable
+
+import pytest
+
+from flagstone.runtime import sync
+from flagstone.runtime.pool import shared_pool
+from flagstone.runtime.sync import Condition, Event, Lock, RLock
+
+
+class RecordingPrimitives:
+    """Hands out the real things and writes down who asked for what."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+
+    def lock(self) -> threading.Lock:
+        self.made.append("lock")
+        return threading.Lock()
+
+    def rlock(self) -> object:
+        self.made.append("rlock")
+        return threading.RLock()
+
+    def event(self) -> threading.Event:
+        self.made.append("event")
+        return threading.Event()
+
+    def condition(self, lock: threading.Lock | None) -> threading.Condition:
+        self.made.append("condition")
+        return threading.Condition(lock)
+
+    def start_thread(self, run: Callable[[], None], name: str) -> threading.Thread:
+        self.made.append(f"thread {name}")
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+
+def test_without_a_simulator_the_standard_objects_are_handed_out() -> None:
+    assert type(Lock()) is type(threading.Lock())
+    assert type(RLock()) is type(threading.RLock())
+    assert type(Event()) is threading.Event
+    assert type(Condition(Lock())) is threading.Condition
+
+
+def test_an_installed_simulator_makes_everything_until_it_is_removed() -> None:
+    simulator = RecordingPrimitives()
+    with sync.install(simulator):
+        Lock()
+        RLock()
+        Event()
+        Condition()
+        sync.start_thread(lambda: None, name="actor").join()
+        assert sync.simulated()
+    Lock()
+
+    assert simulator.made == ["lock", "rlock", "event", "condition", "thread actor"]
+    assert not sync.simulated()
+
+
+def test_a_simulator_is_removed_even_when_the_run_fails() -> None:
+    with pytest.raises(RuntimeError, match="boom"), sync.install(RecordingPrimitives()):
+        raise RuntimeError("boom")
+
+    assert not sync.simulated()
+
+
+def test_the_shared_pool_has_no_threads_while_simulated() -> None:
+    with sync.install(RecordingPrimitives()):
+        caller = shared_pool().submit(threading.get_ident).result()
+
+    assert caller == threading.get_ident()
+    assert shared_pool().max_workers > 0
+
+
+def test_started_threads_do_not_keep_the_process_alive() -> None:
+    seen: list[bool] = []
+    sync.start_thread(lambda: seen.append(threading.current_thread().daemon), name="probe").join()
+
+    assert seen == [True]
