@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from golden.corpus import DATA, tables
 
 from flagstone.format import columns
 from flagstone.format.codec import Codec
@@ -14,6 +13,7 @@ from flagstone.format.sst import SstImage, decode_sst
 from flagstone.format.sst_info import SstType
 from flagstone.kernels import block_writer
 from flagstone.table.builder import WAL_BLOCK_BYTES, TableBuilder, TableOptions
+from golden.corpus import DATA, tables
 
 SMALL_BLOCKS = {"blocks_1k", "compaction_multi_sst"}
 IDS = {path: str(path.relative_to(DATA)) for path in tables()}

@@ -18,10 +18,11 @@ Bytes written equal those of the official writer. The rules, for anyone who prod
   may need several vtables. An equal vtable anywhere in the buffer is used again instead of being written.
 * End: pad 4 to the largest alignment met (8 if any 8-byte field was written, else 4), u32 offset of the root.
 
-Worked example, the block index {0: vector of {0: u64 offset, 1: [u8] first_key}}: for each block in order the
-first_key vector, then its table; then the offset vector, then the root table (8 bytes and a vtable of 6).
-A block's table is, front to back: i32, u32 offset of first_key, u64 offset and, where (used % 8) demands it,
-bytes of padding counted in the table size, or, for the block at offset 0, just i32 and u32.
+Worked example, the block index {0: vector of {0: u64 offset, 1: [u8] first_key}}: for each block in order its
+first_key vector, then its table; then the vector of tables, then the root (i32, u32; vtable 6, 8, 4). A block's
+table is i32, u32 distance to first_key, u64 offset, then 4 bytes of padding if used % 8 was 4: vtables 8, 16,
+8, 4 and 8, 20, 8, 4. A block at offset 0 is i32, u32: vtable 8, 8, 0, 4. The end is padded to 8, or to 4 if no
+block had an offset.
 """
 
 from __future__ import annotations

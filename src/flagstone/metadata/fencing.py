@@ -1,0 +1,96 @@
+"""Epochs: of two processes that think they own a role, the one that claimed it later is right.
+
+A claim raises the role's epoch in the manifest. From then on every version the previous owner reads tells it
+that it was replaced, and no edit of its own goes through, because each checks the epoch it is applied to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Literal, TypeVar
+
+from flagstone.errors import Closed, InternalError
+from flagstone.metadata.compactions import Compactions
+from flagstone.metadata.manifest import Manifest
+from flagstone.metadata.sequenced import SequencedConflict, Versioned
+from flagstone.metadata.stores import CompactionsStore, ManifestStore
+
+Role = Literal["writer", "compactor"]
+T = TypeVar("T", Manifest, Compactions)
+
+
+class Fence:
+    """One process's claim to a role. Lost once, it stays lost."""
+
+    def __init__(self, role: Role, epoch: int) -> None:
+        self.role: Role = role
+        self.epoch = epoch
+        self._newer: int | None = None
+
+    def check(self, stored: Manifest | Compactions) -> None:
+        """Raise `Closed` with reason "fenced" if the version shows a newer owner, or any earlier one did."""
+        if self.role == "compactor":
+            self._check_epoch(stored.compactor_epoch)
+        elif isinstance(stored, Manifest):
+            self._check_epoch(stored.writer_epoch)
+        else:
+            raise InternalError("a writer has no claim to the compactions file")
+
+    def guard(self, edit: Callable[[Versioned[T]], T | None]) -> Callable[[Versioned[T]], T | None]:
+        """The same edit, refusing to be applied to a version that a newer owner has touched."""
+
+        def guarded(current: Versioned[T]) -> T | None:
+            self.check(current.value)
+            return edit(current)
+
+        return guarded
+
+    def lose_to(self, epoch: int) -> None:
+        """Remember that `epoch` owns the role; every later check fails."""
+        self._newer = max(epoch, self._newer or 0)
+
+    def _check_epoch(self, stored: int) -> None:
+        if stored > self.epoch:
+            self.lose_to(stored)
+        if self._newer is not None:
+            raise Closed(
+                f"a newer {self.role} (epoch {self._newer}) has replaced this one (epoch {self.epoch})",
+                reason="fenced",
+            )
+
+
+def claim_writer(manifests: ManifestStore) -> tuple[Fence, Versioned[Manifest]]:
+    """Become the writer: raise the writer epoch, however often the race for the next manifest is lost.
+
+    A crash afterwards costs an epoch and nothing else.
+    """
+    claimed = manifests.update(lambda now: replace(now.value, writer_epoch=now.value.writer_epoch + 1))
+    return Fence("writer", claimed.value.writer_epoch), claimed
+
+
+def claim_compactor(manifests: ManifestStore) -> tuple[Fence, Versioned[Manifest]]:
+    """Become the compaction coordinator as far as the manifest is concerned; see `claim_compactions`."""
+    claimed = manifests.update(lambda now: replace(now.value, compactor_epoch=now.value.compactor_epoch + 1))
+    return Fence("compactor", claimed.value.compactor_epoch), claimed
+
+
+def claim_compactions(compactions: CompactionsStore, fence: Fence) -> Versioned[Compactions]:
+    """Take over the compactions file, creating it first if need be, with the epoch claimed in the manifest.
+
+    Raises `Closed` with reason "fenced" when the file already carries that epoch or a newer one: it was
+    claimed by somebody whose claim to the manifest came after ours.
+    """
+    if compactions.latest() is None:
+        # Another coordinator may create it at the same time; the claim below decides between the two.
+        with suppress(SequencedConflict):
+            compactions.create_next(Compactions(), None)
+
+    def claim(now: Versioned[Compactions]) -> Compactions:
+        if now.value.compactor_epoch >= fence.epoch:
+            fence.lose_to(now.value.compactor_epoch)
+        fence.check(now.value)
+        return replace(now.value, compactor_epoch=fence.epoch)
+
+    return compactions.update(claim)

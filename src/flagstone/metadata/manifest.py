@@ -1,0 +1,264 @@
+"""The manifest: everything a database is, at one moment, in one value.
+
+Edits are pure functions from one manifest to the next. They are applied to whatever version is the latest
+when the write wins, possibly more than once, so they state what shall be true and do not count on what was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final
+from uuid import UUID
+
+from flagstone.errors import InternalError
+from flagstone.format.sst_info import SsTableInfo
+from flagstone.lsm import tree as trees
+from flagstone.lsm.sequence import SequenceTracker
+from flagstone.lsm.tree import SstView, Tree
+from flagstone.types import ManifestId, RunId, Seq, Ulid, WalId
+
+NO_CLOCK_TICK: Final = -(2**63)
+"""`last_l0_clock_tick` of a database that has never flushed."""
+
+NO_WAL: Final = WalId(0)
+NO_SEQ: Final = Seq(0)
+"""WAL ids and sequence numbers start at 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class SsTable:
+    """One SST: its id, where its parts are, and the row format of its blocks (1 or 2)."""
+
+    id: Ulid
+    info: SsTableInfo
+    format_version: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """All keys that start with `prefix`, in a tree of their own. No prefix starts with another one."""
+
+    prefix: bytes
+    tree: Tree = field(default_factory=Tree)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Pins one manifest version, and through it every object it refers to. Times are Unix seconds."""
+
+    id: UUID
+    manifest_id: ManifestId
+    created_s: int
+    expires_s: int | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalDb:
+    """Another database of the same store whose SSTs this one borrows.
+
+    `final_checkpoint_id` is the checkpoint that pins them there; `path` has no leading slash.
+    """
+
+    path: str
+    source_checkpoint_id: UUID
+    final_checkpoint_id: UUID | None
+    sst_ids: tuple[Ulid, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The state of a database. `ssts` holds exactly the SSTs that some view refers to; nobody mutates it.
+
+    With a segment extractor the data is in `segments` and `tree` stays empty. `wal_object_store_uri` occurs
+    only in manifests of old releases and is not written again.
+    """
+
+    initialized: bool = True
+    writer_epoch: int = 0
+    compactor_epoch: int = 0
+    replay_after_wal_id: WalId = NO_WAL
+    wal_id_last_seen: WalId = NO_WAL
+    ssts: Mapping[Ulid, SsTable] = field(default_factory=dict)
+    tree: Tree = field(default_factory=Tree)
+    segments: tuple[Segment, ...] = ()
+    segment_extractor_name: str | None = None
+    last_l0_clock_tick: int = NO_CLOCK_TICK
+    last_l0_seq: Seq = NO_SEQ
+    recent_snapshot_min_seq: Seq = NO_SEQ
+    sequence_tracker: SequenceTracker = field(default_factory=SequenceTracker)
+    checkpoints: tuple[Checkpoint, ...] = ()
+    external_dbs: tuple[ExternalDb, ...] = ()
+    wal_object_store_uri: str | None = None
+
+    @property
+    def trees(self) -> Iterator[Tree]:
+        """The root tree, then those of the segments."""
+        yield self.tree
+        for segment in self.segments:
+            yield segment.tree
+
+    @property
+    def views(self) -> Iterator[SstView]:
+        """Every view of every tree."""
+        for tree in self.trees:
+            yield from tree.views
+
+    @property
+    def newest_l0(self) -> Ulid | None:
+        """The id a new L0 must not be older than; see `Tree.newest_l0`."""
+        return trees.newest_l0(self.trees)
+
+    @property
+    def run_ids(self) -> Iterator[RunId]:
+        """The ids of all runs; each belongs to one run of one tree."""
+        return (run.id for tree in self.trees for run in tree.runs)
+
+    def table(self, view: SstView) -> SsTable:
+        """The SST behind a view of this manifest."""
+        return self.ssts[view.sst_id]
+
+    def tree_of(self, prefix: bytes) -> Tree | None:
+        """The tree of the segment with that prefix; the root tree for b"" unless a segment has it."""
+        for segment in self.segments:
+            if segment.prefix == prefix:
+                return segment.tree
+        return self.tree if not prefix else None
+
+    def path_of_owner(self, sst_id: Ulid) -> str | None:
+        """The database that owns a borrowed SST, or None when it is our own."""
+        return next((db.path for db in self.external_dbs if sst_id in db.sst_ids), None)
+
+    def checkpoint(self, checkpoint_id: UUID) -> Checkpoint | None:
+        """The checkpoint of that id, if the manifest still has it."""
+        return next((entry for entry in self.checkpoints if entry.id == checkpoint_id), None)
+
+
+def new_manifest(*, segment_extractor_name: str | None = None) -> Manifest:
+    """What the first manifest of a new database says."""
+    return Manifest(segment_extractor_name=segment_extractor_name)
+
+
+def replace_trees(
+    manifest: Manifest,
+    *,
+    tree: Tree | None = None,
+    segments: Iterable[Segment] | None = None,
+    added: Iterable[SsTable] = (),
+) -> Manifest:
+    """The manifest with other trees: `added` SSTs join it, those without a view leave it.
+
+    Borrowed SSTs that nobody refers to any more leave the lists of their databases, too; an entry whose
+    list became empty stays until garbage collection has released the database's checkpoint.
+    """
+    edited = replace(
+        manifest,
+        tree=manifest.tree if tree is None else tree,
+        segments=manifest.segments if segments is None else tuple(sorted(segments, key=lambda s: s.prefix)),
+    )
+    known = {**manifest.ssts, **{table.id: table for table in added}}
+    referenced = {view.sst_id for view in edited.views}
+    unknown = referenced - known.keys()
+    if unknown:
+        raise InternalError(f"views refer to SSTs nobody described: {sorted(unknown)}")
+    return replace(
+        edited,
+        ssts={sst_id: known[sst_id] for sst_id in sorted(referenced)},
+        external_dbs=tuple(
+            replace(db, sst_ids=tuple(sst_id for sst_id in db.sst_ids if sst_id in referenced))
+            for db in manifest.external_dbs
+        ),
+    )
+
+
+def edit_tree(
+    manifest: Manifest, prefix: bytes, edit: Callable[[Tree], Tree], *, added: Iterable[SsTable] = ()
+) -> Manifest:
+    """The manifest with the tree of one segment (b"": the root tree) edited; a new segment starts empty."""
+    if not prefix and all(segment.prefix for segment in manifest.segments):
+        return replace_trees(manifest, tree=edit(manifest.tree), added=added)
+    by_prefix = {segment.prefix: segment for segment in manifest.segments}
+    before = by_prefix.get(prefix, Segment(prefix))
+    by_prefix[prefix] = replace(before, tree=edit(before.tree))
+    return replace_trees(manifest, segments=by_prefix.values(), added=added)
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """What a memtable became: new L0 tables by segment prefix (b"" without segments), and where it ended."""
+
+    tables: tuple[tuple[bytes, SsTable], ...]
+    replay_after_wal_id: WalId
+    wal_id_last_seen: WalId
+    last_clock_tick: int
+    last_seq: Seq
+    snapshot_min_seq: Seq
+    points: SequenceTracker = field(default_factory=SequenceTracker)
+
+
+def apply_flush(manifest: Manifest, flush: Flush) -> Manifest:
+    """The manifest after a flush. Applied a second time it changes nothing."""
+    if flush.last_seq <= manifest.last_l0_seq:
+        return manifest
+    edited = manifest
+    for prefix, table in flush.tables:
+        view = SstView.whole(table.id)
+        edited = edit_tree(edited, prefix, partial(trees.apply_flush, view=view), added=(table,))
+    return replace(
+        edited,
+        replay_after_wal_id=max(manifest.replay_after_wal_id, flush.replay_after_wal_id),
+        wal_id_last_seen=max(manifest.wal_id_last_seen, flush.wal_id_last_seen),
+        last_l0_clock_tick=max(manifest.last_l0_clock_tick, flush.last_clock_tick),
+        last_l0_seq=flush.last_seq,
+        recent_snapshot_min_seq=flush.snapshot_min_seq,
+        sequence_tracker=manifest.sequence_tracker.extend(flush.points),
+    )
+
+
+def apply_compaction(
+    manifest: Manifest,
+    *,
+    segment: bytes,
+    l0: Collection[Ulid],
+    runs: Collection[RunId],
+    destination: RunId | None,
+    output: Sequence[SsTable] = (),
+) -> Manifest:
+    """The manifest after a compaction job; `output` are the SSTs of the new run in key order."""
+    views = tuple(SstView.whole(table.id) for table in output)
+    return edit_tree(
+        manifest,
+        segment,
+        lambda tree: trees.apply_compaction(tree, l0=l0, runs=runs, destination=destination, output=views),
+        added=output,
+    )
+
+
+def drop_empty_segments(manifest: Manifest) -> Manifest:
+    """The manifest without segments that hold no data; only the writer may do this."""
+    kept = tuple(segment for segment in manifest.segments if not segment.tree.empty)
+    return manifest if len(kept) == len(manifest.segments) else replace(manifest, segments=kept)
+
+
+def add_checkpoint(manifest: Manifest, checkpoint: Checkpoint) -> Manifest:
+    """The manifest with a checkpoint; one that it already has is replaced in place."""
+    if manifest.checkpoint(checkpoint.id) is None:
+        return replace(manifest, checkpoints=(*manifest.checkpoints, checkpoint))
+    kept = tuple(checkpoint if entry.id == checkpoint.id else entry for entry in manifest.checkpoints)
+    return replace(manifest, checkpoints=kept)
+
+
+def remove_checkpoint(manifest: Manifest, checkpoint_id: UUID) -> Manifest:
+    """The manifest without that checkpoint; itself when it has none of that id."""
+    kept = tuple(entry for entry in manifest.checkpoints if entry.id != checkpoint_id)
+    return manifest if len(kept) == len(manifest.checkpoints) else replace(manifest, checkpoints=kept)
+
+
+def remove_expired_checkpoints(manifest: Manifest, now_s: int) -> Manifest:
+    """The manifest without the checkpoints that expired at or before `now_s`."""
+    kept = tuple(
+        entry for entry in manifest.checkpoints if entry.expires_s is None or entry.expires_s > now_s
+    )
+    return manifest if len(kept) == len(manifest.checkpoints) else replace(manifest, checkpoints=kept)

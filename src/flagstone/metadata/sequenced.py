@@ -1,0 +1,243 @@
+"""One value kept as a sequence of immutable, numbered objects: the highest number is the current one.
+
+Reading finds the highest number; writing creates the next one and loses if somebody else created it first.
+That create is the only commit point: there is no lock, no pointer and nothing to repair after a crash. The
+boundary (see `boundary.py`) covers the one hole, numbers that were deleted and could be created again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from flagstone.errors import CorruptData, InternalError, InvalidRequest, TransactionConflict, Unavailable
+from flagstone.metadata.boundary import Boundary
+from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
+from flagstone.runtime.ids import SYSTEM_IDS, Ids
+from flagstone.runtime.sync import Lock
+from flagstone.store.port import ObjectExists, ObjectMeta, ObjectMissing, ObjectStore
+
+T = TypeVar("T")
+
+UPDATE_TIMEOUT_S: Final = 300.0
+_PROBES: Final = 4
+_RELIST_AFTER_S: Final = 60.0
+_MAX_LOOKS: Final = 8
+_FIRST_PAUSE_S: Final = 0.01
+_LONGEST_PAUSE_S: Final = 1.0
+
+
+class SequencedConflict(TransactionConflict):
+    """Somebody else's version came first: read the latest one and decide again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Versioned(Generic[T]):
+    """A value and the number it is stored under."""
+
+    id: int
+    value: T
+
+    @property
+    def next_id(self) -> int:
+        """The number under which a change of this version will be stored."""
+        return self.id + 1
+
+
+class Listed(NamedTuple):
+    """A stored version, without its content."""
+
+    id: int
+    meta: ObjectMeta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Naming(Generic[T]):
+    """How the versions of one kind of value are named and encoded.
+
+    `check(next, current)` raises InternalError when `next` must not follow `current` (None: the first one).
+    """
+
+    kind: str
+    folder: str
+    path_of: Callable[[int], str]
+    parse: Callable[[str], int | None]
+    encode: Callable[[T], bytes]
+    decode: Callable[[bytes], T]
+    check: Callable[[T, T | None], None]
+
+
+class SequencedObject(Generic[T]):
+    """The versions of one value in one store. May be shared between threads; remembers the latest it saw."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        naming: Naming[T],
+        boundary: Boundary,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        ids: Ids = SYSTEM_IDS,
+    ) -> None:
+        self._store = store
+        self._naming = naming
+        self._boundary = boundary
+        self._clock = clock
+        self._ids = ids
+        self._lock = Lock()
+        self._known: Versioned[T] | None = None
+        self._listed_at = clock.monotonic()
+
+    def load(self, version_id: int) -> T:
+        """The version of that number. Raises `ObjectMissing`, and CorruptData naming the object."""
+        path = self._naming.path_of(version_id)
+        return self._decode(path, self._store.get(path).data)
+
+    def list(self) -> Sequence[Listed]:
+        """All stored versions, ascending. Foreign names in the folder are passed over."""
+        return self._list(after=None)
+
+    def latest(self) -> Versioned[T] | None:
+        """The current version, or None when there is none at all.
+
+        Usually two small requests: is there a next number, and has the boundary moved. A version at or below
+        the boundary is not current, whatever the store says: look again. Because collection never touches
+        the highest number, a boundary that no version exceeds is damage, and raises CorruptData.
+        """
+        boundary, found = 0, None
+        for look in range(_MAX_LOOKS):
+            try:
+                found = self._probe() if look == 0 else self._find_highest()
+            except ObjectMissing:
+                continue  # collected between listing and reading, so there is a newer one
+            boundary = self._boundary.read()
+            if found is None and boundary == 0:
+                return None
+            if found is not None and found.id > boundary:
+                self._remember(found)
+                return found
+        if found is None and boundary == 0:
+            raise Unavailable(f"the {self._naming.kind} of {self._store.url} vanishes while it is being read")
+        newest = found.id if found else "missing"
+        raise CorruptData(
+            f"the boundary is {boundary}, but the newest {self._naming.kind} is {newest}",
+            object=self._boundary.path,
+            offset=0,
+        )
+
+    def require_latest(self) -> Versioned[T]:
+        """The current version; raises InvalidRequest when there is none."""
+        found = self.latest()
+        if found is None:
+            raise InvalidRequest(f"no {self._naming.kind} in {self._naming.folder} of {self._store.url}")
+        return found
+
+    def create_next(self, value: T, base: Versioned[T] | None) -> Versioned[T]:
+        """Make `value` the version after `base` (None: the first one).
+
+        Raises SequencedConflict when another version took the number, or when the number turns out to be used
+        up; in the second case an object that nobody will ever read stays behind. After `Unavailable`, or a
+        crash, the version may have become current: read the latest one before deciding anything.
+        """
+        self._naming.check(value, None if base is None else base.value)
+        created = Versioned(1 if base is None else base.next_id, value)
+        path = self._naming.path_of(created.id)
+        try:
+            self._store.put_if_absent(path, self._naming.encode(value))
+        except ObjectExists:
+            raise SequencedConflict(f"{path} was created by somebody else") from None
+        if not self._boundary.admits(created.id):
+            raise SequencedConflict(f"{path} is behind the boundary: its number was used up long ago")
+        self._remember(created)
+        return created
+
+    def update(
+        self, edit: Callable[[Versioned[T]], T | None], *, timeout_s: float = UPDATE_TIMEOUT_S
+    ) -> Versioned[T]:
+        """Apply `edit` to the current version and make the result the next one; returns what is current then.
+
+        A lost race applies `edit` again, to the version that won; so it must be pure. An edit that returns
+        None or an equal value writes nothing. What it raises ends the update. Raises `Unavailable` after
+        `timeout_s` of lost races.
+        """
+        deadline = self._clock.monotonic() + timeout_s
+        pause = _FIRST_PAUSE_S
+        while True:
+            current = self.require_latest()
+            value = edit(current)
+            if value is None or value == current.value:
+                return current
+            try:
+                return self.create_next(value, current)
+            except SequencedConflict as conflict:
+                if self._clock.monotonic() >= deadline:
+                    raise Unavailable(f"lost every race for {timeout_s} s: {conflict}") from conflict
+                self._clock.sleep(self._ids.uniform(0, pause))
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def read_boundary(self) -> int:
+        """The number up to which versions may have been deleted."""
+        return self._boundary.read()
+
+    def advance_boundary(self, desired: int) -> int:
+        """Announce that versions up to `desired` are going to be deleted; see `Boundary.advance`."""
+        return self._boundary.advance(desired)
+
+    def delete(self, version_ids: Iterable[int], *, bounded: bool = True) -> None:
+        """Delete old versions. Those beyond the boundary raise InternalError, unless it is not in use."""
+        doomed = sorted(version_ids)
+        if bounded and doomed and doomed[-1] > (boundary := self._boundary.read()):
+            raise InternalError(
+                f"{self._naming.kind} {doomed[-1]} is beyond the boundary {boundary}: not deleted"
+            )
+        self._store.delete_many([self._naming.path_of(version_id) for version_id in doomed])
+
+    def _probe(self) -> Versioned[T] | None:
+        """The newest version, found by trying the numbers after the known one where that is cheaper."""
+        known = self._known
+        # Without a boundary a process that slept could take a collected gap for the end; a listing cannot.
+        if known is None or self._clock.monotonic() - self._listed_at > _RELIST_AFTER_S:
+            return self._find_highest()
+        newest, path, data = known.id, "", b""
+        for version_id in range(known.id + 1, known.id + 1 + _PROBES):
+            try:
+                data = self._store.get(self._naming.path_of(version_id)).data
+            except ObjectMissing:
+                break
+            newest, path = version_id, self._naming.path_of(version_id)
+        else:
+            return self._find_highest()
+        return known if newest == known.id else Versioned(newest, self._decode(path, data))
+
+    def _find_highest(self) -> Versioned[T] | None:
+        started = self._clock.monotonic()
+        known = self._known
+        listed = self._list(after=None if known is None else self._naming.path_of(known.id - 1))
+        if not listed and known is not None:
+            listed = self._list(after=None)
+        self._listed_at = started
+        if not listed:
+            return None
+        highest = listed[-1].id
+        return known if known and highest == known.id else Versioned(highest, self.load(highest))
+
+    def _list(self, *, after: str | None) -> Sequence[Listed]:
+        parse = self._naming.parse
+        found = [
+            Listed(version_id, meta)
+            for meta in self._store.list(self._naming.folder, after=after)
+            if (version_id := parse(meta.path)) is not None
+        ]
+        return sorted(found, key=lambda entry: entry.id)
+
+    def _decode(self, path: str, data: bytes) -> T:
+        try:
+            return self._naming.decode(data)
+        except CorruptData as error:
+            raise error.within(path) from None
+
+    def _remember(self, version: Versioned[T]) -> None:
+        with self._lock:
+            if self._known is None or version.id >= self._known.id:
+                self._known = version
