@@ -82,5 +82,7 @@ def _rebuild_closed(kind: type[Closed], message: str, reason: CloseReason) -> Cl
     return kind(message, reason=reason)
 
 
-def _rebuild_corrupt(kind: type[CorruptData], problem: str, path: str | None, offset: int | None) -> CorruptData:
+def _rebuild_corrupt(
+    kind: type[CorruptData], problem: str, path: str | None, offset: int | None
+) -> CorruptData:
     return kind(problem, object=path, offset=offset)

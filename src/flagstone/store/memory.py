@@ -19,6 +19,7 @@ from flagstone.store.port import (
     Range,
     StoredObject,
     check_path,
+    check_prefix,
     check_range,
 )
 
@@ -83,13 +84,15 @@ class MemoryStore:
 
     def get_tail(self, path: str, length: int) -> StoredObject:
         entry = self._entry(path)
-        return StoredObject(entry.data[max(len(entry.data) - length, 0) :], self._describe(path, entry))
+        return StoredObject(
+            entry.data[max(len(entry.data) - max(length, 0), 0) :], self._describe(path, entry)
+        )
 
     def head(self, path: str) -> ObjectMeta:
         return self._describe(path, self._entry(path))
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
-        folder = f"{prefix}/" if prefix else ""
+        folder = check_prefix(prefix)
         with self._lock:
             found = [
                 (path, entry)
@@ -109,7 +112,9 @@ class MemoryStore:
                 raise ObjectExists(path)
             return self._store(path, data, token)
 
-    def put_if_match(self, path: str, data: bytes, version: ObjectVersion, *, token: str | None = None) -> ObjectVersion:
+    def put_if_match(
+        self, path: str, data: bytes, version: ObjectVersion, *, token: str | None = None
+    ) -> ObjectVersion:
         with self._lock:
             entry = self._entries.get(check_path(path))
             if entry is None or _version(entry) != version:

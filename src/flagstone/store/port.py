@@ -8,7 +8,7 @@ object already exists, the object changed. Everything else is one of the six pub
 the answer is missing or the service refuses for now, `InvalidRequest` for credentials, buckets and names.
 
 After `Unavailable` a write may or may not have happened. `RetryingStore` settles that question; nobody
-else should guess.
+else should guess. `NotWritten` is the `Unavailable` of an adapter that knows nothing was written.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from flagstone.errors import InvalidRequest, TransactionConflict
+from flagstone.errors import InvalidRequest, TransactionConflict, Unavailable
 
 
 class ObjectMissing(InvalidRequest):
@@ -51,6 +51,10 @@ class ObjectChanged(TransactionConflict):
 
     def __reduce__(self) -> tuple[type[ObjectChanged], tuple[str]]:
         return (type(self), (self.path,))
+
+
+class NotWritten(Unavailable):
+    """The store cannot write for now, and this write certainly left nothing behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +126,10 @@ class ObjectStore(Protocol):
         ...
 
     def get_tail(self, path: str, length: int) -> StoredObject:
-        """The last `length` bytes (all of a shorter object) with the metadata of the whole. Raises `ObjectMissing`."""
+        """The last `length` bytes (all of a shorter object) with the metadata of the whole.
+
+        Raises `ObjectMissing`.
+        """
         ...
 
     def head(self, path: str) -> ObjectMeta:
@@ -145,12 +152,15 @@ class ObjectStore(Protocol):
         """Create; raises `ObjectExists` when there is an object already. At most one caller ever wins.
 
         `token` is kept with the object where the store can (`head` returns it), so that a writer whose
-        answer was lost can recognise its own work.
+        answer was lost can recognise its own work. A store may answer the repetition of a write that it
+        knows by its token with success.
         """
         ...
 
-    def put_if_match(self, path: str, data: bytes, version: ObjectVersion, *, token: str | None = None) -> ObjectVersion:
-        """Replace exactly the version that was read; raises `ObjectChanged` otherwise, also when it is missing."""
+    def put_if_match(
+        self, path: str, data: bytes, version: ObjectVersion, *, token: str | None = None
+    ) -> ObjectVersion:
+        """Replace exactly the version that was read; raises `ObjectChanged` otherwise, also when missing."""
         ...
 
     def copy(self, source: str, destination: str) -> None:
@@ -170,6 +180,8 @@ def check_path(path: str) -> str:
     """The path itself, or `InvalidRequest` telling what is wrong with it."""
     if not path:
         raise InvalidRequest("an object path must not be empty")
+    if "\0" in path or not (path.isascii() or _encodable(path)):
+        raise InvalidRequest(f"object path {path!r} has a character that no store can keep in a name")
     for segment in path.split("/"):
         if segment in ("", ".", ".."):
             raise InvalidRequest(
@@ -178,7 +190,20 @@ def check_path(path: str) -> str:
     return path
 
 
+def check_prefix(prefix: str) -> str:
+    """The prefix itself with its closing slash ("" stays ""), or `InvalidRequest` telling what is wrong."""
+    return f"{check_path(prefix)}/" if prefix else ""
+
+
 def check_range(path: str, start: int, stop: int) -> None:
     """Refuse ranges no store could serve."""
     if start < 0 or start > stop:
         raise InvalidRequest(f"byte range {start}..{stop} of {path} is not a range; need 0 <= start <= stop")
+
+
+def _encodable(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

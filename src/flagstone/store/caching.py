@@ -1,0 +1,347 @@
+"""A disk cache of table parts in front of a slower store.
+
+Only tables (`…/compacted/<ULID>.sst`) are cached: they never change once written. WAL objects pass straight
+through. Manifests, compactions and boundaries must not come here at all: they are how processes agree with
+each other, and an answer from a cache would be a disagreement; such a call is a bug and says so.
+
+The cache promises speed only. Damaged, evicted or unwritable files cost another request, never a wrong byte
+and never an error. A crash leaves nothing that the next process trips over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from flagstone.errors import InternalError, InvalidRequest
+from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
+from flagstone.runtime.ids import SYSTEM_IDS, Ids
+from flagstone.runtime.metrics import Metrics
+from flagstone.runtime.sync import Event, Lock
+from flagstone.store.part_files import (
+    DESCRIPTION,
+    Damaged,
+    PartKey,
+    drop_object,
+    drop_part,
+    has_part,
+    read_part,
+    scan_parts,
+    touch_part,
+    write_part,
+)
+from flagstone.store.paths import (
+    COMPACTIONS_FOLDER,
+    GC_FOLDER,
+    MANIFEST_FOLDER,
+    TABLE_FOLDER,
+    folder_of,
+)
+from flagstone.store.port import ObjectMeta, ObjectStore, ObjectVersion, Range, StoredObject, check_range
+
+_METADATA: Final = frozenset([MANIFEST_FOLDER, COMPACTIONS_FOLDER, GC_FOLDER])
+_TOUCH_EVERY_MS: Final = 10_000
+_UNFINISHED_AGE_MS: Final = 3_600_000
+_KEPT_AFTER_EVICTION: Final = 0.9
+_RESCAN_FRACTION: Final = 16
+
+
+class CachingStore:
+    """A store that keeps parts of another one's tables in `folder`, at most about `max_bytes` of them.
+
+    Many processes may share the folder. Each measures it now and then and removes what was not used for the
+    longest time; between measurements they may exceed the limit together by a sixteenth each. Within one
+    process, concurrent readers of a missing part wait for one request. A table deleted elsewhere may be read
+    until its parts are evicted; `head` and `get_if_changed` always ask the store and tell that it is gone.
+    """
+
+    def __init__(
+        self,
+        inner: ObjectStore,
+        *,
+        folder: str | os.PathLike[str],
+        max_bytes: int,
+        part_bytes: int = 4 * 1024 * 1024,
+        cache_on_put: bool = False,
+        metrics: Metrics | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        ids: Ids = SYSTEM_IDS,
+    ) -> None:
+        if part_bytes < 1024 or max_bytes < 2 * part_bytes:
+            raise InvalidRequest(
+                f"a cache of {max_bytes} bytes in parts of {part_bytes} is too small; "
+                "need part_bytes >= 1024 and max_bytes >= 2 * part_bytes"
+            )
+        self._inner = inner
+        self._url = inner.url
+        self._folder = Path(folder).absolute()
+        self._max_bytes = max_bytes
+        self._part_bytes = part_bytes
+        self._cache_on_put = cache_on_put
+        self._clock = clock
+        self._ids = ids
+        self._lock = Lock()
+        self._flights: dict[PartKey, Event] = {}
+        self._touched_ms: dict[PartKey, int] = {}
+        self._bytes = self._keys = 0
+        self._unmeasured = max_bytes  # so that the first part written measures what others left
+        registry = metrics or Metrics()
+        self._hits = registry.counter("slatedb.object_store_cache.part_hit_count")
+        self._accesses = registry.counter("slatedb.object_store_cache.part_access_count")
+        self._cache_keys = registry.gauge("slatedb.object_store_cache.cache_keys")
+        self._cache_bytes = registry.gauge("slatedb.object_store_cache.cache_bytes")
+        self._evicted_keys = registry.counter("slatedb.object_store_cache.evicted_keys")
+        self._evicted_bytes = registry.counter("slatedb.object_store_cache.evicted_bytes")
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    def __repr__(self) -> str:
+        return f"CachingStore({self._inner!r}, folder={str(self._folder)!r}, max_bytes={self._max_bytes})"
+
+    def __reduce__(self) -> tuple[object, tuple[ObjectStore, str, int, int, bool]]:
+        options = (str(self._folder), self._max_bytes, self._part_bytes, self._cache_on_put)
+        return (_reopen, (self._inner, *options))
+
+    def get(self, path: str) -> StoredObject:
+        if not _is_table(path):
+            return self._passed(path).get(path)
+        meta = self._described(path)
+        if meta is not None:
+            return StoredObject(self.get_range(path, 0, meta.size) if meta.size else b"", meta)
+        found = self._inner.get(path)
+        self._describe(found.meta)
+        self._keep_whole(path, found.data)
+        return found
+
+    def get_if_changed(self, path: str, known: ObjectVersion) -> StoredObject | None:
+        return self._passed(path).get_if_changed(path, known)
+
+    def get_range(self, path: str, start: int, stop: int) -> bytes:
+        if not _is_table(path):
+            return self._passed(path).get_range(path, start, stop)
+        check_range(path, start, stop)
+        if start == stop:
+            return self._inner.get_range(path, start, stop)
+        first, last = start // self._part_bytes, (stop - 1) // self._part_bytes
+        pieces = []
+        for number, part in enumerate(self._parts(path, first, last, start, stop), first):
+            pieces.append(part)
+            if len(part) < min(stop, (number + 1) * self._part_bytes) - max(start, number * self._part_bytes):
+                break  # the object ends here
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def get_ranges(self, path: str, ranges: Sequence[Range]) -> list[bytes]:
+        if not _is_table(path):
+            return self._passed(path).get_ranges(path, ranges)
+        for start, stop in ranges:
+            check_range(path, start, stop)
+        return [self.get_range(path, start, stop) for start, stop in ranges]
+
+    def get_tail(self, path: str, length: int) -> StoredObject:
+        if not _is_table(path):
+            return self._passed(path).get_tail(path, length)
+        meta = self._described(path)
+        if meta is None:
+            found = self._inner.get_tail(path, length)
+            self._describe(found.meta)
+            return found
+        start = max(meta.size - max(length, 0), 0)
+        return StoredObject(self.get_range(path, start, meta.size) if start < meta.size else b"", meta)
+
+    def head(self, path: str) -> ObjectMeta:
+        return self._passed(path).head(path)
+
+    def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
+        return self._passed(f"{prefix}/").list(prefix, after=after)
+
+    def put(self, path: str, data: bytes) -> ObjectVersion:
+        version = self._passed(path).put(path, data)
+        if _is_table(path):
+            self._forget(path)
+            if self._cache_on_put:
+                self._keep_whole(path, data)
+        return version
+
+    def put_if_absent(self, path: str, data: bytes, *, token: str | None = None) -> ObjectVersion:
+        version = self._passed(path).put_if_absent(path, data, token=token)
+        self._forget(path)
+        return version
+
+    def put_if_match(
+        self, path: str, data: bytes, version: ObjectVersion, *, token: str | None = None
+    ) -> ObjectVersion:
+        swapped = self._passed(path).put_if_match(path, data, version, token=token)
+        self._forget(path)
+        return swapped
+
+    def copy(self, source: str, destination: str) -> None:
+        self._passed(source)
+        self._passed(destination).copy(source, destination)
+        self._forget(destination)
+
+    def delete(self, path: str) -> None:
+        self._passed(path).delete(path)
+        self._forget(path)
+
+    def delete_many(self, paths: Iterable[str]) -> None:
+        wanted = list(paths)
+        for path in wanted:
+            self._passed(path)
+        self._inner.delete_many(wanted)
+        for path in wanted:
+            self._forget(path)
+
+    def _passed(self, path: str) -> ObjectStore:
+        if folder_of(path) in _METADATA:
+            raise InternalError(f"{path} is metadata and must not pass through a cache")
+        return self._inner
+
+    def _parts(self, path: str, first: int, last: int, start: int, stop: int) -> Iterator[bytes]:
+        """What [start, stop) wants of the parts `first` to `last`; missing neighbours in one request."""
+        size = self._part_bytes
+        fetched: dict[int, bytes] = {}
+        for number in range(first, last + 1):
+            low, high = max(start - number * size, 0), min(stop - number * size, size)
+            self._accesses.add()
+            if number in fetched:
+                yield fetched.pop(number)[low:high]
+                continue
+            piece = self._read(path, number, low, high)
+            while piece is None:
+                run = self._claim(path, number, last)
+                if run:
+                    fetched.update(self._fetch(path, run))
+                    piece = fetched.pop(number)[low:high]
+                else:
+                    # Somebody else fetched it meanwhile, or failed to, or the cache cannot keep it.
+                    piece = self._read(path, number, low, high)
+            yield piece
+
+    def _read(self, path: str, number: int, low: int, high: int) -> bytes | None:
+        key = self._key(path, number)
+        try:
+            piece = read_part(self._folder, key, low, high)
+        except Damaged:
+            drop_part(self._folder, key)
+            return None
+        except OSError:
+            return None
+        self._hits.add()
+        now_ms = self._clock.now_ms()
+        if now_ms - self._touched_ms.get(key, 0) >= _TOUCH_EVERY_MS:
+            self._touched_ms[key] = now_ms
+            touch_part(self._folder, key, now_ms * 1_000_000)
+        return piece
+
+    def _claim(self, path: str, number: int, last: int) -> range:
+        """The run of missing parts from `number` on that this caller shall fetch.
+
+        Empty when another caller was at it; returns only after that one is done.
+        """
+        with self._lock:
+            flight = self._flights.get(self._key(path, number))
+            if flight is None:
+                end = number
+                while end <= last and (key := self._key(path, end)) not in self._flights:
+                    if end > number and has_part(self._folder, key):
+                        break
+                    self._flights[key] = Event()
+                    end += 1
+                return range(number, end)
+        flight.wait()
+        return range(0)
+
+    def _fetch(self, path: str, run: range) -> dict[int, bytes]:
+        size = self._part_bytes
+        try:
+            content = self._inner.get_range(path, run.start * size, run.stop * size)
+            starts = range(0, len(run) * size, size)
+            parts = {number: content[at : at + size] for number, at in zip(run, starts, strict=True)}
+            for number, part in parts.items():
+                self._keep(path, number, part)
+            return parts
+        finally:
+            with self._lock:
+                for number in run:
+                    self._flights.pop(self._key(path, number)).set()
+
+    def _keep_whole(self, path: str, content: bytes) -> None:
+        for number, at in enumerate(range(0, len(content), self._part_bytes)):
+            self._keep(path, number, content[at : at + self._part_bytes])
+
+    def _describe(self, meta: ObjectMeta) -> None:
+        told = [meta.size, meta.last_modified_ms, meta.version.etag, meta.version.generation, meta.token]
+        self._keep(meta.path, DESCRIPTION, json.dumps(told).encode())
+
+    def _described(self, path: str) -> ObjectMeta | None:
+        try:
+            told = read_part(self._folder, self._key(path, DESCRIPTION), 0, self._part_bytes)
+        except (Damaged, OSError):
+            return None
+        size, last_modified_ms, etag, generation, token = json.loads(told)
+        return ObjectMeta(path, size, last_modified_ms, ObjectVersion(etag, generation), token)
+
+    def _keep(self, path: str, number: int, content: bytes) -> None:
+        now_ns = self._clock.now_ms() * 1_000_000
+        try:
+            size = write_part(
+                self._folder, self._key(path, number), content, writer=self._ids.token(), now_ns=now_ns
+            )
+        except OSError:
+            return  # a full or read-only disk makes the cache useless, not the store
+        with self._lock:
+            self._bytes += size
+            self._keys += 1
+            self._unmeasured += size
+            due = self._bytes > self._max_bytes or self._unmeasured > self._max_bytes // _RESCAN_FRACTION
+            if due:
+                self._unmeasured = 0
+        if due:
+            self._measure_and_evict()
+
+    def _measure_and_evict(self) -> None:
+        horizon_ns = (self._clock.now_ms() - _UNFINISHED_AGE_MS) * 1_000_000
+        parts = sorted(
+            scan_parts(self._folder, unfinished_before_ns=horizon_ns), key=lambda part: part.used_ns
+        )
+        total, kept = sum(part.size for part in parts), len(parts)
+        if total > self._max_bytes:
+            for part in parts:
+                if total <= self._max_bytes * _KEPT_AFTER_EVICTION:
+                    break
+                with suppress(OSError):
+                    part.file.unlink()
+                    self._evicted_keys.add()
+                    self._evicted_bytes.add(part.size)
+                total -= part.size
+                kept -= 1
+        with self._lock:
+            self._bytes, self._keys = total, kept
+            self._touched_ms.clear()
+        self._cache_bytes.set(total)
+        self._cache_keys.set(kept)
+
+    def _forget(self, path: str) -> None:
+        if _is_table(path):
+            drop_object(self._folder, self._url, path)
+
+    def _key(self, path: str, number: int) -> PartKey:
+        return PartKey(self._url, path, self._part_bytes, number)
+
+
+def _is_table(path: str) -> bool:
+    return folder_of(path) == TABLE_FOLDER
+
+
+def _reopen(
+    inner: ObjectStore, folder: str, max_bytes: int, part_bytes: int, cache_on_put: bool
+) -> CachingStore:
+    return CachingStore(
+        inner, folder=folder, max_bytes=max_bytes, part_bytes=part_bytes, cache_on_put=cache_on_put
+    )

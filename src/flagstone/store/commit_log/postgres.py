@@ -1,0 +1,217 @@
+"""A commit log in a PostgreSQL table, for writers on many machines.
+
+Every operation is a single autocommitted statement, which the server has made durable before it answers
+(unless its `synchronous_commit` was turned off: do not).
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any, Final
+
+from flagstone.errors import InvalidRequest, Unavailable
+from flagstone.store.commit_log.port import CommitRecord, RecordState, folder_bounds
+
+_PAGE_ROWS: Final = 1_000
+
+
+class PostgresCommitLog:
+    """A commit log in `table` of the database at `url` (`postgresql+psycopg://…`), created on first use.
+
+    `namespace` separates stores that share a table: give each base store its own. Pickles by its arguments,
+    which include the password when the URL does; prefer a password file. Each process opens its own
+    connections on first use, also after a fork.
+    """
+
+    def __init__(self, url: str, *, table: str = "flagstone_commits", namespace: str = "") -> None:
+        self._url = url
+        self._table_name = table
+        self._namespace = namespace
+        # Connections must not cross a fork, not even to be closed there: those of other pids stay untouched.
+        self._sessions: dict[int, _Session] = {}
+
+    def __repr__(self) -> str:
+        return f"PostgresCommitLog(table={self._table_name!r}, namespace={self._namespace!r})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_reopen, (self._url, self._table_name, self._namespace))
+
+    def find(self, destination: str) -> CommitRecord | None:
+        session = self._session()
+        rows = session.query(session.table.select().where(self._at(session, destination)))
+        return rows[0] if rows else None
+
+    def insert(self, record: CommitRecord) -> bool:
+        session = self._session()
+        values = {"namespace": self._namespace, "destination": record.destination, **_values(record)}
+        return session.change(session.insert(session.table).values(values).on_conflict_do_nothing())
+
+    def replace(self, old: CommitRecord, new: CommitRecord) -> bool:
+        session = self._session()
+        return session.change(session.table.update().where(self._same(session, old)).values(_values(new)))
+
+    def remove(self, record: CommitRecord) -> bool:
+        session = self._session()
+        return session.change(session.table.delete().where(self._same(session, record)))
+
+    def pending(self, prefix: str) -> list[CommitRecord]:
+        session = self._session()
+        columns = session.table.c
+        return session.query(self._below(session, prefix).where(columns.state == str(RecordState.PENDING)))
+
+    def records(self, prefix: str) -> Iterator[CommitRecord]:
+        session = self._session()
+        last = ""
+        while True:
+            after = self._below(session, prefix).where(session.table.c.destination > last)
+            page = session.query(after.limit(_PAGE_ROWS))
+            yield from page
+            if len(page) < _PAGE_ROWS:
+                return
+            last = page[-1].destination
+
+    def close(self) -> None:
+        session = self._sessions.pop(os.getpid(), None)
+        if session is not None:
+            session.engine.dispose()
+
+    def _session(self) -> _Session:
+        session = self._sessions.get(os.getpid())
+        if session is not None:
+            return session
+        opened = _Session(self._url, self._table_name)
+        kept = self._sessions.setdefault(os.getpid(), opened)
+        if kept is not opened:  # another thread was first
+            opened.engine.dispose()
+        return kept
+
+    def _at(self, session: _Session, destination: str) -> Any:
+        columns = session.table.c
+        return (columns.namespace == self._namespace) & (columns.destination == destination)
+
+    def _same(self, session: _Session, record: CommitRecord) -> Any:
+        columns = session.table.c
+        return (
+            self._at(session, record.destination)
+            & (columns.version == record.version)
+            & (columns.source == record.source)
+            & (columns.state == str(record.state))
+        )
+
+    def _below(self, session: _Session, prefix: str) -> Any:
+        columns = session.table.c
+        selected = session.table.select().where(columns.namespace == self._namespace)
+        bounds = folder_bounds(prefix)
+        if bounds is not None:
+            selected = selected.where(columns.destination >= bounds[0], columns.destination < bounds[1])
+        return selected.order_by(columns.destination)
+
+
+class _Session:
+    """The engine of one process and the table it works on."""
+
+    def __init__(self, url: str, table_name: str) -> None:
+        try:
+            sql: Any = import_module("sqlalchemy")
+            dialect: Any = import_module("sqlalchemy.dialects.postgresql")
+            import_module("psycopg")
+        except ImportError as error:
+            raise InvalidRequest(
+                "a PostgreSQL commit log needs: pip install 'flagstone[postgres]'"
+            ) from error
+        self._errors: Any = sql.exc
+        self.insert: Any = dialect.insert
+        self.engine: Any = sql.create_engine(url, isolation_level="AUTOCOMMIT", pool_pre_ping=True)
+        weakref.finalize(self, _dispose, self.engine, os.getpid()).atexit = False
+        text = sql.Text(collation="C")  # code point order, as paths are ordered everywhere else
+        self.table: Any = sql.Table(
+            table_name,
+            sql.MetaData(),
+            sql.Column("namespace", text, primary_key=True),
+            sql.Column("destination", text, primary_key=True),
+            sql.Column("source", text, nullable=False),
+            sql.Column("version", sql.BigInteger, nullable=False),
+            sql.Column("state", text, nullable=False),
+            sql.Column("created_ms", sql.BigInteger, nullable=False),
+            sql.Column("token", text),
+            sql.Column("replaced", text),
+        )
+        columns = self.table.c
+        sql.Index(
+            f"{table_name}_pending",
+            columns.namespace,
+            columns.destination,
+            postgresql_where=columns.state == str(RecordState.PENDING),
+        )
+        self._create(sql)
+
+    def query(self, statement: Any) -> list[CommitRecord]:
+        try:
+            with self.engine.connect() as connection:
+                return [_record(row) for row in connection.execute(statement).mappings()]
+        except self._errors.SQLAlchemyError as error:
+            raise self._explain(error) from error
+
+    def change(self, statement: Any) -> bool:
+        """Whether the statement touched a row; told by the row itself, as row counts are not always kept."""
+        try:
+            with self.engine.connect() as connection:
+                touched = connection.execute(statement.returning(self.table.c.version))
+                return touched.first() is not None
+        except self._errors.SQLAlchemyError as error:
+            raise self._explain(error) from error
+
+    def _create(self, sql: Any) -> None:
+        # Two processes creating the same table at once would make one of them fail, even with
+        # "if not exists"; the advisory lock lasts until the transaction ends.
+        transaction = self.engine.execution_options(isolation_level="READ COMMITTED").begin
+        try:
+            with transaction() as connection:
+                lock = sql.func.pg_advisory_xact_lock(sql.func.hashtext(self.table.name))
+                connection.execute(sql.select(lock))
+                self.table.metadata.create_all(connection)
+        except self._errors.SQLAlchemyError as error:
+            raise self._explain(error) from error
+
+    def _explain(self, error: Exception) -> Exception:
+        # The driver's own message: SQLAlchemy's would quote the statement and its parameters.
+        reason = str(getattr(error, "orig", None) or error).strip()
+        if isinstance(error, self._errors.OperationalError | self._errors.InterfaceError):
+            return Unavailable(f"PostgreSQL commit log: {reason}")
+        return InvalidRequest(f"PostgreSQL commit log: {reason}")
+
+
+def _dispose(engine: Any, pid: int) -> None:
+    """Close what a forgotten log left open; not in a forked child, whose sockets are those of its parent."""
+    if os.getpid() == pid:
+        engine.dispose()
+
+
+def _reopen(url: str, table: str, namespace: str) -> PostgresCommitLog:
+    return PostgresCommitLog(url, table=table, namespace=namespace)
+
+
+def _values(record: CommitRecord) -> dict[str, object]:
+    return {
+        "source": record.source,
+        "version": record.version,
+        "state": str(record.state),
+        "created_ms": record.created_ms,
+        "token": record.token,
+        "replaced": record.replaced,
+    }
+
+
+def _record(row: Any) -> CommitRecord:
+    return CommitRecord(
+        destination=row["destination"],
+        source=row["source"],
+        version=row["version"],
+        state=RecordState(row["state"]),
+        created_ms=row["created_ms"],
+        token=row["token"],
+        replaced=row["replaced"],
+    )

@@ -1,0 +1,200 @@
+"""A commit log in one SQLite file: the embedded default, for all processes of one machine.
+
+Every operation is a single autocommitted statement. In WAL mode with `synchronous=FULL` it has reached the
+disk before it returns, so a commit survives power loss; a process killed half-way leaves the statement
+either applied or not.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+from flagstone.errors import CorruptData, InvalidRequest, Unavailable
+from flagstone.runtime.sync import Lock
+from flagstone.store.commit_log.port import CommitRecord, RecordState, folder_bounds
+
+Synchronous = Literal["FULL", "NORMAL", "OFF"]
+
+_CREATE_TABLE: Final = """
+create table if not exists commits (
+  destination text primary key, source text not null, version integer not null, state text not null,
+  created_ms integer not null, token text, replaced text
+) without rowid
+"""
+_CREATE_INDEX: Final = (
+    "create index if not exists pending_commits on commits (destination) where state = 'pending'"
+)
+_COLUMNS: Final = "destination, source, version, state, created_ms, token, replaced"
+_SETTERS: Final = "source = ?, version = ?, state = ?, created_ms = ?, token = ?, replaced = ?"
+_SAME: Final = "destination = ? and version = ? and source = ? and state = ?"
+_PAGE_ROWS: Final = 1_000
+
+
+class _Handle:
+    """One connection with the lock that guards it."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.lock = Lock()
+        self.connection = connection
+        weakref.finalize(self, _close, connection, os.getpid()).atexit = False
+
+
+class SqliteCommitLog:
+    """A commit log in the SQLite database at `path`, created on first use.
+
+    Pickles by path. Each process opens its own connection on first use, also after a fork.
+    `synchronous="NORMAL"` is several times faster, but power loss may forget the last commits, which for
+    this log means that an acknowledged creation could be granted twice: use it for tests only.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, synchronous: Synchronous = "FULL", busy_timeout_s: float = 30.0
+    ) -> None:
+        self._path = Path(path).absolute()
+        self._synchronous: Synchronous = synchronous
+        self._busy_timeout_s = busy_timeout_s
+        # A connection must not cross a fork, not even to be closed there: those of other pids stay untouched.
+        self._handles: dict[int, _Handle] = {}
+
+    def __repr__(self) -> str:
+        return f"SqliteCommitLog({str(self._path)!r})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_reopen, (str(self._path), self._synchronous, self._busy_timeout_s))
+
+    def find(self, destination: str) -> CommitRecord | None:
+        rows = self._query(f"select {_COLUMNS} from commits where destination = ?", (destination,))  # noqa: S608
+        return _record(rows[0]) if rows else None
+
+    def insert(self, record: CommitRecord) -> bool:
+        return self._change(
+            f"insert into commits ({_COLUMNS}) values (?, ?, ?, ?, ?, ?, ?) on conflict do nothing",  # noqa: S608
+            (record.destination, *_values(record)),
+        )
+
+    def replace(self, old: CommitRecord, new: CommitRecord) -> bool:
+        return self._change(
+            f"update commits set {_SETTERS} where {_SAME}",  # noqa: S608
+            (*_values(new), *_identity(old)),
+        )
+
+    def remove(self, record: CommitRecord) -> bool:
+        return self._change(f"delete from commits where {_SAME}", _identity(record))  # noqa: S608
+
+    def pending(self, prefix: str) -> list[CommitRecord]:
+        return [_record(row) for row in self._below(prefix, "state = 'pending'")]
+
+    def records(self, prefix: str) -> Iterator[CommitRecord]:
+        last = ""
+        while True:
+            rows = self._below(prefix, "destination > ?", last, limit=_PAGE_ROWS)
+            for row in rows:
+                yield _record(row)
+            if len(rows) < _PAGE_ROWS:
+                return
+            last = str(rows[-1][0])
+
+    def close(self) -> None:
+        handle = self._handles.pop(os.getpid(), None)
+        if handle is not None:
+            with handle.lock:
+                handle.connection.close()
+
+    def _below(
+        self, prefix: str, condition: str, *values: object, limit: int = -1
+    ) -> list[tuple[object, ...]]:
+        bounds = folder_bounds(prefix)
+        inside = "" if bounds is None else " and destination >= ? and destination < ?"
+        return self._query(
+            f"select {_COLUMNS} from commits where {condition}{inside} order by destination limit ?",  # noqa: S608
+            (*values, *(bounds or ()), limit),
+        )
+
+    def _query(self, statement: str, values: Sequence[object]) -> list[tuple[object, ...]]:
+        handle = self._handle()
+        try:
+            with handle.lock:
+                return handle.connection.execute(statement, values).fetchall()
+        except sqlite3.Error as error:
+            raise self._explain(error) from error
+
+    def _change(self, statement: str, values: Sequence[object]) -> bool:
+        handle = self._handle()
+        try:
+            with handle.lock:
+                return handle.connection.execute(statement, values).rowcount == 1
+        except sqlite3.Error as error:
+            raise self._explain(error) from error
+
+    def _handle(self) -> _Handle:
+        handle = self._handles.get(os.getpid())
+        if handle is not None:
+            return handle
+        try:
+            opened = _Handle(self._connect())
+        except sqlite3.Error as error:
+            raise self._explain(error) from error
+        kept = self._handles.setdefault(os.getpid(), opened)
+        if kept is not opened:  # another thread was first
+            opened.connection.close()
+        return kept
+
+    def _connect(self) -> sqlite3.Connection:
+        if not self._path.parent.is_dir():
+            raise InvalidRequest(f"the folder of the commit log does not exist: {self._path.parent}")
+        connection = sqlite3.connect(
+            self._path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False
+        )
+        connection.execute("pragma journal_mode = wal")
+        connection.execute(f"pragma synchronous = {self._synchronous}")
+        connection.execute(_CREATE_TABLE)
+        connection.execute(_CREATE_INDEX)
+        return connection
+
+    def _explain(self, error: sqlite3.Error) -> Exception:
+        if isinstance(error, sqlite3.OperationalError | sqlite3.ProgrammingError):
+            return Unavailable(f"commit log {self._path}: {error}")
+        return CorruptData(str(error), object=str(self._path))
+
+
+def _close(connection: sqlite3.Connection, pid: int) -> None:
+    """Close what a forgotten log left open; not in a forked child, where the connection is not its own."""
+    if os.getpid() == pid:
+        connection.close()
+
+
+def _reopen(path: str, synchronous: Synchronous, busy_timeout_s: float) -> SqliteCommitLog:
+    return SqliteCommitLog(path, synchronous=synchronous, busy_timeout_s=busy_timeout_s)
+
+
+def _values(record: CommitRecord) -> tuple[object, ...]:
+    return (
+        record.source,
+        record.version,
+        str(record.state),
+        record.created_ms,
+        record.token,
+        record.replaced,
+    )
+
+
+def _identity(record: CommitRecord) -> tuple[object, ...]:
+    return (record.destination, record.version, record.source, str(record.state))
+
+
+def _record(row: Sequence[object]) -> CommitRecord:
+    destination, source, version, state, created_ms, token, replaced = row
+    return CommitRecord(
+        destination=str(destination),
+        source=str(source),
+        version=int(str(version)),
+        state=RecordState(str(state)),
+        created_ms=int(str(created_ms)),
+        token=None if token is None else str(token),
+        replaced=None if replaced is None else str(replaced),
+    )

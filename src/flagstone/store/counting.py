@@ -1,0 +1,225 @@
+"""Counts requests, errors, seconds and bytes of a store: what the database costs.
+
+A request here is a call of the port. Adapters may need several network requests for one (a long listing, many
+deletions); wrap the innermost adapter to count tries, the retrying store to count what callers asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, Literal, TypedDict
+
+from flagstone.errors import TransactionConflict
+from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
+from flagstone.runtime.metrics import Metrics
+from flagstone.runtime.sync import Lock
+from flagstone.store.port import (
+    ObjectMeta,
+    ObjectMissing,
+    ObjectStore,
+    ObjectVersion,
+    Range,
+    StoredObject,
+)
+
+Direction = Literal["read", "write"]
+
+_OPERATIONS: Final = {
+    "get": "get",
+    "get_if_changed": "get",
+    "get_range": "get",
+    "get_ranges": "get",
+    "get_tail": "get",
+    "head": "head",
+    "list": "list",
+    "put": "put",
+    "put_if_absent": "put",
+    "put_if_match": "put",
+    "copy": "copy",
+    "delete": "delete",
+    "delete_many": "delete",
+}
+"""Verb of the port (the label `api`) -> kind of request (the label `op`)."""
+
+
+class Totals(TypedDict):
+    """What was counted since the start or the last reset, by verb; bytes both ways."""
+
+    requests: dict[str, int]
+    errors: dict[str, int]
+    bytes_read: int
+    bytes_written: int
+
+
+class CountingStore:
+    """A store that counts what another one is asked.
+
+    A missing object, a lost create and a lost swap are answers; only other exceptions count as errors.
+    Counts live in memory. Pickles with the inner store and fresh counts.
+    """
+
+    def __init__(
+        self,
+        inner: ObjectStore,
+        *,
+        component: str,
+        store_type: str = "main",
+        metrics: Metrics | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._inner = inner
+        self._component = component
+        self._store_type = store_type
+        self._clock = clock
+        self._lock = Lock()
+        self._totals = _nothing()
+        registry = metrics or Metrics()
+        labels = {"component": component, "store_type": store_type}
+        self._instruments = {
+            api: (
+                registry.counter("slatedb.object_store.request_count", **labels, op=op, api=api),
+                registry.counter("slatedb.object_store.error_count", **labels, op=op, api=api),
+                registry.histogram("slatedb.object_store.request_duration_seconds", **labels, op=op, api=api),
+            )
+            for api, op in _OPERATIONS.items()
+        }
+        self._bytes = {
+            (op, direction): registry.counter(
+                "flagstone.object_store.bytes", component=component, op=op, direction=direction
+            )
+            for op, direction in (("get", "read"), ("put", "write"))
+        }
+
+    @property
+    def url(self) -> str:
+        return self._inner.url
+
+    def __repr__(self) -> str:
+        return f"CountingStore({self._inner!r}, component={self._component!r})"
+
+    def __reduce__(self) -> tuple[object, tuple[ObjectStore, str, str]]:
+        return (_reopen, (self._inner, self._component, self._store_type))
+
+    def totals(self) -> Totals:
+        """The counts so far, as a plain dictionary; verbs that were never used are left out."""
+        with self._lock:
+            counted = self._totals
+            return Totals(
+                requests=dict(counted["requests"]),
+                errors=dict(counted["errors"]),
+                bytes_read=counted["bytes_read"],
+                bytes_written=counted["bytes_written"],
+            )
+
+    def reset(self) -> None:
+        """Start the totals anew. The metrics go on: a monitoring system expects counters to grow."""
+        with self._lock:
+            self._totals = _nothing()
+
+    def get(self, path: str) -> StoredObject:
+        with self._counted("get"):
+            return self._received(self._inner.get(path))
+
+    def get_if_changed(self, path: str, known: ObjectVersion) -> StoredObject | None:
+        with self._counted("get_if_changed"):
+            found = self._inner.get_if_changed(path, known)
+            return None if found is None else self._received(found)
+
+    def get_range(self, path: str, start: int, stop: int) -> bytes:
+        with self._counted("get_range"):
+            piece = self._inner.get_range(path, start, stop)
+            self._moved("read", len(piece))
+            return piece
+
+    def get_ranges(self, path: str, ranges: Sequence[Range]) -> list[bytes]:
+        with self._counted("get_ranges"):
+            pieces = self._inner.get_ranges(path, ranges)
+            self._moved("read", sum(map(len, pieces)))
+            return pieces
+
+    def get_tail(self, path: str, length: int) -> StoredObject:
+        with self._counted("get_tail"):
+            return self._received(self._inner.get_tail(path, length))
+
+    def head(self, path: str) -> ObjectMeta:
+        with self._counted("head"):
+            return self._inner.head(path)
+
+    def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
+        # The time until the first object: how long the reader takes between objects is not the store's.
+        found = iter(self._inner.list(prefix, after=after))
+        with self._counted("list"):
+            first = next(found, None)
+        if first is not None:
+            yield first
+            yield from found
+
+    def put(self, path: str, data: bytes) -> ObjectVersion:
+        with self._counted("put"):
+            self._moved("write", len(data))
+            return self._inner.put(path, data)
+
+    def put_if_absent(self, path: str, data: bytes, *, token: str | None = None) -> ObjectVersion:
+        with self._counted("put_if_absent"):
+            self._moved("write", len(data))
+            return self._inner.put_if_absent(path, data, token=token)
+
+    def put_if_match(
+        self, path: str, data: bytes, version: ObjectVersion, *, token: str | None = None
+    ) -> ObjectVersion:
+        with self._counted("put_if_match"):
+            self._moved("write", len(data))
+            return self._inner.put_if_match(path, data, version, token=token)
+
+    def copy(self, source: str, destination: str) -> None:
+        with self._counted("copy"):
+            self._inner.copy(source, destination)
+
+    def delete(self, path: str) -> None:
+        with self._counted("delete"):
+            self._inner.delete(path)
+
+    def delete_many(self, paths: Iterable[str]) -> None:
+        with self._counted("delete_many"):
+            self._inner.delete_many(paths)
+
+    @contextmanager
+    def _counted(self, api: str) -> Iterator[None]:
+        requests, errors, durations = self._instruments[api]
+        requests.add()
+        self._tally("requests", api)
+        started = self._clock.monotonic()
+        try:
+            yield
+        except (ObjectMissing, TransactionConflict):
+            raise
+        except BaseException:
+            errors.add()
+            self._tally("errors", api)
+            raise
+        finally:
+            durations.record(self._clock.monotonic() - started)
+
+    def _tally(self, what: Literal["requests", "errors"], api: str) -> None:
+        with self._lock:
+            by_api = self._totals[what]
+            by_api[api] = by_api.get(api, 0) + 1
+
+    def _received(self, found: StoredObject) -> StoredObject:
+        self._moved("read", len(found.data))
+        return found
+
+    def _moved(self, direction: Direction, size: int) -> None:
+        """Count bytes. What is sent counts when it is sent: a failed request may have cost the same."""
+        with self._lock:
+            self._totals["bytes_read" if direction == "read" else "bytes_written"] += size
+        self._bytes["get" if direction == "read" else "put", direction].add(size)
+
+
+def _nothing() -> Totals:
+    return Totals(requests={}, errors={}, bytes_read=0, bytes_written=0)
+
+
+def _reopen(inner: ObjectStore, component: str, store_type: str) -> CountingStore:
+    return CountingStore(inner, component=component, store_type=store_type)

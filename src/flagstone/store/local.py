@@ -1,0 +1,345 @@
+"""Objects as files in a folder, sharing the folder with SlateDB's own local store.
+
+What it adds to SlateDB's: acknowledged writes survive power loss (`fsync`), and compare-and-swap works. File
+names and the way files come into being are SlateDB's exactly (see `local_files`).
+
+A crash of the process at any point leaves each object whole, old or new, and at most a staging file, which
+`sweep_staging` removes. With `fsync=False` power loss may lose or truncate acknowledged objects.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from flagstone.errors import FlagstoneError, InvalidRequest, Unavailable
+from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
+from flagstone.runtime.ids import SYSTEM_IDS, Ids
+from flagstone.runtime.sync import Lock
+from flagstone.store.local_files import (
+    Fill,
+    discard,
+    is_staging,
+    locked_folder,
+    make_folder,
+    parent_of,
+    read_range,
+    restamp,
+    stage,
+    status_or_none,
+    sync_folder,
+    walk,
+)
+from flagstone.store.port import (
+    NotWritten,
+    ObjectChanged,
+    ObjectExists,
+    ObjectMeta,
+    ObjectMissing,
+    ObjectVersion,
+    Range,
+    StoredObject,
+    check_path,
+    check_prefix,
+    check_range,
+)
+
+_MISSING: Final = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
+_CALLERS_FAULT: Final = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.EINVAL,
+    errno.EOPNOTSUPP,
+    errno.EBADF,  # a network file system that will not lock a folder
+}
+_TOKENS_KEPT: Final = 4096
+
+
+class LocalStore:
+    """A folder as an object store, for any number of threads and processes of one machine.
+
+    Versions never repeat: each write gets a modification time later than that of the object it replaces, and
+    a random part below the millisecond where there is nothing to compare with. Tokens of conditional writes
+    are remembered by the store object that made them and by nobody else; no more is needed, because a folder
+    answers definitely unless syncing it fails, and then the same store object tries again.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        fsync: bool = True,
+        clock: Clock = SYSTEM_CLOCK,
+        ids: Ids = SYSTEM_IDS,
+    ) -> None:
+        self._folder = str(Path(folder).absolute())
+        self._base = self._folder.rstrip("/") + "/"
+        self._fsync = fsync
+        self._clock = clock
+        self._ids = ids
+        self._lock = Lock()
+        self._tokens: dict[tuple[str, ObjectVersion], str] = {}
+        self._last_stamp_ns = 0
+        self._synced_folders: set[str] = set()
+
+    @property
+    def url(self) -> str:
+        return Path(self._folder).as_uri()
+
+    def __repr__(self) -> str:
+        return f"LocalStore({self._folder!r}, fsync={self._fsync})"
+
+    def __reduce__(self) -> tuple[object, tuple[str, bool]]:
+        return (_reopen, (self._folder, self._fsync))
+
+    def get(self, path: str) -> StoredObject:
+        file = self._file(path)
+        try:
+            with open(file, "rb", buffering=0) as stream:  # noqa: PTH123 - a Path costs more than the read
+                status = os.fstat(stream.fileno())
+                content = stream.readall()
+        except OSError as error:
+            raise _read_outcome(error, path) from error
+        return StoredObject(content, self._describe(path, status))
+
+    def get_if_changed(self, path: str, known: ObjectVersion) -> StoredObject | None:
+        return None if self.head(path).version == known else self.get(path)
+
+    def get_range(self, path: str, start: int, stop: int) -> bytes:
+        return self.get_ranges(path, ((start, stop),))[0]
+
+    def get_ranges(self, path: str, ranges: Sequence[Range]) -> list[bytes]:
+        for start, stop in ranges:
+            check_range(path, start, stop)
+        file = self._file(path)
+        try:
+            descriptor = os.open(file, os.O_RDONLY)
+            try:
+                return [read_range(descriptor, start, stop) for start, stop in ranges]
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise _read_outcome(error, path) from error
+
+    def get_tail(self, path: str, length: int) -> StoredObject:
+        file = self._file(path)
+        try:
+            with open(file, "rb", buffering=0) as stream:  # noqa: PTH123
+                status = os.fstat(stream.fileno())
+                start = max(status.st_size - max(length, 0), 0)
+                content = read_range(stream.fileno(), start, status.st_size)
+        except OSError as error:
+            raise _read_outcome(error, path) from error
+        return StoredObject(content, self._describe(path, status))
+
+    def head(self, path: str) -> ObjectMeta:
+        status = self._status(path)
+        if status is None:
+            raise ObjectMissing(path)
+        return self._describe(path, status)
+
+    def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
+        folder = check_prefix(prefix)
+        try:
+            for path, status in walk(self._base, folder, after):
+                if not is_staging(path):
+                    yield ObjectMeta(path, status.st_size, status.st_mtime_ns // 1_000_000, _version(status))
+        except OSError as error:
+            raise _read_outcome(error, prefix) from error
+
+    def put(self, path: str, data: bytes) -> ObjectVersion:
+        return self._replace(path, lambda stream: stream.write(data))
+
+    def put_if_absent(self, path: str, data: bytes, *, token: str | None = None) -> ObjectVersion:
+        file = self._file(path)
+        staging = self._stage(path, file, lambda stream: stream.write(data))
+        try:
+            version = self._stamp(path, staging, None, token)
+            os.link(staging, file)
+        except FileExistsError as error:
+            if Path(file).is_dir():
+                raise InvalidRequest(
+                    f"{path} in {self.url} is a folder; an object needs another name"
+                ) from error
+            return self._own_or(ObjectExists(path), path, token)
+        except OSError as error:
+            raise _write_outcome(error, path) from error
+        finally:
+            discard(staging)
+        self._sync(path, file)
+        return version
+
+    def put_if_match(
+        self, path: str, data: bytes, version: ObjectVersion, *, token: str | None = None
+    ) -> ObjectVersion:
+        return self._replace(path, lambda stream: stream.write(data), expected=version, token=token)
+
+    def copy(self, source: str, destination: str) -> None:
+        try:
+            with open(self._file(source), "rb") as original:  # noqa: PTH123
+                self._replace(destination, lambda stream: shutil.copyfileobj(original, stream, 1 << 20))
+        except OSError as error:
+            raise _read_outcome(error, source) from error
+
+    def delete(self, path: str) -> None:
+        """Remove the file; its folder stays.
+
+        The folder is not synced: a file that comes back after power loss is garbage, and collected again.
+        """
+        file = self._file(path)
+        try:
+            with locked_folder(parent_of(file), exclusive=False):
+                Path(file).unlink(missing_ok=True)
+        except OSError as error:
+            if error.errno not in _MISSING:
+                raise _write_outcome(error, path) from error
+
+    def delete_many(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            self.delete(path)
+
+    def sweep_staging(self, older_than_ms: int) -> int:
+        """Remove staging files that nobody wrote to for that long, and return how many there were.
+
+        They are what crashed writers left. A writer so slow that its file is swept gets `NotWritten`.
+        """
+        horizon_ms = self._clock.now_ms() - older_than_ms
+        swept = 0
+        try:
+            for path, status in walk(self._base, "", None):
+                if is_staging(path) and status.st_mtime_ns // 1_000_000 <= horizon_ms:
+                    discard(self._base + path)
+                    swept += 1
+        except OSError as error:
+            raise _read_outcome(error, self.url) from error
+        return swept
+
+    def _replace(
+        self, path: str, fill: Fill, *, expected: ObjectVersion | None = None, token: str | None = None
+    ) -> ObjectVersion:
+        file = self._file(path)
+        staging = self._stage(path, file, fill)
+        try:
+            # Unconditional writers share the lock: they only must not slip in between a swap's comparison
+            # and its rename.
+            with locked_folder(parent_of(file), exclusive=expected is not None):
+                current = status_or_none(file)
+                if expected is not None and (current is None or _version(current) != expected):
+                    discard(staging)
+                    return self._own_or(ObjectChanged(path), path, token)
+                version = self._stamp(path, staging, current, token)
+                os.rename(staging, file)  # noqa: PTH104
+        except OSError as error:
+            discard(staging)
+            raise _write_outcome(error, path) from error
+        self._sync(path, file)
+        return version
+
+    def _stage(self, path: str, file: str, fill: Fill) -> str:
+        folder = parent_of(file)
+        try:
+            if self._fsync and folder not in self._synced_folders:
+                self._make_folder(folder)
+            try:
+                return stage(file, fill, fsync=self._fsync)
+            except FileNotFoundError:
+                self._make_folder(folder)
+                return stage(file, fill, fsync=self._fsync)
+        except OSError as error:
+            problem = f"cannot write {path} in {self.url}: {error.strerror}"
+            if error.errno in _CALLERS_FAULT | _MISSING | {errno.EEXIST}:
+                raise InvalidRequest(problem) from error
+            raise NotWritten(problem) from error
+
+    def _make_folder(self, folder: str) -> None:
+        make_folder(folder, root=self._folder, fsync=self._fsync)
+        with self._lock:
+            self._synced_folders.add(folder)
+
+    def _stamp(
+        self, path: str, staging: str, replaced: os.stat_result | None, token: str | None
+    ) -> ObjectVersion:
+        """Give the staged file a version no other file of that name ever had, and remember its token."""
+        replaced_ns = -1 if replaced is None else replaced.st_mtime_ns
+        with self._lock:
+            now_ns = self._clock.now_ms() * 1_000_000 + int(self._ids.uniform(0, 1_000_000))
+            stamp_ns = self._last_stamp_ns = max(now_ns, self._last_stamp_ns + 1, replaced_ns + 1)
+        version = _version(restamp(staging, stamp_ns, later_than_ns=replaced_ns))
+        if token is not None:
+            # Before the rename: a failure between the two would hide our own work from us.
+            with self._lock:
+                self._tokens[path, version] = token
+                if len(self._tokens) > _TOKENS_KEPT:
+                    del self._tokens[next(iter(self._tokens))]
+        return version
+
+    def _own_or(self, lost: ObjectExists | ObjectChanged, path: str, token: str | None) -> ObjectVersion:
+        """The version of the object when it is this very write, made durable now; otherwise raises `lost`.
+
+        Only a write whose folder could not be synced the first time comes back here as its own rival.
+        """
+        status = self._status(path)
+        if status is None or token is None or self._tokens.get((path, _version(status))) != token:
+            raise lost
+        self._sync(path, self._file(path))
+        return _version(status)
+
+    def _sync(self, path: str, file: str) -> None:
+        if self._fsync:
+            try:
+                sync_folder(parent_of(file))
+            except OSError as error:
+                raise Unavailable(
+                    f"{path} in {self.url} may not survive power loss: {error.strerror}"
+                ) from error
+
+    def _status(self, path: str) -> os.stat_result | None:
+        file = self._file(path)
+        try:
+            status = status_or_none(file)
+        except OSError as error:
+            raise _read_outcome(error, path) from error
+        # Folders are not objects.
+        return None if status is None or status.st_mode & 0o170000 == 0o040000 else status
+
+    def _describe(self, path: str, status: os.stat_result) -> ObjectMeta:
+        version = _version(status)
+        token = self._tokens.get((path, version))
+        return ObjectMeta(path, status.st_size, status.st_mtime_ns // 1_000_000, version, token)
+
+    def _file(self, path: str) -> str:
+        if is_staging(check_path(path)):
+            raise InvalidRequest(f"object path {path!r} ends in '#' and digits, which marks unfinished files")
+        return self._base + path
+
+
+def _reopen(folder: str, fsync: bool) -> LocalStore:
+    return LocalStore(folder, fsync=fsync)
+
+
+def _version(status: os.stat_result) -> ObjectVersion:
+    return ObjectVersion(etag=f'"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"')
+
+
+def _read_outcome(error: OSError, path: str) -> FlagstoneError:
+    if error.errno in _MISSING:
+        return ObjectMissing(path)
+    if error.errno in _CALLERS_FAULT:
+        return InvalidRequest(f"cannot read {path}: {error.strerror}")
+    return Unavailable(f"cannot read {path}: {error.strerror}")
+
+
+def _write_outcome(error: OSError, path: str) -> FlagstoneError:
+    """What a failed link, rename or unlink means. Unless the errno says otherwise it may have happened."""
+    if error.errno == errno.ENOENT:
+        return NotWritten(f"the staging file of {path} was swept before it was complete")
+    if error.errno in _CALLERS_FAULT | _MISSING:
+        return InvalidRequest(f"cannot write {path}: {error.strerror}")
+    return Unavailable(f"cannot write {path}: {error.strerror}")

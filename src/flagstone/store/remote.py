@@ -1,0 +1,325 @@
+"""Objects on S3, Google Cloud Storage or Azure Blob Storage, through obstore's blocking calls.
+
+obstore retries nothing here: a retried conditional write can lose against itself, and only `RetryingStore`,
+which knows the write's token, can tell. Wrap this store in one (`resolve` does).
+
+A native client does not survive a fork: in a child of a process that already used one, every call would hang.
+Such a child gets `InvalidRequest` instead.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from obstore.exceptions import NotModifiedError
+from obstore.store import AzureStore, GCSStore, S3Store
+
+from flagstone.errors import InvalidRequest, Unavailable
+from flagstone.runtime.pool import shared_pool
+from flagstone.store.port import (
+    ObjectMeta,
+    ObjectMissing,
+    ObjectVersion,
+    Range,
+    StoredObject,
+    check_path,
+    check_prefix,
+    check_range,
+)
+from flagstone.store.ranges import cut_pieces, plan_fetches
+from flagstone.store.remote_errors import RAISED, first_line, is_past_the_end, outcome
+from flagstone.store.remote_options import (
+    CLIENT_OPTIONS,
+    SECRET_OPTIONS,
+    Options,
+    OptionValue,
+    check_options,
+    client_value,
+    parse_remote_url,
+)
+
+if TYPE_CHECKING:
+    from obstore import GetOptions, GetResult, PutMode, PutResult
+    from obstore import ObjectMeta as RawMeta
+
+TOKEN_ATTRIBUTE: Final = "slatedbputid"  # noqa: S105 - the name under which SlateDB keeps its own
+_LIST_PAGE: Final = 1000
+
+_Client = S3Store | GCSStore | AzureStore
+_T = TypeVar("_T")
+
+
+class RemoteStore:
+    """A bucket, or a folder of one, as an object store.
+
+    Options are those of `remote_options`; what is not given comes from the environment, as the service's own
+    tools read it. The client opens on first use, once per process.
+
+    Pickles as URL and options. Secret options stay behind, and the arriving store finds its own in the
+    environment there, unless `pickle_secrets` is set.
+    """
+
+    def __init__(self, url: str, *, options: Options | None = None, pickle_secrets: bool = False) -> None:
+        self._place = parse_remote_url(url)
+        self._options: dict[str, OptionValue] = dict(options or {})
+        check_options(self._place.service, self._options)
+        self._pickle_secrets = pickle_secrets
+        self._withheld: tuple[str, ...] = ()
+        self._client: _Client | None = None
+        self._client_pid = 0
+
+    @property
+    def url(self) -> str:
+        return str(self._place)
+
+    def __repr__(self) -> str:
+        shown = {name: "***" if name in SECRET_OPTIONS else value for name, value in self._options.items()}
+        return f"RemoteStore({self.url!r}, options={shown})"
+
+    def __reduce__(self) -> tuple[object, tuple[str, dict[str, OptionValue], bool, tuple[str, ...]]]:
+        options, withheld = self._options, self._withheld
+        if not self._pickle_secrets:
+            withheld = tuple(sorted({*withheld, *(SECRET_OPTIONS & options.keys())}))
+            options = {name: value for name, value in options.items() if name not in SECRET_OPTIONS}
+        return (_reopen, (self.url, options, self._pickle_secrets, withheld))
+
+    def get(self, path: str) -> StoredObject:
+        return self._ask("get", check_path(path), lambda client: self._fetched(path, client.get(path)))
+
+    def get_if_changed(self, path: str, known: ObjectVersion) -> StoredObject | None:
+        if self._place.service == "gcs" or known.etag is None:
+            # Entity tags of GCS follow the bytes; only generations tell two writes of the same bytes apart.
+            return None if self.head(path).version == known else self.get(path)
+        etag = known.etag
+
+        def request(client: _Client) -> StoredObject | None:
+            try:
+                return self._fetched(path, client.get(path, options={"if_none_match": etag}))
+            except NotModifiedError:
+                return None
+
+        return self._ask("get_if_changed", check_path(path), request)
+
+    def get_range(self, path: str, start: int, stop: int) -> bytes:
+        check_range(path, start, stop)
+        if start == stop:
+            self.head(path)
+            return b""
+
+        def request(client: _Client) -> bytes | None:
+            try:
+                return bytes(client.get_range(path, start=start, end=stop))
+            except RAISED as error:
+                if is_past_the_end(error):
+                    return None
+                raise
+
+        piece = self._ask("get_range", check_path(path), request)
+        if piece is None and self.head(path).size > start:
+            raise Unavailable(f"get_range of {path} was refused, though it has bytes {start}..{stop}")
+        return piece or b""
+
+    def get_ranges(self, path: str, ranges: Sequence[Range]) -> list[bytes]:
+        for start, stop in ranges:
+            check_range(path, start, stop)
+        fetches = plan_fetches(ranges)
+        if not fetches and ranges:
+            self.head(path)
+        fetched = shared_pool().map_ordered(lambda fetch: self.get_range(path, *fetch), fetches)
+        return cut_pieces(ranges, fetches, fetched)
+
+    def get_tail(self, path: str, length: int) -> StoredObject:
+        if self._place.service != "azure" and length > 0:
+
+            def request(client: _Client) -> StoredObject | None:
+                try:
+                    return self._fetched(path, client.get(path, options={"range": {"suffix": length}}))
+                except RAISED as error:
+                    if is_past_the_end(error):
+                        return None
+                    raise
+
+            found = self._ask("get_tail", check_path(path), request)
+            if found is not None:
+                return found
+        meta = self.head(path)
+        start = max(meta.size - max(length, 0), 0)
+        if start == meta.size:
+            return StoredObject(b"", meta)
+        options: GetOptions = {"range": (start, meta.size), "if_match": meta.version.etag}
+        return self._ask(
+            "get_tail", path, lambda client: self._fetched(path, client.get(path, options=options))
+        )
+
+    def head(self, path: str) -> ObjectMeta:
+        # Plain `head` leaves out the attributes, and so the token.
+        return self._ask(
+            "head",
+            check_path(path),
+            lambda client: self._described(path, client.get(path, options={"head": True})),
+        )
+
+    def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
+        folder = check_prefix(prefix).rstrip("/") or None
+        pages = self._ask(
+            "list", prefix, lambda client: client.list(folder, offset=after or None, chunk_size=_LIST_PAGE)
+        )
+        metas = self._listed(prefix, iter(pages))
+        if self._options.get("s3_express") or self._place.bucket.endswith("--x-s3"):
+            # Directory buckets list in no order, and their names end so.
+            metas = iter(sorted(metas, key=lambda meta: meta.path))
+        return metas
+
+    def put(self, path: str, data: bytes) -> ObjectVersion:
+        return self._ask(
+            "put",
+            check_path(path),
+            lambda client: self._version(client.put(path, bytes(data), mode="overwrite")),
+        )
+
+    def put_if_absent(self, path: str, data: bytes, *, token: str | None = None) -> ObjectVersion:
+        return self._put_conditionally("put_if_absent", path, data, "create", token)
+
+    def put_if_match(
+        self, path: str, data: bytes, version: ObjectVersion, *, token: str | None = None
+    ) -> ObjectVersion:
+        mode: dict[str, str] = {}
+        if version.etag is not None:
+            mode["e_tag"] = version.etag
+        if version.generation is not None:
+            mode["version"] = version.generation
+        if not mode or (self._place.service == "gcs" and version.generation is None):
+            raise InvalidRequest(f"the version of {path} came from a listing; read the object to swap it")
+        return self._put_conditionally("put_if_match", path, data, mode, token)  # type: ignore[arg-type]
+
+    def copy(self, source: str, destination: str) -> None:
+        check_path(destination)
+        self._ask("copy", check_path(source), lambda client: client.copy(source, destination))
+
+    def delete(self, path: str) -> None:
+        try:
+            self._ask("delete", check_path(path), lambda client: client.delete(path))
+        except ObjectMissing:
+            return
+
+    def delete_many(self, paths: Iterable[str]) -> None:
+        wanted = [check_path(path) for path in paths]
+        if not wanted:
+            return
+        try:
+            self._ask("delete_many", wanted[0], lambda client: client.delete(wanted))
+        except ObjectMissing:
+            # The service does not tell which ones it skipped after the first that was missing.
+            shared_pool().map_ordered(self.delete, wanted)
+
+    def _put_conditionally(
+        self, verb: str, path: str, data: bytes, mode: PutMode, token: str | None
+    ) -> ObjectVersion:
+        attributes: dict[str, str] | None = None if token is None else {TOKEN_ATTRIBUTE: token}
+        return self._ask(
+            verb,
+            check_path(path),
+            lambda client: self._version(
+                # In parts, the condition would not hold for the whole.
+                client.put(path, bytes(data), mode=mode, attributes=attributes, use_multipart=False)
+            ),
+        )
+
+    def _listed(self, prefix: str, pages: Iterator[Sequence[RawMeta]]) -> Iterator[ObjectMeta]:
+        while True:
+            page = self._ask("list", prefix, lambda _: next(pages, None))
+            if page is None:
+                return
+            for raw in page:
+                yield self._meta(raw["path"], raw, None)
+
+    def _fetched(self, path: str, answer: GetResult) -> StoredObject:
+        meta = self._described(path, answer)
+        return StoredObject(bytes(answer.bytes()), meta)
+
+    def _described(self, path: str, answer: GetResult) -> ObjectMeta:
+        return self._meta(path, answer.meta, answer.attributes.get(TOKEN_ATTRIBUTE))
+
+    def _meta(self, path: str, raw: RawMeta, token: str | None) -> ObjectMeta:
+        modified_ms = int(raw["last_modified"].timestamp() * 1000)
+        return ObjectMeta(path, raw["size"], modified_ms, self._version(raw), token)
+
+    def _version(self, raw: PutResult | RawMeta) -> ObjectVersion:
+        if self._place.service == "gcs":
+            return ObjectVersion(etag=raw["e_tag"], generation=raw["version"])
+        # Version ids of S3 and Azure are no part of a condition, and not every answer has them.
+        return ObjectVersion(etag=raw["e_tag"])
+
+    def _ask(self, verb: str, path: str, request: Callable[[_Client], _T]) -> _T:
+        client = self._opened()
+        try:
+            return request(client)
+        except RAISED as error:
+            problem = outcome(error, verb, path, secrets=self._secrets())
+        if self._withheld and isinstance(problem, InvalidRequest | Unavailable):
+            problem.add_note(
+                f"{', '.join(self._withheld)} did not travel with the pickled store; set them in the "
+                "environment, or open the store with pickle_secrets=True"
+            )
+        # Outside the handler, so that the original with its secrets is not shown as the context.
+        raise problem
+
+    def _opened(self) -> _Client:
+        if _fork.forbids_io:
+            raise InvalidRequest(
+                "this process was forked from one that already used a remote store, and a native client "
+                "hangs; start processes with the 'spawn' or 'forkserver' method, or fork before the first use"
+            )
+        _fork.did_io = True
+        client = self._client
+        if client is None or self._client_pid != os.getpid():
+            client = self._client = self._open()
+            self._client_pid = os.getpid()
+        return client
+
+    def _open(self) -> _Client:
+        place = self._place
+        http = {n: client_value(n, v) for n, v in self._options.items() if n in CLIENT_OPTIONS}
+        config: dict[str, Any] = {n: v for n, v in self._options.items() if n not in CLIENT_OPTIONS}
+        if place.account is not None:
+            config.setdefault("account_name", place.account)
+        opener: Callable[..., _Client] = {"s3": S3Store, "gcs": GCSStore, "azure": AzureStore}[place.service]
+        try:
+            return opener(
+                place.bucket,
+                prefix=place.prefix or None,
+                client_options=http,
+                retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=30)},
+                **config,
+            )
+        except (*RAISED, TypeError) as error:
+            problem = f"cannot open {self.url}: {first_line(error, self._secrets())}"
+        raise InvalidRequest(problem)
+
+    def _secrets(self) -> tuple[str, ...]:
+        return tuple(str(value) for name, value in self._options.items() if name in SECRET_OPTIONS)
+
+
+def _reopen(
+    url: str, options: Mapping[str, OptionValue], pickle_secrets: bool, withheld: tuple[str, ...]
+) -> RemoteStore:
+    store = RemoteStore(url, options=options, pickle_secrets=pickle_secrets)
+    store._withheld = withheld  # noqa: SLF001
+    return store
+
+
+class _Fork:
+    """Whether this process used a native client, and whether it inherited one."""
+
+    did_io = False
+    forbids_io = False
+
+    def in_child(self) -> None:
+        self.forbids_io = self.forbids_io or self.did_io
+
+
+_fork = _Fork()
+os.register_at_fork(after_in_child=_fork.in_child)

@@ -1,0 +1,161 @@
+"""From a URL to a store, and from a database's address to its store and its path there.
+
+/data/shop, data/shop, file:///data/shop     a folder
+memory://NAME/shop                           the process-wide memory store of that name
+s3://bucket/shop                             Amazon S3 and what speaks its protocol (option `endpoint`)
+gs://bucket/shop                             Google Cloud Storage
+az://container/shop, abfss://container@account.dfs.core.windows.net/shop     Azure Blob Storage
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote
+
+from flagstone.errors import InvalidRequest
+from flagstone.store.local import LocalStore
+from flagstone.store.memory import MemoryStore
+from flagstone.store.port import ObjectStore, check_path
+from flagstone.store.remote_options import (
+    SERVICE_OF_SCHEME,
+    OptionValue,
+    RemoteUrl,
+    nearest,
+    parse_remote_url,
+)
+from flagstone.store.retrying import RetryingStore, RetryPolicy
+
+StoreLike = ObjectStore | str | os.PathLike[str]
+"""A store, or where to find one."""
+
+_LOCAL_OPTIONS: Final = frozenset(["fsync"])
+
+
+def resolve(
+    url: str | os.PathLike[str], *, retry: RetryPolicy | None = None, **options: OptionValue
+) -> ObjectStore:
+    """The store whose root is at `url`; nothing is contacted yet.
+
+    A remote store comes with retries as `retry` says. Its options are those of the service (`endpoint`,
+    `region`, `access_key_id`, `secret_access_key`, `allow_http`, `timeout`, …) and `pickle_secrets`; what is
+    not given comes from the environment. A folder knows `fsync`.
+
+    Raises:
+        InvalidRequest: the URL or an option is not understood; the message names the nearest right option.
+
+    """
+    text = os.fspath(url)
+    scheme = _scheme(text)
+    if scheme == "memory":
+        name, path = _memory_place(text)
+        _check_known(options, frozenset(), "memory stores")
+        if path:
+            raise InvalidRequest(f"{text} names a path inside a memory store; the store is memory://{name}")
+        return MemoryStore.named(name)
+    if scheme in SERVICE_OF_SCHEME:
+        return _remote(parse_remote_url(text), options, retry)
+    return _local(_folder(text), options)
+
+
+def resolve_database(
+    path: str | os.PathLike[str],
+    store: StoreLike | None = None,
+    store_options: Mapping[str, OptionValue] | None = None,
+) -> tuple[ObjectStore, str]:
+    """The store a database lives in, and its path inside that store.
+
+    With `store`, `path` is inside it. Without, a folder's store is its parent, so that clones beside it share
+    one store; a bucket URL's store is the whole bucket.
+
+    Raises:
+        InvalidRequest: the address is not understood, or options came with a store that is already open.
+
+    """
+    address, options = os.fspath(path), dict(store_options or {})
+    if store is not None:
+        if "://" in address:
+            raise InvalidRequest(f"with store=, the path is inside the store; {address} is a URL")
+        inside = address.strip("/")
+        if isinstance(store, str | os.PathLike):
+            return resolve(store, **options), check_path(inside) if inside else ""  # type: ignore[arg-type]
+        if options:
+            raise InvalidRequest("store_options belong to a store URL; this store is already open")
+        return store, check_path(inside) if inside else ""
+    scheme = _scheme(address)
+    if scheme == "memory":
+        name, inside = _memory_place(address)
+        return resolve(f"memory://{name}", **options), inside  # type: ignore[arg-type]
+    if scheme in SERVICE_OF_SCHEME:
+        place = parse_remote_url(address)
+        bucket = RemoteUrl(place.service, place.bucket, "", place.account)
+        return _remote(bucket, options, None), place.prefix
+    folder = _folder(address)
+    if not folder.name:
+        raise InvalidRequest("a database needs a folder of its own; the root of the file system is none")
+    return _local(folder.parent, options), folder.name
+
+
+def _remote(place: RemoteUrl, options: dict[str, OptionValue], retry: RetryPolicy | None) -> ObjectStore:
+    # Here, because the native client would double the time of `import flagstone`.
+    from flagstone.store.remote import RemoteStore  # noqa: PLC0415
+
+    pickle_secrets = _flag("pickle_secrets", options.pop("pickle_secrets", False))
+    inner = RemoteStore(str(place), options=options, pickle_secrets=pickle_secrets)
+    return RetryingStore(inner, policy=retry)
+
+
+def _local(folder: Path, options: Mapping[str, OptionValue]) -> LocalStore:
+    _check_known(options, _LOCAL_OPTIONS, "folders")
+    return LocalStore(folder, fsync=_flag("fsync", options.get("fsync", True)))
+
+
+def _flag(name: str, value: OptionValue) -> bool:
+    """Yes or no, also as the text that a command line or a configuration file gives."""
+    match str(value).lower():
+        case "true" | "1":
+            return True
+        case "false" | "0":
+            return False
+        case _:
+            raise InvalidRequest(f"option {name!r} is true or false, not {value!r}")
+
+
+def _check_known(options: Mapping[str, OptionValue], known: frozenset[str], what: str) -> None:
+    for name in options:
+        if name not in known:
+            suggestion = nearest(name, known) if known else ""
+            raise InvalidRequest(f"{what} have no option {name!r}{suggestion}")
+
+
+def _scheme(address: str) -> str | None:
+    scheme, separator, _ = address.partition("://")
+    if not separator:
+        return None
+    if scheme not in ("file", "memory") and scheme not in SERVICE_OF_SCHEME:
+        raise InvalidRequest(
+            f"no store speaks {scheme}://; use a path, file://, memory://, s3://, gs:// or az://"
+        )
+    return scheme
+
+
+def _memory_place(url: str) -> tuple[str, str]:
+    name, _, path = url.removeprefix("memory://").partition("/")
+    if not name:
+        raise InvalidRequest(f"{url} needs a name, so that it can be opened twice: memory://NAME/path")
+    inside = path.strip("/")
+    return name, check_path(inside) if inside else ""
+
+
+def _folder(address: str) -> Path:
+    if not address:
+        raise InvalidRequest("an empty path names no folder; use '.' for the current one")
+    if not address.startswith("file://"):
+        # normpath, because ".." in the middle would end up as a name inside the store.
+        return Path(os.path.normpath(Path(address).expanduser().absolute()))
+    host, _, path = address.removeprefix("file://").partition("/")
+    if host not in ("", "localhost"):
+        raise InvalidRequest(f"{address} is on the host {host!r}; a folder on this machine is file:///path")
+    return Path(os.path.normpath(f"/{unquote(path)}"))

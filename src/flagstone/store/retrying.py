@@ -1,0 +1,261 @@
+"""Patience with the store, and the answer to "was that my write?".
+
+Any verb that ends `Unavailable` is tried again, with growing pauses, until the policy's deadline.
+
+A conditional write that is tried again can lose against itself: the first try was applied, only its answer
+was lost, and the second finds the object there. So each logical write carries one token through all its
+tries, and every lost race is followed by a look at the winner's token:
+
+    the winner's token is ours          success
+    it is somebody else's               lost: `ObjectExists` or `ObjectChanged`
+    the store keeps none                a create whose bytes differ from what is there is lost
+    anything else while in doubt        `Unavailable`: the outcome is unknown
+
+"In doubt" means that an earlier try ended `Unavailable` without the adapter knowing that nothing was written.
+Three cases must not be guessed at. Equal bytes prove nothing without a token: two writers that fence each
+other may well write the same bytes, and an empty fence object is always the same. A swap that lost while in
+doubt may have been applied and then replaced by somebody who built on it. And a create whose object is gone
+again may have been applied and then deleted.
+
+A try that is given up may still arrive later. It carries its condition with it, so it can only do harm where
+the condition has become true again: an object deleted meanwhile (the boundary protocol guards the metadata
+against that), or, on S3, the very same bytes restored under the same path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NoReturn, TypeVar
+
+from flagstone.errors import InvalidRequest, Unavailable
+from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
+from flagstone.runtime.ids import SYSTEM_IDS, Ids
+from flagstone.runtime.metrics import Metrics
+from flagstone.store.port import (
+    NotWritten,
+    ObjectChanged,
+    ObjectExists,
+    ObjectMeta,
+    ObjectMissing,
+    ObjectStore,
+    ObjectVersion,
+    Range,
+    StoredObject,
+)
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How long to be patient. Pauses double from the initial to the longest one.
+
+    `jitter` is the fraction of each pause left to chance, so that many waiters do not come back together.
+    `attempts` bounds the number of tries, None leaves it to the deadline. The deadline bounds pauses, not the
+    tries themselves: those have the timeouts of the inner store.
+    """
+
+    deadline_s: float = 60.0
+    initial_backoff_s: float = 0.1
+    max_backoff_s: float = 5.0
+    jitter: float = 0.5
+    attempts: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.deadline_s < 0 or self.initial_backoff_s < 0 or self.max_backoff_s < self.initial_backoff_s:
+            raise InvalidRequest(f"{self} needs deadline_s >= 0 and 0 <= initial_backoff_s <= max_backoff_s")
+        if not 0 <= self.jitter <= 1 or (self.attempts is not None and self.attempts < 1):
+            raise InvalidRequest(f"{self} needs a jitter between 0 and 1 and attempts of at least 1")
+
+
+class RetryingStore:
+    """A store that waits out the failures of another one, and knows its own conditional writes again.
+
+    A crash during a conditional write leaves the question open, as it does without retries: the next process
+    finds out by reading.
+    """
+
+    def __init__(
+        self,
+        inner: ObjectStore,
+        *,
+        policy: RetryPolicy | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        ids: Ids = SYSTEM_IDS,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self.inner = inner
+        self.policy = policy or RetryPolicy()
+        self.clock = clock
+        self.ids = ids
+        self.retries = (metrics or Metrics()).counter("flagstone.object_store.retry_count")
+
+    @property
+    def url(self) -> str:
+        return self.inner.url
+
+    def __repr__(self) -> str:
+        return f"RetryingStore({self.inner!r})"
+
+    def __reduce__(self) -> tuple[object, tuple[ObjectStore, RetryPolicy]]:
+        return (_reopen, (self.inner, self.policy))
+
+    def get(self, path: str) -> StoredObject:
+        return self._patiently("get", path, lambda: self.inner.get(path))
+
+    def get_if_changed(self, path: str, known: ObjectVersion) -> StoredObject | None:
+        return self._patiently("get_if_changed", path, lambda: self.inner.get_if_changed(path, known))
+
+    def get_range(self, path: str, start: int, stop: int) -> bytes:
+        return self._patiently("get_range", path, lambda: self.inner.get_range(path, start, stop))
+
+    def get_ranges(self, path: str, ranges: Sequence[Range]) -> list[bytes]:
+        return self._patiently("get_ranges", path, lambda: self.inner.get_ranges(path, ranges))
+
+    def get_tail(self, path: str, length: int) -> StoredObject:
+        return self._patiently("get_tail", path, lambda: self.inner.get_tail(path, length))
+
+    def head(self, path: str) -> ObjectMeta:
+        return self._patiently("head", path, lambda: self.inner.head(path))
+
+    def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
+        """As the port says. A listing that breaks off continues after the last path it gave."""
+        effort = _Effort(self, "list", prefix)
+        while True:
+            try:
+                for meta in self.inner.list(prefix, after=after):
+                    after = meta.path
+                    # The reader may take its time between objects, and each one is progress.
+                    effort = _Effort(self, "list", prefix)
+                    yield meta
+            except Unavailable as error:
+                effort.pause(error)
+            else:
+                return
+
+    def put(self, path: str, data: bytes) -> ObjectVersion:
+        return self._patiently("put", path, lambda: self.inner.put(path, data))
+
+    def put_if_absent(self, path: str, data: bytes, *, token: str | None = None) -> ObjectVersion:
+        token = token or self.ids.token()
+        write = lambda: self.inner.put_if_absent(path, data, token=token)  # noqa: E731
+        return self._settled(_Effort(self, "put_if_absent", path), write, data, token)
+
+    def put_if_match(
+        self, path: str, data: bytes, version: ObjectVersion, *, token: str | None = None
+    ) -> ObjectVersion:
+        token = token or self.ids.token()
+        write = lambda: self.inner.put_if_match(path, data, version, token=token)  # noqa: E731
+        return self._settled(_Effort(self, "put_if_match", path), write, data, token, version)
+
+    def copy(self, source: str, destination: str) -> None:
+        self._patiently("copy", source, lambda: self.inner.copy(source, destination))
+
+    def delete(self, path: str) -> None:
+        self._patiently("delete", path, lambda: self.inner.delete(path))
+
+    def delete_many(self, paths: Iterable[str]) -> None:
+        wanted = list(paths)
+        self._patiently("delete_many", f"{len(wanted)} objects", lambda: self.inner.delete_many(wanted))
+
+    def _patiently(self, verb: str, path: str, request: Callable[[], _T]) -> _T:
+        return _Effort(self, verb, path).until_answered(request)
+
+    def _settled(
+        self,
+        effort: _Effort,
+        write: Callable[[], ObjectVersion],
+        data: bytes,
+        token: str,
+        expected: ObjectVersion | None = None,
+    ) -> ObjectVersion:
+        while True:
+            try:
+                return write()
+            except Unavailable as error:
+                effort.in_doubt = effort.in_doubt or not isinstance(error, NotWritten)
+                effort.pause(error)
+                continue
+            except (ObjectExists, ObjectChanged) as error:
+                lost = error
+            winner = effort.until_answered(lambda: self._head_or_none(effort.path))
+            if winner is not None and winner.token == token:
+                return winner.version
+            if winner is None:
+                undecided = isinstance(lost, ObjectExists) and not effort.in_doubt
+            else:
+                undecided = winner.version == expected
+            if undecided:
+                # Nobody won: services refuse so while others write or delete, before anything is decided.
+                effort.pause(lost)
+                continue
+            if not effort.in_doubt:
+                raise lost
+            if isinstance(lost, ObjectExists) and winner is not None:
+                if winner.token is not None:
+                    raise lost
+                there = effort.until_answered(lambda: self._bytes_or_none(effort.path))
+                if there is not None and there != data:
+                    raise lost
+            effort.give_up("another write came after it or may equal it")
+
+    def _head_or_none(self, path: str) -> ObjectMeta | None:
+        try:
+            return self.inner.head(path)
+        except ObjectMissing:
+            return None
+
+    def _bytes_or_none(self, path: str) -> bytes | None:
+        try:
+            return self.inner.get(path).data
+        except ObjectMissing:
+            return None
+
+
+class _Effort:
+    """One logical request: its tries, its pauses, its end."""
+
+    __slots__ = ("_attempts", "_backoff_s", "_started", "_store", "in_doubt", "path", "verb")
+
+    def __init__(self, store: RetryingStore, verb: str, path: str) -> None:
+        self._store = store
+        self._started = store.clock.monotonic()
+        self._attempts = 0
+        self._backoff_s = store.policy.initial_backoff_s
+        self.verb = verb
+        self.path = path
+        self.in_doubt = False
+
+    def until_answered(self, request: Callable[[], _T]) -> _T:
+        while True:
+            try:
+                return request()
+            except Unavailable as error:
+                self.pause(error)
+
+    def pause(self, error: Unavailable | ObjectExists | ObjectChanged) -> None:
+        """Wait before the next try, or raise when there is none left. A lost race stays one, unless in doubt."""
+        policy, clock = self._store.policy, self._store.clock
+        self._attempts += 1
+        pause_s = self._backoff_s * (1 - self._store.ids.uniform(0, policy.jitter))
+        self._backoff_s = min(self._backoff_s * 2, policy.max_backoff_s)
+        out_of_time = clock.monotonic() - self._started + pause_s > policy.deadline_s
+        if out_of_time or self._attempts == policy.attempts:
+            if isinstance(error, Unavailable) or self.in_doubt:
+                self.give_up(str(error), cause=error)
+            raise error
+        self._store.retries.add()
+        clock.sleep(pause_s)
+
+    def give_up(self, reason: str, *, cause: Exception | None = None) -> NoReturn:
+        elapsed_s = self._store.clock.monotonic() - self._started
+        doubt = "; whether it was written is unknown" if self.in_doubt else ""
+        raise Unavailable(
+            f"{self.verb} of {self.path} in {self._store.url} failed after {max(self._attempts, 1)} attempts "
+            f"in {elapsed_s:.1f} s{doubt}: {reason}"
+        ) from cause
+
+
+def _reopen(inner: ObjectStore, policy: RetryPolicy) -> RetryingStore:
+    return RetryingStore(inner, policy=policy)

@@ -1,0 +1,70 @@
+"""The base or the log of a two-phase store stops answering in the middle of a write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flagstone.errors import Unavailable
+from flagstone.store.commit_log.sqlite import SqliteCommitLog
+from flagstone.store.port import ObjectChanged, ObjectExists
+from flagstone.store.retrying import RetryingStore, RetryPolicy
+from unit.store.two_phase_rig import World
+
+POLICY = RetryPolicy(deadline_s=5, initial_backoff_s=0, max_backoff_s=0)
+STEPS = 12
+
+
+class OutageAt:
+    """The n-th call fails once: before it was applied, or after it, when only the answer is lost."""
+
+    def __init__(self, call: int, moment: str) -> None:
+        self._call = call
+        self._moment = moment
+        self._calls = 0
+        self.happened = False
+
+    def __call__(self, name: str, moment: str) -> None:
+        if moment == self._moment and self._calls == self._call and not self.happened:
+            self.happened = True
+            raise Unavailable(f"{name} was not answered")
+        if moment == "after":
+            self._calls += 1
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_writer_with_retries_wins_through_every_single_outage(tmp_path: Path, moment: str) -> None:
+    happened = 0
+    for call in range(STEPS):
+        world = World(SqliteCommitLog(tmp_path / f"{call}.db", synchronous="OFF"))
+        for write in ("create", "update"):
+            outage = OutageAt(call, moment)
+            store = RetryingStore(world.process(outage), policy=POLICY)
+            if write == "create":
+                version = store.put_if_absent("a", b"create")
+            else:
+                version = store.put_if_match("a", b"update", version)
+            happened += outage.happened
+            assert world.process().get("a").data == write.encode()
+            assert world.process().head("a").version == version
+        world.process().recover()
+        world.process().collect_garbage(min_age_ms=0)
+        world.check_settled()
+        world.log.close()
+    assert happened >= 12
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_loser_with_retries_loses_through_every_single_outage(tmp_path: Path, moment: str) -> None:
+    for call in range(STEPS):
+        world = World(SqliteCommitLog(tmp_path / f"{call}.db", synchronous="OFF"))
+        stale = world.process().put_if_absent("a", b"winner")
+        world.process().put_if_match("a", b"winner", stale)
+        with pytest.raises(ObjectExists):
+            RetryingStore(world.process(OutageAt(call, moment)), policy=POLICY).put_if_absent("a", b"winner")
+        # After an outage in the middle nobody can tell whether the update was applied and then replaced.
+        with pytest.raises((ObjectChanged, Unavailable)):
+            RetryingStore(world.process(OutageAt(call, moment)), policy=POLICY).put_if_match("a", b"x", stale)
+        assert world.process().get("a").data == b"winner"
+        world.log.close()

@@ -1,0 +1,70 @@
+"""The servers as pytest fixtures. Each starts when first asked for; all stop with the test run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from servers.azure import AzureServer, start_azurite
+from servers.commit_logs import new_log
+from servers.gcs import GcsServer
+from servers.postgres import start_postgres
+from servers.s3 import S3Server, start_ministack, start_seaweedfs
+from servers.shared import ServerMissingError, shared, stop_all
+
+__all__ = ["azurite", "gcs", "ministack", "new_log", "postgres_url", "seaweedfs"]
+
+Start = Callable[[], tuple[int, dict[str, object]]]
+
+
+@pytest.fixture(scope="session")
+def seaweedfs(request: pytest.FixtureRequest) -> S3Server:
+    return S3Server(_port(request.config, "seaweedfs", start_seaweedfs))
+
+
+@pytest.fixture(scope="session")
+def ministack(request: pytest.FixtureRequest) -> S3Server:
+    return S3Server(_port(request.config, "ministack", start_ministack))
+
+
+@pytest.fixture(scope="session")
+def azurite(request: pytest.FixtureRequest) -> AzureServer:
+    return AzureServer(_port(request.config, "azurite", start_azurite))
+
+
+@pytest.fixture(scope="session")
+def postgres_url(request: pytest.FixtureRequest) -> str:
+    """A database, as SQLAlchemy addresses it."""
+    return str(_facts(request.config, "postgres", start_postgres)["url"])
+
+
+@pytest.fixture(scope="session")
+def gcs() -> Iterator[GcsServer]:
+    with GcsServer() as server:
+        yield server
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    # Workers share their servers, so only the controlling process may stop them. Should it die first, the
+    # guards notice.
+    if not hasattr(session.config, "workerinput"):
+        stop_all(_registry(session.config))
+
+
+def _port(config: pytest.Config, name: str, start: Start) -> int:
+    return int(str(_facts(config, name, start)["port"]))
+
+
+def _facts(config: pytest.Config, name: str, start: Start) -> dict[str, object]:
+    try:
+        return shared(_registry(config), name, start)
+    except ServerMissingError as reason:
+        pytest.skip(str(reason))
+
+
+def _registry(config: pytest.Config) -> Path:
+    factory: pytest.TempPathFactory = config._tmp_path_factory  # type: ignore[attr-defined]
+    base = factory.getbasetemp()
+    return (base.parent if hasattr(config, "workerinput") else base) / "servers"

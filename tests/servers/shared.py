@@ -1,0 +1,132 @@
+"""One start of each server per test run, shared by all its pytest processes.
+
+The first process that asks starts the server and writes down where it is; the others read that. Each server
+runs under `guard.py`, which ends it with the run, however the run ends. A server that cannot be had is
+written down too, so that every test depending on it is skipped with the reason.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from flagstone.runtime.clock import SYSTEM_CLOCK
+from servers.guard import alive
+
+GUARD = Path(__file__).with_name("guard.py")
+STOP_PATIENCE_S = 30.0
+
+
+class ServerMissingError(Exception):
+    """This machine cannot run the server; the message says why."""
+
+
+class Launched:
+    """A server process under its guard, with a folder of its own."""
+
+    def __init__(self, name: str, command: list[str], *, environment: dict[str, str] | None = None) -> None:
+        self.name = name
+        self.folder = Path(tempfile.mkdtemp(prefix=f"flagstone-{name}-"))
+        self.folder.chmod(0o711)  # PostgreSQL runs as another user and must be able to come in
+        watched = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+        self._guard = subprocess.Popen(
+            [sys.executable, str(GUARD), str(watched), str(self.folder)]
+            + [part.replace("{folder}", str(self.folder)) for part in command],
+            env={**os.environ, **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        _guards[self._guard.pid] = self._guard
+
+    @property
+    def pid(self) -> int:
+        return self._guard.pid
+
+    def wait_until(self, ready: Callable[[], bool], *, within_s: float = 60.0) -> None:
+        """Return when `ready` says so, else stop the server and raise `ServerMissingError` with its last words."""
+        deadline = SYSTEM_CLOCK.monotonic() + within_s
+        while not ready():
+            if self._guard.poll() is not None or SYSTEM_CLOCK.monotonic() > deadline:
+                log = self.folder / "log"
+                words = log.read_text(errors="replace")[-500:].strip() if log.exists() else ""
+                _stop(self._guard.pid)
+                raise ServerMissingError(f"{self.name} did not start within {within_s:.0f} s: {words}")
+            SYSTEM_CLOCK.sleep(0.05)
+
+
+_guards: dict[int, subprocess.Popen[bytes]] = {}
+
+
+def shared(
+    registry: Path, name: str, start: Callable[[], tuple[int, dict[str, object]]]
+) -> dict[str, object]:
+    """Where the server `name` of this run is, after starting it if this is the first call.
+
+    `start` returns the process id of the guard and what clients need to know.
+    """
+    registry.mkdir(parents=True, exist_ok=True)
+    note = registry / f"{name}.json"
+    with (registry / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not note.exists():
+            try:
+                pid, facts = start()
+                started: dict[str, object] = {"pid": pid, "facts": facts}
+            except ServerMissingError as reason:
+                started = {"missing": str(reason)}
+            note.write_text(json.dumps(started))
+    known = json.loads(note.read_text())
+    if "missing" in known:
+        raise ServerMissingError(known["missing"])
+    facts = known["facts"]
+    assert isinstance(facts, dict)
+    return facts
+
+
+def stop_all(registry: Path) -> None:
+    """Stop every server of this run and wait until they are gone."""
+    notes = sorted(registry.glob("*.json"))
+    pids = [known["pid"] for known in (json.loads(note.read_text()) for note in notes) if "pid" in known]
+    for pid in pids:
+        if alive(pid):
+            os.kill(pid, signal.SIGTERM)
+    for pid in pids:
+        _stop(pid)
+    for note in notes:
+        note.unlink()
+
+
+def _stop(pid: int) -> None:
+    guard = _guards.pop(pid, None)
+    if guard is not None:
+        guard.terminate()
+        guard.wait(STOP_PATIENCE_S)
+        return
+    deadline = SYSTEM_CLOCK.monotonic() + STOP_PATIENCE_S
+    while alive(pid) and SYSTEM_CLOCK.monotonic() < deadline:
+        SYSTEM_CLOCK.sleep(0.05)
+
+
+def free_port() -> int:
+    """A port nobody listens on now. Somebody may take it before the server does; then the start fails."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def listening(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,287 @@
+"""The part cache may be slow, small, full or damaged; it may never be wrong."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from random import Random
+from threading import Barrier, Event
+
+import pytest
+
+from flagstone.errors import InternalError, InvalidRequest, Unavailable
+from flagstone.runtime.metrics import Metrics
+from flagstone.store import caching
+from flagstone.store.caching import CachingStore
+from flagstone.store.counting import CountingStore
+from flagstone.store.memory import MemoryStore
+from flagstone.store.port import ObjectMissing
+
+TABLE = "db/compacted/01ARZ3NDEKTSV4RRFFQ69G5FAV.sst"
+PART = 4096
+CONTENT = Random(7).randbytes(10 * PART + 123)
+
+
+class World:
+    """A cache over a counted store that holds one table."""
+
+    def __init__(self, folder: Path, *, max_bytes: int = 1 << 20, cache_on_put: bool = False) -> None:
+        self.folder = folder
+        self.metrics = Metrics()
+        self.inner = MemoryStore()
+        self.counted = CountingStore(self.inner, component="test")
+        self.store = CachingStore(
+            self.counted,
+            folder=folder,
+            max_bytes=max_bytes,
+            part_bytes=PART,
+            cache_on_put=cache_on_put,
+            metrics=self.metrics,
+        )
+        self.inner.put(TABLE, CONTENT)
+
+    def requests(self) -> dict[str, int]:
+        requests = self.counted.totals()["requests"]
+        self.counted.reset()
+        return requests
+
+    def metric(self, name: str) -> float:
+        value = self.metrics.as_dict()[f"slatedb.object_store_cache.{name}"]
+        assert isinstance(value, int | float)
+        return value
+
+    def files(self) -> list[Path]:
+        return sorted(file for file in self.folder.rglob("*") if file.is_file())
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_the_second_read_needs_no_request(world: World) -> None:
+    assert world.store.get_range(TABLE, 5000, 5010) == CONTENT[5000:5010]
+    assert world.requests() == {"get_range": 1}
+
+    assert world.store.get_range(TABLE, 4096, 8192) == CONTENT[4096:8192]
+
+    assert world.requests() == {}
+    assert (world.metric("part_access_count"), world.metric("part_hit_count")) == (2, 1)
+
+
+def test_missing_neighbours_come_in_one_request(world: World) -> None:
+    world.store.get_range(TABLE, 3 * PART, 3 * PART + 1)
+    world.requests()
+
+    assert world.store.get_range(TABLE, 10, 8 * PART) == CONTENT[10 : 8 * PART]
+
+    assert world.requests() == {"get_range": 2}
+
+
+def test_any_range_equals_the_uncached_one(world: World) -> None:
+    chance = Random(1)
+    for _ in range(300):
+        start = chance.randrange(0, len(CONTENT) + 2 * PART)
+        stop = start + chance.choice([0, 1, 100, PART, 3 * PART, 20 * PART])
+        assert world.store.get_range(TABLE, start, stop) == CONTENT[start:stop]
+    ranges = [(9 * PART, 11 * PART), (0, 5), (50 * PART, 51 * PART)]
+    assert world.store.get_ranges(TABLE, ranges) == [CONTENT[start:stop] for start, stop in ranges]
+
+
+def test_whole_objects_and_tails_come_from_the_cache_too(world: World) -> None:
+    first = world.store.get(TABLE)
+    assert first.data == CONTENT
+    world.requests()
+
+    again = world.store.get(TABLE)
+    tail = world.store.get_tail(TABLE, 100)
+
+    assert again == first
+    assert (tail.data, tail.meta) == (CONTENT[-100:], first.meta)
+    assert world.requests() == {}
+
+
+def test_another_process_finds_the_parts(world: World, tmp_path: Path) -> None:
+    world.store.get_range(TABLE, 0, len(CONTENT))
+    other = CachingStore(world.counted, folder=tmp_path, max_bytes=1 << 20, part_bytes=PART)
+    world.requests()
+
+    assert other.get_range(TABLE, 100, 9 * PART) == CONTENT[100 : 9 * PART]
+
+    assert world.requests() == {}
+
+
+def truncate(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-50] ^= 1
+    file.write_bytes(content)
+
+
+def flip_header(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[5] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        truncate,
+        flip,
+        flip_header,
+        lambda file: file.write_bytes(b""),
+        lambda file: file.write_bytes(b"x" * 50),
+    ],
+)
+def test_damaged_parts_are_fetched_again(world: World, damage: Callable[[Path], None]) -> None:
+    world.store.get(TABLE)
+    for file in world.files():
+        damage(file)
+    world.requests()
+
+    assert world.store.get_tail(TABLE, 200).data == CONTENT[-200:]
+    assert world.store.get_range(TABLE, 0, len(CONTENT)) == CONTENT
+
+    assert world.requests()
+    assert world.store.get_range(TABLE, 0, len(CONTENT)) == CONTENT
+    assert world.requests() == {}
+
+
+def test_a_part_under_another_parts_name_is_damaged(world: World) -> None:
+    world.store.get_range(TABLE, 0, 2 * PART)
+    first, second = world.files()
+    second.write_bytes(first.read_bytes())
+
+    assert world.store.get_range(TABLE, 0, 2 * PART) == CONTENT[: 2 * PART]
+
+
+def test_the_cache_stays_within_its_size_and_keeps_what_was_used_last(tmp_path: Path) -> None:
+    world = World(tmp_path, max_bytes=20 * PART)
+    tables = [f"db/compacted/{number:026d}.sst" for number in range(40)]
+    for table in tables:
+        world.inner.put(table, CONTENT[:PART])
+    for number, table in enumerate(tables):
+        world.store.get_range(table, 0, 10)
+        for file in world.files():
+            os.utime(file, ns=(number, number)) if file.stat().st_mtime_ns > 10**15 else None
+
+    assert sum(file.stat().st_size for file in world.files()) <= 20 * PART
+    assert world.metric("evicted_keys") >= 20
+    assert world.metric("evicted_bytes") >= 20 * PART
+    assert world.metric("cache_bytes") <= 20 * PART
+    world.requests()
+    world.store.get_range(tables[-1], 0, 10)
+    assert world.requests() == {}
+    world.store.get_range(tables[0], 0, 10)
+    assert world.requests() == {"get_range": 1}
+
+
+def test_a_cache_that_cannot_write_still_reads(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(caching, "write_part", full)
+
+    for _ in range(2):
+        assert world.store.get_range(TABLE, 0, len(CONTENT)) == CONTENT
+        assert world.store.get(TABLE).data == CONTENT
+
+
+def test_many_readers_of_a_missing_part_make_one_request(world: World) -> None:
+    arrived, inner_get_range = Barrier(8), world.inner.get_range
+    go_on = Event()
+
+    def slow(path: str, start: int, stop: int) -> bytes:
+        go_on.wait(0.1)
+        return inner_get_range(path, start, stop)
+
+    world.inner.get_range = slow  # type: ignore[method-assign]
+
+    def read(_: int) -> bytes:
+        arrived.wait()
+        return world.store.get_range(TABLE, 100, 5 * PART)
+
+    with ThreadPoolExecutor(8) as readers:
+        assert set(readers.map(read, range(8))) == {CONTENT[100 : 5 * PART]}
+    assert world.requests() == {"get_range": 1}
+
+
+def test_a_failed_fetch_fails_only_its_caller(world: World) -> None:
+    inner_get_range = world.inner.get_range
+
+    def fail(*_: object) -> bytes:
+        raise Unavailable("503")
+
+    world.inner.get_range = fail  # type: ignore[method-assign]
+    with pytest.raises(Unavailable):
+        world.store.get_range(TABLE, 0, 10)
+    world.inner.get_range = inner_get_range  # type: ignore[method-assign]
+    assert world.store.get_range(TABLE, 0, 10) == CONTENT[:10]
+
+
+def test_puts_fill_the_cache_on_demand(tmp_path: Path) -> None:
+    world = World(tmp_path, cache_on_put=True)
+    world.store.put("db/compacted/new.sst", CONTENT)
+    world.requests()
+
+    assert world.store.get_range("db/compacted/new.sst", 5, 5000) == CONTENT[5:5000]
+
+    assert world.requests() == {}
+
+
+def test_deleted_tables_are_gone(world: World) -> None:
+    world.store.get(TABLE)
+    world.store.delete(TABLE)
+
+    assert world.files() == []
+    for read in (world.store.get, world.store.head, lambda path: world.store.get_range(path, 0, 5)):
+        with pytest.raises(ObjectMissing):
+            read(TABLE)
+
+
+def test_the_log_passes_through_uncached(world: World) -> None:
+    path = "db/wal/00000000000000000001.sst"
+    world.store.put_if_absent(path, b"log")
+    for _ in range(2):
+        assert world.store.get(path).data == b"log"
+        assert world.store.get_range(path, 0, 1) == b"l"
+    assert world.requests() == {"put_if_absent": 1, "get": 2, "get_range": 2}
+    assert world.files() == []
+
+
+@pytest.mark.parametrize("folder", ["manifest", "compactions", "gc"])
+def test_metadata_must_not_come_near_it(world: World, folder: str) -> None:
+    path = f"db/{folder}/x"
+    store = world.store
+    version = world.inner.put(path, b"")
+    calls: list[Callable[[], object]] = [
+        lambda: store.get(path),
+        lambda: store.get_if_changed(path, version),
+        lambda: store.get_range(path, 0, 1),
+        lambda: store.get_ranges(path, [(0, 1)]),
+        lambda: store.get_tail(path, 1),
+        lambda: store.head(path),
+        lambda: store.list(f"db/{folder}"),
+        lambda: store.put(path, b""),
+        lambda: store.put_if_absent(path, b""),
+        lambda: store.put_if_match(path, b"", version),
+        lambda: store.copy(path, TABLE),
+        lambda: store.copy(TABLE, path),
+        lambda: store.delete(path),
+        lambda: store.delete_many([TABLE, path]),
+    ]
+    for call in calls:
+        with pytest.raises(InternalError, match="must not pass through a cache"):
+            call()
+    assert world.requests() == {}
+
+
+def test_sizes_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="too small"):
+        CachingStore(MemoryStore(), folder=tmp_path, max_bytes=1 << 20)
