@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from flagstone.errors import (
     Closed,
     CorruptData,
@@ -13,7 +15,11 @@ from flagstone.errors import (
 )
 from flagstone.types import KeyRange, Row
 
+if TYPE_CHECKING:
+    from flagstone.db.admin import Admin
+
 __all__ = [
+    "Admin",
     "Closed",
     "CorruptData",
     "FlagstoneError",
@@ -24,3 +30,12 @@ __all__ = [
     "TransactionConflict",
     "Unavailable",
 ]
+
+
+def __getattr__(name: str) -> object:
+    # The engine is imported when it is first used: a program that only catches our errors starts fast.
+    if name == "Admin":
+        from flagstone.db.admin import Admin  # noqa: PLC0415
+
+        return Admin
+    raise AttributeError(f"module 'flagstone' has no attribute {name!r}")

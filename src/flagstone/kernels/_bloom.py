@@ -64,6 +64,16 @@ def _siphash(data: cython.p_const_uchar, size: cython.Py_ssize_t) -> cython.ulon
     return v0 ^ v1 ^ v2 ^ v3
 
 
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _wrap(value: cython.ulonglong, modulus: cython.ulonglong) -> cython.ulonglong:
+    """`value % modulus` for values barely above it: a subtraction costs a tenth of a division."""
+    while value >= modulus:
+        value -= modulus
+    return value
+
+
 def siphash13(data: bytes) -> int:
     """The 64-bit hash of `data`."""
     return _siphash(data, len(data))
@@ -124,9 +134,9 @@ def build(hashes: array, size: int, probes: int) -> bytes:
         position = (hashed[index] & 0xFFFFFFFF) % modulus
         stride = (hashed[index] >> 32) % modulus
         for step in range(turns):
-            stride = (stride + step) % modulus
+            stride = _wrap(stride + step, modulus)
             out[position >> 3] |= 1 << (position & 7)
-            position = (position + stride) % modulus
+            position = _wrap(position + stride, modulus)
     return bytes(bits)
 
 
@@ -142,10 +152,10 @@ def may_contain(bloom: bytes, hashed: cython.ulonglong) -> bool:
     stride: cython.ulonglong = (hashed >> 32) % modulus
     step: cython.uint
     for step in range(turns):
-        stride = (stride + step) % modulus
+        stride = _wrap(stride + step, modulus)
         if not (data[2 + (position >> 3)] >> (position & 7)) & 1:
             return False
-        position = (position + stride) % modulus
+        position = _wrap(position + stride, modulus)
     return True
 
 

@@ -148,7 +148,7 @@ class IoPool:
             self._dismiss()
 
 
-class _Skipped(Exception):  # noqa: N818
+class _Skipped(Exception):
     """Another item failed before this one's turn came."""
 
 

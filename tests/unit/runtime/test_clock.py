@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from threading import Thread  # noqa: TID251 - the test plays the other thread
+from threading import Thread
 
 import pytest
 

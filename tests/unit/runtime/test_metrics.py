@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-import threading  # noqa: TID251 - the test plays the other thread
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import gc
 import pickle
-import threading  # noqa: TID251 - the test plays the other thread
+import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import CancelledError, wait

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import threading  # noqa: TID251 - the test plays the other thread
+import threading
 from collections.abc import Callable
 
 import pytest

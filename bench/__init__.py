@@ -1,0 +1,1 @@
+"""Benchmarks: everything is measured interleaved in one run, and told as ratios."""

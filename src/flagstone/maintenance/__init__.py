@@ -1,0 +1,1 @@
+"""What keeps a database small, fast and safe."""
