@@ -52,15 +52,15 @@ def test_a_writer_with_retries_wins_through_every_single_outage(tmp_path: Path, 
         world.process().collect_garbage(min_age_ms=0)
         world.check_settled()
         world.log.close()
-    assert happened >= 12
+    assert happened >= 10
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_loser_with_retries_loses_through_every_single_outage(tmp_path: Path, moment: str) -> None:
     for call in range(STEPS):
         world = World(SqliteCommitLog(tmp_path / f"{call}.db", synchronous="OFF"))
-        stale = world.process().put_if_absent("a", b"winner")
-        world.process().put_if_match("a", b"winner", stale)
+        stale = world.process().put_if_absent("a", b"winner", token="first")
+        world.process().put_if_match("a", b"winner", stale, token="second")
         with pytest.raises(ObjectExists):
             RetryingStore(world.process(OutageAt(call, moment)), policy=POLICY).put_if_absent("a", b"winner")
         # After an outage in the middle nobody can tell whether the update was applied and then replaced.
