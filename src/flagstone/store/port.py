@@ -149,7 +149,9 @@ class ObjectStore(Protocol):
         ...
 
     def put_if_absent(self, path: str, data: bytes, *, token: str | None = None) -> ObjectVersion:
-        """Create; raises `ObjectExists` when there is an object already. At most one caller ever wins.
+        """Create; raises `ObjectExists` when there is an object already. Of several callers at most one wins.
+
+        After a deletion the path may be free again or, on stores that remember, spent for good: `ObjectExists`.
 
         `token` is kept with the object where the store can (`head` returns it), so that a writer whose
         answer was lost can recognise its own work. A store may answer the repetition of a write that it

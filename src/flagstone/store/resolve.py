@@ -35,9 +35,16 @@ _LOCAL_OPTIONS: Final = frozenset(["fsync"])
 
 
 def resolve(
-    url: str | os.PathLike[str], *, retry: RetryPolicy | None = None, **options: OptionValue
+    url: str | os.PathLike[str],
+    *,
+    retry: RetryPolicy | None = None,
+    commit_log: str | None = None,
+    **options: OptionValue,
 ) -> ObjectStore:
     """The store whose root is at `url`; nothing is contacted yet.
+
+    `commit_log` is for services without conditional writes: a transactional table that decides them, as
+    `sqlite:///path`, `postgresql://user@host/database` or `dynamodb://TABLE`. All writers must name the same.
 
     A remote store comes with retries as `retry` says. Its options are those of the service (`endpoint`,
     `region`, `access_key_id`, `secret_access_key`, `allow_http`, `timeout`, …) and `pickle_secrets`; what is
@@ -47,7 +54,17 @@ def resolve(
         InvalidRequest: the URL or an option is not understood; the message names the nearest right option.
 
     """
-    text = os.fspath(url)
+    store = _plain(os.fspath(url), retry, options)
+    if commit_log is None:
+        return store
+    # Here, because few need it.
+    from flagstone.store.commit_log.locate import open_commit_log  # noqa: PLC0415
+    from flagstone.store.two_phase import TwoPhaseStore  # noqa: PLC0415
+
+    return RetryingStore(TwoPhaseStore(store, open_commit_log(commit_log, namespace=store.url)), policy=retry)
+
+
+def _plain(text: str, retry: RetryPolicy | None, options: dict[str, OptionValue]) -> ObjectStore:
     scheme = _scheme(text)
     if scheme == "memory":
         name, path = _memory_place(text)
@@ -91,11 +108,11 @@ def resolve_database(
     if scheme in SERVICE_OF_SCHEME:
         place = parse_remote_url(address)
         bucket = RemoteUrl(place.service, place.bucket, "", place.account)
-        return _remote(bucket, options, None), place.prefix
+        return resolve(str(bucket), **options), place.prefix  # type: ignore[arg-type]
     folder = _folder(address)
     if not folder.name:
         raise InvalidRequest("a database needs a folder of its own; the root of the file system is none")
-    return _local(folder.parent, options), folder.name
+    return resolve(folder.parent, **options), folder.name  # type: ignore[arg-type]
 
 
 def _remote(place: RemoteUrl, options: dict[str, OptionValue], retry: RetryPolicy | None) -> ObjectStore:

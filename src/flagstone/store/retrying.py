@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from typing import Final, NoReturn, TypeVar
 
 from flagstone.errors import InvalidRequest, Unavailable
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
@@ -45,6 +45,10 @@ from flagstone.store.port import (
 )
 
 _T = TypeVar("_T")
+
+_MAX_UNDECIDED: Final = 5
+"""How often a refusal without a winner is asked again. A store that remembers deleted paths, as the two-phase
+store does, keeps refusing them: that is an answer, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +190,9 @@ class RetryingStore:
                 undecided = isinstance(lost, ObjectExists) and not effort.in_doubt
             else:
                 undecided = winner.version == expected
-            if undecided:
+            if undecided and effort.undecided < _MAX_UNDECIDED:
                 # Nobody won: services refuse so while others write or delete, before anything is decided.
+                effort.undecided += 1
                 effort.pause(lost)
                 continue
             if not effort.in_doubt:
@@ -216,7 +221,7 @@ class RetryingStore:
 class _Effort:
     """One logical request: its tries, its pauses, its end."""
 
-    __slots__ = ("_attempts", "_backoff_s", "_started", "_store", "in_doubt", "path", "verb")
+    __slots__ = ("_attempts", "_backoff_s", "_started", "_store", "in_doubt", "path", "undecided", "verb")
 
     def __init__(self, store: RetryingStore, verb: str, path: str) -> None:
         self._store = store
@@ -226,6 +231,7 @@ class _Effort:
         self.verb = verb
         self.path = path
         self.in_doubt = False
+        self.undecided = 0
 
     def until_answered(self, request: Callable[[], _T]) -> _T:
         while True:
