@@ -32,14 +32,6 @@ class TestSeaweedFs(StoreContract):
     def store(self, seaweedfs: S3Server) -> ObjectStore:
         return resolve(seaweedfs.url, pickle_secrets=True, **seaweedfs.options())
 
-    @pytest.mark.xfail(reason="SeaweedFS sorts folder by folder: a/1 before a-b/1", strict=True)
-    def test_list_is_ascending_by_the_whole_path(self, store: ObjectStore, folder: str) -> None:
-        super().test_list_is_ascending_by_the_whole_path(store, folder)
-
-    @pytest.mark.xfail(reason="SeaweedFS sorts folder by folder: a/1 before a-b/1", strict=True)
-    def test_list_continues_after_a_path(self, store: ObjectStore, folder: str) -> None:
-        super().test_list_continues_after_a_path(store, folder)
-
 
 @pytest.mark.slow
 class TestMiniStack(StoreContract):

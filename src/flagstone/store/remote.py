@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 TOKEN_ATTRIBUTE: Final = "slatedbputid"  # noqa: S105 - the name under which SlateDB keeps its own
 _LIST_PAGE: Final = 1000
+_S3_ENDPOINTS: Final = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
 
 _Client = S3Store | GCSStore | AzureStore
 _T = TypeVar("_T")
@@ -164,14 +165,19 @@ class RemoteStore:
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
         folder = check_prefix(prefix).rstrip("/") or None
-        pages = self._ask(
-            "list", prefix, lambda client: client.list(folder, offset=after or None, chunk_size=_LIST_PAGE)
-        )
-        metas = self._listed(prefix, iter(pages))
-        if self._options.get("s3_express") or self._place.bucket.endswith("--x-s3"):
-            # Directory buckets list in no order, and their names end so.
-            metas = iter(sorted(metas, key=lambda meta: meta.path))
-        return metas
+        if self._lists_in_order():
+            return self._listed(prefix, folder, after)
+        # Such a service would skip other paths than we mean, so `after` is applied here.
+        metas = self._listed(prefix, folder, None)
+        kept = (meta for meta in metas if after is None or meta.path > after)
+        return iter(sorted(kept, key=lambda meta: meta.path))
+
+    def _lists_in_order(self) -> bool:
+        """Whether the service lists by whole path: directory buckets and some S3 look-alikes do not."""
+        if self._place.service != "s3":
+            return True
+        elsewhere = "endpoint" in self._options or any(name in os.environ for name in _S3_ENDPOINTS)
+        return not (elsewhere or self._options.get("s3_express") or self._place.bucket.endswith("--x-s3"))
 
     def put(self, path: str, data: bytes) -> ObjectVersion:
         return self._ask(
@@ -228,7 +234,12 @@ class RemoteStore:
             ),
         )
 
-    def _listed(self, prefix: str, pages: Iterator[Sequence[RawMeta]]) -> Iterator[ObjectMeta]:
+    def _listed(self, prefix: str, folder: str | None, offset: str | None) -> Iterator[ObjectMeta]:
+        pages = self._ask(
+            "list",
+            prefix,
+            lambda client: iter(client.list(folder, offset=offset or None, chunk_size=_LIST_PAGE)),
+        )
         while True:
             page = self._ask("list", prefix, lambda _: next(pages, None))
             if page is None:
