@@ -13,6 +13,8 @@ import flagstone
 SOURCE = Path(flagstone.__file__).parent
 MODULES = sorted(path for path in SOURCE.rglob("*.py") if "_generated" not in path.parts)
 MAX_LINES = 400
+MAX_KERNEL_LINES = 800
+"""C functions cannot be shared between compiled modules, so a kernel is one file, and declares its C types."""
 BANNED_WORDS = ("util", "helper", "manager", "common", "misc")
 HEAVY_PACKAGES = ("numpy", "obstore", "pyarrow", "pyspark")
 
@@ -28,8 +30,9 @@ def test_there_is_something_to_check() -> None:
 @pytest.mark.parametrize("module", MODULES, ids=named)
 def test_a_source_file_is_short_enough_to_read_in_one_sitting(module: Path) -> None:
     lines = len(module.read_text(encoding="utf-8").splitlines())
+    limit = MAX_KERNEL_LINES if module.parent.name == "kernels" else MAX_LINES
 
-    assert lines < MAX_LINES, f"{named(module)} has {lines} lines; split it by concept"
+    assert lines < limit, f"{named(module)} has {lines} lines; split it by concept"
 
 
 @pytest.mark.parametrize("module", MODULES, ids=named)

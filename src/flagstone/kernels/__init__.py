@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from flagstone.kernels import _block_writer as block_writer
     from flagstone.kernels import _bloom as bloom
     from flagstone.kernels import _index as index
+    from flagstone.kernels import _memtable as memtable
 
 
 def load_interpreted(name: str) -> ModuleType:
@@ -40,15 +41,12 @@ def _choose(name: str) -> ModuleType:
     return wanted or load_interpreted(name)
 
 
-NAMES = ("block_reader", "block_writer", "bloom", "index")
+NAMES = ("block_reader", "block_writer", "bloom", "index", "memtable")
 
-if not TYPE_CHECKING:
-    block_reader, block_writer, bloom, index = map(_choose, NAMES)
+_chosen = {name: _choose(name) for name in NAMES}
+globals().update(_chosen)
 
-COMPILED = all(
-    module.__name__.startswith(f"{__name__}._compiled")
-    for module in (block_reader, block_writer, bloom, index)
-)
+COMPILED = all(module.__name__.startswith(f"{__name__}._compiled.") for module in _chosen.values())
 
 __all__ = [
     "COMPILED",
@@ -59,4 +57,5 @@ __all__ = [
     "index",
     "load_compiled",
     "load_interpreted",
+    "memtable",
 ]

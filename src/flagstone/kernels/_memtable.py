@@ -1,0 +1,763 @@
+"""The memtable: recent rows in commit order, found by hash, sorted only when somebody wants order.
+
+Rows are appended to chunks of memory that never move, so what a reader found stays valid while others write:
+
+    entry = link(8) seq(8) expire_ms(8) create_ms(8) value_len(4) key_len(2) flags(1) key value
+
+Walking the chunks gives commit order, which is what the log wants. The first entry of a key is its anchor: the
+hash table and the sorted runs name anchors only. An anchor links to the key's newest entry, every newer entry
+to the next older one, so that versions are read from new to old:
+
+    anchor.link -> newest -> … -> second -> anchor          (0: the anchor is the only version)
+
+Order is kept as in a log-structured tree: anchors not yet sorted are sorted into a run when somebody scans or
+flushes, and runs of similar size are merged. Loading costs no comparison at all.
+
+Writers must exclude each other; readers need nothing, because every method runs under the interpreter lock and
+calls nobody else's code. Written in Cython's pure-Python mode; see `_block_writer` for how that works.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+import cython
+from cython.cimports.libc.string import memcmp, memcpy
+
+HEADER = cython.declare(cython.Py_ssize_t, 39)
+CHUNK_BYTES = cython.declare(cython.Py_ssize_t, 1 << 18)
+ANCHOR_FLAG = cython.declare(cython.int, 0x80)
+EXPIRE_FLAG = cython.declare(cython.int, 0x02)
+CREATE_FLAG = cython.declare(cython.int, 0x04)
+MERGE_FLAG = cython.declare(cython.int, 0x08)
+SORT_STEP = cython.declare(cython.Py_ssize_t, 1 << 14)
+# A slot of the hash table is an address with eight bits of the hash on top, which spare most wrong comparisons.
+ADDRESS_MASK = cython.declare(cython.ulonglong, (1 << 56) - 1)
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _get(data: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.int) -> cython.ulonglong:
+    value: cython.ulonglong = 0
+    index: cython.int
+    for index in range(size):
+        value |= cython.cast(cython.ulonglong, data[at + index]) << (8 * index)
+    return value
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _get_time(data: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.longlong:
+    value: cython.ulonglong = _get(data, at, 8)
+    if not cython.compiled and value >= 1 << 63:
+        return value - (1 << 64)
+    return cython.cast(cython.longlong, value)
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _put(
+    out: cython.p_uchar, at: cython.Py_ssize_t, value: cython.ulonglong, size: cython.int
+) -> cython.void:
+    index: cython.int
+    for index in range(size):
+        out[at + index] = (value >> (8 * index)) & 0xFF
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _copy(
+    out: cython.p_uchar,
+    at: cython.Py_ssize_t,
+    source: cython.p_const_uchar,
+    start: cython.Py_ssize_t,
+    size: cython.Py_ssize_t,
+) -> cython.void:
+    if cython.compiled:
+        memcpy(out + at, source + start, size)
+    else:
+        out[at : at + size] = source[start : start + size]
+
+
+@cython.cclass
+class Memtable:
+    """Rows by key and sequence number. `bytes` is what they and their headers occupy."""
+
+    chunks: list
+    ends: list
+    chunk: bytearray
+    chunk_used: cython.Py_ssize_t
+    chunk_size: cython.Py_ssize_t
+    slots: cython.ulonglong[::1]
+    mask: cython.ulonglong
+    keys: cython.Py_ssize_t
+    entries: cython.Py_ssize_t
+    total_bytes: cython.Py_ssize_t
+    runs: list
+    sorted_chunk: cython.Py_ssize_t
+    sorted_at: cython.Py_ssize_t
+    has_merges: cython.bint
+
+    def __init__(self) -> None:
+        self.chunks = []
+        self.ends = []
+        self.chunk = bytearray()
+        self.chunk_used = self.chunk_size = 0
+        self.slots = array("Q", bytes(8 * 256))
+        self.mask = 255
+        self.keys = self.entries = self.total_bytes = 0
+        self.runs = []
+        self.sorted_chunk = self.sorted_at = 0
+        self.has_merges = False
+
+    def __len__(self) -> int:
+        """The number of rows, every version counted."""
+        return self.entries
+
+    def size(self) -> int:
+        """Bytes occupied by rows and their headers."""
+        return self.total_bytes
+
+    def merges(self) -> bool:
+        """Whether any row is a merge operand."""
+        return self.has_merges
+
+    def insert(
+        self,
+        key: bytes,
+        seq: cython.ulonglong,
+        kind: cython.int,
+        value: bytes,
+        created: object,
+        expires: object,
+    ) -> None:
+        """Add one row; its seq must not be below that of any row of the same key."""
+        size: cython.Py_ssize_t = HEADER + len(key) + len(value)
+        out: cython.p_uchar
+        at: cython.Py_ssize_t
+        flags: cython.int = kind
+        address: cython.ulonglong
+        anchor: cython.ulonglong
+        hashed: cython.ulonglong = _hash(key)
+        slot: cython.ulonglong
+        newest: cython.ulonglong
+        if self.chunk_used + size > self.chunk_size:
+            self._new_chunk(size)
+        at = self.chunk_used
+        out = self.chunk
+        address = (cython.cast(cython.ulonglong, len(self.chunks)) << 32) | cython.cast(cython.ulonglong, at)
+        _put(out, at + 8, seq, 8)
+        if expires is not None:
+            flags |= EXPIRE_FLAG
+            _put(out, at + 16, cython.cast(cython.ulonglong, cython.cast(cython.longlong, expires)), 8)
+        if created is not None:
+            flags |= CREATE_FLAG
+            _put(out, at + 24, cython.cast(cython.ulonglong, cython.cast(cython.longlong, created)), 8)
+        if kind == MERGE_FLAG:
+            self.has_merges = True
+        _put(out, at + 32, len(value), 4)
+        _put(out, at + 36, len(key), 2)
+        _copy(out, at + HEADER, key, 0, len(key))
+        _copy(out, at + HEADER + len(key), value, 0, len(value))
+        slot = self._find(key, hashed)
+        anchor = self.slots[slot] & ADDRESS_MASK
+        if anchor:
+            newest = self._link(anchor)
+            _put(out, at, newest if newest else anchor, 8)
+            out[at + 38] = flags
+            self._set_link(anchor, address)
+        else:
+            _put(out, at, 0, 8)
+            out[at + 38] = flags | ANCHOR_FLAG
+            self.slots[slot] = ((hashed >> 56) << 56) | address
+            self.keys += 1
+        # The row counts only now: a reader that walks the chunks never meets half a row.
+        self.chunk_used = at + size
+        self.ends[len(self.chunks) - 1] = at + size
+        self.entries += 1
+        self.total_bytes += size
+        if cython.cast(cython.ulonglong, self.keys) * 4 > self.mask * 3:
+            self._grow()
+
+    def get(self, key: bytes, max_seq: cython.ulonglong) -> object:
+        """The newest row of `key` with seq <= `max_seq` as an entry tuple, or None."""
+        entry: cython.ulonglong = self._newest(
+            self.slots[self._find(key, _hash(key))] & ADDRESS_MASK, max_seq
+        )
+        return self._row(entry, key) if entry else None
+
+    def get_value(self, key: bytes, max_seq: cython.ulonglong) -> object:
+        """The value of `key` where that is simple, as `bytes`; None when there is no row.
+
+        A row that needs thought (a tombstone, an operand, a value that expires) comes as its entry tuple.
+        """
+        entry: cython.ulonglong = self._newest(
+            self.slots[self._find(key, _hash(key))] & ADDRESS_MASK, max_seq
+        )
+        data: cython.p_const_uchar
+        at: cython.Py_ssize_t
+        if entry == 0:
+            return None
+        data = cython.cast(bytearray, self.chunks[(entry >> 32) - 1])
+        at = entry & 0xFFFFFFFF
+        if data[at + 38] & 0x0B:
+            return self._row(entry, key)
+        at += HEADER + len(key)
+        return bytes(data[at : at + _get(data, at - HEADER - len(key) + 32, 4)])
+
+    def versions(self, key: bytes, max_seq: cython.ulonglong) -> list:
+        """Every row of `key` with seq <= `max_seq`, newest first."""
+        found: list = []
+        anchor: cython.ulonglong = self.slots[self._find(key, _hash(key))] & ADDRESS_MASK
+        entry: cython.ulonglong = self._newest(anchor, max_seq)
+        while entry:
+            found.append(self._row(entry, key))
+            entry = 0 if entry == anchor else self._link(entry)
+        return found
+
+    def sort(self) -> list:
+        """Bring all rows in order; returns the sorted runs, whose first element is an array of anchors."""
+        while self._sort_step():
+            pass
+        return list(self.runs)
+
+    def sort_completely(self) -> int:
+        """Bring all rows in order as one run; returns its number of keys. May be slow once, is free afterwards."""
+        self.sort()
+        while len(self.runs) > 1:
+            self.runs.append(self._merged(self.runs.pop(), self.runs.pop()))
+        return self.keys
+
+    def scan(self, start: bytes | None, stop: bytes | None, max_seq: int, reverse: bool) -> MemtableScan:
+        """A cursor over the keys in [start, stop) as they are now; rows added later are not seen."""
+        return MemtableScan(self, start, stop, max_seq, reverse)
+
+    def versions_at(self, index: int) -> list:
+        """All rows of the `index`-th key in order, newest first. Needs `sort_completely`."""
+        anchor: cython.ulonglong = self.runs[0][0][index]
+        return self.versions(self._key(anchor), 0xFFFFFFFFFFFFFFFF)
+
+    def sorted_columns(
+        self,
+        start: cython.Py_ssize_t,
+        max_bytes: cython.Py_ssize_t,
+        min_seq: cython.ulonglong,
+        now_ms: cython.longlong,
+    ) -> tuple:
+        """Rows in key order from the `start`-th key on, as columns; at most about `max_bytes` of them.
+
+        Needs `sort_completely`. Applies what a flush may leave out: values expired at `now_ms` become
+        tombstones, and of each key only versions above `min_seq` and the newest one not above it are kept. Stops
+        before a key with merge operands, which need the operator. Returns `(next key, columns)`.
+        """
+        anchors: cython.ulonglong[::1] = self.runs[0][0]
+        total: cython.Py_ssize_t = self.keys
+        entries = array("Q")
+        picked: list = []
+        index: cython.Py_ssize_t = start
+        used: cython.Py_ssize_t = 0
+        entry: cython.ulonglong
+        data: cython.p_const_uchar
+        at: cython.Py_ssize_t
+        mark: cython.Py_ssize_t
+        while index < total and used < max_bytes:
+            mark = len(picked)
+            entry = self._newest(anchors[index], 0xFFFFFFFFFFFFFFFF)
+            while entry:
+                data = cython.cast(bytearray, self.chunks[(entry >> 32) - 1])
+                at = entry & 0xFFFFFFFF
+                if data[at + 38] & MERGE_FLAG:
+                    del picked[mark:]
+                    entries.extend(picked)
+                    return index, self._columns(entries, now_ms)
+                picked.append(entry)
+                used += HEADER + _get(data, at + 36, 2) + _get(data, at + 32, 4)
+                if _get(data, at + 8, 8) <= min_seq or entry == anchors[index]:
+                    break
+                entry = _get(data, at, 8)
+            index += 1
+        entries.extend(picked)
+        return index, self._columns(entries, now_ms)
+
+    def log_columns(self, position: tuple, max_bytes: cython.Py_ssize_t) -> tuple:
+        """Rows in commit order from `position` on (`(0, 0)` is the beginning), as columns.
+
+        Returns `(next position, columns)`; the position is the end when it stays the same.
+        """
+        entries = array("Q")
+        chunk: cython.Py_ssize_t = position[0]
+        at: cython.Py_ssize_t = position[1]
+        used: cython.Py_ssize_t = 0
+        size: cython.Py_ssize_t
+        data: cython.p_const_uchar
+        while chunk < len(self.chunks) and used < max_bytes:
+            if at >= self.ends[chunk]:
+                if chunk + 1 == len(self.chunks):
+                    break
+                chunk += 1
+                at = 0
+                continue
+            data = cython.cast(bytearray, self.chunks[chunk])
+            entries.append(
+                (cython.cast(cython.ulonglong, chunk + 1) << 32) | cython.cast(cython.ulonglong, at)
+            )
+            size = HEADER + _get(data, at + 36, 2) + _get(data, at + 32, 4)
+            at += size
+            used += size
+        return (chunk, at), self._columns(entries, -(1 << 62))
+
+    @cython.cfunc
+    def _columns(self, entries: array, now_ms: cython.longlong) -> tuple:
+        """The rows at these addresses in the form `BlockWriter.add_columns` takes."""
+        addresses: cython.ulonglong[::1] = entries
+        total: cython.Py_ssize_t = len(entries)
+        key_offsets: cython.longlong[::1] = array("q", bytes(8 * (total + 1)))
+        value_offsets: cython.longlong[::1] = array("q", bytes(8 * (total + 1)))
+        seqs: cython.ulonglong[::1] = array("Q", bytes(8 * total))
+        created: cython.longlong[::1] = array("q", bytes(8 * total))
+        expires: cython.longlong[::1] = array("q", bytes(8 * total))
+        kinds: bytearray = bytearray(total)
+        has_created: bytearray = bytearray(total)
+        has_expires: bytearray = bytearray(total)
+        data: cython.p_const_uchar
+        at: cython.Py_ssize_t
+        row: cython.Py_ssize_t
+        flags: cython.int
+        for row in range(total):
+            data = cython.cast(bytearray, self.chunks[(addresses[row] >> 32) - 1])
+            at = addresses[row] & 0xFFFFFFFF
+            flags = data[at + 38]
+            expires[row] = _get_time(data, at + 16) if flags & EXPIRE_FLAG else 0
+            created[row] = _get_time(data, at + 24) if flags & CREATE_FLAG else 0
+            seqs[row] = _get(data, at + 8, 8)
+            has_created[row] = (flags & CREATE_FLAG) >> 2
+            kinds[row] = flags & 0x09
+            key_offsets[row + 1] = key_offsets[row] + _get(data, at + 36, 2)
+            value_offsets[row + 1] = value_offsets[row]
+            if flags & EXPIRE_FLAG and flags & 0x09 == 0 and expires[row] <= now_ms:
+                kinds[row] = 0x01
+                continue
+            has_expires[row] = (flags & EXPIRE_FLAG) >> 1
+            value_offsets[row + 1] += _get(data, at + 32, 4)
+        keys: bytearray = bytearray(key_offsets[total])
+        values: bytearray = bytearray(value_offsets[total])
+        for row in range(total):
+            data = cython.cast(bytearray, self.chunks[(addresses[row] >> 32) - 1])
+            at = (addresses[row] & 0xFFFFFFFF) + HEADER
+            _copy(keys, key_offsets[row], data, at, key_offsets[row + 1] - key_offsets[row])
+            at += key_offsets[row + 1] - key_offsets[row]
+            _copy(values, value_offsets[row], data, at, value_offsets[row + 1] - value_offsets[row])
+        return (
+            total, key_offsets, keys, value_offsets, values, seqs, kinds, created, has_created, expires, has_expires,
+        )  # fmt: skip
+
+    @cython.cfunc
+    def _new_chunk(self, size: cython.Py_ssize_t) -> cython.void:
+        self.chunk_size = size if size > CHUNK_BYTES else CHUNK_BYTES
+        self.chunk = bytearray(self.chunk_size)
+        self.chunk_used = 0
+        self.ends.append(0)
+        self.chunks.append(self.chunk)
+
+    @cython.cfunc
+    @cython.exceptval(check=False)
+    def _find(self, key: bytes, hashed: cython.ulonglong) -> cython.ulonglong:
+        """The slot that holds the key's anchor, or the free one where it would go."""
+        slot: cython.ulonglong = hashed & self.mask
+        held: cython.ulonglong = self.slots[slot]
+        wanted: cython.p_const_uchar = key
+        data: cython.p_const_uchar
+        at: cython.Py_ssize_t
+        size: cython.Py_ssize_t = len(key)
+        while held:
+            if held >> 56 == hashed >> 56:
+                data = cython.cast(bytearray, self.chunks[((held & ADDRESS_MASK) >> 32) - 1])
+                at = held & 0xFFFFFFFF
+                if cython.cast(cython.Py_ssize_t, _get(data, at + 36, 2)) == size:
+                    at += HEADER
+                    if cython.compiled:
+                        if memcmp(data + at, wanted, size) == 0:
+                            return slot
+                    elif data[at : at + size] == key:
+                        return slot
+            slot = (slot + 1) & self.mask
+            held = self.slots[slot]
+        return slot
+
+    @cython.cfunc
+    def _grow(self) -> cython.void:
+        """Double the hash table."""
+        old: cython.ulonglong[::1] = self.slots
+        index: cython.Py_ssize_t
+        slot: cython.ulonglong
+        hashed: cython.ulonglong
+        self.mask = self.mask * 2 + 1
+        self.slots = array("Q", bytes(8)) * (self.mask + 1)
+        for index in range(len(old)):
+            if old[index]:
+                hashed = _hash(self._key(old[index] & ADDRESS_MASK))
+                slot = hashed & self.mask
+                while self.slots[slot]:
+                    slot = (slot + 1) & self.mask
+                self.slots[slot] = old[index]
+
+    @cython.cfunc
+    @cython.inline
+    @cython.exceptval(check=False)
+    def _link(self, entry: cython.ulonglong) -> cython.ulonglong:
+        return _get(cython.cast(bytearray, self.chunks[(entry >> 32) - 1]), entry & 0xFFFFFFFF, 8)
+
+    @cython.cfunc
+    @cython.inline
+    @cython.exceptval(check=False)
+    def _set_link(self, entry: cython.ulonglong, link: cython.ulonglong) -> cython.void:
+        _put(cython.cast(bytearray, self.chunks[(entry >> 32) - 1]), entry & 0xFFFFFFFF, link, 8)
+
+    @cython.cfunc
+    @cython.exceptval(check=False)
+    def _newest(self, anchor: cython.ulonglong, max_seq: cython.ulonglong) -> cython.ulonglong:
+        """The newest version with seq <= `max_seq` of the anchor's key, or 0."""
+        entry: cython.ulonglong
+        data: cython.p_const_uchar
+        at: cython.Py_ssize_t
+        if anchor == 0:
+            return 0
+        entry = self._link(anchor)
+        if entry == 0:
+            entry = anchor
+        while True:
+            data = cython.cast(bytearray, self.chunks[(entry >> 32) - 1])
+            at = entry & 0xFFFFFFFF
+            if _get(data, at + 8, 8) <= max_seq:
+                return entry
+            if entry == anchor:
+                return 0
+            entry = _get(data, at, 8)
+
+    @cython.cfunc
+    def _key(self, entry: cython.ulonglong) -> bytes:
+        data: cython.p_const_uchar = cython.cast(bytearray, self.chunks[(entry >> 32) - 1])
+        at: cython.Py_ssize_t = entry & 0xFFFFFFFF
+        return bytes(data[at + HEADER : at + HEADER + _get(data, at + 36, 2)])
+
+    @cython.cfunc
+    def _row(self, entry: cython.ulonglong, key: bytes) -> tuple:
+        data: cython.p_const_uchar = cython.cast(bytearray, self.chunks[(entry >> 32) - 1])
+        at: cython.Py_ssize_t = entry & 0xFFFFFFFF
+        flags: cython.int = data[at + 38]
+        value_at: cython.Py_ssize_t = at + HEADER + len(key)
+        return (
+            key,
+            _get(data, at + 8, 8),
+            flags & 0x09,
+            bytes(data[value_at : value_at + _get(data, at + 32, 4)]),
+            _get_time(data, at + 24) if flags & CREATE_FLAG else None,
+            _get_time(data, at + 16) if flags & EXPIRE_FLAG else None,
+        )
+
+    @cython.cfunc
+    @cython.exceptval(check=False)
+    def _shared(
+        self, one: cython.ulonglong, two: cython.ulonglong, limit: cython.Py_ssize_t
+    ) -> cython.Py_ssize_t:
+        """How many leading bytes the keys of two entries have in common, at most `limit`."""
+        one_data: cython.p_const_uchar = cython.cast(bytearray, self.chunks[(one >> 32) - 1])
+        two_data: cython.p_const_uchar = cython.cast(bytearray, self.chunks[(two >> 32) - 1])
+        one_at: cython.Py_ssize_t = one & 0xFFFFFFFF
+        two_at: cython.Py_ssize_t = two & 0xFFFFFFFF
+        end: cython.Py_ssize_t = min(limit, _get(one_data, one_at + 36, 2), _get(two_data, two_at + 36, 2))
+        at: cython.Py_ssize_t = 0
+        while at < end and one_data[one_at + HEADER + at] == two_data[two_at + HEADER + at]:
+            at += 1
+        return at
+
+    @cython.cfunc
+    def _prefixes(self, anchors: cython.ulonglong[::1], skip: cython.Py_ssize_t) -> array:
+        """Of each key the eight bytes behind the first `skip`, as numbers that sort like them."""
+        prefixes = array("Q", bytes(8 * len(anchors)))
+        out: cython.ulonglong[::1] = prefixes
+        data: cython.p_const_uchar
+        at: cython.Py_ssize_t
+        size: cython.Py_ssize_t
+        row: cython.Py_ssize_t
+        index: cython.Py_ssize_t
+        value: cython.ulonglong
+        for row in range(len(anchors)):
+            data = cython.cast(bytearray, self.chunks[(anchors[row] >> 32) - 1])
+            at = anchors[row] & 0xFFFFFFFF
+            size = _get(data, at + 36, 2)
+            value = 0
+            for index in range(skip, skip + 8):
+                value <<= 8
+                if index < size:
+                    value |= data[at + HEADER + index]
+            out[row] = value
+        return prefixes
+
+    @cython.cfunc
+    @cython.exceptval(check=False)
+    def _compare(self, one: cython.ulonglong, two: cython.ulonglong) -> cython.int:
+        """Negative, zero or positive as the keys of two entries compare."""
+        if not cython.compiled:
+            left, right = self._key(one), self._key(two)
+            return (left > right) - (left < right)
+        one_data: cython.p_const_uchar = cython.cast(bytearray, self.chunks[(one >> 32) - 1])
+        two_data: cython.p_const_uchar = cython.cast(bytearray, self.chunks[(two >> 32) - 1])
+        one_at: cython.Py_ssize_t = one & 0xFFFFFFFF
+        two_at: cython.Py_ssize_t = two & 0xFFFFFFFF
+        one_size: cython.Py_ssize_t = _get(one_data, one_at + 36, 2)
+        two_size: cython.Py_ssize_t = _get(two_data, two_at + 36, 2)
+        shortest: cython.Py_ssize_t = one_size if one_size < two_size else two_size
+        order: cython.int = memcmp(one_data + one_at + HEADER, two_data + two_at + HEADER, shortest)
+        if order == 0:
+            return 1 if one_size > two_size else -1 if one_size < two_size else 0
+        return order
+
+    @cython.cfunc
+    @cython.exceptval(-1)
+    def _sort_step(self) -> cython.int:
+        """Sort the next few thousand anchors into a run, merge runs of similar size; 0 when none is left."""
+        anchors = array("Q")
+        data: cython.p_const_uchar
+        while self.sorted_chunk < len(self.chunks) and len(anchors) < SORT_STEP:
+            if self.sorted_at >= self.ends[self.sorted_chunk]:
+                if self.sorted_chunk + 1 == len(self.chunks):
+                    break
+                self.sorted_chunk += 1
+                self.sorted_at = 0
+                continue
+            data = cython.cast(bytearray, self.chunks[self.sorted_chunk])
+            if data[self.sorted_at + 38] & ANCHOR_FLAG:
+                anchors.append((cython.cast(cython.ulonglong, self.sorted_chunk + 1) << 32) | self.sorted_at)
+            self.sorted_at += HEADER + _get(data, self.sorted_at + 36, 2) + _get(data, self.sorted_at + 32, 4)
+        if len(anchors) == 0:
+            return 0
+        self.runs.append(self._sorted(anchors))
+        while len(self.runs) > 1 and len(self.runs[len(self.runs) - 2][0]) <= 2 * len(
+            self.runs[len(self.runs) - 1][0]
+        ):
+            newer = self.runs.pop()
+            self.runs.append(self._merged(self.runs.pop(), newer))
+        return 1
+
+    @cython.cfunc
+    def _sorted(self, anchors: array) -> tuple:
+        """A run `(anchors, prefixes, skip)`: merge sort, bottom up, on prefixes and, where they tie, on keys.
+
+        All keys of a run share their first `skip` bytes, which are left out of the prefixes: keys of one kind
+        begin alike, and only what follows tells them apart.
+        """
+        total: cython.Py_ssize_t = len(anchors)
+        source: cython.ulonglong[::1] = anchors
+        target: cython.ulonglong[::1] = array("Q", bytes(8 * total))
+        width: cython.Py_ssize_t = 16
+        at: cython.Py_ssize_t
+        skip: cython.Py_ssize_t = 0xFFFF
+        for at in range(total):
+            skip = self._shared(source[0], source[at], skip)
+        source_prefixes: cython.ulonglong[::1] = self._prefixes(source, skip)
+        target_prefixes: cython.ulonglong[::1] = array("Q", bytes(8 * total))
+        for at in range(0, total, width):
+            self._sort_few(source, source_prefixes, at, min(at + width, total))
+        while width < total:
+            for at in range(0, total, 2 * width):
+                self._merge(
+                    source, source_prefixes, at, min(at + width, total),
+                    source, source_prefixes, min(at + width, total), min(at + 2 * width, total),
+                    target, target_prefixes, at,
+                )  # fmt: skip
+            source, target = target, source
+            source_prefixes, target_prefixes = target_prefixes, source_prefixes
+            width *= 2
+        return source, source_prefixes, skip
+
+    @cython.cfunc
+    def _sort_few(
+        self,
+        anchors: cython.ulonglong[::1],
+        prefixes: cython.ulonglong[::1],
+        start: cython.Py_ssize_t,
+        stop: cython.Py_ssize_t,
+    ) -> cython.void:
+        """Insertion sort, which beats merging while the numbers are small."""
+        index: cython.Py_ssize_t
+        at: cython.Py_ssize_t
+        anchor: cython.ulonglong
+        prefix: cython.ulonglong
+        for index in range(start + 1, stop):
+            anchor = anchors[index]
+            prefix = prefixes[index]
+            at = index
+            while at > start and (
+                prefixes[at - 1] > prefix
+                or (prefixes[at - 1] == prefix and self._compare(anchors[at - 1], anchor) > 0)
+            ):
+                anchors[at] = anchors[at - 1]
+                prefixes[at] = prefixes[at - 1]
+                at -= 1
+            anchors[at] = anchor
+            prefixes[at] = prefix
+
+    @cython.cfunc
+    def _merged(self, one: tuple, two: tuple) -> tuple:
+        """One run of two."""
+        total: cython.Py_ssize_t = len(one[0]) + len(two[0])
+        anchors, prefixes = array("Q", bytes(8 * total)), array("Q", bytes(8 * total))
+        skip = self._shared(one[0][0], two[0][0], min(one[2], two[2]))
+        one_prefixes = one[1] if one[2] == skip else self._prefixes(one[0], skip)
+        two_prefixes = two[1] if two[2] == skip else self._prefixes(two[0], skip)
+        self._merge(
+            one[0], one_prefixes, 0, len(one[0]), two[0], two_prefixes, 0, len(two[0]), anchors, prefixes, 0
+        )
+        return anchors, prefixes, skip
+
+    @cython.cfunc
+    def _merge(
+        self,
+        one: cython.ulonglong[::1],
+        one_prefixes: cython.ulonglong[::1],
+        one_at: cython.Py_ssize_t,
+        one_end: cython.Py_ssize_t,
+        two: cython.ulonglong[::1],
+        two_prefixes: cython.ulonglong[::1],
+        two_at: cython.Py_ssize_t,
+        two_end: cython.Py_ssize_t,
+        out: cython.ulonglong[::1],
+        out_prefixes: cython.ulonglong[::1],
+        at: cython.Py_ssize_t,
+    ) -> cython.void:
+        first: cython.bint
+        while one_at < one_end or two_at < two_end:
+            if one_at == one_end:
+                first = False
+            elif two_at == two_end:
+                first = True
+            elif one_prefixes[one_at] != two_prefixes[two_at]:
+                first = one_prefixes[one_at] < two_prefixes[two_at]
+            else:
+                first = self._compare(one[one_at], two[two_at]) < 0
+            if first:
+                out[at] = one[one_at]
+                out_prefixes[at] = one_prefixes[one_at]
+                one_at += 1
+            else:
+                out[at] = two[two_at]
+                out_prefixes[at] = two_prefixes[two_at]
+                two_at += 1
+            at += 1
+
+    @cython.cfunc
+    @cython.exceptval(check=False)
+    def _lower_bound(self, run: cython.ulonglong[::1], key: bytes) -> cython.Py_ssize_t:
+        """How many anchors of a run have keys below `key`."""
+        low: cython.Py_ssize_t = 0
+        high: cython.Py_ssize_t = len(run)
+        middle: cython.Py_ssize_t
+        while low < high:
+            middle = (low + high) // 2
+            if self._key(run[middle]) < key:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+
+@cython.cclass
+class MemtableScan:
+    """A cursor over the keys of a memtable, in ascending or descending order."""
+
+    table: Memtable
+    runs: list
+    places: list
+    start: bytes | None
+    stop: bytes | None
+    max_seq: cython.ulonglong
+    reverse: cython.bint
+
+    def __init__(
+        self, table: Memtable, start: bytes | None, stop: bytes | None, max_seq: int, reverse: bool
+    ) -> None:
+        self.table = table
+        self.runs = [run[0] for run in table.sort()]
+        self.start = start
+        self.stop = stop
+        self.max_seq = max_seq
+        self.reverse = reverse
+        self.places = []
+        for run in self.runs:
+            if reverse:
+                self.places.append((len(run) if stop is None else table._lower_bound(run, stop)) - 1)
+            else:
+                self.places.append(0 if start is None else table._lower_bound(run, start))
+
+    def seek(self, key: bytes) -> None:
+        """Go on with the first key at or behind `key` in the direction of the scan; never goes back."""
+        index: cython.Py_ssize_t
+        place: cython.Py_ssize_t
+        for index in range(len(self.runs)):
+            if self.reverse:
+                place = self.table._lower_bound(self.runs[index], key + b"\0") - 1
+                self.places[index] = min(self.places[index], place)
+            else:
+                place = self.table._lower_bound(self.runs[index], key)
+                self.places[index] = max(self.places[index], place)
+
+    def next_rows(self, limit: int) -> list:
+        """The rows of the next keys, at least `limit` unless the scan ends; [] at the end.
+
+        Of each key the newest version not above the scan's sequence number; behind a merge operand also the
+        older ones, down to the first that is none.
+        """
+        rows: list = []
+        best: cython.Py_ssize_t
+        index: cython.Py_ssize_t
+        order: cython.int
+        anchor: cython.ulonglong
+        entry: cython.ulonglong
+        found: cython.ulonglong
+        key: bytes
+        place: cython.Py_ssize_t
+        while len(rows) < limit:
+            best = -1
+            anchor = 0
+            for index in range(len(self.runs)):
+                place = self.places[index]
+                if 0 <= place < len(self.runs[index]):
+                    found = self.runs[index][place]
+                    if best >= 0:
+                        order = self.table._compare(found, anchor)
+                        if (order > 0) != self.reverse:
+                            continue
+                    best = index
+                    anchor = found
+            if best < 0:
+                break
+            key = self.table._key(anchor)
+            if (
+                (self.stop is not None and key >= self.stop)
+                if not self.reverse
+                else (self.start is not None and key < self.start)
+            ):
+                self.runs = []
+                break
+            self.places[best] += -1 if self.reverse else 1
+            entry = self.table._newest(anchor, self.max_seq)
+            while entry:
+                row: tuple = self.table._row(entry, key)
+                rows.append(row)
+                if row[2] != 0x08 or entry == anchor:
+                    break
+                entry = self.table._link(entry)
+        return rows
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _hash(key: bytes) -> cython.ulonglong:
+    """The interpreter's own hash: seeded against crafted keys, and remembered by the key object."""
+    return cython.cast(cython.ulonglong, hash(key)) & 0xFFFFFFFFFFFFFFFF

@@ -1,0 +1,211 @@
+"""The memtable against a dictionary, in both forms of the kernel."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flagstone.kernels import load_compiled, load_interpreted
+from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple
+
+KERNELS = [pytest.param(load_interpreted("memtable"), id="interpreted")]
+if load_compiled("memtable") is not None:
+    KERNELS.append(pytest.param(load_compiled("memtable"), id="compiled"))
+both_forms = pytest.mark.parametrize("kernel", KERNELS)
+
+keys = st.one_of(
+    st.text(alphabet="ab", min_size=1, max_size=5).map(str.encode),
+    st.binary(min_size=1, max_size=10),
+    st.integers(0, 50).map(lambda number: b"shared-prefix-%04d" % number),
+)
+times = st.one_of(st.none(), st.integers(-5, 20))
+
+
+@st.composite
+def commits(draw: st.DrawFn) -> list[EntryTuple]:
+    """Rows in commit order: sequence numbers ascend."""
+    rows: list[EntryTuple] = []
+    for number in range(draw(st.integers(0, 60))):
+        kind = draw(st.sampled_from([VALUE, VALUE, TOMBSTONE, MERGE]))
+        value = b"" if kind == TOMBSTONE else draw(st.binary(max_size=12))
+        rows.append((draw(keys), number + 1, kind, value, draw(times), draw(times)))
+    return rows
+
+
+def filled(kernel: ModuleType, rows: list[EntryTuple], sort_after: int) -> Any:
+    table = kernel.Memtable()
+    for number, row in enumerate(rows):
+        table.insert(*row)
+        if number == sort_after:
+            table.sort()
+    return table
+
+
+def versions(rows: list[EntryTuple], key: bytes, max_seq: int) -> list[EntryTuple]:
+    return [row for row in reversed(rows) if row[0] == key and row[1] <= max_seq]
+
+
+def unpack(columns: Any) -> list[EntryTuple]:
+    (
+        total,
+        key_offsets,
+        names,
+        value_offsets,
+        values,
+        seqs,
+        kinds,
+        created,
+        has_created,
+        expires,
+        has_expires,
+    ) = columns
+    return [
+        (
+            bytes(names[key_offsets[row] : key_offsets[row + 1]]),
+            seqs[row],
+            kinds[row],
+            bytes(values[value_offsets[row] : value_offsets[row + 1]]),
+            created[row] if has_created[row] else None,
+            expires[row] if has_expires[row] else None,
+        )
+        for row in range(total)
+    ]
+
+
+@both_forms
+@given(rows=commits(), max_seq=st.integers(0, 70), sort_after=st.integers(0, 60))
+def test_point_reads_find_the_newest_visible_version(
+    kernel: ModuleType, rows: list[EntryTuple], max_seq: int, sort_after: int
+) -> None:
+    table = filled(kernel, rows, sort_after)
+    assert len(table) == len(rows)
+    for key in {row[0] for row in rows} | {b"absent"}:
+        expected = versions(rows, key, max_seq)
+        newest = expected[0] if expected else None
+        assert table.versions(key, max_seq) == expected
+        assert table.get(key, max_seq) == newest
+        simple = newest is not None and newest[2] == VALUE and newest[5] is None
+        assert table.get_value(key, max_seq) == (newest[3] if newest is not None and simple else newest)
+
+
+@both_forms
+@given(
+    rows=commits(),
+    max_seq=st.integers(0, 70),
+    sort_after=st.integers(0, 60),
+    start=st.none() | keys,
+    stop=st.none() | keys,
+    seek=st.none() | keys,
+    reverse=st.booleans(),
+    limit=st.integers(1, 9),
+)
+def test_scans_give_visible_rows_in_order(
+    kernel: ModuleType,
+    rows: list[EntryTuple],
+    max_seq: int,
+    sort_after: int,
+    start: bytes | None,
+    stop: bytes | None,
+    seek: bytes | None,
+    reverse: bool,
+    limit: int,
+) -> None:
+    expected = []
+    for key in sorted({row[0] for row in rows}, reverse=reverse):
+        if (start is not None and key < start) or (stop is not None and key >= stop):
+            continue
+        if seek is not None and (key > seek if reverse else key < seek):
+            continue
+        for row in versions(rows, key, max_seq):
+            expected.append(row)
+            if row[2] != MERGE:
+                break
+    cursor = filled(kernel, rows, sort_after).scan(start, stop, max_seq, reverse)
+    if seek is not None:
+        cursor.seek(seek)
+    found: list[EntryTuple] = []
+    while some := cursor.next_rows(limit):
+        found += some
+    assert found == expected
+
+
+@both_forms
+@given(rows=commits(), max_bytes=st.integers(1, 400))
+def test_the_log_gets_rows_in_commit_order(
+    kernel: ModuleType, rows: list[EntryTuple], max_bytes: int
+) -> None:
+    table = filled(kernel, rows, 10)
+    position, found = (0, 0), []
+    while True:
+        following, columns = table.log_columns(position, max_bytes)
+        found += unpack(columns)
+        if following == position:
+            break
+        position = following
+    assert found == rows
+
+
+@both_forms
+@given(rows=commits(), min_seq=st.integers(0, 70), now_ms=st.integers(-10, 30), max_bytes=st.integers(1, 400))
+def test_a_flush_gets_rows_in_key_order_without_what_it_may_drop(
+    kernel: ModuleType, rows: list[EntryTuple], min_seq: int, now_ms: int, max_bytes: int
+) -> None:
+    table = filled(kernel, rows, 10)
+    assert table.merges() is any(row[2] == MERGE for row in rows)
+    total = table.sort_completely()
+    names = sorted({row[0] for row in rows})
+    assert total == len(names)
+    at, found = 0, []
+    while at < total:
+        at, columns = table.sorted_columns(at, max_bytes, min_seq, now_ms)
+        found += unpack(columns)
+        if at < total and any(row[2] == MERGE for row in table.versions_at(at)) and not columns[0]:
+            assert table.versions_at(at) == versions(rows, names[at], 100)
+            found += table.versions_at(at)
+            at += 1
+
+    expected = []
+    for key in names:
+        kept = []
+        for row in versions(rows, key, 100):
+            kept.append(row)
+            if row[2] == MERGE:
+                kept = versions(rows, key, 100)
+                break
+            if row[1] <= min_seq:
+                break
+        if not any(row[2] == MERGE for row in kept):
+            kept = [
+                (*row[:2], TOMBSTONE, b"", row[4], None)
+                if row[2] == VALUE and row[5] is not None and row[5] <= now_ms
+                else row
+                for row in kept
+            ]
+        expected += kept
+    assert found == expected
+
+
+@both_forms
+def test_rows_larger_than_a_chunk_and_many_keys_survive(kernel: ModuleType) -> None:
+    table = kernel.Memtable()
+    count = 3000
+    for number in range(count):
+        table.insert(
+            b"%05d" % ((number * 7) % count),
+            number + 1,
+            VALUE,
+            b"x" * (300_000 if number == 5 else 3),
+            1,
+            None,
+        )
+    assert table.get(b"00035", 10**9)[3] == b"x" * 300_000
+    assert all(table.get_value(b"%05d" % number, 10**9) is not None for number in range(count))
+    cursor = table.scan(None, None, 10**9, False)
+    names: list[bytes] = []
+    while some := cursor.next_rows(500):
+        names += [row[0] for row in some]
+    assert names == [b"%05d" % number for number in range(count)]
