@@ -283,10 +283,16 @@ class Memtable:
         entries.extend(picked)
         return index, self._columns(entries, now_ms)
 
-    def log_columns(self, position: tuple, max_bytes: cython.Py_ssize_t) -> tuple:
-        """Rows in commit order from `position` on (`(0, 0)` is the beginning), as columns.
+    def position(self) -> tuple:
+        """The end of the rows so far, for `log_columns`."""
+        if len(self.chunks) == 0:
+            return (0, 0)
+        return (len(self.chunks) - 1, self.chunk_used)
 
-        Returns `(next position, columns)`; the position is the end when it stays the same.
+    def log_columns(self, position: tuple, end: tuple, max_bytes: cython.Py_ssize_t) -> tuple:
+        """Rows in commit order from one `position()` to another (`(0, 0)` is the beginning), as columns.
+
+        Returns `(next position, columns)`: all rows were given when that is `end`.
         """
         entries = array("Q")
         chunk: cython.Py_ssize_t = position[0]
@@ -294,10 +300,10 @@ class Memtable:
         used: cython.Py_ssize_t = 0
         size: cython.Py_ssize_t
         data: cython.p_const_uchar
-        while chunk < len(self.chunks) and used < max_bytes:
+        last: cython.Py_ssize_t = end[0]
+        last_at: cython.Py_ssize_t = end[1]
+        while used < max_bytes and (chunk < last or (chunk == last and at < last_at)):
             if at >= self.ends[chunk]:
-                if chunk + 1 == len(self.chunks):
-                    break
                 chunk += 1
                 at = 0
                 continue

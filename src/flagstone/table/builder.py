@@ -8,7 +8,7 @@ memory is bounded by the finished blocks plus the rows of the one still open.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from flagstone.errors import InvalidRequest
 from flagstone.format.block import BLOCK_SIZES, DEFAULT_BLOCK_BYTES, FORMAT_V2
@@ -24,6 +24,9 @@ from flagstone.types import EntryTuple
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+MemtableColumns = tuple[Any, ...]
+"""Arguments of `BlockWriter.add_columns`: row count, key offsets, keys, value offsets, values, and so on."""
 
 WAL_BLOCK_BYTES: Final = 64 * 1024
 """SlateDB writes its log in blocks of this size whatever the tables use: a log is read from end to end."""
@@ -105,6 +108,13 @@ class TableBuilder:
         keys = add_columns(self._writer, batch, seq=seq, created_ms=created_ms)
         for builder in self._filters:
             builder.add_key_column(*keys)
+        self._collect(self._writer.take())
+
+    def add_columns(self, columns: MemtableColumns) -> None:
+        """Append rows as a memtable hands them out (`kernels.memtable`)."""
+        self._writer.add_columns(*columns)
+        for builder in self._filters:
+            builder.add_key_column(*columns[:3])
         self._collect(self._writer.take())
 
     def finish(self) -> EncodedTable:
