@@ -1,0 +1,40 @@
+"""Settings: what can be chosen, from where it is read, and what is allowed."""
+
+from __future__ import annotations
+
+from flagstone.config.durations import format_duration, parse_duration
+from flagstone.config.settings import (
+    CODECS,
+    CodecName,
+    CompactionWorkerOptions,
+    CompactorOptions,
+    GarbageCollectorOptions,
+    GcDetachOptions,
+    GcDirectoryOptions,
+    GcFenceOptions,
+    MetricLevel,
+    ObjectStoreCacheOptions,
+    Preload,
+    ReaderSettings,
+    SchedulerOptions,
+    Settings,
+)
+
+__all__ = [
+    "CODECS",
+    "CodecName",
+    "CompactionWorkerOptions",
+    "CompactorOptions",
+    "GarbageCollectorOptions",
+    "GcDetachOptions",
+    "GcDirectoryOptions",
+    "GcFenceOptions",
+    "MetricLevel",
+    "ObjectStoreCacheOptions",
+    "Preload",
+    "ReaderSettings",
+    "SchedulerOptions",
+    "Settings",
+    "format_duration",
+    "parse_duration",
+]

@@ -1,0 +1,65 @@
+"""Durations as people write them in settings: ``100ms``, ``5s``, ``1h30m``, ``7days 30min``, ``2s+500ms``.
+
+A duration is one or more numbers with a unit, added up; spaces and ``+`` between them are optional. A bare number
+counts seconds. Units are SlateDB's, in any case, plus their plurals. A month has 30 days and a year 365.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Final
+
+from flagstone.errors import InvalidRequest
+
+_SECOND: Final = 1_000_000_000
+_UNITS: Final = {
+    "ns nsec nanosecond": 1,
+    "us µs μs usec microsecond": 1_000,
+    "ms msec millisecond": 1_000_000,
+    "s sec second": _SECOND,
+    "m min minute": 60 * _SECOND,
+    "h hr hour": 3_600 * _SECOND,
+    "d day": 86_400 * _SECOND,
+    "w week": 7 * 86_400 * _SECOND,
+    "mon month": 30 * 86_400 * _SECOND,
+    "y year": 365 * 86_400 * _SECOND,
+}
+_NANOSECONDS: Final = {unit: size for units, size in _UNITS.items() for unit in units.split()}
+_TERM: Final = re.compile(r"(\d+)\s*([^\W\d_]*)(?:\s*\+\s*|\s*)")
+_EXAMPLES: Final = "write it like 100ms, 5s, 1h30m or 7days 30min"
+
+
+def parse_duration(text: str) -> timedelta:
+    """The duration that `text` spells. Anything else, and anything finer than a microsecond, is refused."""
+    rest = text.strip()
+    if not rest or rest.endswith("+"):
+        raise InvalidRequest(f"{text!r} is not a duration; {_EXAMPLES}")
+    total, at = 0, 0
+    while at < len(rest):
+        term = _TERM.match(rest, at)
+        if term is None:
+            raise InvalidRequest(f"{text!r} is not a duration; {_EXAMPLES}")
+        number, unit = term[1], term[2].lower()
+        size = _SECOND if not unit else _NANOSECONDS.get(unit) or _NANOSECONDS.get(unit.removesuffix("s"))
+        if size is None:
+            known = ", ".join(units.split()[0] for units in _UNITS)
+            raise InvalidRequest(f"{text!r} has the unknown unit {term[2]!r}; use one of {known}")
+        total += int(number) * size
+        at = term.end()
+    if total % 1_000:
+        raise InvalidRequest(f"{text!r} is finer than a microsecond")
+    try:
+        return timedelta(microseconds=total // 1_000)
+    except OverflowError:
+        raise InvalidRequest(f"{text!r} is longer than {timedelta.max.days} days") from None
+
+
+def format_duration(duration: timedelta) -> str:
+    """The shortest exact spelling in one unit that SlateDB reads as well: ``90s``, ``100ms`` or ``1500us``."""
+    microseconds = duration // timedelta(microseconds=1)
+    if microseconds % 1_000_000 == 0:
+        return f"{microseconds // 1_000_000}s"
+    if microseconds % 1_000 == 0:
+        return f"{microseconds // 1_000}ms"
+    return f"{microseconds}us"

@@ -1,0 +1,297 @@
+"""What a single setting may hold, and sections of settings made of such fields.
+
+A field is declared with its default and its bounds (`integer(8, minimum=1)`); a section is a frozen dataclass of
+fields. Building one checks and normalises every value, so a section that exists is valid. Every refusal starts
+with the dotted name of the setting: ``compactor_options.worker.max_sst_size: …``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from datetime import timedelta
+from difflib import get_close_matches
+from typing import Any, ClassVar, Final, Self
+
+from flagstone.config.durations import format_duration, parse_duration
+from flagstone.errors import InvalidRequest
+
+U32_MAX: Final = 2**32 - 1
+U64_MAX: Final = 2**64 - 1
+
+_KIND: Final = "kind"
+_OURS: Final = "ours"
+
+
+class SettingRefused(InvalidRequest):
+    """The setting `name` (dotted, as seen from the section being built) cannot have the value it was given."""
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(name, problem)
+        self.name = name
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.problem}"
+
+
+class Kind(ABC):
+    """What one field accepts. Refusals do not name the field: the section that holds it does."""
+
+    @abstractmethod
+    def accept(self, value: Any) -> Any:
+        """The value in its normal form."""
+
+    def of_text(self, text: str) -> Any:
+        """What `text`, from an environment variable, stands for; `accept` checks it afterwards."""
+        return text
+
+    def to_plain(self, value: Any) -> Any:
+        """The value as JSON knows it, spelled as SlateDB does."""
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Nullable(Kind):
+    """The inner kind, or None; ``null`` in an environment variable."""
+
+    inner: Kind
+
+    def accept(self, value: Any) -> Any:
+        return None if value is None else self.inner.accept(value)
+
+    def of_text(self, text: str) -> Any:
+        return None if text == "null" else self.inner.of_text(text)
+
+    def to_plain(self, value: Any) -> Any:
+        return None if value is None else self.inner.to_plain(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Boolean(Kind):
+    def accept(self, value: Any) -> bool:
+        if not isinstance(value, bool):
+            raise InvalidRequest(f"{value!r} is not true or false")
+        return value
+
+    def of_text(self, text: str) -> Any:
+        return {"true": True, "false": False}.get(text.lower(), text)
+
+
+@dataclass(frozen=True, slots=True)
+class Integer(Kind):
+    minimum: int
+    maximum: int
+
+    def accept(self, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InvalidRequest(f"{value!r} is not a whole number")
+        if not self.minimum <= value <= self.maximum:
+            raise InvalidRequest(f"{value} is out of range; choose {self.minimum} to {self.maximum}")
+        return value
+
+    def of_text(self, text: str) -> Any:
+        return int(text) if text.isascii() and text.removeprefix("-").isdigit() else text
+
+
+@dataclass(frozen=True, slots=True)
+class Number(Kind):
+    """A number with a fraction, which SlateDB keeps as text."""
+
+    minimum: float
+
+    def accept(self, value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InvalidRequest(f"{value!r} is not a number")
+        if not self.minimum <= value < float("inf"):
+            raise InvalidRequest(f"{value} is out of range; choose {self.minimum} or more")
+        return float(value)
+
+    def of_text(self, text: str) -> Any:
+        try:
+            return float(text)
+        except ValueError:
+            return text
+
+
+@dataclass(frozen=True, slots=True)
+class Duration(Kind):
+    minimum: timedelta
+
+    def accept(self, value: Any) -> timedelta:
+        if isinstance(value, str):
+            value = parse_duration(value)
+        if not isinstance(value, timedelta):
+            # A bare number could mean seconds or milliseconds; guessing wrong is a factor of a thousand.
+            raise InvalidRequest(f"{value!r} is not a duration; use a timedelta or text such as '5s'")
+        if value < self.minimum:
+            least = format_duration(self.minimum)
+            raise InvalidRequest(f"{_spelled(value)} is out of range; choose {least} or more")
+        return value
+
+    def to_plain(self, value: timedelta) -> str:
+        return format_duration(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Kind):
+    options: tuple[Any, ...]
+    any_case: bool = False
+
+    def accept(self, value: Any) -> Any:
+        for option in self.options:
+            # The types must agree as well: True equals 1 and is still not a size.
+            if type(value) is type(option) and value == option:
+                return option
+            if self.any_case and isinstance(value, str) and value in (option.upper(), option.lower()):
+                return option
+        raise InvalidRequest(f"{value!r} is none of {', '.join(map(str, self.options))}")
+
+    def of_text(self, text: str) -> Any:
+        return next((option for option in self.options if str(option) == text), text)
+
+
+@dataclass(frozen=True, slots=True)
+class Folder(Kind):
+    def accept(self, value: Any) -> str:
+        if isinstance(value, os.PathLike):
+            value = os.fspath(value)
+        if not isinstance(value, str) or not value:
+            raise InvalidRequest(f"{value!r} is not a folder's path")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Nested(Kind):
+    section: type[Section]
+
+    def accept(self, value: Any) -> Section:
+        if isinstance(value, self.section):
+            return value
+        if not isinstance(value, Mapping):
+            raise InvalidRequest(f"{value!r} is not a section of settings")
+        return self.section.from_dict(value)
+
+    def of_text(self, text: str) -> Any:
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
+
+    def to_plain(self, value: Section) -> dict[str, Any]:
+        return value.to_dict()
+
+
+def boolean(default: bool) -> Any:
+    return _field(default, Boolean())
+
+
+def integer(
+    default: int | None,
+    *,
+    minimum: int = 0,
+    maximum: int = U64_MAX,
+    optional: bool = False,
+    ours: bool = False,
+) -> Any:
+    return _field(default, Integer(minimum, maximum), optional=optional, ours=ours)
+
+
+def number(default: float, *, minimum: float) -> Any:
+    return _field(default, Number(minimum))
+
+
+def duration(default: str, *, minimum: str = "1ms", optional: bool = False) -> Any:
+    return _field(parse_duration(default), Duration(parse_duration(minimum)), optional=optional)
+
+
+def choice(
+    default: Any, *options: Any, any_case: bool = False, optional: bool = False, ours: bool = False
+) -> Any:
+    return _field(default, Choice(options, any_case), optional=optional, ours=ours)
+
+
+def folder() -> Any:
+    return _field(None, Folder(), optional=True)
+
+
+def section(default: Section, *, optional: bool = False) -> Any:
+    return _field(default, Nested(type(default)), optional=optional)
+
+
+def _field(default: Any, kind: Kind, *, optional: bool = False, ours: bool = False) -> Any:
+    return field(default=default, metadata={_KIND: Nullable(kind) if optional else kind, _OURS: ours})
+
+
+class Section:
+    """Base of all sections: normalises on construction, converts from and to plain mappings.
+
+    Subclasses are frozen, slotted, keyword-only dataclasses whose fields are made by the functions above.
+    """
+
+    __slots__ = ()
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def __post_init__(self) -> None:
+        for name, kind in self.kinds().items():
+            try:
+                normal = kind.accept(getattr(self, name))
+            except SettingRefused as error:
+                raise SettingRefused(f"{name}.{error.name}", error.problem) from None
+            except InvalidRequest as error:
+                raise SettingRefused(name, str(error)) from None
+            object.__setattr__(self, name, normal)
+        self.check()
+
+    def check(self) -> None:
+        """Rules between fields; a broken one raises SettingRefused."""
+
+    @classmethod
+    def kinds(cls) -> dict[str, Kind]:
+        """The fields by name, in SlateDB's order."""
+        return {entry.name: entry.metadata[_KIND] for entry in fields(cls)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The section with these values, the rest at their defaults. Unknown names are refused."""
+        cls._refuse_unknown(values)
+        return cls(**values)
+
+    def to_dict(self, *, slatedb_only: bool = False) -> dict[str, Any]:
+        """Plain values in SlateDB's shape; `slatedb_only` leaves out what SlateDB does not know."""
+        return {
+            entry.name: entry.metadata[_KIND].to_plain(getattr(self, entry.name))
+            for entry in fields(self)
+            if not (slatedb_only and entry.metadata[_OURS])
+        }
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with other values for some fields. Unknown names are refused."""
+        self._refuse_unknown(changes)
+        return replace(self, **changes)
+
+    @classmethod
+    def _refuse_unknown(cls, names: Iterable[str]) -> None:
+        known = cls.kinds()
+        for name in names:
+            if name not in known:
+                raise SettingRefused(str(name), f"unknown setting{suggestion(str(name), known)}")
+
+
+def nested_section(kind: Kind) -> type[Section] | None:
+    """The section a field holds, or None when it holds a plain value."""
+    inner = kind.inner if isinstance(kind, Nullable) else kind
+    return inner.section if isinstance(inner, Nested) else None
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown name: the nearest right one, if any is near."""
+    near = get_close_matches(name.lower(), known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _spelled(value: timedelta) -> str:
+    return str(value) if value < timedelta(0) else format_duration(value)
