@@ -134,8 +134,8 @@ class Memtable:
         value: bytes,
         created: object,
         expires: object,
-    ) -> None:
-        """Add one row; its seq must not be below that of any row of the same key."""
+    ) -> int:
+        """Add one row, whose seq must not be below that of any row of the same key; returns `size()`."""
         size: cython.Py_ssize_t = HEADER + len(key) + len(value)
         out: cython.p_uchar
         at: cython.Py_ssize_t
@@ -182,6 +182,7 @@ class Memtable:
         self.total_bytes += size
         if cython.cast(cython.ulonglong, self.keys) * 4 > self.mask * 3:
             self._grow()
+        return self.total_bytes
 
     def get(self, key: bytes, max_seq: cython.ulonglong) -> object:
         """The newest row of `key` with seq <= `max_seq` as an entry tuple, or None."""
@@ -218,6 +219,10 @@ class Memtable:
             found.append(self._row(entry, key))
             entry = 0 if entry == anchor else self._link(entry)
         return found
+
+    def sort_some(self) -> bool:
+        """Bring a few thousand more keys in order, in a millisecond or two; False when all are."""
+        return self._sort_step() != 0
 
     def sort(self) -> list:
         """Bring all rows in order; returns the sorted runs, whose first element is an array of anchors."""

@@ -1,0 +1,333 @@
+"""The open database: owns the state and the background services, and has no rules of its own.
+
+Three services work for a writer: the log writer, the memtable flusher, and the follower, which learns what others
+(a compactor, an operator) did to the manifest. When one of them fails for good, writes stop and every waiter hears
+why; reads go on with what is known, unless a newer writer has taken over.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from flagstone.config import Settings
+from flagstone.db.opening import Opened
+from flagstone.errors import Closed, FlagstoneError, Unavailable
+from flagstone.format.codec import Codec
+from flagstone.format.filter import BloomPolicy
+from flagstone.lsm.merge_operator import MergeOperator
+from flagstone.lsm.segments import SegmentExtractor
+from flagstone.metadata.manifest import Flush, Manifest, apply_flush, drop_empty_segments
+from flagstone.metadata.sequenced import Versioned
+from flagstone.metadata.stores import ManifestStore
+from flagstone.runtime.clock import Clock
+from flagstone.runtime.ids import Ids
+from flagstone.runtime.metrics import Metrics
+from flagstone.runtime.pool import IoPool
+from flagstone.runtime.service import Supervisor
+from flagstone.runtime.sync import Condition
+from flagstone.store.paths import DbPaths
+from flagstone.store.port import ObjectStore
+from flagstone.table.builder import TableOptions
+from flagstone.types import WalId
+from flagstone.wal.writer import LogSource, WalWriter
+from flagstone.write.committer import Committer
+from flagstone.write.conflicts import ConflictTracker
+from flagstone.write.durability import DurabilityTracker
+from flagstone.write.flusher import Flusher, FlushTarget
+from flagstone.write.memtables import FrozenMemtable
+
+_log = logging.getLogger("flagstone.db")
+
+_STOP_TIMEOUT_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """What an engine works with: where its objects are, and the doors to time, chance and threads."""
+
+    store: ObjectStore
+    wal_store: ObjectStore
+    paths: DbPaths
+    settings: Settings
+    clock: Clock
+    ids: Ids
+    metrics: Metrics
+    pool: IoPool
+    merge_operator: MergeOperator | None = None
+    extractor: SegmentExtractor | None = None
+
+    @property
+    def table_options(self) -> TableOptions:
+        """How this database makes its tables."""
+        settings = self.settings
+        bits = settings.filter_bits_per_key
+        return TableOptions(
+            block_bytes=settings.sst_block_size,
+            codec=Codec.NONE
+            if settings.compression_codec is None
+            else Codec[settings.compression_codec.upper()],
+            min_filter_keys=settings.min_filter_keys,
+            filters=() if bits is None else (BloomPolicy(bits),),
+        )
+
+
+class Engine:
+    """A database open for writing. Made by `db.opening`; the faces in `database` and `async_database` call it."""
+
+    def __init__(self, env: Environment, manifests: ManifestStore, opened: Opened, views: Any) -> None:
+        settings = env.settings
+        self.env = env
+        self.manifests = manifests
+        self.fence = opened.fence
+        self._views = views
+        self._manifest = opened.manifest
+        self._closed: Closed | None = None
+        self.supervisor = Supervisor(clock=env.clock)
+        self.durability = DurabilityTracker(opened.last_seq, request_flush=self.request_durable)
+        # The lock that orders writes also orders what readers see: one lock, no order of locks to get wrong.
+        self._changed = Condition(self.durability.lock)
+        self.conflicts = ConflictTracker()
+        self.committer = Committer(
+            opened.memtables,
+            self.durability,
+            self.conflicts,
+            clock=env.clock,
+            last_tick_ms=opened.last_tick_ms,
+            last_wal_id=opened.fence_id,
+            freeze_bytes=settings.l0_sst_size_bytes,
+            max_unflushed_bytes=settings.max_unflushed_bytes,
+            default_ttl_ms=settings.default_ttl_millis,
+            merge_operator=env.merge_operator,
+            metrics=env.metrics,
+            on_first_unlogged=self._on_first_unlogged,
+            on_freeze=self._on_freeze,
+            publish=self._publish_memtables,
+        )
+        options = env.table_options
+        interval = settings.flush_interval
+        self._wal = WalWriter(
+            env.wal_store,
+            env.paths,
+            LogSource(self.committer.seal_log, self._on_logged, self._fenced),
+            next_id=WalId(opened.fence_id + 1),
+            codec=options.codec,
+            flush_interval_s=None if interval is None else interval.total_seconds(),
+            max_retries=settings.object_store_max_retries,
+            clock=env.clock,
+            ids=env.ids,
+            metrics=env.metrics,
+            wake=lambda: self.supervisor.wake(self._wal),
+        )
+        self._flusher = Flusher(
+            self.committer,
+            FlushTarget(
+                upload=self._views.upload,
+                commit=self._commit_flush,
+                manifest=lambda: self._manifest.value,
+                min_seq=self._min_active_seq,
+                request_log=self._wal.request,
+            ),
+            options=options,
+            merge_operator=env.merge_operator,
+            extractor=env.extractor,
+            wal_enabled=settings.wal_enabled,
+            l0_max_ssts=settings.l0_max_ssts,
+            l0_max_ssts_per_key=settings.l0_max_ssts_per_key,
+            parallelism=settings.l0_flush_parallelism,
+            clock=env.clock,
+            ids=env.ids,
+            metrics=env.metrics,
+            wake=lambda: self.supervisor.wake(self._flusher),
+        )
+        self._follower = ManifestFollower(self, settings.manifest_poll_interval.total_seconds())
+        self._wal_at_freeze = opened.fence_id
+        self.view = self._views.prepare(opened.manifest).with_memtables(opened.memtables.tables())
+
+    def start(self) -> None:
+        """Begin the background work."""
+        self.supervisor.on_failure(self._on_failure)
+        if self.env.settings.wal_enabled:
+            self.supervisor.start(self._wal)
+        self.supervisor.start(self._flusher)
+        self.supervisor.start(self._follower)
+        if self.committer.memtables.frozen:
+            self._on_freeze()
+
+    # -- state --------------------------------------------------------------------------------------------
+
+    @property
+    def manifest(self) -> Versioned[Manifest]:
+        """The newest manifest this process knows."""
+        return self._manifest
+
+    @property
+    def closed(self) -> Closed | None:
+        return self._closed
+
+    def check_open(self) -> None:
+        """Raise `Closed` when the database was closed or taken over."""
+        if self._closed is not None:
+            raise Closed(str(self._closed), reason=self._closed.reason)
+
+    def refresh(self) -> None:
+        """Learn of manifests that others wrote. Raises `Closed` when a newer writer owns the database."""
+        latest = self.manifests.require_latest()
+        self.fence.check(latest.value)
+        self.adopt(latest)
+
+    def adopt(self, latest: Versioned[Manifest], flushed: FrozenMemtable | None = None) -> None:
+        """Make a manifest the current one, and forget the memtable whose rows it holds."""
+        if latest.id <= self._manifest.id and flushed is None:
+            return
+        prepared = self._views.prepare(latest)
+        with self._changed:
+            if latest.id >= self._manifest.id:
+                self._manifest = latest
+                self.view = prepared
+            if flushed is not None:
+                self.committer.drop_flushed(flushed)
+            self._publish_memtables()
+            self._changed.notify_all()
+        self.supervisor.wake(self._flusher)
+
+    def _publish_memtables(self) -> None:
+        """Show readers the memtables of this moment. The caller holds the lock."""
+        if self._closed is None:
+            self.view = self.view.with_memtables(self.committer.memtables.tables())
+
+    # -- durability ---------------------------------------------------------------------------------------
+
+    def request_durable(self, seq: int) -> None:
+        """Make everything up to `seq` durable soon: through the log, or without one through L0."""
+        if self.env.settings.wal_enabled:
+            self._wal.request(seq)
+        elif self.committer.freeze() is not None:
+            self._on_freeze()
+
+    def flush_log(self) -> None:
+        """Wait until everything written so far is on the store."""
+        self.durability.wait(self.durability.last_seq)
+
+    def flush_memtables(self) -> None:
+        """Wait until everything written so far is in tables."""
+        frozen = self.committer.freeze()
+        if frozen is not None:
+            self._on_freeze()
+        last_seq = self.durability.last_seq
+        with self._changed:
+            self._changed.wait_for(lambda: self._flushed_through(last_seq) or self._stopped())
+        if not self._flushed_through(last_seq):
+            self.durability.raise_failure()
+            self.check_open()
+
+    def _flushed_through(self, seq: int) -> bool:
+        pending = self.committer.memtables.frozen
+        return not pending or pending[-1].last_seq > seq or self._manifest.value.last_l0_seq >= seq
+
+    def _stopped(self) -> bool:
+        return self._closed is not None or self.durability.failure is not None
+
+    # -- closing ------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Flush, stop the services and write a last manifest. Afterwards every call raises `Closed`.
+
+        A crash halfway loses nothing that was durable: the next opening replays the log.
+        """
+        with self._changed:
+            if self._closed is not None:
+                return
+        failure = self.durability.failure
+        try:
+            if failure is None:
+                self.flush_memtables()
+        finally:
+            self._shut(Closed("the database was closed; open it again"))
+            self.supervisor.stop(_STOP_TIMEOUT_S)
+            self._flusher.close()
+        if failure is None:
+            last_wal_id = self.committer.last_wal_id
+            self.manifests.update(
+                self.fence.guard(
+                    lambda now: replace(
+                        now.value, wal_id_last_seen=max(now.value.wal_id_last_seen, last_wal_id)
+                    )
+                )
+            )
+
+    def _shut(self, reason: Closed) -> None:
+        with self._changed:
+            if self._closed is None:
+                self._closed = reason
+                self.view = self._views.closed(reason)
+            self._changed.notify_all()
+        self.committer.refuse(reason)
+
+    def _on_failure(self, error: FlagstoneError) -> None:
+        """A service failed for good: nothing more becomes durable, and all who wait must know."""
+        self.durability.fail(error)
+        self.committer.refuse(error)
+        if isinstance(error, Closed):
+            self._shut(error)
+        with self._changed:
+            self._changed.notify_all()
+
+    # -- what the services report -------------------------------------------------------------------------
+
+    def _on_first_unlogged(self) -> None:
+        if self.env.settings.wal_enabled:
+            self._wal.arm()
+
+    def _on_freeze(self) -> None:
+        self._wal_at_freeze = self.committer.last_wal_id
+        self.supervisor.wake(self._flusher)
+
+    def _on_logged(self, wal_id: WalId, last_seq: int) -> None:
+        self.committer.note_logged(wal_id)
+        self.durability.advance_durable(last_seq)
+        # Many small files make the next opening slow: a flush lets replay start behind them.
+        if wal_id - self._wal_at_freeze >= self.env.settings.max_wal_flushes_before_l0_flush:
+            self._wal_at_freeze = wal_id
+            if self.committer.freeze() is not None:
+                self._on_freeze()
+        if self.committer.memtables.frozen:
+            self.supervisor.wake(self._flusher)
+
+    def _min_active_seq(self) -> int | None:
+        with self.durability.lock:
+            return self.conflicts.min_active_seq()
+
+    def _fenced(self) -> Closed:
+        """Our place in the log was taken: find out by whom, or say so anyway."""
+        try:
+            self.fence.check(self.manifests.require_latest().value)
+        except Closed as fenced:
+            return fenced
+        return Closed("another writer has taken this one's place in the log", reason="fenced")
+
+    def _commit_flush(self, flush: Flush, frozen: FrozenMemtable) -> None:
+        written = self.manifests.update(
+            self.fence.guard(lambda now: drop_empty_segments(apply_flush(now.value, flush))),
+            timeout_s=self.env.settings.manifest_update_timeout.total_seconds(),
+        )
+        self.adopt(written, frozen)
+
+
+class ManifestFollower:
+    """A background service that looks for manifests others wrote."""
+
+    name = "manifest-follower"
+
+    def __init__(self, engine: Engine, interval_s: float) -> None:
+        self._engine = engine
+        self._interval_s = interval_s
+
+    def run_once(self) -> float | None:
+        """Look once. A store that does not answer is asked again at the next turn."""
+        try:
+            self._engine.refresh()
+        except Unavailable as error:
+            _log.warning("cannot look for a newer manifest error=%s", error)
+        return self._interval_s

@@ -1,0 +1,169 @@
+"""Becoming the writer of a database: find it or create it, claim it, fence the log, replay what it holds.
+
+The order is the protocol's (and SlateDB's). Whatever step a crash falls on, the next opening starts over: the
+worst it finds is an epoch nobody uses and an empty file in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+from flagstone.errors import InvalidRequest
+from flagstone.lsm.segments import SegmentExtractor, check_extractor, route
+from flagstone.metadata.fencing import Fence, claim_writer
+from flagstone.metadata.manifest import Manifest, new_manifest
+from flagstone.metadata.sequenced import SequencedConflict, Versioned
+from flagstone.metadata.stores import ManifestStore
+from flagstone.runtime.pool import IoPool
+from flagstone.store.paths import DbPaths
+from flagstone.store.port import ObjectStore
+from flagstone.types import Seq, WalId
+from flagstone.wal.fencing import write_fence
+from flagstone.wal.listing import find_frontier
+from flagstone.wal.replay import ReplayedFile, WalTruncated, replay
+from flagstone.write.memtables import Memtables
+
+_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What opening found: the claim, the state, and the rows that are only in the log."""
+
+    fence: Fence
+    manifest: Versioned[Manifest]
+    memtables: Memtables
+    last_seq: int
+    last_tick_ms: int
+    fence_id: WalId
+
+
+def open_for_writing(
+    store: ObjectStore,
+    wal_store: ObjectStore,
+    paths: DbPaths,
+    manifests: ManifestStore,
+    *,
+    create: bool,
+    extractor: SegmentExtractor | None,
+    freeze_bytes: int,
+    pool: IoPool,
+) -> Opened:
+    """Claim the database and read what its log holds.
+
+    Raises:
+        InvalidRequest: there is no database and `create` is False, or the segment extractor is not the one it
+            was created with.
+        Closed: another writer claimed it while we did; it owns the database now.
+
+    """
+    current = _find_or_create(store, paths, manifests, create=create, extractor=extractor)
+    check_extractor(
+        extractor,
+        stored_name=current.value.segment_extractor_name,
+        prefixes=(segment.prefix for segment in current.value.segments),
+    )
+    # Looked for before the claim: the former writer may add files until the fence is there.
+    frontier = find_frontier(
+        wal_store,
+        paths,
+        current.value.replay_after_wal_id,
+        expected=current.value.wal_id_last_seen,
+        pool=pool,
+    )
+    fence, claimed = claim_writer(manifests)
+
+    def refresh() -> Manifest:
+        latest = manifests.require_latest()
+        fence.check(latest.value)
+        return latest.value
+
+    fence_id = write_fence(wal_store, paths, WalId(frontier + 1), claimed.value, refresh=refresh, pool=pool)
+    for attempt in range(_ATTEMPTS):
+        # Once more: the former writer may have flushed a memtable between the claim and the fence.
+        latest = manifests.require_latest()
+        fence.check(latest.value)
+        try:
+            return _replayed(
+                wal_store,
+                paths,
+                fence,
+                latest,
+                fence_id,
+                extractor=extractor,
+                freeze_bytes=freeze_bytes,
+                pool=pool,
+            )
+        except WalTruncated:
+            if attempt == _ATTEMPTS - 1:
+                raise
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _find_or_create(
+    store: ObjectStore,
+    paths: DbPaths,
+    manifests: ManifestStore,
+    *,
+    create: bool,
+    extractor: SegmentExtractor | None,
+) -> Versioned[Manifest]:
+    current = manifests.latest()
+    if current is not None:
+        return current
+    if not create:
+        raise InvalidRequest(
+            f"no database at {paths.root!r} in {store.url}; check the path, or open it with create=True"
+        )
+    name = None if extractor is None else extractor.name
+    # Two processes may create it at the same time: the one that lost uses what the other made.
+    with suppress(SequencedConflict):
+        manifests.create_next(new_manifest(segment_extractor_name=name), None)
+    return manifests.require_latest()
+
+
+def _replayed(
+    wal_store: ObjectStore,
+    paths: DbPaths,
+    fence: Fence,
+    latest: Versioned[Manifest],
+    fence_id: WalId,
+    *,
+    extractor: SegmentExtractor | None,
+    freeze_bytes: int,
+    pool: IoPool,
+) -> Opened:
+    manifest = latest.value
+    memtables = Memtables()
+    last_seq, last_tick_ms = int(manifest.last_l0_seq), manifest.last_l0_clock_tick
+    files = replay(
+        wal_store,
+        paths,
+        manifest.replay_after_wal_id,
+        fence_id,
+        skip_through_seq=manifest.last_l0_seq,
+        pool=pool,
+    )
+    previous = manifest.replay_after_wal_id
+    for file in _checked(files, extractor):
+        for row in file.rows:
+            memtables.active.insert(*row)
+            last_seq = max(last_seq, row[1])
+            if row[4] is not None:
+                last_tick_ms = max(last_tick_ms, row[4])
+        if memtables.active.size() >= freeze_bytes:
+            memtables.freeze(last_seq=Seq(last_seq), last_tick_ms=last_tick_ms, replay_after=previous)
+        previous = file.wal_id
+    memtables.mark_logged()
+    return Opened(fence, latest, memtables, last_seq, last_tick_ms, fence_id)
+
+
+def _checked(files: Iterator[ReplayedFile], extractor: SegmentExtractor | None) -> Iterator[ReplayedFile]:
+    """The same files; keys no segment can take are found now, not at the first flush."""
+    for file in files:
+        if extractor is not None:
+            for row in file.rows:
+                route(extractor, row[0])
+        yield file

@@ -1,0 +1,1 @@
+"""The write-ahead log: numbered files, each the whole of what one flush made durable."""

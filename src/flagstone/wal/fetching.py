@@ -1,0 +1,82 @@
+"""WAL files in order, fetched ahead: as many at once as the memory they take allows."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from typing import Final, NamedTuple
+
+from flagstone.runtime.pool import IoPool
+from flagstone.store.paths import DbPaths
+from flagstone.store.port import ObjectMissing, ObjectStore
+from flagstone.types import WalId
+
+DEFAULT_PARALLELISM: Final = 16
+DEFAULT_BYTES_IN_FLIGHT: Final = 64 * 1024 * 1024
+_FIRST_WINDOW: Final = 2
+
+
+class FetchedWal(NamedTuple):
+    """The bytes of one WAL file; None when it does not exist."""
+
+    wal_id: WalId
+    stored: bytes | None
+
+
+def plan_window(*, fetched: int, largest_bytes: int, parallelism: int, max_bytes: int) -> int:
+    """How many files may be under way after `fetched` of them, the largest of that size; at least one.
+
+    Sizes are unknown before a file has arrived, so the window starts small and grows with what was learnt.
+    """
+    affordable = max_bytes // largest_bytes if largest_bytes else parallelism
+    return max(1, min(parallelism, _FIRST_WINDOW * (1 + fetched), affordable))
+
+
+def fetch_in_order(
+    wal_store: ObjectStore,
+    paths: DbPaths,
+    wal_ids: Iterable[WalId],
+    *,
+    pool: IoPool | None = None,
+    parallelism: int = DEFAULT_PARALLELISM,
+    max_bytes_in_flight: int = DEFAULT_BYTES_IN_FLIGHT,
+) -> Iterator[FetchedWal]:
+    """Each file in the order asked, one GET per file, later ones already under way while one is used.
+
+    What is read ahead stays within `max_bytes_in_flight`, judged by the largest file met so far; a single file
+    larger than that is still read. Without a `pool`, files are read one by one in the caller's thread. Abandoning
+    the iterator cancels what has not started.
+    """
+    waiting = iter(wal_ids)
+
+    def load(wal_id: WalId) -> FetchedWal:
+        try:
+            return FetchedWal(wal_id, wal_store.get(paths.wal(wal_id)).data)
+        except ObjectMissing:
+            return FetchedWal(wal_id, None)
+
+    if pool is None:
+        yield from map(load, waiting)
+        return
+    under_way: deque[Future[FetchedWal]] = deque()
+    fetched = largest = 0
+    try:
+        while True:
+            window = plan_window(
+                fetched=fetched,
+                largest_bytes=largest,
+                parallelism=parallelism,
+                max_bytes=max_bytes_in_flight,
+            )
+            while len(under_way) < window and (wal_id := next(waiting, None)) is not None:
+                under_way.append(pool.submit(load, wal_id))
+            if not under_way:
+                return
+            arrived = under_way.popleft().result()
+            fetched += 1
+            largest = max(largest, len(arrived.stored or b""))
+            yield arrived
+    finally:
+        for future in under_way:
+            future.cancel()

@@ -1,0 +1,1 @@
+"""The write path: from a call to a durable row."""

@@ -1,0 +1,255 @@
+"""Writes collected to happen together: all rows of a batch get one sequence number, or none is written.
+
+For each key the last operation counts. Merges do not replace what came before them in the batch, they add to it:
+
+    put 1, put 2          -> value 2              merge 1, merge 2      -> operand fold(1, 2)
+    put 1, delete         -> tombstone            put 1, merge 2        -> value fold(1, 2)
+    merge 1, put 2        -> value 2              delete, merge 2       -> value fold(nothing, 2)
+
+Bad arguments are refused when the operation is added, not when the batch is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
+
+from flagstone.errors import InvalidRequest
+from flagstone.lsm.merge_operator import NO_OPERATOR, MergeOperator, check_operand, fold, fold_from_nothing
+from flagstone.types import MAX_KEY_BYTES, MAX_VALUE_BYTES, MERGE, TOMBSTONE, VALUE
+
+Ttl = timedelta | int
+"""A time to live: a duration, or milliseconds. `timedelta.max` means for ever, whatever the default says."""
+
+Instant = datetime | int
+"""A moment: a datetime with a time zone, or milliseconds since the epoch."""
+
+PendingRow = tuple[bytes, int, bytes, int | None]
+"""(key, kind, value, expires_ms): a row that lacks nothing but its sequence number and create time."""
+
+_MAX_TIME_MS: Final = 2**62
+"""Far beyond any calendar, and small enough that two of them add up to a 64-bit time."""
+
+
+class Expiry(NamedTuple):
+    """When a row expires, as the caller said it; `after_ms` counts from the moment of the write."""
+
+    after_ms: int | None = None
+    at_ms: int | None = None
+    never: bool = False
+
+    def resolve(self, created_ms: int, default_ttl_ms: int | None) -> int | None:
+        """The time in milliseconds, or None for never."""
+        if self.at_ms is not None:
+            return self.at_ms
+        ttl_ms = default_ttl_ms if self.after_ms is None else self.after_ms
+        return None if self.never or ttl_ms is None else created_ms + ttl_ms
+
+
+BY_DEFAULT: Final = Expiry()
+_FOREVER: Final = Expiry(never=True)
+
+
+class Operation(NamedTuple):
+    """One operation of a batch; `kind` is VALUE, TOMBSTONE or MERGE."""
+
+    key: bytes
+    kind: int
+    value: bytes
+    expiry: Expiry
+
+
+class WriteBatch:
+    """Puts, deletes and merges to be written at once.
+
+    Writing a batch does not use it up: it may be changed and written again, and what was written stays as it was.
+    A write that failed can so be repeated. A batch belongs to one thread at a time.
+    """
+
+    __slots__ = ("_merged", "_operations")
+
+    def __init__(self) -> None:
+        # One operation, or the chain of a base and the merges on top of it, oldest first.
+        self._operations: dict[bytes, Operation | list[Operation]] = {}
+        self._merged = False
+
+    def put(
+        self, key: bytes, value: bytes, *, ttl: Ttl | None = None, expire_at: Instant | None = None
+    ) -> None:
+        """Set `key` to `value`, instead of whatever the batch did to it before."""
+        key = check_key(key)
+        expiry = BY_DEFAULT if ttl is None and expire_at is None else check_expiry(ttl, expire_at)
+        self._operations[key] = Operation(key, VALUE, check_value(value), expiry)
+
+    def delete(self, key: bytes) -> None:
+        """Delete `key`, instead of whatever the batch did to it before."""
+        key = check_key(key)
+        self._operations[key] = Operation(key, TOMBSTONE, b"", _FOREVER)
+
+    def merge(
+        self, key: bytes, operand: bytes, *, ttl: Ttl | None = None, expire_at: Instant | None = None
+    ) -> None:
+        """Merge `operand` into `key`, on top of what the batch did to it before.
+
+        What is folded together must expire together: otherwise writing the batch raises `InvalidRequest`.
+        """
+        key = check_key(key)
+        expiry = BY_DEFAULT if ttl is None and expire_at is None else check_expiry(ttl, expire_at)
+        operation = Operation(key, MERGE, check_value(operand), expiry)
+        self._merged = True
+        before = self._operations.get(key)
+        if before is None:
+            self._operations[key] = operation
+        elif isinstance(before, list):
+            before.append(operation)
+        else:
+            self._operations[key] = [before, operation]
+
+    def clear(self) -> None:
+        """Forget all operations."""
+        self._operations.clear()
+        self._merged = False
+
+    def __len__(self) -> int:
+        """How many keys it writes."""
+        return len(self._operations)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._operations
+
+    def __iter__(self) -> Iterator[Operation]:
+        """The operations that still count, key by key in the order the keys first came up."""
+        for entry in self._operations.values():
+            if isinstance(entry, list):
+                yield from entry
+            else:
+                yield entry
+
+    def __repr__(self) -> str:
+        return f"WriteBatch(keys={len(self)})"
+
+    def keys(self) -> list[bytes]:
+        """The keys it writes, ascending."""
+        return sorted(self._operations)
+
+    def operations_of(self, key: bytes) -> list[Operation]:
+        """What it does to one key: a base or nothing, then merges, oldest first. Empty when it leaves it alone."""
+        entry = self._operations.get(key)
+        if entry is None:
+            return []
+        return list(entry) if isinstance(entry, list) else [entry]
+
+    def seal(
+        self, created_ms: int, *, default_ttl_ms: int | None = None, operator: MergeOperator | None = None
+    ) -> list[PendingRow]:
+        """The rows to write, one per key in ascending order. The batch itself stays as it is.
+
+        Raises:
+            InvalidRequest: it merges and there is no operator, the operator refuses an operand, or things that
+                would be folded expire at different times.
+
+        """
+        if not self._merged:
+            return [
+                (
+                    key,
+                    entry.kind,
+                    entry.value,
+                    # The common case spelt out: most rows have no expiry and most databases no default.
+                    None
+                    if entry.expiry is BY_DEFAULT and default_ttl_ms is None
+                    else entry.expiry.resolve(created_ms, default_ttl_ms),
+                )
+                for key, entry in sorted(self._operations.items())
+                if isinstance(entry, Operation)
+            ]
+        if operator is None:
+            # Also when a later put replaced every merge: it would only ever work by accident.
+            raise InvalidRequest(f"the batch merges, but there is no merge operator: {NO_OPERATOR}")
+        rows: list[PendingRow] = []
+        for key in sorted(self._operations):
+            chain = self.operations_of(key)
+            expires = [operation.expiry.resolve(created_ms, default_ttl_ms) for operation in chain]
+            rows.append(_folded(chain, expires, operator))
+        return rows
+
+
+def check_key(key: object) -> bytes:
+    """The key as bytes. Raises `InvalidRequest` unless it is bytes-like and has 1 to 65,535 bytes."""
+    checked = key if type(key) is bytes else _as_bytes(key, "key")
+    if not 0 < len(checked) <= MAX_KEY_BYTES:
+        raise InvalidRequest(f"a key has 1 to {MAX_KEY_BYTES} bytes; this one has {len(checked)}")
+    return checked
+
+
+def check_value(value: object) -> bytes:
+    """The value as bytes. Raises `InvalidRequest` unless it is bytes-like and shorter than 4 GiB."""
+    checked = value if type(value) is bytes else _as_bytes(value, "value")
+    if len(checked) > MAX_VALUE_BYTES:
+        raise InvalidRequest(f"a value has at most {MAX_VALUE_BYTES} bytes; this one has {len(checked)}")
+    return checked
+
+
+def check_expiry(ttl: Ttl | None, expire_at: Instant | None) -> Expiry:
+    """What the two options say together. Raises `InvalidRequest` when they are not a time, or both are given."""
+    if ttl is None:
+        return BY_DEFAULT if expire_at is None else Expiry(at_ms=_instant_ms(expire_at))
+    if expire_at is not None:
+        raise InvalidRequest("a row expires after a ttl or at a time: give ttl or expire_at, not both")
+    if isinstance(ttl, timedelta):
+        if ttl == timedelta.max:
+            return _FOREVER
+        ttl_ms = ttl // timedelta(milliseconds=1)
+    elif isinstance(ttl, int) and not isinstance(ttl, bool):
+        ttl_ms = ttl
+    else:
+        raise InvalidRequest(f"a ttl is a timedelta or whole milliseconds, not {type(ttl).__name__}")
+    if not 0 < ttl_ms <= _MAX_TIME_MS:
+        raise InvalidRequest(f"a ttl is at least one millisecond; this one is {ttl!r}")
+    return Expiry(after_ms=ttl_ms)
+
+
+def _folded(chain: list[Operation], expires: list[int | None], operator: MergeOperator) -> PendingRow:
+    """One row that says what all of `chain` says; `expires` are the times of its links."""
+    base = chain[0]
+    operands = [operation.value for operation in chain if operation.kind == MERGE]
+    for operand in operands:
+        check_operand(operator, base.key, operand)
+    if len(chain) == 1:
+        return (base.key, base.kind, base.value, expires[0])
+    # A tombstone has no expiry of its own to disagree with.
+    times = set(expires[1:] if base.kind == TOMBSTONE else expires)
+    if len(times) > 1:
+        raise InvalidRequest(
+            f"the operations on {base.key!r} in this batch would be folded into one row, but expire at different "
+            "times; give them the same ttl, or write them in separate batches"
+        )
+    if base.kind == MERGE:
+        return (base.key, MERGE, fold(operator, base.key, None, operands), times.pop())
+    if base.kind == TOMBSTONE:
+        return (base.key, VALUE, fold_from_nothing(operator, base.key, operands), times.pop())
+    return (base.key, VALUE, fold(operator, base.key, base.value, operands), times.pop())
+
+
+def _as_bytes(given: object, what: str) -> bytes:
+    if isinstance(given, bytes | bytearray | memoryview):
+        return bytes(given)
+    advice = "; encode it first" if isinstance(given, str) else ""
+    raise InvalidRequest(f"a {what} is bytes, not {type(given).__name__}{advice}")
+
+
+def _instant_ms(moment: Instant) -> int:
+    if isinstance(moment, datetime):
+        if moment.tzinfo is None:
+            raise InvalidRequest(f"expire_at={moment!r} names no time zone, so it is no definite moment")
+        moment_ms = round(moment.timestamp() * 1000)
+    elif isinstance(moment, int) and not isinstance(moment, bool):
+        moment_ms = moment
+    else:
+        raise InvalidRequest(
+            f"expire_at is a datetime or milliseconds since the epoch, not {type(moment).__name__}"
+        )
+    if not 0 <= moment_ms <= _MAX_TIME_MS:
+        raise InvalidRequest(f"expire_at={moment!r} is not a time since the epoch")
+    return moment_ms

@@ -1,0 +1,279 @@
+"""Which transactions may commit: an oracle over sequence numbers.
+
+A transaction reads the state as of the number it started at. At commit its keys are compared with what was
+written under greater numbers, by transactions and plain writes alike:
+
+    snapshot        its writes must not meet theirs (no lost update)
+    serializable    its reads, single keys and whole ranges, must not meet their writes either
+
+Pure: no lock, no clock. The caller holds the lock that orders writes, because check and commit are one step, and
+passes the time in. Everything lives in memory only: a crash ends all transactions, none of them half committed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Collection, Iterable
+from heapq import heappop, heappush
+from typing import Final, Literal
+
+from flagstone.errors import InternalError, TransactionConflict
+from flagstone.types import KeyRange
+
+Isolation = Literal["snapshot", "serializable"]
+
+MAX_TRACKED_KEYS: Final = 1_000_000
+
+
+class TransactionExpired(TransactionConflict):
+    """The transaction ran for longer than it may, or too much was written meanwhile: run it again."""
+
+
+class ReadPoint:
+    """A number at which somebody still reads: a snapshot, or a transaction. Its data must be kept.
+
+    `ended` is set when it was given back, `expired` when it was taken away.
+    """
+
+    __slots__ = ("deadline_ms", "ended", "expired", "seq", "ticket")
+
+    def __init__(self, seq: int, ticket: int, deadline_ms: int | None) -> None:
+        self.seq = seq
+        self.ticket = ticket
+        self.deadline_ms = deadline_ms
+        self.ended = False
+        self.expired = False
+
+
+class TransactionState(ReadPoint):
+    """What one transaction has read and written so far."""
+
+    __slots__ = ("_unmarked", "_written", "isolation", "read_keys", "read_ranges")
+
+    def __init__(self, seq: int, ticket: int, deadline_ms: int | None, isolation: Isolation) -> None:
+        super().__init__(seq, ticket, deadline_ms)
+        self.isolation: Isolation = isolation
+        self.read_keys: set[bytes] = set()
+        self.read_ranges: list[KeyRange] = []
+        self._written: set[bytes] = set()
+        self._unmarked: set[bytes] = set()
+
+    def track_read(self, key: bytes) -> None:
+        """It read `key`, whether or not there was a value. Counts under serializable isolation only."""
+        if self.isolation == "serializable":
+            self.read_keys.add(key)
+
+    def track_range(self, keys: KeyRange) -> None:
+        """It scanned `keys`: a row that appears there later matters as much as one that was there."""
+        if self.isolation == "serializable" and not keys.empty:
+            self.read_ranges.append(keys)
+
+    def track_write(self, key: bytes) -> None:
+        """It is going to write `key`."""
+        self._written.add(key)
+
+    def mark_read(self, keys: Iterable[bytes]) -> None:
+        """Let its commit depend on `keys` as if it had read them, under either isolation."""
+        self.read_keys.update(keys)
+
+    def unmark_write(self, keys: Iterable[bytes]) -> None:
+        """Let its writes of `keys` conflict with nobody's, before or after, now or when written again."""
+        self._unmarked.update(keys)
+
+    @property
+    def write_keys(self) -> set[bytes]:
+        """The keys whose writes count, for its own commit and for others'."""
+        return self._written - self._unmarked
+
+
+class ConflictTracker:
+    """The running transactions and snapshots, and as much of what was written since as they can conflict with.
+
+    A write is remembered while some transaction that cannot see it runs, or could still begin: until it is
+    visible. At most `max_tracked_keys` keys are kept. Beyond that the oldest writes are forgotten, and the
+    transactions that started before them can no longer commit.
+    """
+
+    __slots__ = (
+        "_commits",
+        "_committed_seq",
+        "_forgotten_seq",
+        "_latest",
+        "_max_keys",
+        "_oldest",
+        "_points",
+        "_sorted",
+        "_ticket",
+        "_tracked",
+        "_transactions",
+        "_unsorted",
+    )
+
+    def __init__(self, *, max_tracked_keys: int = MAX_TRACKED_KEYS) -> None:
+        self._max_keys = max_tracked_keys
+        self._points: dict[int, ReadPoint] = {}
+        self._transactions = 0
+        # (seq, ticket) of every point; those that have ended are left in until they come up.
+        self._oldest: list[tuple[int, int]] = []
+        self._ticket = 0
+        self._commits: deque[tuple[int, Collection[bytes]]] = deque()
+        self._tracked = 0
+        # The newest number each remembered key was written under; its keys in order, as far as already sorted.
+        self._latest: dict[bytes, int] = {}
+        self._sorted: list[bytes] = []
+        self._unsorted: list[bytes] = []
+        self._forgotten_seq = 0
+        self._committed_seq = 0
+
+    @property
+    def transactions(self) -> int:
+        """How many transactions run. While there is none, a write that is visible at once need not be recorded."""
+        return self._transactions
+
+    @property
+    def tracked_keys(self) -> int:
+        """How many written keys are remembered, counted once per commit: what the memory goes by."""
+        return self._tracked
+
+    def begin(self, seq: int, isolation: Isolation, *, deadline_ms: int | None = None) -> TransactionState:
+        """A transaction that reads as of `seq`, which must be what is visible now."""
+        self._ticket += 1
+        state = TransactionState(seq, self._ticket, deadline_ms, isolation)
+        self._transactions += 1
+        self._committed_seq = max(self._committed_seq, seq)
+        self._add(state)
+        return state
+
+    def pin(self, seq: int, *, deadline_ms: int | None = None) -> ReadPoint:
+        """A snapshot that reads as of `seq`."""
+        self._ticket += 1
+        point = ReadPoint(seq, self._ticket, deadline_ms)
+        self._add(point)
+        return point
+
+    def end(self, point: ReadPoint) -> None:
+        """A transaction or snapshot is over. Ending it again does nothing."""
+        if self._points.pop(point.ticket, None) is not None:
+            point.ended = True
+            self._transactions -= isinstance(point, TransactionState)
+            if self._transactions == 0:
+                self._forget_through(self._committed_seq)
+
+    def expire(self, now_ms: int) -> list[ReadPoint]:
+        """End whatever is past its deadline, and return it: its data need not be kept any longer."""
+        late = [
+            point
+            for point in self._points.values()
+            if point.deadline_ms is not None and point.deadline_ms <= now_ms
+        ]
+        for point in late:
+            point.expired = True
+            self.end(point)
+        return late
+
+    def min_active_seq(self) -> int | None:
+        """The smallest number somebody still reads at, or None when nobody does."""
+        oldest = self._oldest
+        while oldest and oldest[0][1] not in self._points:
+            heappop(oldest)
+        return oldest[0][0] if oldest else None
+
+    def check(self, state: TransactionState) -> None:
+        """Return if the transaction may commit now.
+
+        Raises:
+            TransactionConflict: something it depends on was written since it started; the message names one key.
+            TransactionExpired: it is past its deadline, or older than the memory of what was written.
+
+        """
+        if state.expired:
+            raise TransactionExpired("the transaction was left open past its time to live; run it again")
+        if state.ended:
+            raise InternalError("a transaction was checked after it had ended")
+        if state.seq < self._forgotten_seq:
+            raise TransactionExpired(
+                f"more than {self._max_keys} keys were written since the transaction began; run it again, shorter"
+            )
+        key = self._conflicting_key(state)
+        if key is not None:
+            raise TransactionConflict(
+                f"{key!r} was written by somebody else (sequence number {self._latest[key]}) after the transaction "
+                f"began at {state.seq}; run it again"
+            )
+
+    def record_commit(self, seq: int, keys: Collection[bytes], *, committed_seq: int) -> None:
+        """A write of `keys` took number `seq`; `committed_seq` is what is visible after it. `keys` are not copied.
+
+        A synchronous write is recorded when it gets its number. It is not visible then, so a transaction that
+        begins before it is would start below it, and must find it here.
+        """
+        self._committed_seq = max(self._committed_seq, committed_seq)
+        self._forget_through(self._needed_above())
+        if not keys or (self._transactions == 0 and committed_seq >= seq):
+            return
+        self._commits.append((seq, keys))
+        self._tracked += len(keys)
+        latest = self._latest
+        for key in keys:
+            if key not in latest:
+                self._unsorted.append(key)
+            latest[key] = seq
+        while self._tracked > self._max_keys:
+            self._forgotten_seq = self._commits[0][0]
+            self._forget_through(self._forgotten_seq)
+
+    def _add(self, point: ReadPoint) -> None:
+        self._points[point.ticket] = point
+        heappush(self._oldest, (point.seq, point.ticket))
+
+    def _needed_above(self) -> int:
+        """Writes up to this number conflict with no transaction that runs or may yet begin.
+
+        Snapshots count as well here: they only make it remember more, and are few.
+        """
+        oldest = self.min_active_seq() if self._transactions else None
+        return self._committed_seq if oldest is None else min(oldest, self._committed_seq)
+
+    def _forget_through(self, seq: int) -> None:
+        commits, latest = self._commits, self._latest
+        if not commits or commits[0][0] > seq:
+            return
+        while commits and commits[0][0] <= seq:
+            written, keys = commits.popleft()
+            self._tracked -= len(keys)
+            for key in keys:
+                if latest.get(key) == written:
+                    del latest[key]
+        if not commits:
+            self._sorted, self._unsorted = [], []
+        elif len(self._sorted) + len(self._unsorted) > 2 * len(latest):
+            self._sorted, self._unsorted = [], list(latest)
+
+    def _conflicting_key(self, state: TransactionState) -> bytes | None:
+        latest, started = self._latest, state.seq
+        for keys in (state.write_keys, state.read_keys):
+            # Whichever is smaller: a bulk write meets few remembered keys, a small one many.
+            if len(keys) <= len(latest):
+                found = next((key for key in keys if latest.get(key, 0) > started), None)
+            else:
+                found = next((key for key, seq in latest.items() if seq > started and key in keys), None)
+            if found is not None:
+                return found
+        if not state.read_ranges:
+            return None
+        ordered = self._ordered_keys()
+        for keys_read in state.read_ranges:
+            at = 0 if keys_read.start is None else bisect_left(ordered, keys_read.start)
+            end = len(ordered) if keys_read.stop is None else bisect_left(ordered, keys_read.stop)
+            for position in range(at, end):
+                if latest.get(ordered[position], 0) > started:
+                    return ordered[position]
+        return None
+
+    def _ordered_keys(self) -> list[bytes]:
+        if self._unsorted:
+            self._sorted += self._unsorted
+            self._sorted.sort()
+            self._unsorted = []
+        return self._sorted
