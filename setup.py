@@ -11,7 +11,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-KERNELS = ("_block_reader", "_block_writer", "_bloom", "_index", "_memtable")
+KERNELS = ("_block_reader", "_block_writer", "_bloom", "_index", "_memtable", "_probe", "_scan")
 KERNEL_FOLDER = Path("src/flagstone/kernels")
 
 

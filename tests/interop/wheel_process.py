@@ -7,6 +7,7 @@ is one pickled tuple (name, arguments); the answer is (True, result) or (False, 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import pickle
 import sys
@@ -17,14 +18,23 @@ from slatedb.uniffi import (
     CompactionSpec,
     DbBuilder,
     DbReaderBuilder,
+    Error,
+    FlushOptions,
+    FlushType,
     KeyRange,
     MergeOperator,
     ObjectStore,
     ObjectStoreBuilder,
+    PrefixExtractor,
+    PrefixTarget,
+    PutOptions,
     ReaderMode,
     Settings,
     SourceId,
     SstBlockSize,
+    Ttl,
+    WriteBatch,
+    WriteOptions,
 )
 
 EVERYTHING = KeyRange(start=None, start_inclusive=True, end=None, end_inclusive=False)
@@ -33,6 +43,14 @@ EVERYTHING = KeyRange(start=None, start_inclusive=True, end=None, end_inclusive=
 class Concatenation(MergeOperator):
     def merge(self, key: bytes, existing_value: bytes | None, operand: bytes) -> bytes:
         return (existing_value or b"") + operand
+
+
+class FirstThree(PrefixExtractor):
+    def name(self) -> str:
+        return "first3"
+
+    def prefix_len(self, target: PrefixTarget) -> int | None:
+        return 3
 
 
 def store(folder: str) -> ObjectStore:
@@ -115,7 +133,81 @@ async def compact_everything(folder: str, path: str, *, codec: str | None = None
         await db.shutdown()
 
 
-CALLS = {function.__name__: function for function in (scan, get_many, compact_everything)}
+async def build(folder: str, path: str, *, segments: bool = False, **changes: Any) -> Any:
+    """A database open for writing, merging by concatenation; with `segments` split by the first three bytes."""
+    builder = DbBuilder(path, store(folder))
+    builder.with_merge_operator(Concatenation())
+    builder.with_settings(settings(**changes))
+    if segments:
+        builder.with_segment_extractor(FirstThree())
+    return await builder.build()
+
+
+async def perform(db: Any, operation: tuple[Any, ...]) -> None:
+    """One operation: ("put", key, value[, ttl_ms]), ("delete", key), ("merge", key, operand), ("batch", …), …"""
+    match operation:
+        case ("put", key, value):
+            await db.put(key, value)
+        case ("put", key, value, ttl_ms):
+            options = PutOptions(ttl=Ttl.EXPIRE_AFTER_MILLIS(ttl_ms))
+            await db.put_with_options(key, value, options, WriteOptions(seqnum=0))
+        case ("delete", key):
+            await db.delete(key)
+        case ("merge", key, operand):
+            await db.merge(key, operand)
+        case ("batch", operations):
+            batch = WriteBatch()
+            for verb, *arguments in operations:
+                getattr(batch, verb)(*arguments)
+            await db.write(batch)
+        case ("flush", "wal"):
+            await db.flush()
+        case ("flush", "memtable"):
+            await db.flush_with_options(FlushOptions(flush_type=FlushType.MEM_TABLE))
+
+
+async def apply(
+    folder: str, path: str, operations: list[tuple[Any, ...]], *, segments: bool = False, **changes: Any
+) -> dict[bytes, bytes]:
+    """Open, perform everything, scan, close; returns what the scan saw."""
+    db = await build(folder, path, segments=segments, **changes)
+    try:
+        for operation in operations:
+            await perform(db, operation)
+        return await collect(await db.scan(EVERYTHING))
+    finally:
+        await db.shutdown()
+
+
+held: dict[str, Any] = {}
+
+
+async def hold(folder: str, path: str) -> None:
+    """Open for writing and stay open, for duels."""
+    held[path] = await build(folder, path)
+
+
+async def held_put(path: str, key: bytes, value: bytes) -> str:
+    """A durable put by the held writer: "durable", or the text of the refusal."""
+    try:
+        handle = await held[path].put(key, value)
+        await held[path].flush()
+        await handle.await_durable()
+    except Error as error:
+        return str(error)
+    return "durable"
+
+
+async def release(path: str) -> None:
+    """Close the held writer, whatever state it is in."""
+    with contextlib.suppress(Error):
+        await held.pop(path).shutdown()
+
+
+CALLS = {
+    function.__name__: function
+    for function in (scan, get_many, compact_everything, apply, hold, held_put, release)
+}
 
 
 async def serve() -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from flagstone.config import Settings
 from flagstone.db.opening import Opened
+from flagstone.db.views import Views
 from flagstone.errors import Closed, FlagstoneError, Unavailable
 from flagstone.format.codec import Codec
 from flagstone.format.filter import BloomPolicy
@@ -26,7 +27,7 @@ from flagstone.runtime.ids import Ids
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.pool import IoPool
 from flagstone.runtime.service import Supervisor
-from flagstone.runtime.sync import Condition
+from flagstone.runtime.sync import Condition, Lock
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
 from flagstone.table.builder import TableOptions
@@ -76,12 +77,12 @@ class Environment:
 class Engine:
     """A database open for writing. Made by `db.opening`; the faces in `database` and `async_database` call it."""
 
-    def __init__(self, env: Environment, manifests: ManifestStore, opened: Opened, views: Any) -> None:
+    def __init__(self, env: Environment, manifests: ManifestStore, opened: Opened, views: Views) -> None:
         settings = env.settings
         self.env = env
         self.manifests = manifests
         self.fence = opened.fence
-        self._views = views
+        self.views = views
         self._manifest = opened.manifest
         self._closed: Closed | None = None
         self.supervisor = Supervisor(clock=env.clock)
@@ -123,7 +124,7 @@ class Engine:
         self._flusher = Flusher(
             self.committer,
             FlushTarget(
-                upload=self._views.upload,
+                upload=self.views.upload,
                 commit=self._commit_flush,
                 manifest=lambda: self._manifest.value,
                 min_seq=self._min_active_seq,
@@ -143,7 +144,8 @@ class Engine:
         )
         self._follower = ManifestFollower(self, settings.manifest_poll_interval.total_seconds())
         self._wal_at_freeze = opened.fence_id
-        self.view = self._views.prepare(opened.manifest).with_memtables(opened.memtables.tables())
+        self._adopting = Lock()
+        self.view: Any = self.views.prepare(opened.manifest.value).with_memtables(opened.memtables.tables())
 
     def start(self) -> None:
         """Begin the background work."""
@@ -179,23 +181,48 @@ class Engine:
 
     def adopt(self, latest: Versioned[Manifest], flushed: FrozenMemtable | None = None) -> None:
         """Make a manifest the current one, and forget the memtable whose rows it holds."""
-        if latest.id <= self._manifest.id and flushed is None:
-            return
-        prepared = self._views.prepare(latest)
-        with self._changed:
-            if latest.id >= self._manifest.id:
-                self._manifest = latest
-                self.view = prepared
-            if flushed is not None:
-                self.committer.drop_flushed(flushed)
-            self._publish_memtables()
-            self._changed.notify_all()
+        with self._adopting:
+            if latest.id <= self._manifest.id and flushed is None:
+                return
+            # The expensive part, outside the lock that writes need.
+            prepared = self.views.prepare(latest.value) if latest.id > self._manifest.id else self.view
+            with self._changed:
+                if self._closed is None and latest.id > self._manifest.id:
+                    self._manifest, self.view = latest, prepared
+                if flushed is not None:
+                    self.committer.drop_flushed(flushed)
+                self._publish_memtables()
+                self._changed.notify_all()
         self.supervisor.wake(self._flusher)
 
     def _publish_memtables(self) -> None:
         """Show readers the memtables of this moment. The caller holds the lock."""
         if self._closed is None:
             self.view = self.view.with_memtables(self.committer.memtables.tables())
+
+    def status(self) -> dict[str, Any]:
+        """Where writes, flushes and tables stand, as plain values."""
+        manifest, durability, memtables = self._manifest, self.durability, self.committer.memtables
+        pause = self._flusher.pause
+        failure = durability.failure
+        return {
+            "path": self.env.paths.root,
+            "store": self.env.store.url,
+            "state": "closed" if self._closed else "read-only" if failure else "open",
+            "failure": None if failure is None else str(failure),
+            "manifest_id": manifest.id,
+            "writer_epoch": self.fence.epoch,
+            "last_seq": durability.last_seq,
+            "committed_seq": durability.committed_seq,
+            "durable_seq": durability.durable_seq,
+            "last_l0_seq": manifest.value.last_l0_seq,
+            "unflushed_bytes": memtables.unflushed_bytes,
+            "frozen_memtables": len(memtables.frozen),
+            "writers_paused": self.committer.paused,
+            "upload_paused": None if pause is None else pause.message,
+            "l0_tables": sum(len(tree.l0) for tree in manifest.value.trees),
+            "sorted_runs": sum(len(tree.runs) for tree in manifest.value.trees),
+        }
 
     # -- durability ---------------------------------------------------------------------------------------
 
@@ -261,7 +288,7 @@ class Engine:
         with self._changed:
             if self._closed is None:
                 self._closed = reason
-                self.view = self._views.closed(reason)
+                self.view = self.views.closed(reason)
             self._changed.notify_all()
         self.committer.refuse(reason)
 

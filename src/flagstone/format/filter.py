@@ -118,13 +118,19 @@ class Filters:
 
     by_name: Mapping[str, bytes] = field(default_factory=dict)
 
-    def may_contain(self, key: bytes) -> bool:
-        """False only when no row of `key` can be in the SST."""
+    @property
+    def whole_key_bloom(self) -> bytes | None:
+        """The bloom filter that knows whole keys, for `kernels.bloom.may_contain_key`; None without one."""
         for name, data in self.by_name.items():
             # Whole-key hashes are in every bloom filter except those marked `wh=0`.
             if (name == _BLOOM or name.startswith(f"{_BLOOM}:")) and not name.endswith(":wh=0"):
-                return bloom.may_contain_key(data, key)
-        return True
+                return data
+        return None
+
+    def may_contain(self, key: bytes) -> bool:
+        """False only when no row of `key` can be in the SST."""
+        data = self.whole_key_bloom
+        return data is None or bloom.may_contain_key(data, key)
 
     def may_contain_prefix(self, prefix: bytes, extractor: PrefixExtractor) -> bool:
         """False only when no key whose extracted prefix is `prefix` can be in the SST."""

@@ -107,24 +107,12 @@ class SstImage:
             try:
                 yield decode_rows(raw, self.version)
             except CorruptData as error:
-                # Inside a compressed block an offset means nothing in the file: name the block.
-                raise CorruptData(
-                    f"block {number}: {error.problem} (byte {error.offset} of the block)",
-                    object=self.path,
-                    offset=offset,
-                ) from None
+                raise damaged_block(error, number, object=self.path, offset=offset) from None
 
     def filters(self) -> Filters | None:
         info = self.info
-        if not info.filter_len:
-            return None
-        raw = self._part(info.filter_offset, info.filter_offset + info.filter_len)
-        try:
-            return decode_filters(raw, info.filter_format)
-        except CorruptData as error:
-            raise CorruptData(
-                f"filter: {error.problem}", object=self.path, offset=info.filter_offset
-            ) from None
+        stored = self.data[info.filter_offset : info.filter_offset + info.filter_len]
+        return open_filters(stored, info, self.path)
 
     def stats(self) -> SstStats | None:
         info = self.info
@@ -137,10 +125,47 @@ class SstImage:
             raise CorruptData(f"stats: {error.problem}", object=self.path, offset=info.stats_offset) from None
 
     def _part(self, start: int, stop: int) -> bytes:
-        try:
-            return unseal(self.data[start:stop], self.info.codec)
-        except CorruptData as error:
-            raise error.within(self.path, start) from None
+        return open_part(self.data[start:stop], self.info, self.path, start)
+
+
+def open_part(stored: bytes, info: SsTableInfo, path: str, offset: int) -> bytes:
+    """A part that stood at `offset` of the object, unsealed. Raises `CorruptData` naming both."""
+    try:
+        return unseal(stored, info.codec)
+    except CorruptData as error:
+        raise error.within(path, offset) from None
+
+
+def open_index(stored: bytes, info: SsTableInfo, path: str) -> BlockIndex:
+    """The index of an object from its stored form. Raises `CorruptData` naming object and offset."""
+    try:
+        return decode_index(stored, info)
+    except CorruptData as error:
+        raise CorruptData(f"index: {error.problem}", object=path, offset=info.index_offset) from None
+
+
+def open_filters(stored: bytes, info: SsTableInfo, path: str) -> Filters | None:
+    """The filters of an object from their stored form, if it has any. Raises `CorruptData` likewise."""
+    if not info.filter_len:
+        return None
+    raw = open_part(stored, info, path, info.filter_offset)
+    try:
+        return decode_filters(raw, info.filter_format)
+    except CorruptData as error:
+        raise CorruptData(f"filter: {error.problem}", object=path, offset=info.filter_offset) from None
+
+
+def damaged_block(
+    error: CorruptData,
+    number: int,
+    *,
+    object: str,  # noqa: A002
+    offset: int | None,
+) -> CorruptData:
+    """What was found inside a block, told of the object: within a compressed block only its number has a meaning."""
+    return CorruptData(
+        f"block {number}: {error.problem} (byte {error.offset} of the block)", object=object, offset=offset
+    )
 
 
 def decode_sst(data: bytes, path: str) -> SstImage:
@@ -151,10 +176,7 @@ def decode_sst(data: bytes, path: str) -> SstImage:
         info, version, _ = decoded
     except CorruptData as error:
         raise error.within(path) from None
-    try:
-        index = decode_index(data[info.index_offset : info.index_offset + info.index_len], info)
-    except CorruptData as error:
-        raise CorruptData(f"index: {error.problem}", object=path, offset=info.index_offset) from None
+    index = open_index(data[info.index_offset : info.index_offset + info.index_len], info, path)
     return SstImage(path, data, info, version, index)
 
 

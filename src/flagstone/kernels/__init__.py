@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from flagstone.kernels import _bloom as bloom
     from flagstone.kernels import _index as index
     from flagstone.kernels import _memtable as memtable
+    from flagstone.kernels import _probe as probe
+    from flagstone.kernels import _scan as scan
 
 
 def load_interpreted(name: str) -> ModuleType:
@@ -41,7 +43,7 @@ def _choose(name: str) -> ModuleType:
     return wanted or load_interpreted(name)
 
 
-NAMES = ("block_reader", "block_writer", "bloom", "index", "memtable")
+NAMES = ("block_reader", "block_writer", "bloom", "index", "memtable", "probe", "scan")
 
 _chosen = {name: _choose(name) for name in NAMES}
 globals().update(_chosen)
@@ -58,4 +60,6 @@ __all__ = [
     "load_compiled",
     "load_interpreted",
     "memtable",
+    "probe",
+    "scan",
 ]

@@ -233,7 +233,7 @@ class ConflictTracker:
         Snapshots count as well here: they only make it remember more, and are few.
         """
         oldest = self.min_active_seq() if self._transactions else None
-        return self._committed_seq if oldest is None else min(oldest, self._committed_seq)
+        return self._committed_seq if oldest is None else oldest
 
     def _forget_through(self, seq: int) -> None:
         commits, latest = self._commits, self._latest

@@ -1,0 +1,284 @@
+"""`Db`: the blocking face of a database that is open for writing. Thin: it checks arguments and calls the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Final, Literal, Self
+from uuid import UUID
+
+from flagstone.db.engine import Engine
+from flagstone.db.reading import ReadPlace, Reads
+from flagstone.db.transaction import Snapshot, Transaction
+from flagstone.errors import InvalidRequest
+from flagstone.lsm.merge_operator import check_operand
+from flagstone.metadata.manifest import Checkpoint, Manifest
+from flagstone.read.view import ReadView
+from flagstone.types import MAX_SEQ, MERGE, TOMBSTONE, VALUE
+from flagstone.views import checkpoint as checkpoints
+from flagstone.write.batch import BY_DEFAULT, Instant, Ttl, WriteBatch, check_expiry, check_key, check_value
+from flagstone.write.conflicts import Isolation
+from flagstone.write.durability import WriteHandle
+
+_READ_POINT_LIFETIME_MS: Final = 3_600_000
+"""Snapshots and transactions that nobody ends are ended after an hour, so that compaction can go on."""
+
+_ARROW_ROWS: Final = 4096
+
+
+class Db(Reads):
+    """A database open for writing. Safe to use from many threads; close it, or use it as a context manager.
+
+    `db[key]`, `db[key] = value`, `del db[key]` and `key in db` work as on a dictionary.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._place = ReadPlace(
+            engine.views.tables,
+            clock=engine.env.clock,
+            merge_operator=engine.env.merge_operator,
+            newer_view=self._newer_view,
+        )
+
+    # -- writing ------------------------------------------------------------------------------------------
+
+    def put(
+        self,
+        key: bytes,
+        value: bytes,
+        *,
+        ttl: Ttl | None = None,
+        expire_at: Instant | None = None,
+        await_durable: bool = False,
+    ) -> WriteHandle:
+        """Set `key` to `value`. Returns at memory speed; with `await_durable` once it is on the store.
+
+        A crash before it is durable may lose it: wait on the handle, or `flush`, where that matters. `ttl` is a
+        timedelta or milliseconds, `expire_at` a moment.
+        """
+        if type(key) is not bytes or not 0 < len(key) <= 65_535:
+            key = check_key(key)
+        if type(value) is not bytes:
+            value = check_value(value)
+        expiry = BY_DEFAULT if ttl is None and expire_at is None else check_expiry(ttl, expire_at)
+        handle = self._engine.committer.commit_one(key, VALUE, value, expiry, synchronous=await_durable)
+        if await_durable:
+            handle.wait()
+        return handle
+
+    def delete(self, key: bytes, *, await_durable: bool = False) -> WriteHandle:
+        """Delete `key`, whether or not it is there."""
+        key = check_key(key)
+        never = check_expiry(timedelta.max, None)
+        handle = self._engine.committer.commit_one(key, TOMBSTONE, b"", never, synchronous=await_durable)
+        if await_durable:
+            handle.wait()
+        return handle
+
+    def merge(
+        self,
+        key: bytes,
+        operand: bytes,
+        *,
+        ttl: Ttl | None = None,
+        expire_at: Instant | None = None,
+        await_durable: bool = False,
+    ) -> WriteHandle:
+        """Merge `operand` into `key` with the database's merge operator, without reading it first."""
+        key, operand = check_key(key), check_value(operand)
+        check_operand(self._engine.env.merge_operator, key, operand)
+        handle = self._engine.committer.commit_one(
+            key, MERGE, operand, check_expiry(ttl, expire_at), synchronous=await_durable
+        )
+        if await_durable:
+            handle.wait()
+        return handle
+
+    def write(self, batch: WriteBatch, *, await_durable: bool = False) -> WriteHandle:
+        """Write all of a batch under one sequence number, or none of it."""
+        handle = self._engine.committer.commit_batch(batch, synchronous=await_durable)
+        if await_durable:
+            handle.wait()
+        return handle
+
+    @contextmanager
+    def batch(self, *, await_durable: bool = False) -> Iterator[WriteBatch]:
+        """A batch that is written when the block ends without an error."""
+        collected = WriteBatch()
+        yield collected
+        if len(collected):
+            self.write(collected, await_durable=await_durable)
+
+    def write_arrow(
+        self,
+        rows: Any,
+        *,
+        key: str = "key",
+        value: str = "value",
+        await_durable: bool = True,
+    ) -> int:
+        """Write the rows of a table or of batches, a few thousand at a time; returns how many.
+
+        Each group is one batch: where a key comes twice in a group the later row counts.
+        """
+        batches = (
+            rows.to_batches()
+            if hasattr(rows, "to_batches")
+            else [rows]
+            if hasattr(rows, "num_rows")
+            else rows
+        )
+        written, handle = 0, None
+        for batch in batches:
+            for start in range(0, batch.num_rows, _ARROW_ROWS):
+                part = batch.slice(start, _ARROW_ROWS)
+                collected = WriteBatch()
+                for row_key, row_value in zip(
+                    part.column(key).to_pylist(), part.column(value).to_pylist(), strict=True
+                ):
+                    collected.put(row_key, row_value)
+                handle = self._engine.committer.commit_batch(collected, synchronous=False)
+                written += part.num_rows
+        if handle is not None and await_durable:
+            handle.wait()
+        return written
+
+    def __setitem__(self, key: bytes, value: bytes) -> None:
+        self.put(key, value)
+
+    def __delitem__(self, key: bytes) -> None:
+        self.delete(key)
+
+    # -- reading ------------------------------------------------------------------------------------------
+
+    def get(
+        self,
+        key: bytes,
+        default: bytes | None = None,
+        *,
+        durable_only: bool = False,
+        dirty: bool = False,
+        include_expired: bool = False,
+    ) -> bytes | None:
+        """The value of `key`, or `default`; see `Reads.get`. What is in memory is answered without any wait."""
+        engine = self._engine
+        if type(key) is bytes and not durable_only and not dirty:
+            # The number before the view: the view then holds every row up to it.
+            seq = engine.durability.committed_seq
+            simple = engine.view.memtables[0].get_value(key, seq)
+            if type(simple) is bytes:
+                return simple
+        return super().get(
+            key, default, durable_only=durable_only, dirty=dirty, include_expired=include_expired
+        )
+
+    def snapshot(self) -> Snapshot:
+        """The database as it is now, for as long as the snapshot is open."""
+        engine = self._engine
+        engine.check_open()
+        with engine.durability.lock:
+            seq = engine.durability.committed_seq
+            point = engine.conflicts.pin(seq, deadline_ms=self._deadline_ms())
+            view = engine.view
+        return Snapshot(engine, self._place, view, point)
+
+    def transaction(self, isolation: Isolation = "snapshot") -> Transaction:
+        """A transaction that begins now. `snapshot` isolation prevents lost updates; `serializable` also write skew."""
+        if isolation not in ("snapshot", "serializable"):
+            raise InvalidRequest(f"isolation is 'snapshot' or 'serializable', not {isolation!r}")
+        engine = self._engine
+        engine.check_open()
+        with engine.durability.lock:
+            seq = engine.durability.committed_seq
+            state = engine.conflicts.begin(seq, isolation, deadline_ms=self._deadline_ms())
+            view = engine.view
+        return Transaction(engine, self._place, view, state)
+
+    # -- operating ----------------------------------------------------------------------------------------
+
+    def flush(self, kind: Literal["memtable", "wal"] = "memtable") -> None:
+        """Wait until everything written so far is in the log ("wal"), or also in tables ("memtable")."""
+        self._engine.check_open()
+        match kind:
+            case "wal":
+                self._engine.flush_log()
+            case "memtable":
+                self._engine.flush_memtables()
+            case _:
+                raise InvalidRequest(f"flush 'memtable' or 'wal', not {kind!r}")
+
+    def checkpoint(
+        self,
+        *,
+        scope: Literal["all", "durable"] = "all",
+        name: str | None = None,
+        lifetime: timedelta | None = None,
+        source: UUID | None = None,
+    ) -> Checkpoint:
+        """Pin the current state: with `all` everything written so far, with `durable` what is in tables already."""
+        engine = self._engine
+        engine.check_open()
+        if scope == "all" and source is None:
+            engine.flush_memtables()
+        created, written = checkpoints.create_checkpoint(
+            engine.manifests,
+            clock=engine.env.clock,
+            ids=engine.env.ids,
+            lifetime=lifetime,
+            name=name,
+            source=source,
+        )
+        engine.adopt(written)
+        return created
+
+    def status(self) -> dict[str, Any]:
+        """What an operator wants to know, as plain values."""
+        return self._engine.status()
+
+    def metrics(self) -> dict[str, Any]:
+        """All metrics under SlateDB's names."""
+        self._engine.views.tables.report()
+        return self._engine.env.metrics.as_dict()
+
+    def manifest(self) -> Manifest:
+        """The newest manifest this process knows."""
+        return self._engine.manifest.value
+
+    @property
+    def closed(self) -> bool:
+        return self._engine.closed is not None
+
+    def close(self) -> None:
+        """Flush and close; see `Engine.close`. Closing twice is fine."""
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        env = self._engine.env
+        state = "closed" if self.closed else "open"
+        return f"Db({env.paths.root!r}, store={env.store.url!r}, {state})"
+
+    def _look(self, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:
+        durability = self._engine.durability
+        if durable_only and dirty:
+            raise InvalidRequest("durable_only and dirty exclude each other")
+        seq = durability.durable_seq if durable_only else MAX_SEQ if dirty else durability.committed_seq
+        return self._engine.view, seq
+
+    def _newer_view(self) -> ReadView:
+        self._engine.refresh()
+        view: ReadView = self._engine.view
+        return view
+
+    def _deadline_ms(self) -> int:
+        return self._engine.env.clock.now_ms() + _READ_POINT_LIFETIME_MS

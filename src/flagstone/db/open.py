@@ -1,0 +1,100 @@
+"""`flagstone.open`: from an address and options to an open database."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from flagstone.config import Settings
+from flagstone.db.database import Db
+from flagstone.db.engine import Engine, Environment
+from flagstone.db.opening import open_for_writing
+from flagstone.db.views import Views
+from flagstone.errors import InvalidRequest
+from flagstone.lsm.merge_operator import MergeOperator
+from flagstone.lsm.segments import SegmentExtractor
+from flagstone.metadata.stores import ManifestStore
+from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
+from flagstone.runtime.ids import SYSTEM_IDS, Ids
+from flagstone.runtime.metrics import Metrics
+from flagstone.runtime.pool import shared_pool
+from flagstone.store.counting import CountingStore
+from flagstone.store.paths import DbPaths
+from flagstone.store.port import ObjectStore
+from flagstone.store.remote_options import OptionValue
+from flagstone.store.resolve import StoreLike, resolve, resolve_database
+from flagstone.store.retrying import RetryingStore
+from flagstone.table.cache import TableCache
+from flagstone.table.table_store import TableStore
+
+
+def open_database(
+    path: str | os.PathLike[str],
+    *,
+    store: StoreLike | None = None,
+    store_options: Mapping[str, OptionValue] | None = None,
+    wal_store: StoreLike | None = None,
+    settings: Settings | None = None,
+    merge_operator: MergeOperator | None = None,
+    segment_extractor: SegmentExtractor | None = None,
+    create: bool = True,
+    clock: Clock = SYSTEM_CLOCK,
+    ids: Ids = SYSTEM_IDS,
+) -> Db:
+    """Open a database for writing; any other writer is fenced off and learns it at its next durable write.
+
+    `path` is a folder, `file://`, `memory://NAME/path`, `s3://bucket/path`, `gs://`, `az://`, or with `store` a path
+    inside that store. `wal_store` keeps the log elsewhere, for instance on a store with lower latency.
+
+    Raises:
+        InvalidRequest: there is no database and `create` is False, or an argument does not fit it.
+        Closed: another writer claimed the database at the same time, and owns it.
+        Unavailable: the store did not answer.
+
+    """
+    found, root = resolve_database(path, store, store_options)
+    if not root:
+        raise InvalidRequest(f"{os.fspath(path)!r} names a whole store; a database needs a path inside it")
+    if isinstance(wal_store, str | os.PathLike):
+        wal_store = resolve(wal_store, **dict(store_options or {}))  # type: ignore[arg-type]
+    settings = settings or Settings()
+    metrics, paths, pool = Metrics(), DbPaths(root), shared_pool()
+    main = _dressed(found, metrics, clock, ids)
+    env = Environment(
+        store=main,
+        wal_store=main if wal_store is None else _dressed(wal_store, metrics, clock, ids),
+        paths=paths,
+        settings=settings,
+        clock=clock,
+        ids=ids,
+        metrics=metrics,
+        pool=pool,
+        merge_operator=merge_operator,
+        extractor=segment_extractor,
+    )
+    manifests = ManifestStore(env.store, paths, metrics=metrics, clock=clock, ids=ids)
+    opened = open_for_writing(
+        env.store,
+        env.wal_store,
+        paths,
+        manifests,
+        create=create,
+        extractor=segment_extractor,
+        freeze_bytes=settings.l0_sst_size_bytes,
+        pool=pool,
+    )
+    cache = TableCache(capacity_bytes=settings.block_cache_bytes + settings.meta_cache_bytes, metrics=metrics)
+    tables = TableStore(env.store, paths, cache=cache, pool=pool, metrics=metrics)
+    engine = Engine(env, manifests, opened, Views(tables))
+    engine.start()
+    return Db(engine)
+
+
+def _dressed(store: ObjectStore, metrics: Metrics, clock: Clock, ids: Ids) -> ObjectStore:
+    """The store with retries and counters, whatever it came with."""
+    patient = (
+        store
+        if isinstance(store, RetryingStore)
+        else RetryingStore(store, clock=clock, ids=ids, metrics=metrics)
+    )
+    return CountingStore(patient, component="db", metrics=metrics)

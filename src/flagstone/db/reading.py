@@ -1,0 +1,205 @@
+"""Reads as callers make them, the same for a database, a snapshot and a transaction.
+
+Each knows a view and the sequence number it reads at; everything else is here. A table that garbage collection
+removed under a view makes the read start over with a newer view: the number stays, so the answer does, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from flagstone.errors import CorruptData, InvalidRequest
+from flagstone.lsm.merge_operator import MergeOperator
+from flagstone.read import drivers
+from flagstone.read.probe import Found, visible_row
+from flagstone.read.scan import DEFAULT_READ_AHEAD_BYTES, ScanRequest
+from flagstone.read.scans import Scan
+from flagstone.read.view import ReadView
+from flagstone.runtime.clock import Clock
+from flagstone.table.table_store import TableGone, TableStore
+from flagstone.types import KeyRange, Row
+from flagstone.write.batch import check_key
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+T = TypeVar("T")
+
+_ATTEMPTS = 3
+
+
+class ReadPlace:
+    """Where reads happen: tables, a clock, a merge operator, and a way to a newer view."""
+
+    __slots__ = ("clock", "merge_operator", "newer_view", "tables")
+
+    def __init__(
+        self,
+        tables: TableStore,
+        *,
+        clock: Clock,
+        merge_operator: MergeOperator | None,
+        newer_view: Callable[[], ReadView],
+    ) -> None:
+        self.tables = tables
+        self.clock = clock
+        self.merge_operator = merge_operator
+        self.newer_view = newer_view
+
+
+class Reads:
+    """The read methods. Subclasses say what is read: `_look` gives the view and the number to read at."""
+
+    _place: ReadPlace
+
+    def _look(self, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:
+        raise NotImplementedError
+
+    def _refreshed(self) -> ReadView:
+        """The view to go on with when `view` has lost a table."""
+        return self._place.newer_view()
+
+    def get(
+        self,
+        key: bytes,
+        default: bytes | None = None,
+        *,
+        durable_only: bool = False,
+        dirty: bool = False,
+        include_expired: bool = False,
+    ) -> bytes | None:
+        """The value of `key`, or `default`.
+
+        Ordinary reads see what is committed; `durable_only` only what is on the store, `dirty` also what still
+        waits for it. Expired rows are hidden unless `include_expired`.
+        """
+        row = self.get_row(key, durable_only=durable_only, dirty=dirty, include_expired=include_expired)
+        return default if row is None else row.value
+
+    def get_row(
+        self, key: bytes, *, durable_only: bool = False, dirty: bool = False, include_expired: bool = False
+    ) -> Row | None:
+        """The row of `key` with its sequence number and times, or None."""
+        checked = check_key(key)
+        view, seq = self._look(durable_only=durable_only, dirty=dirty)
+        found = self._read(view, lambda seen: drivers.get(self._place.tables, seen, checked, seq))
+        return self._visible(found, seq, include_expired=include_expired)
+
+    def multi_get(
+        self,
+        keys: Sequence[bytes],
+        *,
+        durable_only: bool = False,
+        dirty: bool = False,
+        include_expired: bool = False,
+    ) -> list[bytes | None]:
+        """The values of many keys in their order, at one moment. Keys share blocks and requests."""
+        checked = [check_key(key) for key in keys]
+        view, seq = self._look(durable_only=durable_only, dirty=dirty)
+        found = self._read(view, lambda seen: drivers.multi_get(self._place.tables, seen, checked, seq))
+        rows = (self._visible(answer, seq, include_expired=include_expired) for answer in found)
+        return [None if row is None else row.value for row in rows]
+
+    def scan(
+        self,
+        start: bytes | None = None,
+        stop: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+        durable_only: bool = False,
+        dirty: bool = False,
+        include_expired: bool = False,
+        read_ahead_bytes: int = DEFAULT_READ_AHEAD_BYTES,
+    ) -> Scan:
+        """The rows with keys in [start, stop), or that begin with `prefix`, as they are now.
+
+        Iterate for `(key, value)`, `.rows()` for whole rows, `.seek(key)` to skip. `reverse` goes from the last
+        key to the first. The scan shows one moment, however long it takes.
+        """
+        keys = check_range(start, stop, prefix)
+        if limit is not None and limit < 0:
+            raise InvalidRequest(f"limit is {limit}; a scan gives 0 rows or more")
+        view, seq = self._look(durable_only=durable_only, dirty=dirty)
+        return Scan(
+            self._place.tables,
+            view,
+            ScanRequest(
+                keys=keys,
+                max_seq=seq,
+                now_ms=self._place.clock.now_ms(),
+                reverse=reverse,
+                limit=limit,
+                include_expired=include_expired,
+                merge_operator=self._place.merge_operator,
+                read_ahead_bytes=read_ahead_bytes,
+            ),
+        )
+
+    def scan_arrow(
+        self,
+        start: bytes | None = None,
+        stop: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        batch_rows: int = 65_536,
+        columns: Sequence[str] = ("key", "value"),
+        include_expired: bool = False,
+    ) -> pa.RecordBatchReader:
+        """The same rows as Arrow batches, by ascending key, without a Python object per row where possible."""
+        # Imported late: only those who want Arrow pay for importing it.
+        from flagstone.read.arrow import scan_arrow  # noqa: PLC0415
+
+        keys = check_range(start, stop, prefix)
+        view, seq = self._look(durable_only=False, dirty=False)
+        request = ScanRequest(
+            keys=keys,
+            max_seq=seq,
+            now_ms=self._place.clock.now_ms(),
+            include_expired=include_expired,
+            merge_operator=self._place.merge_operator,
+        )
+        return scan_arrow(self._place.tables, view, request, columns=columns, batch_rows=batch_rows)
+
+    def __getitem__(self, key: bytes) -> bytes:
+        value = self.get(key)
+        if value is None:
+            raise KeyError(key)
+        return value
+
+    def __contains__(self, key: bytes) -> bool:
+        return self.get(key) is not None
+
+    def _visible(self, found: Found, seq: int, *, include_expired: bool) -> Row | None:
+        return visible_row(
+            found,
+            max_seq=seq,
+            now_ms=self._place.clock.now_ms(),
+            include_expired=include_expired,
+            merge_operator=self._place.merge_operator,
+        )
+
+    def _read(self, view: ReadView, attempt: Callable[[ReadView], T]) -> T:
+        """Read; when a table is gone, again with a newer view."""
+        for _ in range(_ATTEMPTS):
+            try:
+                return attempt(view)
+            except TableGone as gone:
+                lost = gone
+                view = self._refreshed()
+        raise CorruptData("missing, but the newest manifest refers to it", object=lost.path)
+
+
+def check_range(start: bytes | None, stop: bytes | None, prefix: bytes | None) -> KeyRange:
+    """The range these arguments mean. Raises `InvalidRequest` for one that is none."""
+    for name, bound in (("start", start), ("stop", stop), ("prefix", prefix)):
+        if bound is not None and not isinstance(bound, bytes):
+            raise InvalidRequest(f"{name} is bytes, not {type(bound).__name__}")
+    if start is not None and stop is not None and start > stop:
+        raise InvalidRequest(
+            f"the range from {start!r} to {stop!r} is inverted; start must not be above stop"
+        )
+    keys = KeyRange(start or None, stop)
+    return keys if prefix is None else keys.intersect(KeyRange.of_prefix(prefix))

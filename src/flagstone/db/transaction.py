@@ -1,0 +1,236 @@
+"""Snapshots and transactions: reads frozen at one number, and writes that happen together or not at all."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from flagstone.db.reading import ReadPlace, Reads, check_range
+from flagstone.errors import Closed, InvalidRequest
+from flagstone.kernels import memtable as kernel
+from flagstone.read.scan import DEFAULT_READ_AHEAD_BYTES
+from flagstone.read.scans import Scan
+from flagstone.read.view import ReadView
+from flagstone.types import Row
+from flagstone.write.batch import Instant, Ttl, WriteBatch, check_key
+from flagstone.write.conflicts import ReadPoint, TransactionState
+from flagstone.write.durability import WriteHandle
+
+if TYPE_CHECKING:
+    from flagstone.db.engine import Engine
+
+
+class Snapshot(Reads):
+    """The database as it was when the snapshot was taken. Close it: while it is open, old versions are kept.
+
+    One that is forgotten expires, and then raises `Closed`.
+    """
+
+    def __init__(self, engine: Engine, place: ReadPlace, view: ReadView, point: ReadPoint) -> None:
+        self._engine = engine
+        self._place = place
+        self._view = view
+        self._point = point
+
+    @property
+    def seq(self) -> int:
+        """The sequence number it reads at."""
+        return self._point.seq
+
+    def close(self) -> None:
+        """Give it back. Closing twice is fine."""
+        with self._engine.durability.lock:
+            self._engine.conflicts.end(self._point)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _look(self, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:
+        if dirty:
+            raise InvalidRequest("a snapshot shows one moment; dirty reads belong to the database")
+        if self._point.expired:
+            raise Closed("the snapshot was left open past its time to live; take another", reason="clean")
+        if self._point.ended:
+            raise Closed("the snapshot was closed; take another")
+        self._engine.check_open()
+        seq = self._point.seq
+        return self._view, min(seq, self._engine.durability.durable_seq) if durable_only else seq
+
+
+class Transaction(Reads):
+    """Reads at one moment, with its own writes on top; commits all of them under one sequence number, or none.
+
+    As a context manager it commits on a clean exit and rolls back on an error. `TransactionConflict` on commit means
+    that somebody else wrote what it depends on: run it again. Not for several threads at once.
+    """
+
+    def __init__(self, engine: Engine, place: ReadPlace, view: ReadView, state: TransactionState) -> None:
+        self._engine = engine
+        self._place = place
+        self._view = view
+        self._state = state
+        self._batch = WriteBatch()
+        self._done = False
+
+    @property
+    def seq(self) -> int:
+        """The sequence number it reads at."""
+        return self._state.seq
+
+    def put(
+        self, key: bytes, value: bytes, *, ttl: Ttl | None = None, expire_at: Instant | None = None
+    ) -> None:
+        """Set `key` when the transaction commits."""
+        self._check_running()
+        self._batch.put(key, value, ttl=ttl, expire_at=expire_at)
+        self._state.track_write(bytes(key))
+
+    def delete(self, key: bytes) -> None:
+        """Delete `key` when the transaction commits."""
+        self._check_running()
+        self._batch.delete(key)
+        self._state.track_write(bytes(key))
+
+    def merge(
+        self, key: bytes, operand: bytes, *, ttl: Ttl | None = None, expire_at: Instant | None = None
+    ) -> None:
+        """Merge `operand` into `key` when the transaction commits."""
+        self._check_running()
+        self._batch.merge(key, operand, ttl=ttl, expire_at=expire_at)
+        self._state.track_write(bytes(key))
+
+    def mark_read(self, *keys: bytes) -> None:
+        """Let the commit depend on these keys as if they had been read."""
+        self._check_running()
+        self._state.mark_read(check_key(key) for key in keys)
+
+    def unmark_write(self, *keys: bytes) -> None:
+        """Let the writes of these keys conflict with nobody's."""
+        self._check_running()
+        self._state.unmark_write(check_key(key) for key in keys)
+
+    def get_row(
+        self, key: bytes, *, durable_only: bool = False, dirty: bool = False, include_expired: bool = False
+    ) -> Row | None:
+        self._state.track_read(check_key(key))
+        return super().get_row(key, durable_only=durable_only, dirty=dirty, include_expired=include_expired)
+
+    def multi_get(
+        self,
+        keys: list[bytes],  # type: ignore[override]
+        *,
+        durable_only: bool = False,
+        dirty: bool = False,
+        include_expired: bool = False,
+    ) -> list[bytes | None]:
+        for key in keys:
+            self._state.track_read(check_key(key))
+        return super().multi_get(
+            keys, durable_only=durable_only, dirty=dirty, include_expired=include_expired
+        )
+
+    def scan(
+        self,
+        start: bytes | None = None,
+        stop: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+        durable_only: bool = False,
+        dirty: bool = False,
+        include_expired: bool = False,
+        read_ahead_bytes: int = DEFAULT_READ_AHEAD_BYTES,
+    ) -> Scan:
+        # The whole range counts as read, also what the caller does not iterate to: it decided not to.
+        self._state.track_range(check_range(start, stop, prefix))
+        return super().scan(
+            start,
+            stop,
+            prefix=prefix,
+            reverse=reverse,
+            limit=limit,
+            durable_only=durable_only,
+            dirty=dirty,
+            include_expired=include_expired,
+            read_ahead_bytes=read_ahead_bytes,
+        )
+
+    def commit(self, *, await_durable: bool = False) -> WriteHandle | None:
+        """Write everything, or raise and write nothing. None when there was nothing to write.
+
+        Raises:
+            TransactionConflict: what it read or wrote was written by somebody else since it began.
+
+        """
+        self._check_running()
+        self._done = True
+        try:
+            if not len(self._batch):
+                # Nothing to write, but what it read must still have been true together until now.
+                with self._engine.durability.lock:
+                    self._engine.conflicts.check(self._state)
+                return None
+            handle = self._engine.committer.commit_batch(
+                self._batch, synchronous=await_durable, transaction=self._state
+            )
+        finally:
+            self._end()
+        if await_durable:
+            handle.wait()
+        return handle
+
+    def rollback(self) -> None:
+        """Forget everything. Rolling back twice, or after a commit, does nothing."""
+        self._done = True
+        self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None and not self._done:
+            self.commit()
+        else:
+            self.rollback()
+
+    def _look(self, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:
+        if durable_only or dirty:
+            raise InvalidRequest("a transaction reads at its own moment; durable_only and dirty do not apply")
+        self._check_running()
+        self._engine.check_open()
+        return self._with_own_writes(self._view), self._state.seq
+
+    def _refreshed(self) -> ReadView:
+        return self._with_own_writes(super()._refreshed())
+
+    def _with_own_writes(self, view: ReadView) -> ReadView:
+        """Its writes as the newest memtable. They carry the number it reads at: above all it can see."""
+        if not len(self._batch):
+            return view
+        own: Any = kernel.Memtable()
+        operator = self._engine.env.merge_operator
+        now_ms = self._place.clock.now_ms()
+        ttl_ms = self._engine.env.settings.default_ttl_millis
+        for key, kind, value, expires_ms in self._batch.seal(
+            now_ms, default_ttl_ms=ttl_ms, operator=operator
+        ):
+            own.insert(key, self._state.seq, kind, value, now_ms, expires_ms)
+        return view.with_memtables((own, *view.memtables))
+
+    def _check_running(self) -> None:
+        if self._done:
+            raise InvalidRequest("the transaction is over; begin another one")
+        if self._state.expired:
+            raise Closed("the transaction was left open past its time to live; run it again")
+
+    def _end(self) -> None:
+        with self._engine.durability.lock:
+            self._engine.conflicts.end(self._state)

@@ -1,0 +1,359 @@
+"""Point lookups in what is in memory: which table, which block, which row. Never blocks, never fetches.
+
+This kernel knows where to look. How a block or a filter is read is the table's own knowledge, given to it as
+functions, so that every format version is searched the same way. Counts are kept here because a plain addition
+under the interpreter lock costs nothing, and are collected now and then by whoever owns the metrics.
+
+Written in Cython's pure-Python mode; see `_block_writer` for how that works.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cython
+from cython.cimports.libc.string import memcmp
+
+from flagstone.errors import CorruptData
+
+MERGE_KIND = cython.declare(cython.int, 0x08)
+
+
+class Need:
+    """What must be fetched before a read can go on: blocks of one table, or its index and filters.
+
+    `numbers` is empty when the index and filters are needed; otherwise `index` tells where the blocks lie.
+    """
+
+    __slots__ = ("index", "numbers", "table")
+
+    def __init__(self, table: Any, index: Any, numbers: list[int]) -> None:
+        self.table = table
+        self.index = index
+        self.numbers = numbers
+
+
+@cython.cclass
+class Resident:
+    """What of one table is in memory. Readers take no lock: each field is replaced as a whole.
+
+    `may_contain(bloom, key)`, `find_row(block, key, max_seq)` and `find_versions(block, key, max_seq)` read
+    filters and blocks. A touched block or index was used since the flag was last cleared.
+    """
+
+    index: Any
+    first_keys: list | None
+    bloom: Any
+    blocks: list | None
+    touched: bytearray | None
+    meta_touched: cython.bint
+    may_contain: Any
+    find_row: Any
+    find_versions: Any
+    filter_positives: cython.longlong
+    filter_negatives: cython.longlong
+    false_positives: cython.longlong
+    index_hits: cython.longlong
+    block_hits: cython.longlong
+
+    def __init__(self, may_contain: Any, find_row: Any, find_versions: Any) -> None:
+        self.index = None
+        self.first_keys = None
+        self.bloom = None
+        self.blocks = None
+        self.touched = None
+        self.meta_touched = False
+        self.may_contain = may_contain
+        self.find_row = find_row
+        self.find_versions = find_versions
+        self.filter_positives = self.filter_negatives = self.false_positives = 0
+        self.index_hits = self.block_hits = 0
+
+    def hold_meta(self, index: Any, first_keys: list, bloom: Any) -> None:
+        """Keep the index and the bloom filter over whole keys (None: ask no filter)."""
+        if self.blocks is None:
+            self.touched = bytearray(len(first_keys))
+            self.blocks = [None] * len(first_keys)
+        self.index = index
+        self.bloom = bloom
+        self.first_keys = first_keys
+
+    def release_meta(self) -> None:
+        """Forget index and filter; blocks stay."""
+        self.first_keys = None
+        self.bloom = None
+        self.index = None
+
+    def held_index(self) -> Any:
+        """The index, or None when it is not in memory."""
+        if self.first_keys is None:
+            return None
+        self.meta_touched = True
+        return self.index
+
+    def hold_block(self, number: cython.Py_ssize_t, raw: bytes, count: cython.Py_ssize_t) -> None:
+        """Keep one block of a table that has `count` of them."""
+        if self.blocks is None:
+            self.touched = bytearray(count)
+            self.blocks = [None] * count
+        self.blocks[number] = raw
+
+    def release_block(self, number: cython.Py_ssize_t) -> Any:
+        """Forget one block; returns it, or None when it was not held."""
+        raw = None
+        if self.blocks is not None:
+            raw = self.blocks[number]
+            self.blocks[number] = None
+        return raw
+
+    def holds(self, number: cython.Py_ssize_t) -> bool:
+        """Whether the block (-1: index and filter) is in memory; does not count as use."""
+        if number < 0:
+            return self.first_keys is not None
+        return self.blocks is not None and self.blocks[number] is not None
+
+    def held_numbers(self) -> list:
+        """The numbers of all blocks in memory."""
+        number: cython.Py_ssize_t
+        found: list = []
+        if self.blocks is not None:
+            for number in range(len(self.blocks)):
+                if self.blocks[number] is not None:
+                    found.append(number)  # noqa: PERF401
+        return found
+
+    def held_block(self, number: cython.Py_ssize_t) -> Any:
+        """The block, or None when it is not in memory."""
+        raw = None
+        if self.blocks is not None:
+            raw = self.blocks[number]
+            if raw is not None:
+                self.block_hits += 1
+        return raw
+
+    def held_blocks(self, start: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> list:
+        """The blocks from `start` on that are in memory without a gap, at most up to `stop`."""
+        found: list = []
+        if self.blocks is not None:
+            while start < stop:
+                raw = self.blocks[start]
+                if raw is None:
+                    break
+                found.append(raw)
+                start += 1
+        self.block_hits += len(found)
+        return found
+
+    def take_touch(self, number: cython.Py_ssize_t) -> bool:
+        """Whether the block (-1: index and filter) was used since the last question."""
+        was: cython.bint
+        if number < 0:
+            was = self.meta_touched
+            self.meta_touched = False
+        else:
+            was = self.touched is not None and self.touched[number] != 0
+            if self.touched is not None:
+                self.touched[number] = 0
+        return was
+
+    def take_counts(self) -> tuple:
+        """What was counted since the last call: filter yes, no, wrong yes; index and block answers from memory."""
+        counts = (
+            self.filter_positives,
+            self.filter_negatives,
+            self.false_positives,
+            self.index_hits,
+            self.block_hits,
+        )
+        self.filter_positives = self.filter_negatives = self.false_positives = 0
+        self.index_hits = self.block_hits = 0
+        return counts
+
+    def damaged(self, number: int, error: CorruptData) -> CorruptData:
+        """The same finding, told with the name of the object; tables that know their name say it."""
+        return CorruptData(f"block {number}: {error.problem}")
+
+
+@cython.cclass
+class Layer:
+    """Tables in key order that do not overlap, but for a key whose versions straddle a border.
+
+    Table `i` is asked for keys in [starts[i], stops[i]); a stop of None leaves that side open.
+    """
+
+    starts: list
+    stops: list
+    tables: list
+
+    def __init__(self, starts: list, stops: list, tables: list) -> None:
+        self.starts = starts
+        self.stops = stops
+        self.tables = tables
+
+    def parts(self) -> tuple:
+        """The three lists `(starts, stops, tables)`; nobody changes them."""
+        return self.starts, self.stops, self.tables
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _compare(one: bytes, two: bytes) -> cython.int:
+    """Below 0, 0 or above 0, as `one` is below, equal to or above `two`."""
+    first: cython.p_const_uchar
+    second: cython.p_const_uchar
+    shorter: cython.Py_ssize_t
+    order: cython.int
+    if cython.compiled:
+        first = one
+        second = two
+        shorter = len(one) if len(one) < len(two) else len(two)
+        order = memcmp(first, second, shorter)
+        if order:
+            return order
+        return (len(one) > len(two)) - (len(one) < len(two))
+    return (one > two) - (one < two)
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _below(keys: list, key: bytes) -> cython.Py_ssize_t:
+    """How many of the ascending keys are below `key`."""
+    low: cython.Py_ssize_t = 0
+    high: cython.Py_ssize_t = len(keys)
+    middle: cython.Py_ssize_t
+    while low < high:
+        middle = (low + high) >> 1
+        if _compare(cython.cast(bytes, keys[middle]), key) < 0:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(-1)
+def _collect(rows: list, versions: list) -> cython.int:
+    """Add versions down to the first that is no merge operand; 1 when there was one."""
+    row: tuple
+    for row in versions:
+        rows.append(row)
+        if row[2] != MERGE_KIND:
+            return 1
+    return 0
+
+
+def find(memtables: tuple, layers: list, key: bytes, max_seq: object, pinned: dict | None) -> Any:
+    """The newest row of `key` with seq <= `max_seq`; None when there is none; a `Need` when memory lacks something.
+
+    Memtables and layers are asked newest first, and the first that has the key answers. Only a merge operand
+    is not an answer: then the result is the list of rows, newest first, down to the first that is none.
+
+    `pinned` holds what was fetched for this read, whatever the cache did with it since: under `(table, number)`
+    a block, under `(table, -1)` the tuple `(index, first_keys, bloom)`.
+    """
+    rows: list | None = None
+    layer: Layer
+    at: cython.Py_ssize_t
+    count: cython.Py_ssize_t
+    row: object
+    stop: object
+    for memtable in memtables:
+        row = memtable.get(key, max_seq)
+        if row is None:
+            continue
+        if cython.cast(tuple, row)[2] != MERGE_KIND and rows is None:
+            return row
+        if rows is None:
+            rows = []
+        if _collect(rows, memtable.versions(key, max_seq)):
+            return rows
+    for layer in layers:
+        count = len(layer.starts)
+        # The last table that starts below the key, and those that start with it.
+        at = _below(layer.starts, key) - 1
+        if at < 0:
+            at = 0
+        while at < count and _compare(cython.cast(bytes, layer.starts[at]), key) <= 0:
+            stop = layer.stops[at]
+            if stop is None or _compare(key, cython.cast(bytes, stop)) < 0:
+                row = _search(layer.tables[at], key, max_seq, pinned, rows)
+                if row is not None:
+                    if not isinstance(row, list):
+                        return row
+                    rows = row
+                    if cython.cast(tuple, rows[len(rows) - 1])[2] != MERGE_KIND:
+                        return rows
+            at += 1
+    return rows
+
+
+@cython.cfunc
+def _search(table: Resident, key: bytes, max_seq: object, pinned: dict | None, rows: list | None) -> Any:
+    """`find` in one table. `rows` are the operands collected so far; the list that comes back extends them."""
+    first_keys: list | None = None
+    bloom: object = None
+    index: object = None
+    number: cython.Py_ssize_t
+    count: cython.Py_ssize_t
+    row: object
+    raw: object
+    found: cython.bint = False
+    # What was fetched for this very read comes first: it is no hit, and using it once is no second use.
+    meta = None if pinned is None else pinned.get((table, -1))
+    if meta is not None:
+        index, first_keys, bloom = meta
+    else:
+        first_keys = table.first_keys
+        if first_keys is None:
+            return Need(table, None, [])
+        index = table.index
+        bloom = table.bloom
+        table.meta_touched = True
+        table.index_hits += 1
+    if bloom is not None:
+        if not table.may_contain(bloom, key):
+            table.filter_negatives += 1
+            return None
+        table.filter_positives += 1
+    count = len(first_keys)
+    # A separator equal to the key may open a block that continues the key's versions from the block before.
+    number = _below(first_keys, key) - 1
+    while True:
+        if number >= 0:
+            raw = None if pinned is None else pinned.get((table, number))
+            if raw is None:
+                raw = None if table.blocks is None else table.blocks[number]
+                if raw is None or table.touched is None:
+                    if number + 1 < count and first_keys[number + 1] == key:
+                        return Need(table, index, [number, number + 1])
+                    return Need(table, index, [number])
+                table.touched[number] = 1
+                table.block_hits += 1
+            try:
+                if rows is None:
+                    row = table.find_row(raw, key, max_seq)
+                    if row is not None:
+                        if cython.cast(tuple, row)[2] != MERGE_KIND:
+                            return row
+                        rows = []
+                if rows is not None:
+                    versions: list = table.find_versions(raw, key, max_seq)
+                    if versions:
+                        found = True
+                        # A list of its own: a Need may still come, and then the read begins anew.
+                        rows = list(rows)
+                        if _collect(rows, versions):
+                            return rows
+            except CorruptData as error:
+                raise table.damaged(number, error) from None
+        number += 1
+        if number >= count or _compare(cython.cast(bytes, first_keys[number]), key) > 0:
+            break
+    if found:
+        return rows
+    if bloom is not None:
+        table.false_positives += 1
+    return None

@@ -1,0 +1,1 @@
+"""The read path: from a key or a range to the rows a reader may see."""

@@ -1,0 +1,175 @@
+"""Scans as Arrow record batches, without a Python object per row where that is possible.
+
+Blocks that only one source covers are decoded into columns, and what a reader may not see is filtered out by
+column. Rows that were merged, and blocks with merge operands, go through the same sieve as any scan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flagstone.errors import CorruptData, InvalidRequest
+from flagstone.format.columns import SCHEMA, decode_columns
+from flagstone.read.drivers import next_chunk
+from flagstone.read.scan import Chunk, ScanCursor, ScanRequest, make_sieve
+from flagstone.read.view import ReadView
+from flagstone.table.table_store import TableStore
+from flagstone.types import MERGE, VALUE, EntryTuple
+
+COLUMNS: Final = ("key", "value", "seq", "created_ms", "expires_ms")
+DEFAULT_BATCH_ROWS: Final = 65_536
+_BLOCKS_AT_ONCE: Final = 512
+_MAX_GROUP_BYTES: Final = 64 * 1024 * 1024
+_MAX_BATCH_BYTES: Final = 1024 * 1024 * 1024
+_PLACES: Final = {name: place for place, name in enumerate(COLUMNS)}
+
+
+def scan_arrow(
+    tables: TableStore,
+    view: ReadView,
+    request: ScanRequest,
+    *,
+    columns: Sequence[str] = ("key", "value"),
+    batch_rows: int = DEFAULT_BATCH_ROWS,
+) -> pa.RecordBatchReader:
+    """The rows of a scan as batches of `batch_rows` (the last, and those of large rows, may be smaller), by key.
+
+    Blocks while it is read; an error of the store or damaged bytes surface from the reader. The request must
+    neither go backward nor have a limit.
+    """
+    unknown = [name for name in columns if name not in COLUMNS]
+    if unknown or not columns:
+        raise InvalidRequest(f"columns {list(columns)} are not to be had; choose from {', '.join(COLUMNS)}")
+    if batch_rows < 1:
+        raise InvalidRequest(f"batch_rows is {batch_rows}; use 1 or more")
+    if request.reverse or request.limit is not None:
+        raise InvalidRequest("an Arrow scan goes forward and has no limit; stop reading when you have enough")
+    schema = pa.schema([SCHEMA.field(name) for name in columns])
+    sink = _ArrowSink(replace(request, whole_rows=True), schema)
+    cursor = ScanCursor(view, request, sink=sink, blocks_at_once=_BLOCKS_AT_ONCE)
+    return pa.RecordBatchReader.from_batches(schema, _rebatch(_batches(tables, cursor), batch_rows))
+
+
+class _ArrowSink:
+    """A sink whose chunks are record batches."""
+
+    def __init__(self, request: ScanRequest, schema: pa.Schema) -> None:
+        self._sieve = make_sieve(request)
+        self._max_seq = pa.scalar(request.max_seq, pa.uint64())
+        self._now_ms = None if request.include_expired else pa.scalar(request.now_ms, pa.int64())
+        self._schema = schema
+        self._values = "value" in schema.names
+        self._done = 0
+
+    def add_blocks(self, blocks: list[bytes], start: bytes | None, stop: bytes | None, out: Chunk) -> None:
+        self._done = 0
+        for group in _groups(blocks):
+            batch = None if self._sieve.collecting() else _decode(group, values=self._values)
+            if batch is None or pc.any(pc.equal(batch["kind"], pa.scalar(MERGE, pa.uint8()))).as_py():
+                rows: Chunk = []
+                self._sieve.add_blocks(group, start, stop, rows)
+                self._append(rows, out)
+            else:
+                visible = self._visible(batch, start, stop)
+                if visible.num_rows:
+                    out.append(visible.select(self._schema.names))
+            self._done += len(group)
+
+    def blocks_done(self) -> int:
+        return self._done + self._sieve.blocks_done()
+
+    def add_rows(self, rows: list[EntryTuple], out: Chunk) -> None:
+        shown: Chunk = []
+        self._sieve.add_rows(rows, shown)
+        self._append(shown, out)
+
+    def finish(self, out: Chunk) -> None:
+        shown: Chunk = []
+        self._sieve.finish(shown)
+        self._append(shown, out)
+
+    def _visible(self, batch: pa.RecordBatch, start: bytes | None, stop: bytes | None) -> pa.RecordBatch:
+        """The rows a reader sees: of each key the newest version it may know, if that is a value."""
+        if start is not None and batch["key"][0].as_py() < start:
+            batch = batch.filter(pc.greater_equal(batch["key"], pa.scalar(start, pa.binary())))
+        if stop is not None and batch.num_rows and batch["key"][-1].as_py() >= stop:
+            batch = batch.filter(pc.less(batch["key"], pa.scalar(stop, pa.binary())))
+        batch = _where(batch, pc.less_equal(batch["seq"], self._max_seq))
+        if not batch.num_rows:
+            return batch
+        keys = batch["key"]
+        fresh = pc.not_equal(keys[1:], keys[:-1])
+        first = pa.array([keys[0].as_py() != self._sieve.decided_key()])
+        self._sieve.pass_over(keys[-1].as_py())
+        shown = pc.and_(
+            pa.concat_arrays([first, fresh]), pc.equal(batch["kind"], pa.scalar(VALUE, pa.uint8()))
+        )
+        if self._now_ms is not None and batch["expires_ms"].null_count < batch.num_rows:
+            alive = pc.fill_null(pc.greater(batch["expires_ms"], self._now_ms), fill_value=True)
+            shown = pc.and_(shown, alive)
+        return _where(batch, shown)
+
+    def _append(self, rows: Chunk, out: Chunk) -> None:
+        if rows:
+            arrays = [
+                pa.array([row[_PLACES[field.name]] for row in rows], field.type) for field in self._schema
+            ]
+            out.append(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+
+
+def _groups(blocks: list[bytes]) -> Iterator[list[bytes]]:
+    """The blocks in groups whose columns are of a reasonable size."""
+    group: list[bytes] = []
+    size = 0
+    for block in blocks:
+        if group and size + len(block) > _MAX_GROUP_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(block)
+        size += len(block)
+    yield group
+
+
+def _decode(blocks: list[bytes], *, values: bool) -> pa.RecordBatch | None:
+    """The blocks as columns; None when that cannot be, and the sieve shall take them and say what is wrong."""
+    try:
+        return decode_columns(blocks, values=values)
+    except (CorruptData, InvalidRequest):
+        return None
+
+
+def _where(batch: pa.RecordBatch, mask: Any) -> pa.RecordBatch:
+    return batch if mask.true_count == len(mask) else batch.filter(mask)
+
+
+def _batches(tables: TableStore, cursor: ScanCursor) -> Iterator[pa.RecordBatch]:
+    while (chunk := next_chunk(tables, cursor)) is not None:
+        yield from chunk
+
+
+def _rebatch(batches: Iterator[pa.RecordBatch], batch_rows: int) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of one size; smaller ones where rows are so large that a column would overflow."""
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        if held and size + batch.nbytes > _MAX_BATCH_BYTES:
+            yield pa.concat_batches(held)
+            held, rows, size = [], 0, 0
+        held.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+        if rows < batch_rows:
+            continue
+        joined = pa.concat_batches(held)
+        while rows >= batch_rows:
+            yield joined.slice(0, batch_rows)
+            joined = joined.slice(batch_rows)
+            rows -= batch_rows
+        held, size = [joined], joined.nbytes
+    if rows:
+        yield pa.concat_batches(held)

@@ -1,0 +1,280 @@
+"""Range scans: memtables and tables merged into the rows a reader sees, forward or backward.
+
+A cursor gives chunks of rows from memory and says what is missing, like a point probe. Where only one source
+has keys up to some bound, which is the usual case, its blocks pass through whole; elsewhere buffered rows are
+merged: a newer source never holds an older version of a key than an older source, so sorting by key alone,
+newest source first, brings the versions of each key into their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from operator import itemgetter
+from typing import Any, Final, NamedTuple, Protocol
+
+from flagstone.errors import CorruptData
+from flagstone.kernels import scan as scan_kernel
+from flagstone.lsm.merge_operator import MergeOperator
+from flagstone.lsm.retention import visible_value
+from flagstone.read.sources import (
+    HIGHEST,
+    LOWEST,
+    LayerSource,
+    MemtableSource,
+    Missing,
+    Need,
+    PrefixProbe,
+    Source,
+)
+from flagstone.read.view import ReadView
+from flagstone.table.table_store import Pinned
+from flagstone.types import EntryTuple, KeyRange, Row
+
+DEFAULT_READ_AHEAD_BYTES: Final = 1024 * 1024
+
+BLOCKS_AT_ONCE: Final = 32
+"""Blocks per chunk: about a thousand rows of a hundred bytes. Longer lists fall out of the processor's caches."""
+
+Chunk = list[Any]
+"""Visible rows: `(key, value)` tuples, or with `whole_rows` `(key, value, seq, created_ms, expires_ms)`."""
+
+_key_of = itemgetter(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScanRequest:
+    """What a scan shall show. `cache_blocks` lets it fill the cache, which it leaves alone otherwise."""
+
+    keys: KeyRange = field(default_factory=KeyRange)
+    max_seq: int
+    now_ms: int
+    reverse: bool = False
+    limit: int | None = None
+    include_expired: bool = False
+    whole_rows: bool = False
+    merge_operator: MergeOperator | None = None
+    read_ahead_bytes: int = DEFAULT_READ_AHEAD_BYTES
+    cache_blocks: bool = False
+    prefix_probe: PrefixProbe | None = None
+
+
+class Lacking(NamedTuple):
+    """What a cursor waits for: requests to make, and requests already under way."""
+
+    needs: list[Need]
+    pending: list[Future[Pinned]]
+
+
+class Sink(Protocol):
+    """Where rows go, in key order, the versions of a key from new to old."""
+
+    def add_blocks(
+        self, blocks: list[bytes], start: bytes | None, stop: bytes | None, out: Chunk
+    ) -> None: ...
+
+    def blocks_done(self) -> int: ...
+
+    def add_rows(self, rows: list[EntryTuple], out: Chunk) -> None: ...
+
+    def finish(self, out: Chunk) -> None: ...
+
+
+def make_sieve(request: ScanRequest) -> scan_kernel.Sieve:
+    """The sink that chooses the rows the request shall see."""
+    fold: Callable[[list[EntryTuple]], Row | None] = partial(
+        visible_value,
+        max_seq=request.max_seq,
+        now_ms=request.now_ms,
+        include_expired=request.include_expired,
+        merge_operator=request.merge_operator,
+    )
+    return scan_kernel.Sieve(
+        request.max_seq, request.now_ms, not request.include_expired, request.whole_rows, fold
+    )
+
+
+class ScanCursor:
+    """A place in a merged scan. Not for several threads at once. Holds its view, and so all it reads.
+
+    `probe_chunk` never blocks. When it is `Lacking`, fetch what it names and hand it to `accept`. Nothing is
+    written anywhere: a scan that is abandoned leaves nothing behind. With a `sink` of its own, a chunk is whatever
+    that appends, and the cursor can neither seek nor count rows towards a limit.
+    """
+
+    def __init__(
+        self,
+        view: ReadView,
+        request: ScanRequest,
+        *,
+        sink: Sink | None = None,
+        blocks_at_once: int = BLOCKS_AT_ONCE,
+    ) -> None:
+        self._view = view
+        self._request = request
+        self._blocks_at_once = blocks_at_once
+        self._sink: Sink = make_sieve(request) if sink is None else sink
+        self._seekable = sink is None
+        self._left = request.limit
+        self._reverse = request.reverse
+        self._end = LOWEST if request.reverse else HIGHEST
+        self._pinned: Pinned = {}
+        self._finished = request.keys.empty
+        # Forward: all keys below were shown; backward: all keys above.
+        self._consumed: bytes | None = None
+        start, stop = request.keys.start, request.keys.stop
+        self._memtables = [
+            MemtableSource(
+                memtable.scan(start, stop, request.max_seq, request.reverse), reverse=self._reverse
+            )
+            for memtable in view.memtables
+        ]
+        self._place(start, stop)
+
+    def probe_chunk(self) -> Chunk | Lacking | None:
+        """The next rows (at least one), what is lacking, or None at the end of the scan."""
+        out: Chunk = []
+        while not out:
+            if self._finished or self._left == 0:
+                return None
+            lacking = self._step(out)
+            if lacking is not None:
+                return lacking
+        if self._left is not None:
+            del out[self._left :]
+            self._left -= len(out)
+        if self._seekable and not self._reverse:
+            # Blocks that passed through were not merged: the last row tells how far they were shown.
+            self._consumed = max(self._consumed or LOWEST, out[-1][0] + b"\0")
+        return out
+
+    @property
+    def cache_blocks(self) -> bool:
+        """Whether blocks fetched for this scan go into the cache."""
+        return self._request.cache_blocks
+
+    def accept(self, fetched: Pinned) -> None:
+        """Take what was fetched for this cursor."""
+        self._pinned.update(fetched)
+
+    def plan_ahead(self) -> list[tuple[LayerSource, Need]]:
+        """What to fetch in the background, for whom; hand the future of each to the source's `expect`."""
+        return [(source, need) for source in self._layers if (need := source.plan_ahead()) is not None]
+
+    def settle(self, future: Future[Pinned]) -> None:
+        """A background fetch has ended: take what it brought. Raises what it raised."""
+        for source in self._layers:
+            source.settle(future)
+        self.accept(future.result())
+
+    def seek(self, key: bytes) -> None:
+        """Go on at `key`: forward with the first key not below it, backward with the first not above it.
+
+        Never goes back: a key that was passed, or lies before the range, changes nothing.
+        """
+        start, stop = self._request.keys.start, self._request.keys.stop
+        # Not before what was merged: memtables have given their rows up to there, and would not hide again.
+        if self._reverse:
+            key = key if self._consumed is None else min(key, self._consumed)
+            stop = key + b"\0" if stop is None else min(stop, key + b"\0")
+        else:
+            key = key if self._consumed is None else max(key, self._consumed)
+            start = key if start is None else max(start, key)
+        self._finished = self._finished or KeyRange(start, stop).empty
+        for memtable in self._memtables:
+            memtable.seek(key)
+        self._sink.finish([])
+        self._pinned.clear()
+        self._place(start, stop)
+
+    def give_back(self, count: int) -> None:
+        """That many rows of the last chunk were passed over by a seek, and do not count towards the limit."""
+        if self._left is not None:
+            self._left += count
+
+    def _place(self, start: bytes | None, stop: bytes | None) -> None:
+        """Begin anew at the start of a range, with the memtables where they are."""
+        request = self._request
+        self._layers = [
+            LayerSource(
+                layer,
+                start or LOWEST,
+                HIGHEST if stop is None else stop,
+                self._pinned,
+                reverse=self._reverse,
+                read_ahead_bytes=request.read_ahead_bytes,
+                prefix_probe=request.prefix_probe,
+            )
+            for layer in self._view.forest.scan_layers
+        ]
+        self._sources: list[Source] = [*self._memtables, *self._layers]
+
+    def _step(self, out: Chunk) -> Lacking | None:
+        """Give some rows, or come closer to it."""
+        sources = self._sources
+        edge_source = sources[0] if len(sources) == 1 else self._slowest(sources)
+        edge = LOWEST if edge_source is None else edge_source.frontier
+        ready = [rows for source in sources if source.rows and (rows := source.take(edge))]
+        if ready:
+            self._merge(ready, out)
+            self._consumed = edge
+        elif edge_source is None or edge == self._end:
+            self._sink.finish(out)
+            self._finished = True
+        else:
+            missing = edge_source.missing()
+            if missing is None and not self._pass_blocks(edge_source, out):
+                missing = edge_source.extend()
+            if missing is not None:
+                return self._lacking(edge_source, missing)
+            if edge_source.ended and not edge_source.rows:
+                self._sources = [source for source in sources if source is not edge_source]
+        return None
+
+    def _slowest(self, sources: list[Source]) -> Source | None:
+        """The source that knows least: nothing at or beyond its frontier can be shown yet."""
+        choose = max if self._reverse else min
+        return choose(sources, key=lambda source: source.frontier, default=None)
+
+    def _merge(self, ready: list[list[EntryTuple]], out: Chunk) -> None:
+        rows = ready[0]
+        if len(ready) > 1:
+            rows = [row for part in ready for row in part]
+            rows.sort(key=_key_of)
+        self._sink.add_rows(rows, out)
+        # All versions of these keys were among them.
+        self._sink.finish(out)
+        if self._reverse:
+            out.reverse()
+
+    def _pass_blocks(self, source: Source, out: Chunk) -> bool:
+        """Let whole blocks through if no other source has keys among theirs."""
+        if self._reverse or not isinstance(source, LayerSource):
+            return False
+        limit = min((other.head for other in self._sources if other is not source), default=HIGHEST)
+        table, first = source.place
+        passed = source.pass_blocks(limit, self._blocks_at_once)
+        if passed is None:
+            return False
+        blocks, start, stop = passed
+        try:
+            self._sink.add_blocks(blocks, start or None, None if stop == HIGHEST else stop, out)
+        except CorruptData as error:
+            if error.object is not None:
+                raise
+            raise table.damaged(first + self._sink.blocks_done(), error) from None
+        return True
+
+    def _lacking(self, source: Source, missing: Missing) -> Lacking:
+        """What the source lacks, with what others will lack as soon as it has gone on."""
+        found = [missing]
+        if isinstance(source, LayerSource):
+            horizon = source.horizon
+            for other in self._sources:
+                near = other.frontier >= horizon if self._reverse else other.frontier <= horizon
+                if other is not source and near and not other.rows:
+                    found.append(other.missing())
+        needs = [entry for entry in found if isinstance(entry, Need)]
+        return Lacking(needs, [entry for entry in found if isinstance(entry, Future)])

@@ -1,0 +1,138 @@
+"""An open table: an SST on the store, and what of it is in memory.
+
+Opening costs nothing: the manifest already has the record that says where everything is. Index and filters
+stand side by side in the file, so one request brings both; blocks come as they are needed. Nothing here reads
+the store or waits; `table.table_store` fetches, `table.cache` decides what stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from flagstone.errors import CorruptData
+from flagstone.format.block import FORMAT_V2, decode_rows
+from flagstone.format.filter import Filters
+from flagstone.format.sst import (
+    BlockIndex,
+    damaged_block,
+    open_filters,
+    open_index,
+    open_part,
+)
+from flagstone.format.sst_info import SsTableInfo
+from flagstone.kernels import block_reader, bloom
+from flagstone.kernels import probe as probe_kernel
+from flagstone.types import EntryTuple, Ulid
+
+META: Final = -1
+"""Stands for index and filters where a block's number stands for the block."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableMeta:
+    """What is needed to find anything in a table: its index and its filters."""
+
+    index: BlockIndex
+    filters: Filters | None
+
+    @property
+    def pinned(self) -> tuple[BlockIndex, list[bytes], bytes | None]:
+        """The form in which a point lookup takes it; see `kernels.probe.find`."""
+        known = self.filters
+        return self.index, self.index.first_keys, None if known is None else known.whole_key_bloom
+
+
+class Table(probe_kernel.Resident):
+    """One SST. Two tables are the same only when they are the same object.
+
+    With `fetched_whole` the request for index and filters brings the blocks, too.
+
+    Safe to use from many threads: what is in memory is replaced piece by piece, and what a reader took stays
+    valid for it. A table whose object was deleted still answers from memory.
+    """
+
+    def __init__(
+        self,
+        table_id: Ulid,
+        path: str,
+        info: SsTableInfo,
+        *,
+        format_version: int = FORMAT_V2,
+        fetched_whole: bool = False,
+    ) -> None:
+        if format_version == FORMAT_V2:
+            super().__init__(bloom.may_contain_key, block_reader.lookup, block_reader.lookup_versions)
+        else:
+            super().__init__(bloom.may_contain_key, _find_row_v1, _find_versions_v1)
+        self.id = table_id
+        self.path = path
+        self.info = info
+        self.format_version = format_version
+        self.fetched_whole = fetched_whole
+        self.filters: Filters | None = None
+
+    def __repr__(self) -> str:
+        return f"Table({self.path!r})"
+
+    @property
+    def meta_range(self) -> tuple[int, int]:
+        """Where filters and index lie; from the beginning of the file for a table that is fetched whole."""
+        info = self.info
+        start = info.filter_offset if info.filter_len else info.index_offset
+        return (0 if self.fetched_whole else start), info.index_offset + info.index_len
+
+    @property
+    def meta_bytes(self) -> int:
+        """What index and filters count in a cache."""
+        return self.info.index_len + self.info.filter_len
+
+    @property
+    def meta(self) -> TableMeta | None:
+        """Index and filters, if they are in memory."""
+        index = self.held_index()
+        return None if index is None else TableMeta(index, self.filters)
+
+    def decode_meta(self, stored: bytes) -> TableMeta:
+        """Index and filters from the bytes of `meta_range`. Raises `CorruptData` naming object and offset."""
+        start, stop = self.meta_range
+        info = self.info
+        self._check_length(stored, start, stop)
+        filters_at, index_at = info.filter_offset - start, info.index_offset - start
+        filters = open_filters(stored[filters_at : filters_at + info.filter_len], info, self.path)
+        return TableMeta(open_index(stored[index_at:], info, self.path), filters)
+
+    def decode_block(self, stored: bytes, index: BlockIndex, number: int) -> bytes:
+        """The raw bytes of a block from its stored form. Raises `CorruptData` naming object and offset."""
+        start, stop = index.offsets[number], index.stops[number]
+        self._check_length(stored, start, stop)
+        return open_part(stored, self.info, self.path, start)
+
+    def rows_of(self, raw: bytes, number: int) -> list[EntryTuple]:
+        """All rows of a block in stored order. Raises `CorruptData` naming object and block."""
+        try:
+            return decode_rows(raw, self.format_version)
+        except CorruptData as error:
+            raise self.damaged(number, error) from None
+
+    def damaged(self, number: int, error: CorruptData) -> CorruptData:
+        """A finding inside a block, told with the name of the object and, if it is known, where the block is."""
+        index = self.held_index()
+        offset = None if index is None else index.offsets[number]
+        return damaged_block(error, number, object=self.path, offset=offset)
+
+    def _check_length(self, stored: bytes, start: int, stop: int) -> None:
+        if len(stored) != stop - start:
+            raise CorruptData(
+                f"the object ends {stop - start - len(stored)} bytes before byte {stop}, which it should have",
+                object=self.path,
+                offset=start + len(stored),
+            )
+
+
+def _find_versions_v1(raw: bytes, key: bytes, max_seq: int) -> list[EntryTuple]:
+    return [row for row in decode_rows(raw, 1) if row[0] == key and row[1] <= max_seq]
+
+
+def _find_row_v1(raw: bytes, key: bytes, max_seq: int) -> EntryTuple | None:
+    return next(iter(_find_versions_v1(raw, key, max_seq)), None)

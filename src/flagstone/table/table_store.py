@@ -1,0 +1,271 @@
+"""Tables on the store: opened without a request, fetched in few, uploaded whole.
+
+Everything here may block, except `open`, `drop` and `plan_requests`. A fetch changes nothing but memory, so a
+crash leaves nothing behind; an upload that is cut off leaves no object or a whole one nobody refers to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from flagstone.errors import Unavailable
+from flagstone.format.sst import BlockIndex
+from flagstone.format.sst_info import SsTableInfo
+from flagstone.kernels import probe as probe_kernel
+from flagstone.runtime.metrics import Metrics
+from flagstone.runtime.pool import IoPool, shared_pool
+from flagstone.runtime.sync import Event, Lock
+from flagstone.store.paths import DbPaths
+from flagstone.store.port import ObjectMissing, ObjectStore
+from flagstone.store.ranges import MAX_FETCH_BYTES
+from flagstone.table.builder import EncodedTable
+from flagstone.table.cache import TableCache
+from flagstone.table.read_counts import ReadCounts
+from flagstone.table.reader import META, Table, TableMeta
+from flagstone.types import Ulid
+
+Need = probe_kernel.Need
+
+MAX_GAP_BYTES: Final = 64 * 1024
+"""Blocks with less than this between them come in one request: the gap costs about a millisecond, a request ten."""
+
+SMALL_TABLE_BYTES: Final = 32 * 1024
+"""A table up to this size is fetched whole with its index: another request would cost more than the bytes."""
+
+Pinned = dict[tuple[Table, int], Any]
+"""What was fetched for one read, in the form `kernels.probe.find` takes it."""
+
+
+class TableGone(Unavailable):
+    """The object of a table is missing.
+
+    Garbage collection removes tables that no manifest and no checkpoint refers to, so the reader's view is
+    older than that: the engine catches this, takes a newer view and reads again. If the newest manifest
+    still refers to the table, it is lost; then the engine says `CorruptData`. Where nobody catches it, the
+    caller sees an `Unavailable`: the next read may succeed.
+    """
+
+    def __init__(self, table_id: Ulid, path: str) -> None:
+        super().__init__(f"the table at {path} is gone: this view is too old; read again with a newer one")
+        self.table_id = table_id
+        self.path = path
+
+    def __reduce__(self) -> tuple[type[TableGone], tuple[Ulid, str]]:
+        return (type(self), (self.table_id, self.path))
+
+
+class _Flight:
+    """A fetch of one piece that somebody has begun; `piece` is None when it failed."""
+
+    __slots__ = ("landed", "piece")
+
+    def __init__(self) -> None:
+        self.landed = Event()
+        self.piece: Any = None
+
+
+class TableStore:
+    """Opens, fetches and uploads the tables of one database. Safe to use from many threads."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        paths: DbPaths,
+        *,
+        cache: TableCache | None = None,
+        pool: IoPool | None = None,
+        metrics: Metrics | None = None,
+        small_table_bytes: int = SMALL_TABLE_BYTES,
+    ) -> None:
+        registry = metrics or Metrics()
+        self._small_table_bytes = small_table_bytes
+        self._store = store
+        self._paths = paths
+        self.cache: Final = cache or TableCache(metrics=registry)
+        self.pool: Final = pool or shared_pool()
+        self._counts = ReadCounts(registry)
+        self._lock = Lock()
+        self._tables: dict[Ulid, Table] = {}
+        self._flights: dict[tuple[Table, int], _Flight] = {}
+
+    def open(
+        self, table_id: Ulid, info: SsTableInfo, *, format_version: int = 2, owner: str | None = None
+    ) -> Table:
+        """The table of that id: always the same object until it is dropped. Asks the store nothing.
+
+        `owner` is the path of the database it was borrowed from; None for our own.
+        """
+        with self._lock:
+            table = self._tables.get(table_id)
+            if table is None:
+                paths = self._paths if owner is None else DbPaths(owner)
+                table = Table(
+                    table_id,
+                    paths.table(table_id),
+                    info,
+                    format_version=format_version,
+                    fetched_whole=info.estimated_size <= self._small_table_bytes,
+                )
+                self._tables[table_id] = table
+            return table
+
+    def drop(self, table_ids: Iterable[Ulid]) -> None:
+        """Forget tables that left the manifest. Reads that still use them go on, without the cache's help."""
+        with self._lock:
+            dropped = [table for table_id in table_ids if (table := self._tables.pop(table_id, None))]
+        for table in dropped:
+            self._counts.collect(table)
+            self.cache.drop(table)
+
+    def report(self) -> None:
+        """Bring the read counters up to date. Hits are counted in the tables, where counting costs nothing."""
+        with self._lock:
+            tables = list(self._tables.values())
+        for table in tables:
+            self._counts.collect(table)
+
+    def upload(self, table_id: Ulid, encoded: EncodedTable) -> None:
+        """Store a table under its id. Repeating it after a doubtful answer is harmless: the bytes are the same."""
+        self._store.put(self._paths.table(table_id), encoded.data)
+
+    def fetch(self, needs: Sequence[Need], *, admit: bool = True) -> Pinned:
+        """Everything the needs name, in few requests that overlap. With `admit`, blocks go into the cache, too.
+
+        Raises:
+            TableGone: an object was deleted.
+            CorruptData: bytes are not what they should be.
+            Unavailable: the store did not answer.
+
+        """
+        requests = plan_requests(needs)
+        fetched: Pinned = {}
+        for part in self.pool.map_ordered(lambda need: self.fetch_request(need, admit=admit), requests):
+            fetched.update(part)
+        return fetched
+
+    def fetch_request(self, need: Need, *, admit: bool = True) -> Pinned:
+        """One of `plan_requests`. What somebody else is already fetching is waited for and not asked again."""
+        table: Table = need.table
+        fetched: Pinned = {}
+        mine: dict[int, _Flight] = {}
+        others: dict[int, _Flight] = {}
+        with self._lock:
+            for number in need.numbers or (META,):
+                held = _held(table, number)
+                if held is not None:
+                    fetched[table, number] = held
+                elif (flight := self._flights.get((table, number))) is not None:
+                    others[number] = flight
+                else:
+                    mine[number] = self._flights[table, number] = _Flight()
+        if mine:
+            try:
+                loaded = self._load(table, need.index, sorted(mine), admit=admit)
+                fetched.update(loaded)
+                for number, flight in mine.items():
+                    flight.piece = loaded[table, number]
+            finally:
+                # Even after a failure, or those who wait for us would wait for ever.
+                with self._lock:
+                    for number, flight in mine.items():
+                        del self._flights[table, number]
+                        flight.landed.set()
+        # Only after our own part is done: two readers that wait for each other must both come to an end.
+        failed = []
+        for number, flight in others.items():
+            flight.landed.wait()
+            if flight.piece is None:
+                failed.append(number)
+            else:
+                fetched[table, number] = flight.piece
+        if failed:
+            # The failure was told to the one whose request it was. We ask for ourselves.
+            fetched.update(self._load(table, need.index, failed, admit=admit))
+        return fetched
+
+    def _load(self, table: Table, index: BlockIndex | None, numbers: list[int], *, admit: bool) -> Pinned:
+        try:
+            if numbers == [META]:
+                return self._load_meta(table, admit=admit)
+            assert index is not None, "a need for blocks carries the index"
+            return self._load_blocks(table, index, numbers, admit=admit)
+        except ObjectMissing:
+            raise TableGone(table.id, table.path) from None
+
+    def _load_meta(self, table: Table, *, admit: bool) -> Pinned:
+        start, stop = table.meta_range
+        self._counts.meta_missed(table)
+        stored = self._store.get_range(table.path, start, stop)
+        meta = table.decode_meta(stored)
+        self.cache.admit_meta(table, meta)
+        fetched: Pinned = {(table, META): meta.pinned}
+        if table.fetched_whole:
+            every = range(len(meta.index))
+            fetched.update(self._decode_blocks(table, meta.index, every, stored, base=0, admit=admit))
+        return fetched
+
+    def _load_blocks(self, table: Table, index: BlockIndex, numbers: list[int], *, admit: bool) -> Pinned:
+        start, stop = index.offsets[numbers[0]], index.stops[numbers[-1]]
+        self._counts.blocks_missed(len(numbers))
+        stored = self._store.get_range(table.path, start, stop)
+        return self._decode_blocks(table, index, numbers, stored, base=start, admit=admit)
+
+    def _decode_blocks(
+        self,
+        table: Table,
+        index: BlockIndex,
+        numbers: Iterable[int],
+        stored: bytes,
+        *,
+        base: int,
+        admit: bool,
+    ) -> Pinned:
+        """Blocks cut out of `stored`, which begins at byte `base` of the object."""
+        fetched: Pinned = {}
+        for number in numbers:
+            piece = stored[index.offsets[number] - base : index.stops[number] - base]
+            raw = table.decode_block(piece, index, number)
+            if admit:
+                self.cache.admit_block(table, number, raw, count=len(index))
+            fetched[table, number] = raw
+        return fetched
+
+
+def plan_requests(needs: Iterable[Need]) -> list[Need]:
+    """The same needs, each the work of one request: none twice, neighbouring blocks together."""
+    by_table: dict[Table, tuple[BlockIndex | None, set[int]]] = {}
+    for need in needs:
+        index, numbers = by_table.get(need.table, (None, set()))
+        numbers.update(need.numbers or (META,))
+        by_table[need.table] = (index or need.index, numbers)
+    requests = []
+    for table, (index, numbers) in by_table.items():
+        if META in numbers:
+            numbers.discard(META)
+            requests.append(Need(table, None, []))
+        if index is not None:
+            requests += [Need(table, index, span) for span in _spans(index, sorted(numbers))]
+    return requests
+
+
+def _spans(index: BlockIndex, numbers: list[int]) -> Iterable[list[int]]:
+    """The ascending numbers, cut where the gap is wide or a request would grow too large."""
+    span: list[int] = []
+    for number in numbers:
+        if span and (
+            index.offsets[number] - index.stops[span[-1]] > MAX_GAP_BYTES
+            or index.stops[number] - index.offsets[span[0]] > MAX_FETCH_BYTES
+        ):
+            yield span
+            span = []
+        span.append(number)
+    if span:
+        yield span
+
+
+def _held(table: Table, number: int) -> Any:
+    if number != META:
+        return table.held_block(number)
+    meta: TableMeta | None = table.meta
+    return None if meta is None else meta.pinned

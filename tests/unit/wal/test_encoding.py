@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import pytest
+
+from flagstone.errors import CorruptData, InvalidRequest
+from flagstone.format.codec import Codec
+from flagstone.table.builder import TableBuilder
+from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple
+from flagstone.wal.encoding import decode_wal, encode_wal
+
+ROWS: list[EntryTuple] = [
+    (b"b", 1, VALUE, b"1", 10, None),
+    (b"a", 2, TOMBSTONE, b"", 11, None),
+    (b"b", 2, MERGE, b"2", 11, 99),
+]
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_rows_come_back_in_commit_order(codec: Codec) -> None:
+    assert decode_wal(encode_wal(ROWS, codec=codec), "wal") == ROWS
+
+
+def test_a_file_of_many_blocks_comes_back_whole() -> None:
+    rows: list[EntryTuple] = [(b"%06d" % n, n, VALUE, bytes(200), n, None) for n in range(1, 2000)]
+
+    assert decode_wal(encode_wal(rows), "wal") == rows
+
+
+@pytest.mark.parametrize("size", [0, 10])
+def test_a_file_of_ten_bytes_or_fewer_is_a_fence(size: int) -> None:
+    assert decode_wal(bytes(size), "wal") == []
+
+
+def test_a_file_of_eleven_bytes_must_be_a_table() -> None:
+    with pytest.raises(CorruptData, match="wal at byte"):
+        decode_wal(bytes(11), "wal")
+
+
+def test_a_file_without_rows_is_refused() -> None:
+    with pytest.raises(InvalidRequest):
+        encode_wal([])
+
+
+def test_a_compacted_table_is_not_taken_for_a_wal_file() -> None:
+    builder = TableBuilder()
+    builder.add_rows(ROWS[:1])
+
+    with pytest.raises(CorruptData, match="expected"):
+        decode_wal(builder.finish().data, "wal")

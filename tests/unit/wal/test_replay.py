@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+from threading import Event, Lock
+from typing import TYPE_CHECKING
+
+import pytest
+
+from flagstone.errors import CorruptData, Unavailable
+from flagstone.runtime.pool import IoPool
+from flagstone.store.local import LocalStore
+from flagstone.store.memory import MemoryStore
+from flagstone.store.paths import DbPaths
+from flagstone.store.port import StoredObject
+from flagstone.types import EntryTuple, WalId
+from flagstone.wal.encoding import encode_wal
+from flagstone.wal.fetching import fetch_in_order, plan_window
+from flagstone.wal.listing import find_frontier
+from flagstone.wal.replay import WalTruncated, replay
+from golden.corpus import databases
+from golden.reading import PlainReader, _visible
+from unit.wal.conftest import row
+
+if TYPE_CHECKING:
+    from unit.wal.conftest import Log
+
+PATHS = DbPaths("db")
+
+
+@pytest.fixture(params=["one by one", "ahead"])
+def maybe_pool(request: pytest.FixtureRequest, pool: IoPool) -> IoPool | None:
+    return None if request.param == "one by one" else pool
+
+
+def test_files_come_in_order_with_fences_as_empty_ones(log: Log, maybe_pool: IoPool | None) -> None:
+    log.add(1)
+    log.add(2, row(1), row(2))
+    log.add(3)
+    log.add(4, row(3))
+
+    files = list(replay(log.store, PATHS, WalId(0), WalId(4), pool=maybe_pool))
+
+    assert [(file.wal_id, file.rows) for file in files] == [
+        (1, []),
+        (2, [row(1), row(2)]),
+        (3, []),
+        (4, [row(3)]),
+    ]
+    assert [file.size > 0 for file in files] == [False, True, False, True]
+    assert log.requests == {"get": 4}
+
+
+def test_files_outside_the_asked_range_are_not_read(log: Log, pool: IoPool) -> None:
+    log.add_files(1, 9)
+
+    files = list(replay(log.store, PATHS, WalId(3), WalId(6), pool=pool))
+
+    assert [file.wal_id for file in files] == [4, 5, 6]
+    assert log.requests == {"get": 3}
+
+
+def test_rows_that_are_in_tables_already_are_left_out(log: Log) -> None:
+    log.add(1, row(1), row(2))
+    log.add(2, row(3), row(4, b"a"), row(4, b"b"))
+    log.add(3, row(5))
+
+    files = list(replay(log.store, PATHS, WalId(0), WalId(3), skip_through_seq=3))
+
+    assert [file.rows for file in files] == [[], [row(4, b"a"), row(4, b"b")], [row(5)]]
+
+
+def test_hundreds_of_files_come_in_order_through_a_pool(log: Log, pool: IoPool) -> None:
+    log.add_files(1, 300)
+
+    files = list(replay(log.store, PATHS, WalId(0), WalId(300), pool=pool, parallelism=8))
+
+    assert [file.rows[0][1] for file in files] == list(range(1, 301))
+
+
+def test_a_vanished_file_asks_for_a_new_look_at_the_manifest(log: Log, maybe_pool: IoPool | None) -> None:
+    log.add_files(1, 3)
+    log.remove(2)
+    files = replay(log.store, PATHS, WalId(0), WalId(3), pool=maybe_pool)
+
+    assert next(files).wal_id == 1
+    with pytest.raises(WalTruncated, match=r"00002\.sst has vanished"):
+        next(files)
+
+
+@pytest.mark.parametrize("seq", [4, 5])
+def test_a_file_that_begins_before_the_one_in_front_ended_is_corrupt(log: Log, seq: int) -> None:
+    log.add(1, row(3), row(5))
+    log.add(2)
+    log.add(3, row(seq))
+
+    with pytest.raises(CorruptData, match=r"00003\.sst: out-of-order .* 5 in file 1"):
+        list(replay(log.store, PATHS, WalId(0), WalId(3)))
+
+
+def test_the_order_is_checked_over_rows_that_are_left_out_as_well(log: Log) -> None:
+    log.add(1, row(9))
+    log.add(2, row(8))
+
+    with pytest.raises(CorruptData, match="out-of-order"):
+        list(replay(log.store, PATHS, WalId(0), WalId(2), skip_through_seq=50))
+
+
+@pytest.mark.parametrize("byte", [0, 30, -1])
+def test_a_damaged_file_is_named_with_the_place_of_the_damage(log: Log, byte: int) -> None:
+    stored = bytearray(encode_wal([row(1)]))
+    stored[byte] ^= 0xFF
+    log.memory.put(PATHS.wal(WalId(1)), bytes(stored))
+
+    with pytest.raises(CorruptData) as caught:
+        list(replay(log.store, PATHS, WalId(0), WalId(1)))
+    assert caught.value.object == PATHS.wal(WalId(1))
+    assert caught.value.offset is not None
+
+
+def test_an_outage_comes_through(pool: IoPool) -> None:
+    class Down(MemoryStore):
+        def get(self, path: str) -> StoredObject:
+            raise Unavailable("down")
+
+    with pytest.raises(Unavailable, match="down"):
+        list(replay(Down(), PATHS, WalId(0), WalId(9), pool=pool))
+
+
+class Gauge(MemoryStore):
+    """Knows how many bytes were handed out and not yet used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gauge_lock = Lock()
+        self.held = self.most = 0
+
+    def get(self, path: str) -> StoredObject:
+        found = super().get(path)
+        with self.gauge_lock:
+            self.held += len(found.data)
+            self.most = max(self.most, self.held)
+        return found
+
+
+def test_what_is_read_ahead_stays_within_its_budget(pool: IoPool) -> None:
+    store = Gauge()
+    for wal_id in range(1, 60):
+        store.put(PATHS.wal(WalId(wal_id)), bytes(1000))
+    wal_ids = [WalId(wal_id) for wal_id in range(1, 60)]
+
+    for fetched in fetch_in_order(store, PATHS, wal_ids, pool=pool, max_bytes_in_flight=4500):
+        with store.gauge_lock:
+            store.held -= len(fetched.stored or b"")
+
+    assert 2000 <= store.most <= 5000
+
+
+def test_the_window_grows_with_what_was_learnt_and_is_never_empty() -> None:
+    def window(fetched: int, largest: int) -> int:
+        return plan_window(fetched=fetched, largest_bytes=largest, parallelism=8, max_bytes=100)
+
+    assert [window(fetched, 1) for fetched in range(6)] == [2, 4, 6, 8, 8, 8]
+    assert [window(9, largest) for largest in (0, 10, 25, 50, 99, 100, 1000)] == [8, 8, 4, 2, 1, 1, 1]
+
+
+def test_giving_up_halfway_cancels_what_has_not_started() -> None:
+    class Slow(MemoryStore):
+        """From the seventh file on it answers only when told to."""
+
+        answer = Event()
+        asked = 0
+
+        def get(self, path: str) -> StoredObject:
+            self.asked += 1
+            if self.asked > 6:
+                self.answer.wait(5)
+            return super().get(path)
+
+    store = Slow()
+    for wal_id in range(1, 50):
+        store.put(PATHS.wal(WalId(wal_id)), b"")
+    one_thread = IoPool(max_workers=1, name="single")
+    files = fetch_in_order(store, PATHS, map(WalId, range(1, 50)), pool=one_thread, parallelism=40)
+    assert [next(files).wal_id for _ in range(6)] == [1, 2, 3, 4, 5, 6]
+
+    files.close()  # type: ignore[attr-defined]
+    store.answer.set()
+    one_thread.submit(int).result(5)
+
+    assert store.asked <= 7
+    one_thread.close()
+
+
+@pytest.mark.parametrize("name", ["crash", "fencing", "wal_store", "gc", "codec_zstd", "merge", "ttl"])
+def test_a_log_of_the_official_writer_gives_back_its_rows(name: str, pool: IoPool) -> None:
+    database = next(database for database in databases() if database.name == name)
+    reader = PlainReader(database)
+    manifest = reader.manifests.require_latest().value
+    store, paths = LocalStore(database.wal_store or database.store), DbPaths(database.path)
+    last = find_frontier(store, paths, manifest.replay_after_wal_id, pool=pool)
+
+    rows: dict[bytes, dict[int, EntryTuple]] = {}
+    for table_row in reader._table_rows(manifest):
+        rows.setdefault(table_row[0], {})[table_row[1]] = table_row
+    for file in replay(
+        store, paths, manifest.replay_after_wal_id, last, skip_through_seq=manifest.last_l0_seq, pool=pool
+    ):
+        for entry in file.rows:
+            assert entry[1] > manifest.last_l0_seq
+            rows.setdefault(entry[0], {})[entry[1]] = entry
+
+    contents = {key: value for key in rows if (value := _visible(rows[key])) is not None}
+    assert {key.hex(): value.hex() for key, value in contents.items()} == database.expected["kv"]

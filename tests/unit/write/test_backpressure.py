@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import pytest
+
+from flagstone.types import KeyRange
+from flagstone.write.backpressure import L0Load, Pause, deepest_cover, plan_upload_pause, plan_write_pause
+
+ALL = KeyRange()
+
+
+def span(start: str | None, stop: str | None) -> KeyRange:
+    return KeyRange(None if start is None else start.encode(), None if stop is None else stop.encode())
+
+
+def test_writers_go_on_below_the_limit_and_wait_at_it() -> None:
+    assert plan_write_pause(unflushed_bytes=99, max_unflushed_bytes=100) is None
+
+    pause = plan_write_pause(unflushed_bytes=100, max_unflushed_bytes=100)
+
+    assert pause is not None
+    assert pause.reason == "unflushed_bytes"
+    assert "max_unflushed_bytes is 100" in pause.message
+
+
+def test_a_waiting_writer_is_told_what_holds_up_the_uploads() -> None:
+    upload = Pause("num_ssts", "L0 is full")
+
+    pause = plan_write_pause(unflushed_bytes=5, max_unflushed_bytes=5, upload_pause=upload)
+
+    assert pause is not None
+    assert pause.message.endswith("L0 is full")
+
+
+@pytest.mark.parametrize(
+    ("live", "in_flight", "reason"), [(6, 1, None), (7, 1, "num_ssts"), (4, 4, "num_ssts")]
+)
+def test_an_upload_waits_when_l0_has_no_room_for_one_more(
+    live: int, in_flight: int, reason: str | None
+) -> None:
+    load = L0Load([span("a", "b")] * live, [span("a", "b")] * in_flight, span("x", "y"))
+
+    pause = plan_upload_pause([load], l0_max_ssts=8, l0_max_ssts_per_key=8)
+
+    assert (pause and pause.reason) == reason
+
+
+def test_an_upload_waits_when_one_of_its_keys_is_covered_too_often() -> None:
+    live, in_flight = [span("a", "m"), span("f", "z")], [span("k", "l")]
+    limits = {"l0_max_ssts": 100, "l0_max_ssts_per_key": 3}
+
+    pause = plan_upload_pause([L0Load(live, in_flight, span("a", "z"))], **limits)
+
+    assert pause is not None
+    assert pause.reason == "num_ssts_per_key"
+    assert plan_upload_pause([L0Load(live, in_flight, span("a", "k"))], **limits) is None
+    assert plan_upload_pause([L0Load(live, in_flight, span("l", "z"))], **limits) is None
+
+
+def test_every_segment_a_memtable_touches_must_have_room() -> None:
+    roomy = L0Load([], [], span("a", "b"), segment=b"a")
+    full = L0Load([span("b", "c")] * 2, [], span("b", "c"), segment=b"b")
+
+    pause = plan_upload_pause([roomy, full], l0_max_ssts=2, l0_max_ssts_per_key=2)
+
+    assert pause is not None
+    assert "segment b'b' has 2 tables" in pause.message
+    assert plan_upload_pause([roomy], l0_max_ssts=2, l0_max_ssts_per_key=2) is None
+
+
+@pytest.mark.parametrize(
+    ("ranges", "within", "depth"),
+    [
+        ([], ALL, 0),
+        ([ALL, ALL, ALL], ALL, 3),
+        ([span("a", "b"), span("b", "c")], ALL, 1),
+        ([span("a", "b\0"), span("b", "c")], ALL, 2),
+        ([span(None, "b"), span("a", None)], ALL, 2),
+        ([span(None, "b"), span("b", None)], ALL, 1),
+        ([span("b", "a"), span("a", "a")], ALL, 0),
+        ([span("a", "f"), span("a", "f"), span("m", "z")], span("f", "n"), 1),
+    ],
+)
+def test_the_deepest_cover_is_that_of_one_key(ranges: list[KeyRange], within: KeyRange, depth: int) -> None:
+    assert deepest_cover(ranges, within) == depth
