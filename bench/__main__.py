@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from bench import kernels
+from bench import engine, kernels
 
-COMPARISONS: dict[str, Callable[[], str]] = {"kernels": kernels.run}
+COMPARISONS: dict[str, Callable[[], str]] = {"kernels": kernels.run, "engine": engine.run}
 
 if __name__ == "__main__":
     chosen = sys.argv[1:] or list(COMPARISONS)

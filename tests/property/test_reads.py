@@ -1,9 +1,10 @@
-"""Reads through memtables, L0 and runs equal a dictionary of versions, whatever the layout and however small the cache."""
+"""Reads through memtables, L0 and runs equal a dictionary of versions, whatever the layout and the cache."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from hypothesis import given
@@ -68,7 +69,7 @@ def draw_tables(draw: st.DrawFn, rig: Rig, rows: list[EntryTuple]) -> list[SstVi
     ordered = sorted(rows, key=lambda row: (row[0], -row[1]))
     cuts = sorted(draw(st.lists(st.integers(0, len(ordered)), max_size=3)))
     places = [0, *cuts, len(ordered)]
-    parts = [ordered[start:stop] for start, stop in zip(places, places[1:], strict=False)]
+    parts = [ordered[start:stop] for start, stop in pairwise(places)]
     return [rig.add(part) for part in parts if part]
 
 
@@ -84,8 +85,7 @@ def expected(world: World, keys: KeyRange, *, reverse: bool, include_expired: bo
 @given(worlds(), st.lists(keys, max_size=5), st.booleans())
 def test_gets_equal_the_oracle(world: World, strangers: list[bytes], include_expired: bool) -> None:
     known = {
-        row.key: row
-        for row in oracle(world.rows, max_seq=world.max_seq, include_expired=include_expired)
+        row.key: row for row in oracle(world.rows, max_seq=world.max_seq, include_expired=include_expired)
     }
     asked = sorted({row[0] for row in world.rows}) + strangers
     tables, view, max_seq = world.rig.tables, world.view, world.max_seq

@@ -221,6 +221,7 @@ class Sieve:
         suffix_at: cython.Py_ssize_t
         flags_at: cython.Py_ssize_t
         count: cython.Py_ssize_t
+        order: cython.int
         flags: cython.int
         seq: cython.ulonglong
         # In range as soon as one key was: they ascend.
@@ -269,21 +270,21 @@ class Sieve:
                     known[shared : shared + unshared] = data[suffix_at:value_at]
                 self.key_size = shared + unshared
                 self.decided = False
-                if not inside:
-                    count = low_size if low_size < self.key_size else self.key_size
-                    flags_at = _differ(known, 0, low, 0, count)
-                    inside = flags_at > 0 or (flags_at == 0 and self.key_size >= low_size)
                 if high_size >= 0:
                     count = high_size if high_size < self.key_size else self.key_size
-                    flags_at = _differ(known, 0, high, 0, count)
-                    if flags_at > 0 or (flags_at == 0 and self.key_size >= high_size):
+                    order = _differ(known, 0, high, 0, count)
+                    if order > 0 or (order == 0 and self.key_size >= high_size):
                         self.decided = True
                         return 0
             elif self.decided:
                 continue
             if not inside:
-                self.decided = True
-                continue
+                count = low_size if low_size < self.key_size else self.key_size
+                order = _differ(known, 0, low, 0, count)
+                inside = order > 0 or (order == 0 and self.key_size >= low_size)
+                if not inside:
+                    self.decided = True
+                    continue
             seq = _get_u64(data, value_at + value_size)
             if seq > self.max_seq:
                 continue

@@ -8,6 +8,7 @@ newest source first, brings the versions of each key into their order.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -115,11 +116,14 @@ class ScanCursor:
         self._view = view
         self._request = request
         self._blocks_at_once = blocks_at_once
+        # A short scan shall not pay for a long one's chunk.
+        self._blocks_now = 1
         self._sink: Sink = make_sieve(request) if sink is None else sink
         self._seekable = sink is None
         self._left = request.limit
         self._reverse = request.reverse
         self._end = LOWEST if request.reverse else HIGHEST
+        self._spare: Chunk = []
         self._pinned: Pinned = {}
         self._finished = request.keys.empty
         # Forward: all keys below were shown; backward: all keys above.
@@ -135,14 +139,18 @@ class ScanCursor:
 
     def probe_chunk(self) -> Chunk | Lacking | None:
         """The next rows (at least one), what is lacking, or None at the end of the scan."""
-        out: Chunk = []
+        if self._left == 0:
+            return None
+        out, self._spare = self._spare, []
         while not out:
-            if self._finished or self._left == 0:
+            if self._finished:
                 return None
             lacking = self._step(out)
             if lacking is not None:
                 return lacking
         if self._left is not None:
+            # What the limit cuts off is kept: a seek may give some of the limit back.
+            self._spare = out[self._left :]
             del out[self._left :]
             self._left -= len(out)
         if self._seekable and not self._reverse:
@@ -174,6 +182,9 @@ class ScanCursor:
 
         Never goes back: a key that was passed, or lies before the range, changes nothing.
         """
+        self._spare = rows_from(self._spare, key, reverse=self._reverse)
+        if self._spare:
+            return
         start, stop = self._request.keys.start, self._request.keys.stop
         # Not before what was merged: memtables have given their rows up to there, and would not hide again.
         if self._reverse:
@@ -182,6 +193,7 @@ class ScanCursor:
         else:
             key = key if self._consumed is None else max(key, self._consumed)
             start = key if start is None else max(start, key)
+        self._consumed = key
         self._finished = self._finished or KeyRange(start, stop).empty
         for memtable in self._memtables:
             memtable.seek(key)
@@ -255,7 +267,7 @@ class ScanCursor:
             return False
         limit = min((other.head for other in self._sources if other is not source), default=HIGHEST)
         table, first = source.place
-        passed = source.pass_blocks(limit, self._blocks_at_once)
+        passed = source.pass_blocks(limit, self._blocks_now)
         if passed is None:
             return False
         blocks, start, stop = passed
@@ -265,6 +277,10 @@ class ScanCursor:
             if error.object is not None:
                 raise
             raise table.damaged(first + self._sink.blocks_done(), error) from None
+        self._blocks_now = min(2 * self._blocks_now, self._blocks_at_once)
+        if self._left is not None:
+            rows_per_block = max(len(out) // len(blocks), 1)
+            self._blocks_now = min(self._blocks_now, self._left // rows_per_block + 1)
         return True
 
     def _lacking(self, source: Source, missing: Missing) -> Lacking:
@@ -278,3 +294,10 @@ class ScanCursor:
                     found.append(other.missing())
         needs = [entry for entry in found if isinstance(entry, Need)]
         return Lacking(needs, [entry for entry in found if isinstance(entry, Future)])
+
+
+def rows_from(rows: Chunk, key: bytes, *, reverse: bool) -> Chunk:
+    """The rows of a chunk that a seek to `key` keeps."""
+    if reverse:
+        return rows[bisect_left(rows, True, key=lambda row: row[0] <= key) :]
+    return rows[bisect_left(rows, key, key=_key_of) :]

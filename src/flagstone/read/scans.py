@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -12,7 +11,7 @@ from typing import Self
 from flagstone.errors import Closed, InvalidRequest
 from flagstone.kernels import scan as scan_kernel
 from flagstone.read.drivers import next_chunk, next_chunk_async
-from flagstone.read.scan import Chunk, ScanCursor, ScanRequest
+from flagstone.read.scan import Chunk, ScanCursor, ScanRequest, rows_from
 from flagstone.read.view import ReadView
 from flagstone.table.table_store import TableStore
 from flagstone.types import KeyRange, Row
@@ -41,7 +40,7 @@ class _OpenScan:
             self._request = replace(self._request, keys=self._request.keys.intersect(beyond))
             return
         rest = self._rows_at_hand.rest()
-        kept = _rows_from(rest, key, reverse=reverse)
+        kept = rows_from(rest, key, reverse=reverse)
         self._cursor.give_back(len(rest) - len(kept))
         if not kept:
             self._cursor.seek(key)
@@ -149,10 +148,3 @@ def _nothing() -> None:
 
 def _nothing_from(_: ScanCursor) -> Callable[[], None]:
     return _nothing
-
-
-def _rows_from(rows: Chunk, key: bytes, *, reverse: bool) -> Chunk:
-    """The rows of a chunk that a seek to `key` keeps."""
-    if reverse:
-        return rows[bisect_left(rows, True, key=lambda row: row[0] <= key) :]
-    return rows[bisect_left(rows, key, key=lambda row: row[0]) :]

@@ -31,6 +31,8 @@ FIRST_READ_BYTES: Final = 16 * 1024
 """What a scan fetches first; it doubles from request to request up to the caller's bound."""
 
 MEMTABLE_ROWS: Final = 256
+MERGED_BLOCKS: Final = 8
+"""Blocks per turn of a merge, as far as they are in memory; a scan begins with one."""
 
 PrefixProbe = tuple[PrefixExtractor, bytes]
 """An extractor and the prefix it gives for every key of the scan: tables whose filters lack it are skipped."""
@@ -134,6 +136,7 @@ class LayerSource(Source):
         self._max_window = read_ahead_bytes
         self._window = min(FIRST_READ_BYTES, read_ahead_bytes)
         self._pending: Future[Pinned] | None = None
+        self._blocks_now = 1
         first = max(bisect_left(self._starts, start) - 1, 0)
         end = bisect_left(self._starts, stop)
         while first < end and self._stops[first] is not None and self._stops[first] <= start:
@@ -148,11 +151,21 @@ class LayerSource(Source):
         missing = self.missing()
         if missing is not None or self.ended:
             return missing
-        number = self._next
-        raw = self._take_block(number)
+        raw = self._take_block(self._next)
         if raw is None:  # evicted since
             return self.missing()
-        rows = self._table.rows_of(raw, number)
+        left = self._blocks_now
+        while raw is not None:
+            self._buffer(self._table.rows_of(raw, self._next))
+            left -= 1
+            if left == 0 or self._index is None:
+                break
+            raw = self._take_block(self._next)
+        self._blocks_now = min(2 * self._blocks_now, MERGED_BLOCKS)
+        return None
+
+    def _buffer(self, rows: list[EntryTuple]) -> None:
+        """Add the rows of the next block to the buffer, and go on to the one behind it."""
         if rows and rows[0][0] < self._low:
             rows = rows[bisect_left(rows, self._low, key=_key_of) :]
         if rows and rows[-1][0] >= self._high:
@@ -164,7 +177,6 @@ class LayerSource(Source):
             self.rows += rows
             self._next += 1
         self._move_frontier()
-        return None
 
     def missing(self) -> Missing:
         """As above. Opens the next table if its index is there."""

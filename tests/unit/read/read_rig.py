@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 
 from flagstone.format.codec import Codec
 from flagstone.lsm.retention import visible_value
@@ -83,6 +81,7 @@ class Rig:
     small_table_bytes: int = 0
     metrics: Metrics = field(default_factory=Metrics)
     ssts: dict[Ulid, SsTable] = field(default_factory=dict)
+    made: int = 0
 
     def __post_init__(self) -> None:
         self.store = CountingStore(MemoryStore(), component="test")
@@ -98,11 +97,10 @@ class Rig:
 
     def add(self, rows: Sequence[EntryTuple], *, visible: KeyRange | None = None) -> SstView:
         """Upload a table of these rows."""
-        sst_id = Ulid(len(self.ssts) + 1)
+        self.made += 1
+        sst_id = Ulid(self.made)
         builder = TableBuilder(
-            TableOptions(
-                block_bytes=self.block_bytes, codec=self.codec, min_filter_keys=self.min_filter_keys
-            )
+            TableOptions(block_bytes=self.block_bytes, codec=self.codec, min_filter_keys=self.min_filter_keys)
         )
         builder.add_rows(sorted(rows, key=lambda row: (row[0], -row[1])))
         encoded = builder.finish()
@@ -152,10 +150,3 @@ def oracle(
         for group in groups.values()
     )
     return [row for row in found if row is not None]
-
-
-def split(rows: Sequence[EntryTuple], cuts: Sequence[bytes]) -> list[list[EntryTuple]]:
-    """Sorted rows cut in front of these keys, empty parts left out."""
-    ordered = sorted(rows, key=lambda row: (row[0], -row[1]))
-    places = [0, *(bisect_left(ordered, cut, key=itemgetter(0)) for cut in sorted(cuts)), len(ordered)]
-    return [part for start, stop in zip(places, places[1:], strict=False) if (part := ordered[start:stop])]

@@ -1,0 +1,53 @@
+"""The golden databases through the read path: gets, scans both ways and Arrow show what the official wheel read."""
+
+from __future__ import annotations
+
+import pytest
+
+from flagstone.metadata.manifest import Manifest
+from flagstone.read.arrow import scan_arrow
+from flagstone.read.drivers import multi_get
+from flagstone.read.probe import visible_row
+from flagstone.read.scan import ScanRequest
+from flagstone.read.scans import Scan
+from flagstone.read.view import ReadView, ViewBuilder
+from flagstone.table.cache import TableCache
+from flagstone.table.table_store import TableStore
+from flagstone.types import MAX_SEQ
+from golden.corpus import GoldenDatabase, databases
+from golden.reading import PlainReader
+from unit.read.read_rig import Append, PlainMemtable
+
+NOW_MS = 0
+
+
+def opened(database: GoldenDatabase, capacity_bytes: int) -> tuple[TableStore, ReadView]:
+    """The latest manifest, with the rows of the log in a memtable."""
+    reader = PlainReader(database)
+    manifest: Manifest = reader.manifests.require_latest().value
+    tables = TableStore(reader.store, reader.paths, cache=TableCache(capacity_bytes=capacity_bytes))
+    memtable = PlainMemtable(reader._wal_rows(manifest, None))
+    return tables, ViewBuilder(tables).build(manifest, [memtable])
+
+
+@pytest.mark.parametrize("capacity_bytes", [0, 1 << 30])
+@pytest.mark.parametrize("database", databases(), ids=lambda database: database.name)
+def test_reads_show_what_the_wheel_read(database: GoldenDatabase, capacity_bytes: int) -> None:
+    expected = {bytes.fromhex(key): bytes.fromhex(value) for key, value in database.expected["kv"].items()}
+    pairs = sorted(expected.items())
+    tables, view = opened(database, capacity_bytes)
+    request = ScanRequest(max_seq=MAX_SEQ, now_ms=NOW_MS, include_expired=True, merge_operator=Append())
+    backward = ScanRequest(
+        max_seq=MAX_SEQ, now_ms=NOW_MS, include_expired=True, merge_operator=Append(), reverse=True
+    )
+    assert list(Scan(tables, view, request)) == pairs
+    assert list(Scan(tables, view, backward)) == pairs[::-1]
+    table = scan_arrow(tables, view, request).read_all()
+    assert table.column("key").to_pylist() == [key for key, _ in pairs]
+    assert table.column("value").to_pylist() == [value for _, value in pairs]
+    asked = [*expected, b"a key nobody wrote", *(key + b"\0" for key in expected)]
+    rows = [
+        visible_row(found, max_seq=MAX_SEQ, now_ms=NOW_MS, include_expired=True, merge_operator=Append())
+        for found in multi_get(tables, view, asked, MAX_SEQ)
+    ]
+    assert [row and row.value for row in rows] == [expected.get(key) for key in asked]

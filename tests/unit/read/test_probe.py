@@ -1,0 +1,264 @@
+"""Point reads: what is asked of the store, what is believed, and what happens when bytes are missing or wrong."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import pytest
+
+from flagstone.errors import CorruptData, Unavailable
+from flagstone.format.checksum import seal
+from flagstone.format.codec import Codec
+from flagstone.format.sst_info import SsTableInfo
+from flagstone.kernels import index as index_kernel
+from flagstone.lsm.tree import SstView
+from flagstone.metadata.manifest import ExternalDb, Segment, SsTable
+from flagstone.read.drivers import get, multi_get
+from flagstone.read.probe import Need, probe
+from flagstone.read.scan import ScanRequest
+from flagstone.read.scans import Scan
+from flagstone.runtime.ids import Ids
+from flagstone.store.paths import DbPaths
+from flagstone.table.table_store import TableGone
+from flagstone.types import MAX_SEQ, MERGE, TOMBSTONE, EntryTuple, KeyRange, Ulid
+from unit.read.read_rig import Append, PlainMemtable, Rig, put
+
+
+def requests(rig: Rig) -> int:
+    return sum(rig.store.totals()["requests"].values())
+
+
+def test_a_cold_get_costs_one_request_for_the_index_and_one_for_the_block() -> None:
+    rig = Rig()
+    view = rig.view(rig.tree(runs=[[rig.add([put(number) for number in range(500)])]]))
+    rig.store.reset()
+    assert get(rig.tables, view, b"%08d" % 321, MAX_SEQ) == put(321)
+    assert requests(rig) == 2
+    assert get(rig.tables, view, b"%08d" % 321, MAX_SEQ) == put(321)
+    assert get(rig.tables, view, b"%08d" % 322, MAX_SEQ) == put(322)
+    assert requests(rig) == 2
+
+
+def test_the_key_that_opens_a_block_costs_no_further_request() -> None:
+    rows = [put(number) for number in range(300)]
+    for row in rows:
+        cold = Rig()
+        view = cold.view(cold.tree(runs=[[cold.add(rows)]]))
+        cold.store.reset()
+        assert get(cold.tables, view, row[0], MAX_SEQ) == row
+        assert requests(cold) == 2
+
+
+def test_a_small_table_comes_in_one_request() -> None:
+    rig = Rig(small_table_bytes=1 << 20)
+    view = rig.view(rig.tree(l0=[rig.add([put(number) for number in range(50)])]))
+    rig.store.reset()
+    assert get(rig.tables, view, b"%08d" % 7, MAX_SEQ) == put(7)
+    assert requests(rig) == 1
+
+
+def test_the_filter_spares_the_block() -> None:
+    rig = Rig()
+    view = rig.view(rig.tree(l0=[rig.add([put(number) for number in range(0, 1000, 2)])]))
+    absent = [b"%08d" % number for number in range(1, 1000, 2)]
+    rig.store.reset()
+    assert multi_get(rig.tables, view, absent, MAX_SEQ) == [None] * 500
+    assert requests(rig) < 10
+    rig.tables.report()
+    counts = rig.metrics.as_dict()
+    assert counts["slatedb.db.sst_filter_negative_count{kind=point}"] > 480  # type: ignore[operator]
+    assert counts["slatedb.db_cache.access_count{entry_kind=index,result=miss}"] == 1
+
+
+def test_a_hit_and_a_miss_are_counted_once_each() -> None:
+    rig = Rig()
+    view = rig.view(rig.tree(l0=[rig.add([put(number) for number in range(100)])]))
+    for _ in range(3):
+        get(rig.tables, view, b"%08d" % 50, MAX_SEQ)
+    rig.tables.report()
+    counts = rig.metrics.as_dict()
+    assert counts["slatedb.db_cache.access_count{entry_kind=data_block,result=miss}"] == 1
+    assert counts["slatedb.db_cache.access_count{entry_kind=data_block,result=hit}"] == 2
+
+
+def test_many_keys_share_blocks_and_requests() -> None:
+    rig = Rig()
+    rows = [put(number) for number in range(2000)]
+    view = rig.view(rig.tree(runs=[[rig.add(rows[:1000]), rig.add(rows[1000:])]]))
+    rig.store.reset()
+    assert multi_get(rig.tables, view, [row[0] for row in rows], MAX_SEQ) == rows
+    # One for each table's index, then its blocks: the first keys of blocks are looked for in two.
+    assert requests(rig) <= 6
+
+
+def test_a_probe_names_what_it_needs_and_takes_it_pinned_without_any_cache() -> None:
+    rig = Rig(capacity_bytes=0)
+    view = rig.view(rig.tree(l0=[rig.add([put(number) for number in range(100)])]))
+    first = probe(view, b"%08d" % 50, MAX_SEQ)
+    assert isinstance(first, Need)
+    assert first.numbers == []
+    pinned = rig.tables.fetch([first])
+    second = probe(view, b"%08d" % 50, MAX_SEQ, pinned)
+    assert isinstance(second, Need)
+    assert len(second.numbers) == 1
+    pinned.update(rig.tables.fetch([second]))
+    assert probe(view, b"%08d" % 50, MAX_SEQ, pinned) == put(50)
+
+
+def test_the_newest_source_answers_and_tombstones_are_answers() -> None:
+    rig = Rig()
+    run = rig.add([put(b"a", 1), put(b"b", 2), put(b"c", 3)])
+    l0 = rig.add([(b"b", 5, TOMBSTONE, b"", None, None)])
+    memtable = PlainMemtable([put(b"c", 9)])
+    view = rig.view(rig.tree(l0=[l0], runs=[[run]]), [memtable])
+    found = multi_get(rig.tables, view, [b"a", b"b", b"c", b"d"], MAX_SEQ)
+    assert found == [put(b"a", 1), (b"b", 5, TOMBSTONE, b"", None, None), put(b"c", 9), None]
+    assert multi_get(rig.tables, view, [b"b", b"c"], 4) == [put(b"b", 2), put(b"c", 3)]
+
+
+def test_operands_are_collected_across_sources_down_to_the_first_value() -> None:
+    rig = Rig()
+    operand = [(b"k", seq, MERGE, b"%d" % seq, None, None) for seq in range(20)]
+    base = rig.add([put(b"k", 1)])
+    older = rig.add([operand[4], operand[3], operand[2]])
+    newer = rig.add([operand[6], operand[5]])
+    view = rig.view(rig.tree(l0=[newer, older], runs=[[base]]), [PlainMemtable([operand[8], operand[7]])])
+    assert get(rig.tables, view, b"k", MAX_SEQ) == [*operand[8:1:-1], put(b"k", 1)]
+    assert get(rig.tables, view, b"k", 3) == [operand[3], operand[2], put(b"k", 1)]
+
+
+@pytest.mark.parametrize("size", [10, 3000])
+def test_versions_that_straddle_blocks_and_tables_are_all_found(size: int) -> None:
+    rig = Rig()
+    versions = [put(b"hot", seq, b"%d" % seq * size) for seq in range(40, 0, -1)]
+    rows = [put(b"a", 1), *versions, put(b"z", 1)]
+    run = [rig.add(rows[start : start + 7]) for start in range(0, len(rows), 7)]
+    view = rig.view(rig.tree(runs=[run]))
+    for row in rows:
+        assert get(rig.tables, view, row[0], row[1]) == row
+    assert get(rig.tables, view, b"hot", 0) is None
+
+
+def test_only_the_visible_part_of_a_table_is_seen() -> None:
+    rig = Rig()
+    rows = [put(number) for number in range(100)]
+    whole = rig.add(rows, visible=KeyRange(b"%08d" % 20, b"%08d" % 40))
+    again = replace(rig.add(rows, visible=KeyRange(b"%08d" % 60, b"%08d" % 80)), sst_id=whole.sst_id)
+    view = rig.view(rig.tree(runs=[[whole, again]]))
+    found = multi_get(rig.tables, view, [row[0] for row in rows], MAX_SEQ)
+    assert [number for number, row in enumerate(found) if row] == [*range(20, 40), *range(60, 80)]
+
+
+def test_a_view_that_shows_nothing_is_not_asked() -> None:
+    rig = Rig()
+    view = rig.view(rig.tree(l0=[rig.add([put(b"b")], visible=KeyRange(b"x", b"y"))]))
+    rig.store.reset()
+    assert get(rig.tables, view, b"b", MAX_SEQ) is None
+    assert requests(rig) == 0
+
+
+def test_keys_are_routed_to_their_segment() -> None:
+    rig = Rig()
+    left, right = rig.add([put(b"a/1")]), rig.add([put(b"c/1", 2)])
+    segments = [Segment(b"a/", rig.tree(l0=[left])), Segment(b"c/", rig.tree(runs=[[right]]))]
+    view = rig.builder.build(rig.manifest(segments=segments), [PlainMemtable([put(b"b/9", 3)])])
+    found = multi_get(rig.tables, view, [b"a/1", b"a/2", b"b/9", b"b/1", b"c/1", b""], MAX_SEQ)
+    assert found == [put(b"a/1"), None, put(b"b/9", 3), None, put(b"c/1", 2), None]
+
+
+def test_borrowed_tables_are_read_from_their_owner() -> None:
+    rig = Rig()
+    sst = rig.add([put(b"a")])
+    own, theirs = DbPaths("db").table(sst.sst_id), DbPaths("parent/db").table(sst.sst_id)
+    rig.store.copy(own, theirs)
+    rig.store.delete(own)
+    ids = Ids()
+    external = ExternalDb("parent/db", ids.uuid(), ids.uuid(), (sst.sst_id,))
+    manifest = replace(rig.manifest(rig.tree(l0=[sst])), external_dbs=(external,))
+    assert get(rig.tables, rig.builder.build(manifest), b"a", MAX_SEQ) == put(b"a")
+
+
+def test_a_deleted_object_is_told_as_an_outdated_view() -> None:
+    rig = Rig()
+    sst = rig.add([put(b"a")])
+    view = rig.view(rig.tree(l0=[sst]))
+    rig.store.delete(DbPaths("db").table(sst.sst_id))
+    with pytest.raises(TableGone, match="newer") as caught:
+        get(rig.tables, view, b"a", MAX_SEQ)
+    assert isinstance(caught.value, Unavailable)
+    assert caught.value.table_id == sst.sst_id
+    assert pickle.loads(pickle.dumps(caught.value)).path == caught.value.path
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
+@pytest.mark.parametrize("place", ["block", "filter", "index", "short"])
+def test_damage_names_the_object_and_where(codec: Codec, place: str) -> None:
+    rig = Rig(codec=codec)
+    sst = rig.add([put(number) for number in range(200)])
+    info = rig.ssts[sst.sst_id].info
+    path = DbPaths("db").table(sst.sst_id)
+    data = bytearray(rig.store.get(path).data)
+    offset = {"block": 0, "filter": info.filter_offset, "index": info.index_offset, "short": 0}[place]
+    data[offset + 5] ^= 0x40
+    rig.store.put(path, bytes(data[:100]) if place == "short" else bytes(data))
+    view = rig.view(rig.tree(l0=[sst]))
+    with pytest.raises(CorruptData) as caught:
+        get(rig.tables, view, b"%08d" % 0, MAX_SEQ)
+    assert caught.value.object == path
+    assert caught.value.offset is not None
+    if place != "short":
+        assert caught.value.offset == offset
+
+
+def test_unchanged_tables_and_runs_are_used_again_and_dropped_ones_leave_the_cache() -> None:
+    rig = Rig()
+    run = [rig.add([put(1)]), rig.add([put(2)])]
+    old, new = rig.add([put(3)]), rig.add([put(4)])
+    before = rig.view(rig.tree(l0=[old], runs=[run]))
+    get(rig.tables, before, b"%08d" % 3, MAX_SEQ)
+    assert rig.tables.cache.held_bytes > 0
+    manifest = rig.manifest(rig.tree(l0=[new], runs=[run]))
+    kept = {sst_id: sst for sst_id, sst in manifest.ssts.items() if sst_id != old.sst_id}
+    after = rig.builder.build(replace(manifest, ssts=kept))
+    assert after.layers[1] is before.layers[1]
+    assert after.layers[0] is not before.layers[0]
+    assert rig.tables.cache.held_bytes == 0
+    assert get(rig.tables, before, b"%08d" % 3, MAX_SEQ) == put(3)
+
+
+def test_a_table_stays_the_same_object_while_it_is_known() -> None:
+    rig = Rig()
+    info = rig.ssts[rig.add([put(1)]).sst_id].info
+    assert rig.tables.open(Ulid(1), info) is rig.tables.open(Ulid(1), info)
+
+
+def v1_block(rows: list[EntryTuple]) -> bytes:
+    """A block of format version 1, which nobody writes any more; all keys begin with `key`."""
+    entries, offsets = b"", b""
+    for key, seq, kind, value, _, _ in rows:
+        offsets += len(entries).to_bytes(2, "big")
+        shared = len(b"key") if entries else 0
+        entries += shared.to_bytes(2, "big") + (len(key) - shared).to_bytes(2, "big") + key[shared:]
+        entries += seq.to_bytes(8, "big") + bytes([kind])
+        entries += b"" if kind == TOMBSTONE else len(value).to_bytes(4, "big") + value
+    return entries + offsets + len(rows).to_bytes(2, "big")
+
+
+def test_tables_of_the_first_format_are_read_like_others() -> None:
+    rig = Rig()
+    rows = [(b"key%03d" % number, 9 - number % 2, 0, b"v", None, None) for number in range(40)]
+    rows[7] = (rows[7][0], 5, MERGE, b"m", None, None)
+    blocks = [seal(v1_block(rows[:20])), seal(v1_block(rows[20:]))]
+    index = seal(index_kernel.encode_index([0, len(blocks[0])], [b"", rows[20][0]]))
+    data_bytes = sum(map(len, blocks))
+    info = SsTableInfo(rows[0][0], rows[-1][0], data_bytes, len(index), data_bytes, 0)
+    rig.store.put(DbPaths("db").table(Ulid(1)), b"".join(blocks) + index)
+    rig.ssts[Ulid(1)] = SsTable(Ulid(1), info, format_version=1)
+    view = rig.view(rig.tree(l0=[SstView.whole(Ulid(1))]))
+    found = multi_get(rig.tables, view, [row[0] for row in rows], MAX_SEQ)
+    assert found == [[row] if row[2] == MERGE else row for row in rows]
+    for reverse in (False, True):
+        request = ScanRequest(max_seq=MAX_SEQ, now_ms=0, merge_operator=Append(), reverse=reverse)
+        keys = [row[0] for row in (rows[::-1] if reverse else rows)]
+        assert [key for key, _ in Scan(rig.tables, view, request)] == keys
