@@ -13,10 +13,11 @@ from flagstone.db.engine import Engine
 from flagstone.db.reading import ReadPlace, Reads
 from flagstone.db.transaction import Snapshot, Transaction
 from flagstone.errors import InvalidRequest
+from flagstone.kernels import probe as probe_kernel
 from flagstone.lsm.merge_operator import check_operand
 from flagstone.metadata.manifest import Checkpoint, Manifest
 from flagstone.read.view import ReadView
-from flagstone.types import MAX_SEQ, MERGE, TOMBSTONE, VALUE
+from flagstone.types import MAX_KEY_BYTES, MAX_SEQ, MERGE, TOMBSTONE, VALUE
 from flagstone.views import checkpoint as checkpoints
 from flagstone.write.batch import BY_DEFAULT, Instant, Ttl, WriteBatch, check_expiry, check_key, check_value
 from flagstone.write.conflicts import Isolation
@@ -26,6 +27,8 @@ _READ_POINT_LIFETIME_MS: Final = 3_600_000
 """Snapshots and transactions that nobody ends are ended after an hour, so that compaction can go on."""
 
 _ARROW_ROWS: Final = 4096
+
+_find: Final = probe_kernel.find
 
 
 class Db(Reads):
@@ -164,13 +167,19 @@ class Db(Reads):
         include_expired: bool = False,
     ) -> bytes | None:
         """The value of `key`, or `default`; see `Reads.get`. What is in memory is answered without any wait."""
-        engine = self._engine
-        if type(key) is bytes and not durable_only and not dirty:
-            # The number before the view: the view then holds every row up to it.
-            seq = engine.durability.committed_seq
-            simple = engine.view.memtables[0].get_value(key, seq)
+        if type(key) is bytes and key and not durable_only and not dirty:
+            # The common case spelt out: committed data, in memory, a plain value. All else goes the long way.
+            view, seq = self._look(durable_only=False, dirty=False)
+            newest: Any = view.memtables[0]
+            simple = newest.get_value(key, seq)
             if type(simple) is bytes:
                 return simple
+            if not view.segmented:
+                found = _find(view.memtables, view.layers, key, seq, None)
+                if found is None and len(key) <= MAX_KEY_BYTES:
+                    return default
+                if type(found) is tuple and found[2] == VALUE and found[5] is None:
+                    return found[3]  # type: ignore[no-any-return]
         return super().get(
             key, default, durable_only=durable_only, dirty=dirty, include_expired=include_expired
         )
@@ -241,6 +250,7 @@ class Db(Reads):
     def metrics(self) -> dict[str, Any]:
         """All metrics under SlateDB's names."""
         self._engine.views.tables.report()
+        self._engine.committer.report()
         return self._engine.env.metrics.as_dict()
 
     def manifest(self) -> Manifest:
@@ -272,8 +282,12 @@ class Db(Reads):
         durability = self._engine.durability
         if durable_only and dirty:
             raise InvalidRequest("durable_only and dirty exclude each other")
-        seq = durability.durable_seq if durable_only else MAX_SEQ if dirty else durability.committed_seq
-        return self._engine.view, seq
+        while True:
+            view: ReadView = self._engine.view
+            seq = durability.durable_seq if durable_only else MAX_SEQ if dirty else durability.committed_seq
+            # Of one moment: an older view lacks rows up to the number, a newer one may have dropped what it sees.
+            if view is self._engine.view:
+                return view, seq
 
     def _newer_view(self) -> ReadView:
         self._engine.refresh()

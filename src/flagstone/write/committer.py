@@ -8,6 +8,7 @@ in the log.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from typing import Final
 
 from flagstone.errors import FlagstoneError, InvalidRequest
@@ -71,6 +72,9 @@ class Committer:
         self._crowded = False
         self._armed = False
         self._next_point_ms = 0
+        self._rows_in_frozen = 0
+        # Rows that replay found are not writes of this process.
+        self._rows_counted = len(memtables.active)
         self._write_ops = metrics.counter("slatedb.db.write_ops")
         self._batches = metrics.counter("slatedb.db.write_batch_count")
         self._pauses = metrics.counter("slatedb.db.backpressure_count")
@@ -106,7 +110,6 @@ class Committer:
             if not self._armed:
                 self._armed = first = True
             full = size >= self._freeze_bytes and self._freeze() is not None
-        self._write_ops.add()
         if first:
             self._on_first_unlogged()
         if full:
@@ -153,7 +156,6 @@ class Committer:
             if not self._armed:
                 self._armed = first = True
             full = size >= self._freeze_bytes and self._freeze() is not None
-        self._write_ops.add(len(rows))
         self._batches.add()
         if first:
             self._on_first_unlogged()
@@ -162,6 +164,13 @@ class Committer:
         return WriteHandle(durability, Seq(seq), now_ms)
 
     # -- handing on ---------------------------------------------------------------------------------------
+
+    def report(self) -> None:
+        """Bring the write counters up to date. Rows are counted in the memtables, where counting costs nothing."""
+        with self.lock:
+            written = self._rows_in_frozen + len(self.memtables.active)
+            counted, self._rows_counted = self._rows_counted, written
+        self._write_ops.add(written - counted)
 
     def seal_log(self) -> tuple[list[LogSpan], int]:
         """What the next log file must hold, and the last sequence number in it. Batches are never cut."""
@@ -212,6 +221,7 @@ class Committer:
             last_seq=Seq(self.durability.last_seq), last_tick_ms=self._tick_ms, replay_after=self.last_wal_id
         )
         if frozen is not None:
+            self._rows_in_frozen += len(frozen.table)
             self._crowded = self._is_crowded()
             self._publish()
         return frozen
@@ -229,7 +239,7 @@ class Committer:
         self._room.wait_for(lambda: not self._crowded or self._refusal is not None)
         if self._refusal is not None:
             self.durability.raise_failure()
-            raise self._refusal
+            raise copy(self._refusal)  # threads may not share a traceback
 
     def _wait_for_clock(self, now_ms: int) -> int:
         """Times never go back. A clock that did is given a moment to catch up, as SlateDB does."""
