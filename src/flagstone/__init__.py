@@ -17,10 +17,12 @@ from flagstone.errors import (
 from flagstone.types import KeyRange, Row
 
 if TYPE_CHECKING:
+    import flagstone.aio as aio  # noqa: PLR0402 - in this file mypy sees no submodule by `from`
     from flagstone.config import ReaderSettings, Settings
     from flagstone.db.admin import Admin
     from flagstone.db.database import Db
     from flagstone.db.open import open_database as open  # noqa: A004 - the name users expect
+    from flagstone.db.reader import DbReader, open_reader
     from flagstone.lsm.merge_operator import MergeOperator
     from flagstone.wal.tail import WalReader
     from flagstone.write.batch import WriteBatch
@@ -30,6 +32,7 @@ __all__ = [
     "Closed",
     "CorruptData",
     "Db",
+    "DbReader",
     "FlagstoneError",
     "InternalError",
     "InvalidRequest",
@@ -42,19 +45,24 @@ __all__ = [
     "Unavailable",
     "WalReader",
     "WriteBatch",
+    "aio",
     "open",
+    "open_reader",
 ]
 
 
-_LAZY = {
+_LAZY: dict[str, tuple[str, str | None]] = {
     "Admin": ("flagstone.db.admin", "Admin"),
     "Db": ("flagstone.db.database", "Db"),
+    "DbReader": ("flagstone.db.reader", "DbReader"),
     "MergeOperator": ("flagstone.lsm.merge_operator", "MergeOperator"),
     "ReaderSettings": ("flagstone.config", "ReaderSettings"),
     "Settings": ("flagstone.config", "Settings"),
     "WalReader": ("flagstone.wal.tail", "WalReader"),
     "WriteBatch": ("flagstone.write.batch", "WriteBatch"),
+    "aio": ("flagstone.aio", None),
     "open": ("flagstone.db.open", "open_database"),
+    "open_reader": ("flagstone.db.reader", "open_reader"),
 }
 
 
@@ -63,6 +71,7 @@ def __getattr__(name: str) -> object:
     if name not in _LAZY:
         raise AttributeError(f"module 'flagstone' has no attribute {name!r}")
     module, attribute = _LAZY[name]
-    found = getattr(importlib.import_module(module), attribute)
+    imported = importlib.import_module(module)
+    found = imported if attribute is None else getattr(imported, attribute)
     globals()[name] = found
     return found

@@ -43,7 +43,8 @@ class Db(Reads):
             engine.views.tables,
             clock=engine.env.clock,
             merge_operator=engine.env.merge_operator,
-            newer_view=self._newer_view,
+            refresh=engine.refresh,
+            view=lambda: engine.view,
         )
 
     # -- writing ------------------------------------------------------------------------------------------
@@ -288,11 +289,6 @@ class Db(Reads):
             # Of one moment: an older view lacks rows up to the number, a newer one may have dropped what it sees.
             if view is self._engine.view:
                 return view, seq
-
-    def _newer_view(self) -> ReadView:
-        self._engine.refresh()
-        view: ReadView = self._engine.view
-        return view
 
     def _deadline_ms(self) -> int:
         return self._engine.env.clock.now_ms() + _READ_POINT_LIFETIME_MS

@@ -7,14 +7,16 @@ why; reads go on with what is known, unless a newer writer has taken over.
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from flagstone.config import Settings
+from flagstone.db.forking import abandon_in_children, renew_lock
+from flagstone.db.manifest_follower import ManifestFollower
 from flagstone.db.opening import Opened
 from flagstone.db.views import Views
-from flagstone.errors import Closed, FlagstoneError, Unavailable
+from flagstone.errors import Closed, FlagstoneError
 from flagstone.format.codec import Codec
 from flagstone.format.filter import BloomPolicy
 from flagstone.lsm.merge_operator import MergeOperator
@@ -38,8 +40,6 @@ from flagstone.write.conflicts import ConflictTracker
 from flagstone.write.durability import DurabilityTracker
 from flagstone.write.flusher import Flusher, FlushTarget
 from flagstone.write.memtables import FrozenMemtable
-
-_log = logging.getLogger("flagstone.db")
 
 _STOP_TIMEOUT_S: Final = 60.0
 
@@ -85,6 +85,8 @@ class Engine:
         self.views = views
         self._manifest = opened.manifest
         self._closed: Closed | None = None
+        self._closing = False
+        self._forked = False
         self.supervisor = Supervisor(clock=env.clock)
         self.durability = DurabilityTracker(opened.last_seq, request_flush=self.request_durable)
         # The lock that orders writes also orders what readers see: one lock, no order of locks to get wrong.
@@ -104,7 +106,8 @@ class Engine:
             metrics=env.metrics,
             on_first_unlogged=self._on_first_unlogged,
             on_freeze=self._on_freeze,
-            publish=self._publish_memtables,
+            publish=self._publish,
+            segments=opened.segments,
         )
         options = env.table_options
         interval = settings.flush_interval
@@ -129,6 +132,7 @@ class Engine:
                 manifest=lambda: self._manifest.value,
                 min_seq=self._min_active_seq,
                 request_log=self._wal.request,
+                paused=self._notify,
             ),
             options=options,
             merge_operator=env.merge_operator,
@@ -146,6 +150,7 @@ class Engine:
         self._wal_at_freeze = opened.fence_id
         self._adopting = Lock()
         self.view: Any = self.views.prepare(opened.manifest.value).with_memtables(opened.memtables.tables())
+        abandon_in_children(self)
 
     def start(self) -> None:
         """Begin the background work."""
@@ -185,20 +190,28 @@ class Engine:
             if latest.id <= self._manifest.id and flushed is None:
                 return
             # The expensive part, outside the lock that writes need.
-            prepared = self.views.prepare(latest.value) if latest.id > self._manifest.id else self.view
+            prepared = self.views.prepare(latest.value) if latest.id > self._manifest.id else None
             with self._changed:
-                if self._closed is None and latest.id > self._manifest.id:
-                    self._manifest, self.view = latest, prepared
+                if latest.id > self._manifest.id:
+                    self._manifest = latest
                 if flushed is not None:
                     self.committer.drop_flushed(flushed)
-                self._publish_memtables()
+                self._publish(prepared)
                 self._changed.notify_all()
         self.supervisor.wake(self._flusher)
 
-    def _publish_memtables(self) -> None:
-        """Show readers the memtables of this moment. The caller holds the lock."""
+    def _publish(self, prepared: Any = None) -> None:
+        """Show readers the memtables of this moment, over the tables they had or `prepared` ones.
+
+        The caller holds the lock; readers do not, so the view changes in one step. A memtable whose flush the
+        manifest knows is left out even if the flusher has not come to drop it: its merges would count twice.
+        """
         if self._closed is None:
-            self.view = self.view.with_memtables(self.committer.memtables.tables())
+            in_tables = self._manifest.value.last_l0_seq
+            memtables = self.committer.memtables
+            waiting = (frozen.table for frozen in memtables.frozen if frozen.last_seq > in_tables)
+            base = self.view if prepared is None else prepared
+            self.view = base.with_memtables((memtables.active, *waiting))
 
     def status(self) -> dict[str, Any]:
         """Where writes, flushes and tables stand, as plain values."""
@@ -237,14 +250,14 @@ class Engine:
         """Wait until everything written so far is on the store."""
         self.durability.wait(self.durability.last_seq)
 
-    def flush_memtables(self) -> None:
-        """Wait until everything written so far is in tables."""
+    def flush_memtables(self, unless: Callable[[], bool] = lambda: False) -> None:
+        """Wait until everything written so far is in tables, or `unless` says to wait no longer."""
         frozen = self.committer.freeze()
         if frozen is not None:
             self._on_freeze()
         last_seq = self.durability.last_seq
         with self._changed:
-            self._changed.wait_for(lambda: self._flushed_through(last_seq) or self._stopped())
+            self._changed.wait_for(lambda: self._flushed_through(last_seq) or self._stopped() or unless())
         if not self._flushed_through(last_seq):
             self.durability.raise_failure()
             self.check_open()
@@ -264,17 +277,24 @@ class Engine:
         A crash halfway loses nothing that was durable: the next opening replays the log.
         """
         with self._changed:
-            if self._closed is not None:
+            if self._closing or self._forked:
                 return
-        failure = self.durability.failure
+            self._closing = True
+            clean = self._closed is None and self.durability.failure is None
+        reason = Closed("the database was closed; open it again")
+        # Writers are turned away before the flush: what was taken is then flushed, or its loss is reported.
+        self.committer.refuse(reason)
         try:
-            if failure is None:
-                self.flush_memtables()
+            if clean:
+                self._flush_all()
         finally:
-            self._shut(Closed("the database was closed; open it again"))
-            self.supervisor.stop(_STOP_TIMEOUT_S)
-            self._flusher.close()
-        if failure is None:
+            self._shut(reason)
+            self.durability.fail(reason)
+            try:
+                self.supervisor.stop(_STOP_TIMEOUT_S)
+            finally:
+                self._flusher.close()
+        if clean:
             last_wal_id = self.committer.last_wal_id
             self.manifests.update(
                 self.fence.guard(
@@ -283,6 +303,13 @@ class Engine:
                     )
                 )
             )
+
+    def _flush_all(self) -> None:
+        """Put everything into tables; where L0 has no room, the log keeps what the next opening replays."""
+        wal_enabled = self.env.settings.wal_enabled
+        self.flush_memtables(unless=lambda: wal_enabled and self._flusher.pause is not None)
+        if wal_enabled:
+            self.flush_log()
 
     def _shut(self, reason: Closed) -> None:
         with self._changed:
@@ -294,12 +321,19 @@ class Engine:
 
     def _on_failure(self, error: FlagstoneError) -> None:
         """A service failed for good: nothing more becomes durable, and all who wait must know."""
-        self.durability.fail(error)
+        # Refused first: a write that finds the failure has put its row into the memtable already.
         self.committer.refuse(error)
+        self.durability.fail(error)
         if isinstance(error, Closed):
             self._shut(error)
-        with self._changed:
-            self._changed.notify_all()
+        self._notify()
+
+    def abandon_in_child(self, reason: Closed) -> None:
+        """In a forked child, which has none of the threads: every call raises `Closed`, and none hangs."""
+        renew_lock(self.durability.lock)
+        renew_lock(self._adopting)
+        self._forked = True
+        self._on_failure(reason)
 
     # -- what the services report -------------------------------------------------------------------------
 
@@ -322,6 +356,15 @@ class Engine:
         if self.committer.memtables.frozen:
             self.supervisor.wake(self._flusher)
 
+    def _notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def expire_read_points(self) -> None:
+        """End the snapshots and transactions that nobody ended in time."""
+        with self.durability.lock:
+            self.conflicts.expire(self.env.clock.now_ms())
+
     def _min_active_seq(self) -> int | None:
         with self.durability.lock:
             return self.conflicts.min_active_seq()
@@ -340,21 +383,3 @@ class Engine:
             timeout_s=self.env.settings.manifest_update_timeout.total_seconds(),
         )
         self.adopt(written, frozen)
-
-
-class ManifestFollower:
-    """A background service that looks for manifests others wrote."""
-
-    name = "manifest-follower"
-
-    def __init__(self, engine: Engine, interval_s: float) -> None:
-        self._engine = engine
-        self._interval_s = interval_s
-
-    def run_once(self) -> float | None:
-        """Look once. A store that does not answer is asked again at the next turn."""
-        try:
-            self._engine.refresh()
-        except Unavailable as error:
-            _log.warning("cannot look for a newer manifest error=%s", error)
-        return self._interval_s

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from flagstone.errors import InvalidRequest
-from flagstone.lsm.segments import SegmentExtractor, check_extractor, route
+from flagstone.lsm.segments import SegmentExtractor, check_extractor
 from flagstone.metadata.fencing import Fence, claim_writer
 from flagstone.metadata.manifest import Manifest, new_manifest
 from flagstone.metadata.sequenced import SequencedConflict, Versioned
@@ -24,6 +24,7 @@ from flagstone.wal.fencing import write_fence
 from flagstone.wal.listing import find_frontier
 from flagstone.wal.replay import ReplayedFile, WalTruncated, replay
 from flagstone.write.memtables import Memtables
+from flagstone.write.segment_gate import SegmentGate
 
 _ATTEMPTS = 3
 
@@ -38,6 +39,7 @@ class Opened:
     last_seq: int
     last_tick_ms: int
     fence_id: WalId
+    segments: SegmentGate | None
 
 
 def open_for_writing(
@@ -147,7 +149,12 @@ def _replayed(
         pool=pool,
     )
     previous = manifest.replay_after_wal_id
-    for file in _checked(files, extractor):
+    segments = (
+        None
+        if extractor is None
+        else SegmentGate(extractor, (segment.prefix for segment in manifest.segments))
+    )
+    for file in _checked(files, segments):
         for row in file.rows:
             memtables.active.insert(*row)
             last_seq = max(last_seq, row[1])
@@ -157,13 +164,12 @@ def _replayed(
             memtables.freeze(last_seq=Seq(last_seq), last_tick_ms=last_tick_ms, replay_after=previous)
         previous = file.wal_id
     memtables.mark_logged()
-    return Opened(fence, latest, memtables, last_seq, last_tick_ms, fence_id)
+    return Opened(fence, latest, memtables, last_seq, last_tick_ms, fence_id, segments)
 
 
-def _checked(files: Iterator[ReplayedFile], extractor: SegmentExtractor | None) -> Iterator[ReplayedFile]:
+def _checked(files: Iterator[ReplayedFile], segments: SegmentGate | None) -> Iterator[ReplayedFile]:
     """The same files; keys no segment can take are found now, not at the first flush."""
     for file in files:
-        if extractor is not None:
-            for row in file.rows:
-                route(extractor, row[0])
+        if segments is not None:
+            segments.admit(row[0] for row in file.rows)
         yield file

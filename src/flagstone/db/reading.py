@@ -1,7 +1,8 @@
 """Reads as callers make them, the same for a database, a snapshot and a transaction.
 
 Each knows a view and the sequence number it reads at; everything else is here. A table that garbage collection
-removed under a view makes the read start over with a newer view: the number stays, so the answer does, too.
+removed under a view makes the read start over with a newer view. Snapshots and transactions stay at their number,
+whose versions are kept for them.
 """
 
 from __future__ import annotations
@@ -30,9 +31,12 @@ _ATTEMPTS = 3
 
 
 class ReadPlace:
-    """Where reads happen: tables, a clock, a merge operator, and a way to a newer view."""
+    """Where reads happen: tables, a clock, a merge operator, and a way to a newer view.
 
-    __slots__ = ("clock", "merge_operator", "newer_view", "tables")
+    `refresh` learns of newer manifests, `view` is what the database shows then.
+    """
+
+    __slots__ = ("clock", "merge_operator", "refresh", "tables", "view")
 
     def __init__(
         self,
@@ -40,12 +44,14 @@ class ReadPlace:
         *,
         clock: Clock,
         merge_operator: MergeOperator | None,
-        newer_view: Callable[[], ReadView],
+        refresh: Callable[[], None],
+        view: Callable[[], ReadView],
     ) -> None:
         self.tables = tables
         self.clock = clock
         self.merge_operator = merge_operator
-        self.newer_view = newer_view
+        self.refresh = refresh
+        self.view = view
 
 
 class Reads:
@@ -56,9 +62,13 @@ class Reads:
     def _look(self, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:
         raise NotImplementedError
 
-    def _refreshed(self) -> ReadView:
-        """The view to go on with when `view` has lost a table."""
-        return self._place.newer_view()
+    def _look_anew(self, seq: int, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:  # noqa: ARG002
+        """What to go on with when a view has lost a table: a newer view, read at what is visible now.
+
+        Not at the old number: nothing keeps its versions, unless a snapshot or transaction does.
+        """
+        self._place.refresh()
+        return self._look(durable_only=durable_only, dirty=dirty)
 
     def get(
         self,
@@ -82,8 +92,11 @@ class Reads:
     ) -> Row | None:
         """The row of `key` with its sequence number and times, or None."""
         checked = check_key(key)
-        view, seq = self._look(durable_only=durable_only, dirty=dirty)
-        found = self._read(view, lambda seen: drivers.get(self._place.tables, seen, checked, seq))
+        found, seq = self._read(
+            lambda view, seq: drivers.get(self._place.tables, view, checked, seq),
+            durable_only=durable_only,
+            dirty=dirty,
+        )
         return self._visible(found, seq, include_expired=include_expired)
 
     def multi_get(
@@ -96,8 +109,11 @@ class Reads:
     ) -> list[bytes | None]:
         """The values of many keys in their order, at one moment. Keys share blocks and requests."""
         checked = [check_key(key) for key in keys]
-        view, seq = self._look(durable_only=durable_only, dirty=dirty)
-        found = self._read(view, lambda seen: drivers.multi_get(self._place.tables, seen, checked, seq))
+        found, seq = self._read(
+            lambda view, seq: drivers.multi_get(self._place.tables, view, checked, seq),
+            durable_only=durable_only,
+            dirty=dirty,
+        )
         rows = (self._visible(answer, seq, include_expired=include_expired) for answer in found)
         return [None if row is None else row.value for row in rows]
 
@@ -181,14 +197,17 @@ class Reads:
             merge_operator=self._place.merge_operator,
         )
 
-    def _read(self, view: ReadView, attempt: Callable[[ReadView], T]) -> T:
-        """Read; when a table is gone, again with a newer view."""
+    def _read(
+        self, attempt: Callable[[ReadView, int], T], *, durable_only: bool, dirty: bool
+    ) -> tuple[T, int]:
+        """Read; when a table is gone, again with a newer view. Returns the answer and the number it is of."""
+        view, seq = self._look(durable_only=durable_only, dirty=dirty)
         for _ in range(_ATTEMPTS):
             try:
-                return attempt(view)
+                return attempt(view, seq), seq
             except TableGone as gone:
                 lost = gone
-                view = self._refreshed()
+                view, seq = self._look_anew(seq, durable_only=durable_only, dirty=dirty)
         raise CorruptData("missing, but the newest manifest refers to it", object=lost.path)
 
 

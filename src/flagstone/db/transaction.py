@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,6 +18,8 @@ from flagstone.write.conflicts import ReadPoint, TransactionState
 from flagstone.write.durability import WriteHandle
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from flagstone.db.engine import Engine
 
 
@@ -60,6 +63,10 @@ class Snapshot(Reads):
         self._engine.check_open()
         seq = self._point.seq
         return self._view, min(seq, self._engine.durability.durable_seq) if durable_only else seq
+
+    def _look_anew(self, seq: int, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:  # noqa: ARG002
+        self._place.refresh()
+        return self._place.view(), seq
 
 
 class Transaction(Reads):
@@ -161,6 +168,26 @@ class Transaction(Reads):
             read_ahead_bytes=read_ahead_bytes,
         )
 
+    def scan_arrow(
+        self,
+        start: bytes | None = None,
+        stop: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        batch_rows: int = 65_536,
+        columns: Sequence[str] = ("key", "value"),
+        include_expired: bool = False,
+    ) -> pa.RecordBatchReader:
+        self._state.track_range(check_range(start, stop, prefix))
+        return super().scan_arrow(
+            start,
+            stop,
+            prefix=prefix,
+            batch_rows=batch_rows,
+            columns=columns,
+            include_expired=include_expired,
+        )
+
     def commit(self, *, await_durable: bool = False) -> WriteHandle | None:
         """Write everything, or raise and write nothing. None when there was nothing to write.
 
@@ -208,8 +235,9 @@ class Transaction(Reads):
         self._engine.check_open()
         return self._with_own_writes(self._view), self._state.seq
 
-    def _refreshed(self) -> ReadView:
-        return self._with_own_writes(super()._refreshed())
+    def _look_anew(self, seq: int, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:  # noqa: ARG002
+        self._place.refresh()
+        return self._with_own_writes(self._place.view()), seq
 
     def _with_own_writes(self, view: ReadView) -> ReadView:
         """Its writes as the newest memtable. They carry the number it reads at: above all it can see."""

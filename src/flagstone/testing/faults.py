@@ -11,11 +11,12 @@ raise `Crashed`, which no production code catches. `crash_after` does the work o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from typing import Literal, TypeVar
 
-from flagstone.errors import Unavailable
+from flagstone.errors import FlagstoneError, Unavailable
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.sync import Lock
 from flagstone.store.port import ObjectMeta, ObjectStore, ObjectVersion, Range, StoredObject
@@ -115,13 +116,13 @@ class FaultyStore:
         if fault.effect == "slow":
             self._clock.sleep(fault.delay_s)
             return request()
-        if fault.effect in ("crash", "crash_after"):
-            if fault.effect == "crash_after":
+        if fault.effect in ("crash_after", "lost_reply"):
+            # Nobody hears how it went, a refusal included.
+            with suppress(FlagstoneError):
                 request()
+        if fault.effect in ("crash", "crash_after"):
             self.dead = True
             raise Crashed(f"{op} {path}")
-        if fault.effect == "lost_reply":
-            request()
         raise Unavailable(f"injected {fault.effect} at {op} {path}")
 
     def _next_fault(self, op: str, path: str) -> Fault | None:

@@ -22,6 +22,7 @@ from flagstone.write.batch import BY_DEFAULT, Expiry, WriteBatch
 from flagstone.write.conflicts import ConflictTracker, TransactionState
 from flagstone.write.durability import DurabilityTracker, WriteHandle
 from flagstone.write.memtables import FrozenMemtable, LogSpan, Memtables
+from flagstone.write.segment_gate import SegmentGate
 
 _LONGEST_CLOCK_SLEEP_S: Final = 10.0
 _POINT_EVERY_MS: Final = 60_000
@@ -32,7 +33,8 @@ class Committer:
 
     `on_first_unlogged` is called when a row comes that is not in the log and none was before, `on_freeze` when a
     memtable has been frozen; both without the lock, and they must not block. `publish` is called under the lock
-    whenever the set of memtables changed, so that no row is ever out of sight of readers.
+    whenever the set of memtables changed, so that no row is ever out of sight of readers. `segments` refuses
+    keys that no segment can take.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Committer:
         on_first_unlogged: Callable[[], None],
         on_freeze: Callable[[], None],
         publish: Callable[[], None],
+        segments: SegmentGate | None = None,
     ) -> None:
         self.memtables = memtables
         self.durability = durability
@@ -67,6 +70,7 @@ class Committer:
         self._on_first_unlogged = on_first_unlogged
         self._on_freeze = on_freeze
         self._publish = publish
+        self._segments = segments
         self._room = Condition(self.lock)
         self._refusal: FlagstoneError | None = None
         self._crowded = False
@@ -93,6 +97,8 @@ class Committer:
             now_ms = self._clock.now_ms()
             if now_ms < self._tick_ms:
                 now_ms = self._wait_for_clock(now_ms)
+            if self._segments is not None:
+                self._segments.admit((key,))
             self._tick_ms = now_ms
             seq = durability.last_seq + 1
             expires_ms = (
@@ -142,6 +148,8 @@ class Committer:
             seq = durability.last_seq + 1
             if transaction is not None:
                 self.conflicts.check(transaction)
+            if self._segments is not None:
+                self._segments.admit(row[0] for row in rows)
             self._tick_ms = now_ms
             insert = self.memtables.active.insert
             size = 0

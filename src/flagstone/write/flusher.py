@@ -48,7 +48,7 @@ class FlushTarget:
 
     `upload` stores a table. `commit` makes a flush part of the manifest and of what reads see, and forgets the
     memtable; it raises `Closed` when a newer writer owns the database. `min_seq` is the oldest sequence
-    number that any snapshot reads at, or None without one.
+    number that any snapshot reads at, or None without one. `paused` hears when an upload has to wait for L0.
     """
 
     upload: Callable[[Ulid, EncodedTable], None]
@@ -56,6 +56,7 @@ class FlushTarget:
     manifest: Callable[[], Manifest]
     min_seq: Callable[[], int | None]
     request_log: Callable[[int], None]
+    paused: Callable[[], None] = lambda: None
 
 
 class _Job(NamedTuple):
@@ -173,13 +174,16 @@ class Flusher:
             self._stalls[pause.reason].add()
             _log.info("holding back a memtable last_seq=%d reason=%s", frozen.last_seq, pause.message)
         self.pause = pause
+        if pause is not None:
+            self._target.paused()
         return pause is None
 
     def _build_and_upload(self, frozen: FrozenMemtable, id_ms: int) -> Uploaded:
         durability = self._committer.durability
-        oldest_read = self._target.min_seq()
-        # What is not durable may still be the newest that durable reads see below it.
+        # What is not durable may still be the newest that durable reads see below it. Asked before the snapshots:
+        # one that is taken in between reads at this number or later.
         min_seq = durability.durable_seq if self._wal_enabled else frozen.last_seq
+        oldest_read = self._target.min_seq()
         policy = RetentionPolicy(
             min_seq=min_seq if oldest_read is None else min(min_seq, oldest_read),
             clock_ms=frozen.last_tick_ms,

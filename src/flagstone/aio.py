@@ -1,0 +1,98 @@
+"""Flagstone for an event loop: `flagstone.aio.open` and `open_reader`, with the arguments of the blocking ones.
+
+async with flagstone.aio.open("s3://bucket/shop") as db:
+    await db.put(b"key", b"value", await_durable=True)
+    async for key, value in db.scan(prefix=b"k"):
+        ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from functools import partial, wraps
+from types import TracebackType
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+
+from flagstone.db.async_database import AsyncDb
+from flagstone.db.async_reader import AsyncDbReader
+from flagstone.db.async_transaction import AsyncSnapshot, AsyncTransaction
+from flagstone.db.open import open_database
+from flagstone.db.reader import open_reader as _open_reader
+
+__all__ = [
+    "AsyncDb",
+    "AsyncDbReader",
+    "AsyncSnapshot",
+    "AsyncTransaction",
+    "Opening",
+    "open",
+    "open_reader",
+]
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+class _AsyncClosable(Protocol):
+    async def close(self) -> None: ...
+
+
+_P = ParamSpec("_P")
+_Blocking = TypeVar("_Blocking", bound=_Closable)
+_Face = TypeVar("_Face", bound=_AsyncClosable)
+
+
+class Opening(Generic[_Face]):
+    """A database about to be opened: `await` it, or use it with `async with`, which also closes it.
+
+    Opening runs on another thread. When it is cancelled meanwhile, what was opened is closed again.
+    """
+
+    def __init__(self, open_blocking: Callable[[], _Blocking], face: Callable[[_Blocking], _Face]) -> None:
+        self._start: Callable[[], Any] = partial(_open, open_blocking, face)
+        self._opened: _Face | None = None
+
+    def __await__(self) -> Generator[Any, None, _Face]:
+        opened: Generator[Any, None, _Face] = self._start().__await__()
+        return opened
+
+    async def __aenter__(self) -> _Face:
+        self._opened = await self
+        return self._opened
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._opened is not None:
+            await self._opened.close()
+
+
+async def _open(open_blocking: Callable[[], _Blocking], face: Callable[[_Blocking], _Face]) -> _Face:
+    loop = asyncio.get_running_loop()
+    opening = loop.run_in_executor(None, open_blocking)
+
+    def close_unclaimed(done: asyncio.Future[_Blocking]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            loop.run_in_executor(None, done.result().close)
+
+    try:
+        return face(await asyncio.shield(opening))
+    except asyncio.CancelledError:
+        opening.add_done_callback(close_unclaimed)
+        raise
+
+
+def _awaitable(
+    open_blocking: Callable[_P, _Blocking], face: Callable[[_Blocking], _Face]
+) -> Callable[_P, Opening[_Face]]:
+    @wraps(open_blocking)
+    def opening(*args: _P.args, **kwargs: _P.kwargs) -> Opening[_Face]:
+        return Opening(partial(open_blocking, *args, **kwargs), face)
+
+    return opening
+
+
+open = _awaitable(open_database, AsyncDb)  # noqa: A001 - the name users expect
+open_reader = _awaitable(_open_reader, AsyncDbReader)

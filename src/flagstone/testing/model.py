@@ -1,0 +1,122 @@
+"""An oracle: what a database must answer, computed the slow and obvious way.
+
+Every version of every key is kept, with its sequence number, kind, value, creation and expiry. Reads look at one
+number, as reads of the engine do; merging is concatenation. A crash or a rival writer cuts the history: what
+remains is a prefix of the commits, found by its last number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from flagstone.types import MERGE, TOMBSTONE, VALUE, KeyRange, Row
+
+Change = tuple[bytes, int, bytes, int | None]
+"""(key, kind, value, ttl_ms)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """One thing that was done to one key."""
+
+    seq: int
+    kind: int
+    value: bytes
+    created_ms: int
+    expires_ms: int | None
+
+    def expired(self, now_ms: int) -> bool:
+        return self.expires_ms is not None and self.expires_ms <= now_ms
+
+
+@dataclass(slots=True)
+class Model:
+    """All versions of all keys, oldest first, and what each commit touched."""
+
+    versions: dict[bytes, list[Version]] = field(default_factory=dict)
+    commits: dict[int, frozenset[bytes]] = field(default_factory=dict)
+    last_seq: int = 0
+
+    def commit(self, seq: int, created_ms: int, changes: Iterable[Change]) -> None:
+        """One write: the operations on a key are folded in order, the keys all get the same number."""
+        folded = fold_changes(changes)
+        for key, (kind, value, ttl_ms) in folded.items():
+            expires_ms = None if ttl_ms is None else created_ms + ttl_ms
+            self.versions.setdefault(key, []).append(Version(seq, kind, value, created_ms, expires_ms))
+        self.commits[seq] = frozenset(folded)
+        self.last_seq = seq
+
+    def cut(self, last_seq: int) -> None:
+        """Everything after `last_seq` was lost."""
+        for key, versions in list(self.versions.items()):
+            self.versions[key] = [version for version in versions if version.seq <= last_seq]
+        self.commits = {seq: keys for seq, keys in self.commits.items() if seq <= last_seq}
+        self.last_seq = last_seq
+
+    def read(
+        self, key: bytes, seq: int, now_ms: int, own: Iterable[Change] = (), own_seq: int = 0
+    ) -> Row | None:
+        """The row a reader at `seq` sees, with the uncommitted changes of its own on top."""
+        seen = [version for version in self.versions.get(key, ()) if version.seq <= seq]
+        mine = fold_changes(change for change in own if change[0] == key).get(key)
+        if mine is not None:
+            kind, value, ttl_ms = mine
+            seen.append(Version(own_seq, kind, value, now_ms, None if ttl_ms is None else now_ms + ttl_ms))
+        parts: list[Version] = []
+        for version in reversed(seen):
+            if version.kind == MERGE:
+                if not version.expired(now_ms):
+                    parts.append(version)
+                continue
+            if version.kind == VALUE and not version.expired(now_ms):
+                parts.append(version)
+            break
+        if not parts:
+            return None
+        expiries = [part.expires_ms for part in parts if part.expires_ms is not None]
+        return Row(
+            key,
+            b"".join(part.value for part in reversed(parts)),
+            parts[0].seq,
+            max(part.created_ms for part in parts),
+            min(expiries, default=None),
+        )
+
+    def scan(
+        self,
+        keys: KeyRange,
+        seq: int,
+        now_ms: int,
+        *,
+        reverse: bool = False,
+        own: Iterable[Change] = (),
+        own_seq: int = 0,
+    ) -> list[Row]:
+        """The rows of a range, in the order asked for."""
+        mine = list(own)
+        every = {*self.versions, *(change[0] for change in mine)}
+        rows = (
+            self.read(key, seq, now_ms, mine, own_seq)
+            for key in sorted(every, reverse=reverse)
+            if key in keys
+        )
+        return [row for row in rows if row is not None]
+
+    def touched_since(self, seq: int) -> set[bytes]:
+        """The keys that commits after `seq` wrote."""
+        return {key for number, keys in self.commits.items() if number > seq for key in keys}
+
+
+def fold_changes(changes: Iterable[Change]) -> dict[bytes, tuple[int, bytes, int | None]]:
+    """What a batch does to each key. A merge adds to what came before it in the batch."""
+    folded: dict[bytes, tuple[int, bytes, int | None]] = {}
+    for key, kind, value, ttl_ms in changes:
+        before = folded.get(key)
+        if kind != MERGE or before is None:
+            folded[key] = (kind, value, ttl_ms)
+        elif before[0] == TOMBSTONE:
+            folded[key] = (VALUE, value, ttl_ms)
+        else:
+            folded[key] = (before[0], before[1] + value, before[2])
+    return folded
