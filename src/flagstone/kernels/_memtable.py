@@ -261,32 +261,35 @@ class Memtable:
         """
         anchors: cython.ulonglong[::1] = self.runs[0][0]
         total: cython.Py_ssize_t = self.keys
-        entries = array("Q")
-        picked: list = []
+        picked: cython.ulonglong[::1] = array("Q", bytes(8 * 1024))
+        count: cython.Py_ssize_t = 0
+        kept: cython.Py_ssize_t = 0
         index: cython.Py_ssize_t = start
         used: cython.Py_ssize_t = 0
         entry: cython.ulonglong
         data: cython.p_const_uchar
         at: cython.Py_ssize_t
-        mark: cython.Py_ssize_t
-        while index < total and used < max_bytes:
-            mark = len(picked)
+        merged: cython.bint = False
+        while index < total and used < max_bytes and not merged:
             entry = self._newest(anchors[index], 0xFFFFFFFFFFFFFFFF)
             while entry:
                 data = cython.cast(bytearray, self.chunks[(entry >> 32) - 1])
                 at = entry & 0xFFFFFFFF
                 if data[at + 38] & MERGE_FLAG:
-                    del picked[mark:]
-                    entries.extend(picked)
-                    return index, self._columns(entries, now_ms)
-                picked.append(entry)
+                    merged = True
+                    break
+                if count == len(picked):
+                    picked = _doubled(picked)
+                picked[count] = entry
+                count += 1
                 used += HEADER + _get(data, at + 36, 2) + _get(data, at + 32, 4)
                 if _get(data, at + 8, 8) <= min_seq or entry == anchors[index]:
                     break
                 entry = _get(data, at, 8)
-            index += 1
-        entries.extend(picked)
-        return index, self._columns(entries, now_ms)
+            if not merged:
+                kept = count
+                index += 1
+        return index, self._columns(picked, kept, now_ms)
 
     def position(self) -> tuple:
         """The end of the rows so far, for `log_columns`."""
@@ -299,7 +302,8 @@ class Memtable:
 
         Returns `(next position, columns)`: all rows were given when that is `end`.
         """
-        entries = array("Q")
+        picked: cython.ulonglong[::1] = array("Q", bytes(8 * 1024))
+        count: cython.Py_ssize_t = 0
         chunk: cython.Py_ssize_t = position[0]
         at: cython.Py_ssize_t = position[1]
         used: cython.Py_ssize_t = 0
@@ -313,19 +317,22 @@ class Memtable:
                 at = 0
                 continue
             data = cython.cast(bytearray, self.chunks[chunk])
-            entries.append(
-                (cython.cast(cython.ulonglong, chunk + 1) << 32) | cython.cast(cython.ulonglong, at)
+            if count == len(picked):
+                picked = _doubled(picked)
+            picked[count] = (cython.cast(cython.ulonglong, chunk + 1) << 32) | cython.cast(
+                cython.ulonglong, at
             )
+            count += 1
             size = HEADER + _get(data, at + 36, 2) + _get(data, at + 32, 4)
             at += size
             used += size
-        return (chunk, at), self._columns(entries, -(1 << 62))
+        return (chunk, at), self._columns(picked, count, -(1 << 62))
 
     @cython.cfunc
-    def _columns(self, entries: array, now_ms: cython.longlong) -> tuple:
-        """The rows at these addresses in the form `BlockWriter.add_columns` takes."""
-        addresses: cython.ulonglong[::1] = entries
-        total: cython.Py_ssize_t = len(entries)
+    def _columns(
+        self, addresses: cython.ulonglong[::1], total: cython.Py_ssize_t, now_ms: cython.longlong
+    ) -> tuple:
+        """The rows at the first `total` addresses in the form `BlockWriter.add_columns` takes."""
         key_offsets: cython.longlong[::1] = array("q", bytes(8 * (total + 1)))
         value_offsets: cython.longlong[::1] = array("q", bytes(8 * (total + 1)))
         seqs: cython.ulonglong[::1] = array("Q", bytes(8 * total))
@@ -764,6 +771,17 @@ class MemtableScan:
                     break
                 entry = self.table._link(entry)
         return rows
+
+
+@cython.cfunc
+def _doubled(numbers: cython.ulonglong[::1]) -> array:
+    """The same numbers with as much room again."""
+    grown = array("Q", bytes(16 * len(numbers)))
+    out: cython.ulonglong[::1] = grown
+    index: cython.Py_ssize_t
+    for index in range(len(numbers)):
+        out[index] = numbers[index]
+    return grown
 
 
 @cython.cfunc

@@ -10,7 +10,7 @@ from flagstone.lsm.retention import RetentionPolicy, apply_retention
 from flagstone.lsm.segments import SegmentExtractor, route
 from flagstone.table.builder import EncodedTable, TableBuilder, TableOptions
 
-_COLUMN_BYTES: Final = 1 << 20
+_COLUMN_BYTES: Final = 1 << 18
 
 
 def build_tables(
