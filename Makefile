@@ -10,7 +10,7 @@ WORKERS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test quick check format fuzz races bench demo clean
+.PHONY: help setup test quick check format fuzz model crash races bench demo clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -44,6 +44,12 @@ format: setup ## format the code
 fuzz: setup ## 10,000 damaged inputs against every decoder, compiled and interpreted
 	HYPOTHESIS_PROFILE=fuzz timeout 3000 $(PYTEST) -n $(WORKERS) tests/property --timeout 1500
 	HYPOTHESIS_PROFILE=fuzz FLAGSTONE_KERNELS=interpreted timeout 3000 $(PYTEST) -n $(WORKERS) tests/property --timeout 1500
+
+model: setup ## 2,000 examples of every engine machine against the model, at most 20 minutes
+	HYPOTHESIS_PROFILE=model timeout 1200 $(PYTEST) -n $(WORKERS) tests/stateful --timeout 1150
+
+crash: setup ## kill -9 of a writer: 100 rounds on local files, 30 on SeaweedFS, at most 15 minutes
+	KILL9_ROUNDS=100 KILL9_REMOTE_ROUNDS=30 timeout 900 $(PYTEST) -n $(WORKERS) -rP tests/soak
 
 bench: setup ## ratios against the interpreted form and the peers; results into bench/results
 	$(BIN)/python -m bench

@@ -1,0 +1,215 @@
+"""What happens at the seams of the engine: between a flush and its manifest, while closing, after a failure."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from flagstone.config import Settings
+from flagstone.db.database import Db
+from flagstone.db.open import open_database
+from flagstone.errors import Closed, Unavailable
+from flagstone.lsm.operators import Concatenate
+from flagstone.runtime.clock import VirtualClock
+from flagstone.store.memory import MemoryStore
+from flagstone.store.port import ObjectVersion
+from flagstone.testing.faults import Fault, FaultyStore
+
+
+def tiny(**changed: Any) -> Settings:
+    values: dict[str, Any] = {
+        "flush_interval": None,
+        "manifest_poll_interval": timedelta(hours=1),
+        "compactor_options": None,
+        "garbage_collector_options": None,
+    }
+    return Settings(**(values | changed))
+
+
+class WatchedStore(FaultyStore):
+    """Calls `after_manifest` when a manifest was written, before the writer of it goes on."""
+
+    after_manifest: Callable[[], None] | None = None
+
+    def put_if_absent(self, path: str, data: bytes, *, token: str | None = None) -> ObjectVersion:
+        version = super().put_if_absent(path, data, token=token)
+        if "/manifest/" in path and self.after_manifest is not None:
+            self.after_manifest()
+        return version
+
+
+def test_merges_do_not_count_twice_when_the_manifest_is_seen_before_the_memtable_is_dropped() -> None:
+    store = WatchedStore(MemoryStore())
+    seen: list[object] = []
+    with open_database("db", store=store, settings=tiny(), merge_operator=Concatenate()) as db:
+
+        def look() -> None:
+            # What the follower, a checkpoint or a lost table make at any moment: adopt the newest manifest.
+            store.after_manifest = None
+            db._engine.refresh()
+            seen.extend([db.get(b"k"), db.multi_get([b"k"]), list(db.scan()), list(db.scan(reverse=True))])
+
+        db.merge(b"k", b"a")
+        db.merge(b"k", b"b")
+        store.after_manifest = look
+        db.flush()
+        assert seen == [b"ab", [b"ab"], [(b"k", b"ab")], [(b"k", b"ab")]]
+        assert db.get(b"k") == b"ab"
+
+
+def test_closing_does_not_wait_for_a_compactor_that_never_comes() -> None:
+    store = MemoryStore()
+    settings = tiny(l0_max_ssts=2)
+    db = open_database("db", store=store, settings=settings)
+    for number in range(2):
+        db.put(b"%d" % number, b"in a table")
+        db.flush()
+    db.put(b"2", b"no room in L0")
+    closer = threading.Thread(target=db.close, daemon=True)
+    closer.start()
+    closer.join(20)
+    assert not closer.is_alive()
+    with open_database("db", store=store, settings=tiny()) as db:
+        assert [key for key, _ in db.scan()] == [b"0", b"1", b"2"]
+
+
+def test_a_writer_that_waits_for_room_is_told_when_the_database_closes() -> None:
+    settings = tiny(l0_max_ssts=1, l0_sst_size_bytes=1000, max_unflushed_bytes=2000)
+    db = open_database("db", store=MemoryStore(), settings=settings)
+    outcome: list[BaseException] = []
+
+    def write() -> None:
+        try:
+            for number in range(1000):
+                db.put(b"%d" % number, b"v" * 200)
+        except BaseException as error:  # noqa: BLE001 - judged below
+            outcome.append(error)
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    while not db.status()["writers_paused"]:
+        writer.join(0.001)
+    db.close()
+    writer.join(20)
+    assert isinstance(outcome[0], Closed)
+
+
+def test_nothing_that_was_accepted_is_lost_when_others_write_during_the_close() -> None:
+    for _ in range(20):
+        store = MemoryStore()
+        db = open_database("db", store=store, settings=tiny())
+        accepted: list[list[int]] = [[], [], []]
+
+        def write(db: Db, lane: int, mine: list[int]) -> None:
+            try:
+                while True:
+                    db.put(b"%d/%d" % (lane, len(mine)), b"", await_durable=lane == 0)
+                    mine.append(len(mine))
+            except Closed:
+                pass
+
+        writers = [
+            threading.Thread(target=write, args=(db, lane, mine), daemon=True)
+            for lane, mine in enumerate(accepted)
+        ]
+        for writer in writers:
+            writer.start()
+        while not all(accepted):
+            writers[0].join(0.001)
+        db.close()
+        for writer in writers:
+            writer.join(20)
+            assert not writer.is_alive()
+        with open_database("db", store=store, settings=tiny()) as db:
+            found = {key for key, _ in db.scan()}
+        assert {b"%d/%d" % (lane, number) for lane, mine in enumerate(accepted) for number in mine} <= found
+
+
+def test_a_log_that_cannot_be_written_for_good_makes_the_database_read_only() -> None:
+    clock, inner = VirtualClock(), MemoryStore()
+    store = FaultyStore(inner, clock=clock)
+    db = open_database("db", store=store, settings=tiny(object_store_max_retries=2), clock=clock)
+    db.put(b"kept", b"1", await_durable=True)
+    db.put(b"in memory", b"2")
+    store.faults.append(Fault("error", nth=None, path="*/wal/*"))
+    with pytest.raises(Unavailable):
+        db.put(b"lost", b"3", await_durable=True)
+    with pytest.raises(Unavailable):
+        db.put(b"later", b"4")
+    with pytest.raises(Unavailable):
+        db.flush()
+    assert db.status()["state"] == "read-only"
+    assert dict(db.scan()) == {b"kept": b"1", b"in memory": b"2"}
+    assert dict(db.scan(durable_only=True)) == {b"kept": b"1"}
+    db.close()
+    with open_database("db", store=inner, settings=tiny(), clock=clock) as db:
+        assert dict(db.scan()) == {b"kept": b"1"}
+
+
+def test_a_fenced_writer_refuses_everything_and_leaves_no_threads() -> None:
+    store = MemoryStore()
+    before = set(threading.enumerate())
+    loser = open_database("db", store=store, settings=tiny(l0_sst_size_bytes=100))
+    loser.put(b"a", b"1" * 200, await_durable=True)
+    loser.flush()
+    with open_database("db", store=store, settings=tiny()) as winner:
+        pending = loser.put(b"b", b"2")
+        for use in (
+            lambda: loser.put(b"c", b"3", await_durable=True),
+            lambda: loser.put(b"c", b"3"),
+            pending.wait,
+            lambda: loser.get(b"a"),
+            loser.flush,
+            loser.snapshot,
+        ):
+            with pytest.raises(Closed) as refused:
+                use()
+            assert refused.value.reason == "fenced"
+        assert dict(winner.scan()) == {b"a": b"1" * 200}
+        loser.close()
+    left = [
+        thread.name
+        for thread in set(threading.enumerate()) - before
+        if thread.is_alive() and not thread.name.startswith("flagstone-io")
+    ]
+    assert left == []
+
+
+def test_a_synchronous_write_is_visible_only_once_it_is_durable_and_so_is_what_follows() -> None:
+    clock = VirtualClock(blocking=True)
+    store = FaultyStore(MemoryStore(), clock=clock)
+    db = open_database("db", store=store, settings=tiny(), clock=clock)
+    db.put(b"k", b"old", await_durable=True)
+    store.faults.append(Fault("slow", nth=1, op="put_if_absent", path="*/wal/*", delay_s=1.0))
+    waiting = threading.Thread(target=lambda: db.put(b"k", b"new", await_durable=True), daemon=True)
+    waiting.start()
+    assert clock.wait_for_sleepers()
+    later = db.put(b"later", b"1")
+    assert (db.get(b"k"), db.get(b"k", dirty=True), db.get(b"later")) == (b"old", b"new", None)
+    with db.snapshot() as snapshot, db.transaction() as transaction:
+        assert snapshot.get(b"k") == transaction.get(b"k") == b"old"
+        clock.advance(1000)
+        waiting.join(20)
+        assert (db.get(b"k"), db.get(b"later")) == (b"new", b"1")
+        assert snapshot.get(b"k") == transaction.get(b"k") == b"old"
+    later.wait()
+    db.close()
+
+
+def test_a_snapshot_left_open_too_long_expires_and_a_transaction_too() -> None:
+    clock = VirtualClock()
+    settings = tiny(manifest_poll_interval=timedelta(milliseconds=1))
+    with open_database("db", store=MemoryStore(), settings=settings, clock=clock) as db:
+        snapshot, transaction = db.snapshot(), db.transaction()
+        transaction.put(b"k", b"v")
+        clock.advance(3_600_001)
+        while not snapshot._point.expired:
+            threading.Event().wait(0.001)
+        for use in (lambda: snapshot.get(b"k"), transaction.commit, lambda: transaction.get(b"k")):
+            with pytest.raises(Closed):
+                use()
+        assert db.get(b"k") is None
