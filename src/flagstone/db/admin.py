@@ -9,7 +9,7 @@ from flagstone.maintenance.verification.report import Report
 from flagstone.maintenance.verification.verifier import Verifier
 from flagstone.store.paths import DbPaths
 from flagstone.store.remote_options import OptionValue
-from flagstone.store.resolve import StoreLike, resolve, resolve_database
+from flagstone.store.resolve import StoreLike, resolve_database, resolve_wal_store
 
 
 class Admin:
@@ -29,9 +29,7 @@ class Admin:
     ) -> None:
         self._store, root = resolve_database(path, store, store_options)
         self._paths = DbPaths(root)
-        if isinstance(wal_store, str | os.PathLike):
-            wal_store = resolve(wal_store, **dict(store_options or {}))  # type: ignore[arg-type]
-        self._wal_store = wal_store or self._store
+        self._wal_store = resolve_wal_store(wal_store, self._store, store_options)
 
     def __repr__(self) -> str:
         return f"Admin({self._paths.root!r}, store={self._store.url!r})"

@@ -18,11 +18,12 @@ from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.ids import SYSTEM_IDS, Ids
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.pool import shared_pool
+from flagstone.store.caching import cached_on_disk
 from flagstone.store.counting import CountingStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
 from flagstone.store.remote_options import OptionValue
-from flagstone.store.resolve import StoreLike, resolve, resolve_database
+from flagstone.store.resolve import StoreLike, resolve_database, resolve_wal_store
 from flagstone.store.retrying import RetryingStore
 from flagstone.table.cache import TableCache
 from flagstone.table.table_store import TableStore
@@ -55,14 +56,14 @@ def open_database(
     found, root = resolve_database(path, store, store_options)
     if not root:
         raise InvalidRequest(f"{os.fspath(path)!r} names a whole store; a database needs a path inside it")
-    if isinstance(wal_store, str | os.PathLike):
-        wal_store = resolve(wal_store, **dict(store_options or {}))  # type: ignore[arg-type]
     settings = settings or Settings()
     metrics, paths, pool = Metrics(), DbPaths(root), shared_pool()
     main = _dressed(found, metrics, clock, ids)
     env = Environment(
         store=main,
-        wal_store=main if wal_store is None else _dressed(wal_store, metrics, clock, ids),
+        wal_store=main
+        if wal_store is None
+        else _dressed(resolve_wal_store(wal_store, main, store_options), metrics, clock, ids),
         paths=paths,
         settings=settings,
         clock=clock,
@@ -84,7 +85,8 @@ def open_database(
         pool=pool,
     )
     cache = TableCache(capacity_bytes=settings.block_cache_bytes + settings.meta_cache_bytes, metrics=metrics)
-    tables = TableStore(env.store, paths, cache=cache, pool=pool, metrics=metrics)
+    on_disk = cached_on_disk(env.store, settings.object_store_cache_options, metrics=metrics)
+    tables = TableStore(on_disk, paths, cache=cache, pool=pool, metrics=metrics)
     engine = Engine(env, manifests, opened, Views(tables))
     engine.start()
     return Db(engine)

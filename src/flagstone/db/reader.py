@@ -23,11 +23,12 @@ from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.ids import SYSTEM_IDS, Ids
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.pool import shared_pool
+from flagstone.store.caching import cached_on_disk
 from flagstone.store.counting import CountingStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
 from flagstone.store.remote_options import OptionValue
-from flagstone.store.resolve import StoreLike, resolve, resolve_database
+from flagstone.store.resolve import StoreLike, resolve_database, resolve_wal_store
 from flagstone.store.retrying import RetryingStore, RetryPolicy
 from flagstone.table.cache import TableCache
 from flagstone.table.table_store import TableStore
@@ -138,8 +139,6 @@ def open_reader(
     found, root = resolve_database(path, store, store_options)
     if not root:
         raise InvalidRequest(f"{os.fspath(path)!r} names a whole store; a database needs a path inside it")
-    if isinstance(wal_store, str | os.PathLike):
-        wal_store = resolve(wal_store, **dict(store_options or {}))  # type: ignore[arg-type]
     settings = settings or ReaderSettings()
     metrics, paths, pool = Metrics(), DbPaths(root), shared_pool()
     policy = RetryPolicy(attempts=_attempts(settings.object_store_max_retries))
@@ -158,7 +157,7 @@ def open_reader(
         raise InvalidRequest(f"no database at {root!r} in {main.url}; check the path, or create it first")
     cache = TableCache(capacity_bytes=settings.block_cache_bytes + settings.meta_cache_bytes, metrics=metrics)
     tail = LogTail(
-        main if wal_store is None else dressed(wal_store),
+        main if wal_store is None else dressed(resolve_wal_store(wal_store, main, store_options)),
         paths,
         max_memtable_bytes=settings.max_memtable_bytes,
         pool=pool,
@@ -170,10 +169,11 @@ def open_reader(
         pin = LatestPin(manifests)
     else:
         pin = ManagedPin(manifests, lifetime=settings.checkpoint_lifetime, clock=clock, ids=ids)
+    on_disk = cached_on_disk(main, settings.object_store_cache_options, metrics=metrics)
     following = Following(
         main,
         pin,
-        Views(TableStore(main, paths, cache=cache, pool=pool, metrics=metrics)),
+        Views(TableStore(on_disk, paths, cache=cache, pool=pool, metrics=metrics)),
         None if settings.skip_wal_replay else tail,
         paths=paths,
         extractor=segment_extractor,

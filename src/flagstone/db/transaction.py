@@ -129,7 +129,7 @@ class Transaction(Reads):
 
     def multi_get(
         self,
-        keys: list[bytes],  # type: ignore[override]
+        keys: Sequence[bytes],
         *,
         durable_only: bool = False,
         dirty: bool = False,

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from flagstone.config import ObjectStoreCacheOptions
 from flagstone.errors import InternalError, InvalidRequest
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.ids import SYSTEM_IDS, Ids
@@ -48,6 +49,7 @@ _TOUCH_EVERY_MS: Final = 10_000
 _UNFINISHED_AGE_MS: Final = 3_600_000
 _KEPT_AFTER_EVICTION: Final = 0.9
 _RESCAN_FRACTION: Final = 16
+_NO_LIMIT: Final = 1 << 62
 
 
 class CachingStore:
@@ -344,4 +346,20 @@ def _reopen(
 ) -> CachingStore:
     return CachingStore(
         inner, folder=folder, max_bytes=max_bytes, part_bytes=part_bytes, cache_on_put=cache_on_put
+    )
+
+
+def cached_on_disk(
+    store: ObjectStore, options: ObjectStoreCacheOptions, *, metrics: Metrics | None = None
+) -> ObjectStore:
+    """The store for tables as the settings want it: with a cache on disk, or itself when no folder is given."""
+    if options.root_folder is None:
+        return store
+    return CachingStore(
+        store,
+        folder=options.root_folder,
+        max_bytes=_NO_LIMIT if options.max_cache_size_bytes is None else options.max_cache_size_bytes,
+        part_bytes=options.part_size_bytes,
+        cache_on_put=options.cache_on_flush,
+        metrics=metrics,
     )

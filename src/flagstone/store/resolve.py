@@ -64,6 +64,17 @@ def resolve(
     return RetryingStore(TwoPhaseStore(store, open_commit_log(commit_log, namespace=store.url)), policy=retry)
 
 
+def resolve_wal_store(
+    wal_store: StoreLike | None, main: ObjectStore, store_options: Mapping[str, OptionValue] | None = None
+) -> ObjectStore:
+    """The store of a database's log: `main`, unless it has one of its own, which takes the same options."""
+    if wal_store is None:
+        return main
+    if isinstance(wal_store, str | os.PathLike):
+        return resolve(wal_store, **dict(store_options or {}))  # type: ignore[arg-type]
+    return wal_store
+
+
 def _plain(text: str, retry: RetryPolicy | None, options: dict[str, OptionValue]) -> ObjectStore:
     scheme = _scheme(text)
     if scheme == "memory":

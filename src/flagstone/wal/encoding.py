@@ -6,23 +6,10 @@ a writer that was replaced.
 
 from __future__ import annotations
 
-from typing import Final
-
 from flagstone.errors import CorruptData
-from flagstone.format.codec import Codec
 from flagstone.format.sst import FOOTER_BYTES, decode_sst
 from flagstone.format.sst_info import SstType
-from flagstone.table.builder import TableBuilder, TableOptions
 from flagstone.types import EntryTuple
-
-_OPTIONS: Final = {codec: TableOptions(codec=codec) for codec in Codec}
-
-
-def encode_wal(rows: list[EntryTuple], *, codec: Codec = Codec.NONE) -> bytes:
-    """One WAL file with these rows, which must be in commit order. Raises `InvalidRequest` when there are none."""
-    builder = TableBuilder(_OPTIONS[codec], sst_type=SstType.WAL)
-    builder.add_rows(rows)
-    return builder.finish().data
 
 
 def decode_wal(stored: bytes, path: str) -> list[EntryTuple]:

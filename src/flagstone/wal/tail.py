@@ -16,7 +16,7 @@ from flagstone.runtime.pool import IoPool, shared_pool
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectMissing
 from flagstone.store.remote_options import OptionValue
-from flagstone.store.resolve import StoreLike, resolve, resolve_database
+from flagstone.store.resolve import StoreLike, resolve_database, resolve_wal_store
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, WalId
 from flagstone.wal.encoding import decode_wal
 from flagstone.wal.fetching import fetch_in_order
@@ -85,9 +85,7 @@ class WalReader:
         pool: IoPool | None = None,
     ) -> None:
         main, root = resolve_database(path, store, store_options)
-        if isinstance(wal_store, str | os.PathLike):
-            wal_store = resolve(wal_store, **dict(store_options or {}))  # type: ignore[arg-type]
-        self._store = wal_store or main
+        self._store = resolve_wal_store(wal_store, main, store_options)
         self._paths = DbPaths(root)
         self._clock = clock
         self._pool = pool

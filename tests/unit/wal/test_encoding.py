@@ -5,8 +5,9 @@ import pytest
 from flagstone.errors import CorruptData, InvalidRequest
 from flagstone.format.codec import Codec
 from flagstone.table.builder import TableBuilder
+from flagstone.testing.wal_files import encode_wal
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple
-from flagstone.wal.encoding import decode_wal, encode_wal
+from flagstone.wal.encoding import decode_wal
 
 ROWS: list[EntryTuple] = [
     (b"b", 1, VALUE, b"1", 10, None),

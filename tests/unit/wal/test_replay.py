@@ -11,8 +11,8 @@ from flagstone.store.local import LocalStore
 from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import StoredObject
+from flagstone.testing.wal_files import encode_wal
 from flagstone.types import EntryTuple, WalId
-from flagstone.wal.encoding import encode_wal
 from flagstone.wal.fetching import fetch_in_order, plan_window
 from flagstone.wal.listing import find_frontier
 from flagstone.wal.replay import WalTruncated, replay

@@ -13,8 +13,8 @@ from flagstone.runtime.clock import VirtualClock
 from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectMeta
+from flagstone.testing.wal_files import encode_wal
 from flagstone.types import MERGE, TOMBSTONE, VALUE, WalId
-from flagstone.wal.encoding import encode_wal
 from flagstone.wal.tail import Change, WalReader
 from golden.corpus import databases
 from unit.wal.conftest import row
