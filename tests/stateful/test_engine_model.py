@@ -43,6 +43,9 @@ changes = st.one_of(
 )
 
 
+MOST_HICCUPS = 8
+
+
 class EngineMachine(RuleBasedStateMachine):
     snapshots = Bundle("snapshots")
     transactions = Bundle("transactions")
@@ -135,7 +138,9 @@ class EngineMachine(RuleBasedStateMachine):
         path=st.sampled_from(["*", "*/wal/*", "*/manifest/*", "*/compacted/*"]),
     )
     def the_store_hiccups_soon(self, effect: Effect, nth: int, path: str) -> None:
-        self.store.faults.append(Fault(effect, nth=nth, path=path))
+        # Not so many that one call could meet failures for longer than it is retried: that would be an outage.
+        if len(self.store.faults) < MOST_HICCUPS:
+            self.store.faults.append(Fault(effect, nth=nth, path=path))
 
     # -- reading
 
