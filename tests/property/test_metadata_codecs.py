@@ -12,9 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flagstone.errors import CorruptData
+from flagstone.format import flat
 from flagstone.format.codec import Codec
 from flagstone.format.sst_info import FilterFormat, SsTableInfo, SstType, decode_info, encode_info
-from flagstone.format.stats import BlockStats, SstStats, decode_stats, encode_stats
+from flagstone.format.stats import SST_STATS, BlockStats, SstStats, decode_stats, encode_stats
 from flagstone.lsm.sequence import SequenceTracker, decode_tracker, encode_tracker
 from flagstone.lsm.tree import Bound, BoundKind, BytesRange, SortedRun, SstView, Tree
 from flagstone.metadata.compactions import (
@@ -177,7 +178,10 @@ def test_info(info: SsTableInfo) -> None:
 
 @given(stats)
 def test_stats(held: SstStats) -> None:
-    assert decode_stats(encode_stats(held)) == held
+    encoded = encode_stats(held)
+
+    assert decode_stats(encoded) == held
+    assert encoded == flat.encode(SST_STATS, held), "written by hand, but not otherwise than by the rules"
 
 
 SAMPLES: list[tuple[str, Callable[[bytes], object], bytes]] = [

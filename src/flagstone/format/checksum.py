@@ -18,8 +18,13 @@ CHECKSUM_BYTES: Final = 4
 
 def seal(raw: bytes, codec: Codec = Codec.NONE) -> bytes:
     """The stored form of a block."""
+    return b"".join(seal_parts(raw, codec))
+
+
+def seal_parts(raw: bytes, codec: Codec = Codec.NONE) -> tuple[bytes, bytes]:
+    """The stored form of a block in two parts: without a codec the first is `raw` itself, not a copy."""
     stored = compress(codec, raw)
-    return stored + zlib.crc32(stored).to_bytes(4, "big")
+    return stored, zlib.crc32(stored).to_bytes(CHECKSUM_BYTES, "big")
 
 
 def unseal(stored: bytes, codec: Codec = Codec.NONE) -> bytes:

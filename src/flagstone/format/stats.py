@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from flagstone.format import flat
+from flagstone.kernels import index as index_kernel
 
 
 class BlockStats(NamedTuple):
@@ -30,7 +31,8 @@ class SstStats:
 
 def encode_stats(stats: SstStats) -> bytes:
     """The bytes of the stats block, neither compressed nor with a checksum."""
-    return flat.encode(SST_STATS, stats)
+    totals = (stats.num_puts, stats.num_deletes, stats.num_merges, stats.raw_key_size, stats.raw_val_size)
+    return index_kernel.encode_stats(totals, list(stats.blocks))
 
 
 def decode_stats(data: bytes | memoryview) -> SstStats:

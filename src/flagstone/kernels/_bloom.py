@@ -14,6 +14,12 @@ import cython
 
 # Python integers grow where C ones wrap; the mask makes both agree, and costs nothing when compiled.
 MASK64 = cython.declare(cython.ulonglong, 0xFFFFFFFFFFFFFFFF)
+# Constants of more than 31 bits are declared, or compiled code would compute with them as Python integers.
+MASK32 = cython.declare(cython.ulonglong, 0xFFFFFFFF)
+SEED0 = cython.declare(cython.ulonglong, 0x736F6D6570736575)
+SEED1 = cython.declare(cython.ulonglong, 0x646F72616E646F6D)
+SEED2 = cython.declare(cython.ulonglong, 0x6C7967656E657261)
+SEED3 = cython.declare(cython.ulonglong, 0x7465646279746573)
 
 
 @cython.cfunc
@@ -27,10 +33,10 @@ def _rotate(value: cython.ulonglong, bits: cython.int) -> cython.ulonglong:
 @cython.exceptval(check=False)
 def _siphash(data: cython.p_const_uchar, size: cython.Py_ssize_t) -> cython.ulonglong:
     """SipHash with one compression round per word and three to finish."""
-    v0: cython.ulonglong = 0x736F6D6570736575
-    v1: cython.ulonglong = 0x646F72616E646F6D
-    v2: cython.ulonglong = 0x6C7967656E657261
-    v3: cython.ulonglong = 0x7465646279746573
+    v0: cython.ulonglong = SEED0
+    v1: cython.ulonglong = SEED1
+    v2: cython.ulonglong = SEED2
+    v3: cython.ulonglong = SEED3
     word: cython.ulonglong
     at: cython.Py_ssize_t = 0
     index: cython.Py_ssize_t
@@ -131,7 +137,7 @@ def build(hashes: array, size: int, probes: int) -> bytes:
     if modulus == 0:
         return b""
     for index in range(total):
-        position = (hashed[index] & 0xFFFFFFFF) % modulus
+        position = (hashed[index] & MASK32) % modulus
         stride = (hashed[index] >> 32) % modulus
         for step in range(turns):
             stride = _wrap(stride + step, modulus)
@@ -148,7 +154,7 @@ def may_contain(bloom: bytes, hashed: cython.ulonglong) -> bool:
         return False
     turns: cython.uint = (data[0] << 8) | data[1]
     modulus: cython.ulonglong = (size - 2) * 8
-    position: cython.ulonglong = (hashed & 0xFFFFFFFF) % modulus
+    position: cython.ulonglong = (hashed & MASK32) % modulus
     stride: cython.ulonglong = (hashed >> 32) % modulus
     step: cython.uint
     for step in range(turns):

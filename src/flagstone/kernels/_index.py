@@ -1,10 +1,13 @@
-"""The index block: where each data block begins and a key that separates it from the one before.
+"""The two parts of a table that have an entry per data block: the index and the statistics.
 
-A FlatBuffers buffer, written by hand because an index has one entry per 4 KiB block and the generic writer
-costs twenty times as much. The layout equals the official writer's to the byte: buffers grow from the back, each
-entry adds its key, its table and (when no earlier table had the same shape) its vtable.
+The index tells where each block begins, and a key that separates it from the one before. Both are FlatBuffers,
+written by hand because the generic writer costs twenty times as much per entry. The layout equals the official
+writer's to the byte: buffers grow from the back, each entry adds its key, its table and (when no earlier table
+had the same shape) its vtable.
 
     SsTableIndex { block_meta: [BlockMeta] }      BlockMeta { offset: u64 = 0, first_key: [u8] }
+    SstStats { puts, deletes, merges, key_bytes, value_bytes: u64, [BlockStats] }
+    BlockStats { puts, deletes, merges: u16 }
 
 Written in Cython's pure-Python mode; see `_block_writer` for how that works.
 """
@@ -15,6 +18,9 @@ import cython
 from cython.cimports.libc.string import memcpy
 
 from flagstone.errors import CorruptData
+
+# Constants of more than 31 bits are declared, or compiled code would compute with them as Python integers.
+SIGN_BIT = cython.declare(cython.longlong, 0x80000000)
 
 
 def separator(last: bytes, first: bytes) -> bytes:
@@ -129,6 +135,78 @@ def encode_index(offsets: list, first_keys: list) -> bytes:
     return bytes(buffer.buffer[buffer.capacity - buffer.used :])
 
 
+def encode_stats(totals: tuple, blocks: list) -> bytes:
+    """The FlatBuffers bytes of the statistics: five totals, and the three counts of each block."""
+    total: cython.Py_ssize_t = len(blocks)
+    buffer: _Backwards = _Backwards(total * 28 + 96)
+    vtables: dict = {}
+    tables: list = []
+    fields: tuple
+    count: cython.int
+    start: cython.Py_ssize_t
+    table_used: cython.Py_ssize_t
+    vector_used: cython.Py_ssize_t
+    slot: cython.int
+    slots: cython.int
+    ends: list  # of the fields of the table at hand: how much was written when each was done; 0 without it
+    for block in blocks:
+        start = buffer.used
+        ends = [0, 0, 0]
+        slots = 0
+        for slot in range(2, -1, -1):
+            count = block[slot]
+            if count:
+                buffer.put(count, 2)
+                ends[slot] = buffer.used
+                slots = max(slots, slot + 1)
+        buffer.pad(4, 4)
+        buffer.put(0, 4)
+        table_used = buffer.used
+        tables.append(table_used)
+        fields = tuple([table_used - end if end else 0 for end in ends])
+        # Tables with the same fields may differ in size: it counts the padding that their place asked for.
+        shape = (fields, table_used - start)
+        if shape not in vtables:
+            _put_vtable(buffer, fields, slots, table_used - start)
+            vtables[shape] = buffer.used
+        _set_i32(buffer, table_used, vtables[shape] - table_used)
+    buffer.pad(4 * total, 4)
+    for table_used in reversed(tables):
+        buffer.put(buffer.used + 4 - table_used, 4)
+    buffer.put(total, 4)
+    vector_used = start = buffer.used
+    ends = [0, 0, 0, 0, 0, 0]
+    alignment: cython.Py_ssize_t = 4
+    for slot in range(4, -1, -1):
+        if totals[slot]:
+            alignment = 8
+            buffer.pad(8, 8)
+            buffer.put(totals[slot], 8)
+            ends[slot] = buffer.used
+    buffer.put(buffer.used + 4 - vector_used, 4)
+    ends[5] = buffer.used
+    buffer.put(0, 4)
+    table_used = buffer.used
+    fields = tuple([table_used - end if end else 0 for end in ends])
+    _put_vtable(buffer, fields, 6, table_used - start)
+    _set_i32(buffer, table_used, buffer.used - table_used)
+    buffer.pad(4, alignment)
+    buffer.put(buffer.used + 4 - table_used, 4)
+    return bytes(buffer.buffer[buffer.capacity - buffer.used :])
+
+
+@cython.cfunc
+def _put_vtable(
+    buffer: _Backwards, fields: tuple, slots: cython.int, table_size: cython.Py_ssize_t
+) -> cython.void:
+    """Where the first `slots` fields of a table lie; 0 for those it does not have."""
+    slot: cython.int
+    for slot in range(slots - 1, -1, -1):
+        buffer.put(fields[slot], 2)
+    buffer.put(table_size, 2)
+    buffer.put(4 + 2 * slots, 2)
+
+
 @cython.cfunc
 @cython.exceptval(check=False)
 def _set_i32(buffer: _Backwards, used: cython.Py_ssize_t, value: cython.longlong) -> cython.void:
@@ -172,8 +250,8 @@ class _Bounded:
         distance: cython.longlong = self.get(table, 4)
         vtable: cython.Py_ssize_t
         offset: cython.Py_ssize_t
-        if distance >= 0x80000000:
-            distance -= 0x100000000
+        if distance >= SIGN_BIT:
+            distance -= 2 * SIGN_BIT
         vtable = table - distance
         if self.get(vtable, 2) < 6 + 2 * slot:
             return -1

@@ -30,9 +30,18 @@ ANCHOR_FLAG = cython.declare(cython.int, 0x80)
 EXPIRE_FLAG = cython.declare(cython.int, 0x02)
 CREATE_FLAG = cython.declare(cython.int, 0x04)
 MERGE_FLAG = cython.declare(cython.int, 0x08)
+WARM_STEP = cython.declare(cython.Py_ssize_t, 64)
 SORT_STEP = cython.declare(cython.Py_ssize_t, 1 << 14)
-# A slot of the hash table is an address with eight bits of the hash on top, which spare most wrong comparisons.
-ADDRESS_MASK = cython.declare(cython.ulonglong, (1 << 56) - 1)
+# An address is a chunk's number, from 1 on, and an offset: every entry begins in the first CHUNK_BYTES of its chunk.
+# Above it a slot of the hash table keeps the low bits of the hash: they spare most wrong comparisons, and the table
+# grows without looking at a single key. Constants of more than 31 bits are declared, or compiled code would compute
+# with them as Python integers.
+OFFSET_BITS = cython.declare(cython.int, 18)
+ADDRESS_BITS = cython.declare(cython.int, 38)
+OFFSET_MASK = cython.declare(cython.ulonglong, (1 << 18) - 1)
+ADDRESS_MASK = cython.declare(cython.ulonglong, (1 << 38) - 1)
+TAG_MASK = cython.declare(cython.ulonglong, (1 << 26) - 1)
+ANY_SEQ = cython.declare(cython.ulonglong, 0xFFFFFFFFFFFFFFFF)
 
 
 @cython.cfunc
@@ -88,6 +97,7 @@ class Memtable:
     """Rows by key and sequence number. `bytes` is what they and their headers occupy."""
 
     chunks: list
+    bases: cython.ulonglong[::1]
     ends: list
     chunk: bytearray
     chunk_used: cython.Py_ssize_t
@@ -101,9 +111,11 @@ class Memtable:
     sorted_chunk: cython.Py_ssize_t
     sorted_at: cython.Py_ssize_t
     has_merges: cython.bint
+    touched: cython.uint
 
     def __init__(self) -> None:
         self.chunks = []
+        self.bases = array("Q", bytes(8 * 16))
         self.ends = []
         self.chunk = bytearray()
         self.chunk_used = self.chunk_size = 0
@@ -113,6 +125,7 @@ class Memtable:
         self.runs = []
         self.sorted_chunk = self.sorted_at = 0
         self.has_merges = False
+        self.touched = 0
 
     def __len__(self) -> int:
         """The number of rows, every version counted."""
@@ -149,7 +162,7 @@ class Memtable:
             self._new_chunk(size)
         at = self.chunk_used
         out = self.chunk
-        address = (cython.cast(cython.ulonglong, len(self.chunks)) << 32) | cython.cast(cython.ulonglong, at)
+        address = _address(len(self.chunks), at)
         _put(out, at + 8, seq, 8)
         if expires is not None:
             flags |= EXPIRE_FLAG
@@ -173,7 +186,7 @@ class Memtable:
         else:
             _put(out, at, 0, 8)
             out[at + 38] = flags | ANCHOR_FLAG
-            self.slots[slot] = ((hashed >> 56) << 56) | address
+            self.slots[slot] = ((hashed & TAG_MASK) << ADDRESS_BITS) | address
             self.keys += 1
         # The row counts only now: a reader that walks the chunks never meets half a row.
         self.chunk_used = at + size
@@ -203,8 +216,8 @@ class Memtable:
         at: cython.Py_ssize_t
         if entry == 0:
             return None
-        data = cython.cast(bytearray, self.chunks[(entry >> 32) - 1])
-        at = entry & 0xFFFFFFFF
+        data = self._chunk_of(entry)
+        at = entry & OFFSET_MASK
         if data[at + 38] & 0x0B:
             return self._row(entry, key)
         at += HEADER + len(key)
@@ -244,7 +257,7 @@ class Memtable:
     def versions_at(self, index: int) -> list:
         """All rows of the `index`-th key in order, newest first. Needs `sort_completely`."""
         anchor: cython.ulonglong = self.runs[0][0][index]
-        return self.versions(self._key(anchor), 0xFFFFFFFFFFFFFFFF)
+        return self.versions(self._key(anchor), ANY_SEQ)
 
     def sorted_columns(
         self,
@@ -271,10 +284,12 @@ class Memtable:
         at: cython.Py_ssize_t
         merged: cython.bint = False
         while index < total and used < max_bytes and not merged:
-            entry = self._newest(anchors[index], 0xFFFFFFFFFFFFFFFF)
+            if (index - start) % WARM_STEP == 0:
+                self._warm(anchors, index, min(index + WARM_STEP, total))
+            entry = self._newest(anchors[index], ANY_SEQ)
             while entry:
-                data = cython.cast(bytearray, self.chunks[(entry >> 32) - 1])
-                at = entry & 0xFFFFFFFF
+                data = self._chunk_of(entry)
+                at = entry & OFFSET_MASK
                 if data[at + 38] & MERGE_FLAG:
                     merged = True
                     break
@@ -319,14 +334,35 @@ class Memtable:
             data = cython.cast(bytearray, self.chunks[chunk])
             if count == len(picked):
                 picked = _doubled(picked)
-            picked[count] = (cython.cast(cython.ulonglong, chunk + 1) << 32) | cython.cast(
-                cython.ulonglong, at
-            )
+            picked[count] = _address(chunk + 1, at)
             count += 1
             size = HEADER + _get(data, at + 36, 2) + _get(data, at + 32, 4)
             at += size
             used += size
         return (chunk, at), self._columns(picked, count, -(1 << 62))
+
+    @cython.cfunc
+    @cython.exceptval(check=False)
+    def _warm(
+        self, anchors: cython.ulonglong[::1], start: cython.Py_ssize_t, stop: cython.Py_ssize_t
+    ) -> cython.void:
+        """Touch rows that will be needed next.
+
+        Rows in key order lie all over memory. A loop that does nothing but touch them keeps many cache misses in
+        flight at once; the loop that copies them would wait for each in turn, which is three times as slow.
+        """
+        row: cython.Py_ssize_t
+        at: cython.Py_ssize_t
+        data: cython.p_const_uchar
+        touched: cython.uint = self.touched
+        if cython.compiled:
+            for row in range(start, stop):
+                data = self._chunk_of(anchors[row])
+                at = anchors[row] & OFFSET_MASK
+                # No chunk is smaller, so none of these lies outside.
+                if at + 192 < CHUNK_BYTES:
+                    touched += data[at] + data[at + 64] + data[at + 128]
+            self.touched = touched
 
     @cython.cfunc
     def _columns(
@@ -346,8 +382,8 @@ class Memtable:
         row: cython.Py_ssize_t
         flags: cython.int
         for row in range(total):
-            data = cython.cast(bytearray, self.chunks[(addresses[row] >> 32) - 1])
-            at = addresses[row] & 0xFFFFFFFF
+            data = self._chunk_of(addresses[row])
+            at = addresses[row] & OFFSET_MASK
             flags = data[at + 38]
             expires[row] = _get_time(data, at + 16) if flags & EXPIRE_FLAG else 0
             created[row] = _get_time(data, at + 24) if flags & CREATE_FLAG else 0
@@ -364,8 +400,8 @@ class Memtable:
         keys: bytearray = bytearray(key_offsets[total])
         values: bytearray = bytearray(value_offsets[total])
         for row in range(total):
-            data = cython.cast(bytearray, self.chunks[(addresses[row] >> 32) - 1])
-            at = (addresses[row] & 0xFFFFFFFF) + HEADER
+            data = self._chunk_of(addresses[row])
+            at = (addresses[row] & OFFSET_MASK) + HEADER
             _copy(keys, key_offsets[row], data, at, key_offsets[row + 1] - key_offsets[row])
             at += key_offsets[row + 1] - key_offsets[row]
             _copy(values, value_offsets[row], data, at, value_offsets[row + 1] - value_offsets[row])
@@ -379,7 +415,21 @@ class Memtable:
         self.chunk = bytearray(self.chunk_size)
         self.chunk_used = 0
         self.ends.append(0)
+        if len(self.chunks) == len(self.bases):
+            self.bases = _doubled(self.bases)
+        if cython.compiled:
+            base: cython.p_uchar = self.chunk
+            self.bases[len(self.chunks)] = cython.cast(cython.ulonglong, base)
         self.chunks.append(self.chunk)
+
+    @cython.cfunc
+    @cython.inline
+    @cython.exceptval(check=False)
+    def _chunk_of(self, entry: cython.ulonglong) -> cython.p_uchar:
+        """The chunk an entry lies in; by its address, because asking a list costs more than reading the row."""
+        if cython.compiled:
+            return cython.cast(cython.p_uchar, self.bases[(entry >> OFFSET_BITS) - 1])
+        return self.chunks[(entry >> OFFSET_BITS) - 1]
 
     @cython.cfunc
     @cython.exceptval(check=False)
@@ -392,9 +442,9 @@ class Memtable:
         at: cython.Py_ssize_t
         size: cython.Py_ssize_t = len(key)
         while held:
-            if held >> 56 == hashed >> 56:
-                data = cython.cast(bytearray, self.chunks[((held & ADDRESS_MASK) >> 32) - 1])
-                at = held & 0xFFFFFFFF
+            if held >> ADDRESS_BITS == hashed & TAG_MASK:
+                data = self._chunk_of(held & ADDRESS_MASK)
+                at = held & OFFSET_MASK
                 if cython.cast(cython.Py_ssize_t, _get(data, at + 36, 2)) == size:
                     at += HEADER
                     if cython.compiled:
@@ -417,7 +467,9 @@ class Memtable:
         self.slots = array("Q", bytes(8)) * (self.mask + 1)
         for index in range(len(old)):
             if old[index]:
-                hashed = _hash(self._key(old[index] & ADDRESS_MASK))
+                hashed = old[index] >> ADDRESS_BITS
+                if self.mask > TAG_MASK:
+                    hashed = _hash(self._key(old[index] & ADDRESS_MASK))
                 slot = hashed & self.mask
                 while self.slots[slot]:
                     slot = (slot + 1) & self.mask
@@ -427,13 +479,13 @@ class Memtable:
     @cython.inline
     @cython.exceptval(check=False)
     def _link(self, entry: cython.ulonglong) -> cython.ulonglong:
-        return _get(cython.cast(bytearray, self.chunks[(entry >> 32) - 1]), entry & 0xFFFFFFFF, 8)
+        return _get(self._chunk_of(entry), entry & OFFSET_MASK, 8)
 
     @cython.cfunc
     @cython.inline
     @cython.exceptval(check=False)
     def _set_link(self, entry: cython.ulonglong, link: cython.ulonglong) -> cython.void:
-        _put(cython.cast(bytearray, self.chunks[(entry >> 32) - 1]), entry & 0xFFFFFFFF, link, 8)
+        _put(self._chunk_of(entry), entry & OFFSET_MASK, link, 8)
 
     @cython.cfunc
     @cython.exceptval(check=False)
@@ -448,8 +500,8 @@ class Memtable:
         if entry == 0:
             entry = anchor
         while True:
-            data = cython.cast(bytearray, self.chunks[(entry >> 32) - 1])
-            at = entry & 0xFFFFFFFF
+            data = self._chunk_of(entry)
+            at = entry & OFFSET_MASK
             if _get(data, at + 8, 8) <= max_seq:
                 return entry
             if entry == anchor:
@@ -458,14 +510,14 @@ class Memtable:
 
     @cython.cfunc
     def _key(self, entry: cython.ulonglong) -> bytes:
-        data: cython.p_const_uchar = cython.cast(bytearray, self.chunks[(entry >> 32) - 1])
-        at: cython.Py_ssize_t = entry & 0xFFFFFFFF
+        data: cython.p_const_uchar = self._chunk_of(entry)
+        at: cython.Py_ssize_t = entry & OFFSET_MASK
         return bytes(data[at + HEADER : at + HEADER + _get(data, at + 36, 2)])
 
     @cython.cfunc
     def _row(self, entry: cython.ulonglong, key: bytes) -> tuple:
-        data: cython.p_const_uchar = cython.cast(bytearray, self.chunks[(entry >> 32) - 1])
-        at: cython.Py_ssize_t = entry & 0xFFFFFFFF
+        data: cython.p_const_uchar = self._chunk_of(entry)
+        at: cython.Py_ssize_t = entry & OFFSET_MASK
         flags: cython.int = data[at + 38]
         value_at: cython.Py_ssize_t = at + HEADER + len(key)
         return (
@@ -483,10 +535,10 @@ class Memtable:
         self, one: cython.ulonglong, two: cython.ulonglong, limit: cython.Py_ssize_t
     ) -> cython.Py_ssize_t:
         """How many leading bytes the keys of two entries have in common, at most `limit`."""
-        one_data: cython.p_const_uchar = cython.cast(bytearray, self.chunks[(one >> 32) - 1])
-        two_data: cython.p_const_uchar = cython.cast(bytearray, self.chunks[(two >> 32) - 1])
-        one_at: cython.Py_ssize_t = one & 0xFFFFFFFF
-        two_at: cython.Py_ssize_t = two & 0xFFFFFFFF
+        one_data: cython.p_const_uchar = self._chunk_of(one)
+        two_data: cython.p_const_uchar = self._chunk_of(two)
+        one_at: cython.Py_ssize_t = one & OFFSET_MASK
+        two_at: cython.Py_ssize_t = two & OFFSET_MASK
         end: cython.Py_ssize_t = min(limit, _get(one_data, one_at + 36, 2), _get(two_data, two_at + 36, 2))
         at: cython.Py_ssize_t = 0
         while at < end and one_data[one_at + HEADER + at] == two_data[two_at + HEADER + at]:
@@ -505,8 +557,8 @@ class Memtable:
         index: cython.Py_ssize_t
         value: cython.ulonglong
         for row in range(len(anchors)):
-            data = cython.cast(bytearray, self.chunks[(anchors[row] >> 32) - 1])
-            at = anchors[row] & 0xFFFFFFFF
+            data = self._chunk_of(anchors[row])
+            at = anchors[row] & OFFSET_MASK
             size = _get(data, at + 36, 2)
             value = 0
             for index in range(skip, skip + 8):
@@ -523,10 +575,10 @@ class Memtable:
         if not cython.compiled:
             left, right = self._key(one), self._key(two)
             return (left > right) - (left < right)
-        one_data: cython.p_const_uchar = cython.cast(bytearray, self.chunks[(one >> 32) - 1])
-        two_data: cython.p_const_uchar = cython.cast(bytearray, self.chunks[(two >> 32) - 1])
-        one_at: cython.Py_ssize_t = one & 0xFFFFFFFF
-        two_at: cython.Py_ssize_t = two & 0xFFFFFFFF
+        one_data: cython.p_const_uchar = self._chunk_of(one)
+        two_data: cython.p_const_uchar = self._chunk_of(two)
+        one_at: cython.Py_ssize_t = one & OFFSET_MASK
+        two_at: cython.Py_ssize_t = two & OFFSET_MASK
         one_size: cython.Py_ssize_t = _get(one_data, one_at + 36, 2)
         two_size: cython.Py_ssize_t = _get(two_data, two_at + 36, 2)
         shortest: cython.Py_ssize_t = one_size if one_size < two_size else two_size
@@ -539,22 +591,27 @@ class Memtable:
     @cython.exceptval(-1)
     def _sort_step(self) -> cython.int:
         """Sort the next few thousand anchors into a run, merge runs of similar size; 0 when none is left."""
-        anchors = array("Q")
+        anchors: cython.ulonglong[::1] = array("Q", bytes(8 * SORT_STEP))
+        count: cython.Py_ssize_t = 0
         data: cython.p_const_uchar
-        while self.sorted_chunk < len(self.chunks) and len(anchors) < SORT_STEP:
-            if self.sorted_at >= self.ends[self.sorted_chunk]:
-                if self.sorted_chunk + 1 == len(self.chunks):
-                    break
-                self.sorted_chunk += 1
-                self.sorted_at = 0
-                continue
-            data = cython.cast(bytearray, self.chunks[self.sorted_chunk])
-            if data[self.sorted_at + 38] & ANCHOR_FLAG:
-                anchors.append((cython.cast(cython.ulonglong, self.sorted_chunk + 1) << 32) | self.sorted_at)
-            self.sorted_at += HEADER + _get(data, self.sorted_at + 36, 2) + _get(data, self.sorted_at + 32, 4)
-        if len(anchors) == 0:
+        at: cython.Py_ssize_t = self.sorted_at
+        end: cython.Py_ssize_t
+        while self.sorted_chunk < len(self.chunks) and count < SORT_STEP:
+            end = self.ends[self.sorted_chunk]
+            data = self._chunk_of(_address(self.sorted_chunk + 1, 0))
+            while at < end and count < SORT_STEP:
+                if data[at + 38] & ANCHOR_FLAG:
+                    anchors[count] = _address(self.sorted_chunk + 1, at)
+                    count += 1
+                at += HEADER + _get(data, at + 36, 2) + _get(data, at + 32, 4)
+            if at < end or self.sorted_chunk + 1 == len(self.chunks):
+                break
+            self.sorted_chunk += 1
+            at = 0
+        self.sorted_at = at
+        if count == 0:
             return 0
-        self.runs.append(self._sorted(anchors))
+        self.runs.append(self._sorted(anchors[:count]))
         while len(self.runs) > 1 and len(self.runs[len(self.runs) - 2][0]) <= 2 * len(
             self.runs[len(self.runs) - 1][0]
         ):
@@ -563,7 +620,7 @@ class Memtable:
         return 1
 
     @cython.cfunc
-    def _sorted(self, anchors: array) -> tuple:
+    def _sorted(self, anchors: cython.ulonglong[::1]) -> tuple:
         """A run `(anchors, prefixes, skip)`: merge sort, bottom up, on prefixes and, where they tie, on keys.
 
         All keys of a run share their first `skip` bytes, which are left out of the prefixes: keys of one kind
@@ -787,6 +844,15 @@ def _doubled(numbers: cython.ulonglong[::1]) -> array:
 @cython.cfunc
 @cython.inline
 @cython.exceptval(check=False)
+def _address(chunk: cython.Py_ssize_t, at: cython.Py_ssize_t) -> cython.ulonglong:
+    return (cython.cast(cython.ulonglong, chunk) << OFFSET_BITS) | cython.cast(cython.ulonglong, at)
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
 def _hash(key: bytes) -> cython.ulonglong:
     """The interpreter's own hash: seeded against crafted keys, and remembered by the key object."""
-    return cython.cast(cython.ulonglong, hash(key)) & 0xFFFFFFFFFFFFFFFF
+    if not cython.compiled:
+        return hash(key) & ANY_SEQ
+    return cython.cast(cython.ulonglong, hash(key))

@@ -18,6 +18,8 @@ from cython.cimports.libc.string import memcmp, memcpy
 
 from flagstone.errors import CorruptData
 
+# Constants of more than 31 bits are declared, or compiled code would compute with them as Python integers.
+MAX_LENGTH = cython.declare(cython.longlong, 0xFFFFFFFF)
 TOMBSTONE_KIND = cython.declare(cython.int, 0x01)
 EXPIRE_FLAG = cython.declare(cython.int, 0x02)
 CREATE_FLAG = cython.declare(cython.int, 0x04)
@@ -199,7 +201,7 @@ class Sieve:
             if byte < 0x80:
                 break
             shift += 7
-        if shift == 35 or value > 0xFFFFFFFF:
+        if shift == 35 or value > MAX_LENGTH:
             raise CorruptData("a length does not fit into 32 bits", offset=self.entry_at)
         return value
 

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flagstone.errors import InvalidRequest
 from flagstone.format.block import BLOCK_SIZES, DEFAULT_BLOCK_BYTES, FORMAT_V2
-from flagstone.format.checksum import seal
+from flagstone.format.checksum import CHECKSUM_BYTES, seal, seal_parts
 from flagstone.format.codec import Codec
 from flagstone.format.filter import DEFAULT_MIN_FILTER_KEYS, BloomPolicy, FilterBuilder, encode_filters
 from flagstone.format.sst import encode_footer
 from flagstone.format.sst_info import FilterFormat, SsTableInfo, SstType
-from flagstone.format.stats import BlockStats, SstStats, encode_stats
 from flagstone.kernels import block_writer
 from flagstone.kernels import index as index_kernel
 from flagstone.types import EntryTuple
@@ -73,7 +72,7 @@ class TableBuilder:
         self._parts: list[bytes] = []
         self._offsets: list[int] = []
         self._index_keys: list[bytes] = []
-        self._block_stats: list[BlockStats] = []
+        self._block_counts: list[tuple[int, int, int]] = []
         self._first: bytes | None = None
         self._last: bytes | None = None
         self._bytes = 0
@@ -147,22 +146,24 @@ class TableBuilder:
         return self.sst_type is SstType.COMPACTED
 
     def _collect(self, blocks: list[tuple[bytes, bytes, bytes, int, int, int, int]]) -> None:
-        for raw, first_key, last_key, first_seq, *counts in blocks:
+        codec, parts, last = self.options.codec, self._parts, self._last
+        for raw, first_key, last_key, first_seq, puts, deletes, merges in blocks:
             if not self._compacted:
                 index_key = first_seq.to_bytes(8, "big")
-            elif self._last is None:
+            elif last is None:
                 index_key = b""
             else:
-                index_key = index_kernel.separator(self._last, first_key)
+                index_key = index_kernel.separator(last, first_key)
             if self._first is None:
                 self._first = first_key if self._compacted else index_key
-            stored = seal(raw, self.options.codec)
+            stored, checksum = seal_parts(raw, codec)
+            parts += (stored, checksum)
             self._offsets.append(self._bytes)
             self._index_keys.append(index_key)
-            self._parts.append(stored)
-            self._block_stats.append(BlockStats(*counts))
-            self._bytes += len(stored)
-            self._last = last_key
+            self._block_counts.append((puts, deletes, merges))
+            self._bytes += len(stored) + CHECKSUM_BYTES
+            last = last_key
+        self._last = last
 
     def _filter_block(self) -> bytes:
         if not self._filters or self.rows < self.options.min_filter_keys:
@@ -174,6 +175,6 @@ class TableBuilder:
         if not self._compacted:
             return b""
         _, key_bytes, value_bytes = self._writer.totals()
-        puts, deletes, merges = (sum(counts) for counts in zip(*self._block_stats, strict=True))
-        stats = SstStats(puts, deletes, merges, key_bytes, value_bytes, tuple(self._block_stats))
-        return seal(encode_stats(stats), self.options.codec)
+        puts, deletes, merges = (sum(counts) for counts in zip(*self._block_counts, strict=True))
+        totals = (puts, deletes, merges, key_bytes, value_bytes)
+        return seal(index_kernel.encode_stats(totals, self._block_counts), self.options.codec)
