@@ -39,6 +39,7 @@ _U32: Final = struct.Struct("<I")
 _I32: Final = struct.Struct("<i")
 # Objects may be shared, but what a buffer unfolds to stays within this multiple of its size.
 _APPARENT_SIZE_FACTOR: Final = 4
+_PLANS_KEPT: Final = 64
 
 
 class Field:
@@ -202,6 +203,7 @@ class Shape(Generic[T]):
         self.children = tuple((slot, indirect[slot]) for slot in (order or indirect))
         self.required = [slot for slot, field in indirect.items() if field.required]
         self.layouts: dict[tuple[int, int], _Layout] = {}
+        self.plans: dict[bytes, _Plan] = {}
         if len(self.children) != len(indirect):
             raise InternalError(f"shape {name}: order must name every indirect slot")
 
@@ -284,6 +286,10 @@ class _Reader:
         length, size = struct.unpack_from("<HH", data, vtable)
         if length < 4 or length & 1 or vtable + length > self._size or size < 4:
             raise CorruptData(f"{shape.name} has a malformed vtable", offset=vtable)
+        known = shape.plans.get(data[vtable : vtable + length])
+        if known is not None:
+            self._plans[shape, vtable] = known
+            return known
         offsets = struct.unpack_from(f"<{length // 2 - 2}H", data, vtable + 4)
         present = sorted((at, slot) for slot, at in enumerate(offsets[: len(shape.fields)]) if at)
         for slot in shape.required:
@@ -307,6 +313,9 @@ class _Reader:
         children = tuple((slot, at, indirect[slot]) for at, slot in present if slot in indirect)
         plan = _Plan(size, struct.Struct(code), slots, children, phases.pop() if phases else -1)
         self._plans[shape, vtable] = plan
+        # Sound tables come in a handful of forms; the limit is for those made to be different.
+        if len(shape.plans) < _PLANS_KEPT:
+            shape.plans[data[vtable : vtable + length]] = plan
         return plan
 
 

@@ -41,6 +41,15 @@ def _get_i64(data: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.longlo
     return cython.cast(cython.longlong, value)
 
 
+@cython.cfunc
+@cython.inline
+def _piece(data: cython.p_const_uchar, start: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> bytes:
+    """A part of the memory as bytes. Compiled, a slice is that already, and `bytes()` would cost as much again."""
+    if cython.compiled:
+        return data[start:stop]
+    return bytes(data[start:stop])
+
+
 @cython.cclass
 class _Cursor:
     """Walks the entries of one block. After `step()` the fields describe the entry it stands on.
@@ -63,7 +72,10 @@ class _Cursor:
     value_size: cython.Py_ssize_t
     flags: cython.int
 
-    def __init__(self, block: bytes) -> None:
+    @cython.cfunc
+    @cython.exceptval(-1)
+    def open(self, block: bytes) -> cython.int:
+        """Stand before the first entry of a block."""
         self.block = block
         self.data = block
         self.size = len(block)
@@ -77,6 +89,7 @@ class _Cursor:
                 f"{self.restarts} restart points do not fit a block of {self.size} bytes",
                 offset=self.size - 2,
             )
+        return 0
 
     @cython.cfunc
     @cython.inline
@@ -153,7 +166,7 @@ class _Cursor:
             key,
             self.seq(),
             self.flags & 0x09,
-            bytes(self.data[self.value_at : self.value_at + self.value_size]),
+            _piece(self.data, self.value_at, self.value_at + self.value_size),
             self.created() if self.flags & CREATE_FLAG else None,
             self.expires() if self.flags & EXPIRE_FLAG else None,
         )
@@ -195,9 +208,17 @@ class _Cursor:
         return 0
 
 
+@cython.cfunc
+def _cursor(block: bytes) -> _Cursor:
+    """A cursor before the first entry. Without `__init__`, whose call would cost more than a lookup's search."""
+    cursor: _Cursor = _Cursor.__new__(_Cursor)
+    cursor.open(block)
+    return cursor
+
+
 def decode_rows(block: bytes) -> list:
     """All rows of a block, as entry tuples in stored order."""
-    cursor: _Cursor = _Cursor(block)
+    cursor: _Cursor = _cursor(block)
     rows: list = []
     previous: bytes = b""
     count: cython.Py_ssize_t = 0
@@ -218,7 +239,7 @@ def decode_rows(block: bytes) -> list:
             raise CorruptData(
                 f"a key shares {cursor.shared} bytes with one of {len(previous)}", offset=cursor.entry_at
             )
-        key = bytes(cursor.data[cursor.suffix_at : cursor.value_at])
+        key = _piece(cursor.data, cursor.suffix_at, cursor.value_at)
         if cursor.shared:
             key = previous[: cursor.shared] + key
         rows.append(cursor.row(key))
@@ -227,6 +248,21 @@ def decode_rows(block: bytes) -> list:
     if cursor.restarts != (count + 15) >> 4:
         raise CorruptData(f"{cursor.restarts} restart points for {count} rows", offset=cursor.size - 2)
     return rows
+
+
+def seq_range(rows: list) -> tuple:
+    """The smallest and the largest sequence number of some entry tuples; there must be one."""
+    row: tuple
+    seq: cython.ulonglong
+    smallest: cython.ulonglong = rows[0][1]
+    largest: cython.ulonglong = smallest
+    for row in rows:
+        seq = row[1]
+        if seq < smallest:
+            smallest = seq
+        elif seq > largest:
+            largest = seq
+    return smallest, largest
 
 
 def lookup(block: bytes, key: bytes, max_seq: int) -> tuple | None:
@@ -246,7 +282,7 @@ def lookup_versions(block: bytes, key: bytes, max_seq: int) -> list:
 
 @cython.cfunc
 def _search(block: bytes, key: bytes, max_seq: cython.ulonglong, collect: list | None) -> tuple | None:
-    cursor: _Cursor = _Cursor(block)
+    cursor: _Cursor = _cursor(block)
     target: cython.p_const_uchar = key
     size: cython.Py_ssize_t = len(key)
     # The leading bytes of the current key that equal the target's. A key that shares more than this
@@ -284,7 +320,7 @@ def measure(blocks: list) -> tuple:
     value_bytes: cython.longlong = 0
     cursor: _Cursor
     for block in blocks:
-        cursor = _Cursor(block)
+        cursor = _cursor(block)
         while cursor.step():
             rows += 1
             key_bytes += cursor.shared + cursor.unshared
@@ -326,7 +362,7 @@ def decode_columns(
     if with_values:
         value_offsets[0] = 0
     for block in blocks:
-        cursor = _Cursor(block)
+        cursor = _cursor(block)
         previous_at = previous_size = 0
         while cursor.step():
             if cursor.shared > previous_size:

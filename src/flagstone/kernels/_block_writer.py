@@ -82,6 +82,15 @@ def _put_bytes(
     return at + size
 
 
+@cython.cfunc
+@cython.inline
+def _piece(data: cython.p_const_uchar, start: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> bytes:
+    """A part of the memory as bytes. Compiled, a slice is that already, and `bytes()` would cost as much again."""
+    if cython.compiled:
+        return data[start:stop]
+    return bytes(data[start:stop])
+
+
 @cython.cclass
 class BlockWriter:
     """Takes rows in order and cuts them into blocks.
@@ -313,7 +322,7 @@ class BlockWriter:
             self.buffer.extend(bytes(at - len(self.buffer)))
         out = self.buffer
         if self.count == 0:
-            self.first_key = bytes(key[key_at : key_at + key_size])
+            self.first_key = _piece(key, key_at, key_at + key_size)
             self.first_seq = seq
         at = self.used
         if self.count & 15 == 0:
@@ -362,10 +371,10 @@ class BlockWriter:
             at += 2
         out[at] = (len(self.restarts) >> 8) & 0xFF
         out[at + 1] = len(self.restarts) & 0xFF
-        last_key: bytes = bytes(previous[: self.previous_size])
+        last_key: bytes = _piece(previous, 0, self.previous_size)
         self.blocks.append(
             (
-                bytes(out[: at + 2]),
+                _piece(out, 0, at + 2),
                 self.first_key,
                 last_key,
                 self.first_seq,

@@ -92,6 +92,15 @@ def _copy(
         out[at : at + size] = source[start : start + size]
 
 
+@cython.cfunc
+@cython.inline
+def _piece(data: cython.p_const_uchar, start: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> bytes:
+    """A part of the memory as bytes. Compiled, a slice is that already, and `bytes()` would cost as much again."""
+    if cython.compiled:
+        return data[start:stop]
+    return bytes(data[start:stop])
+
+
 @cython.cclass
 class Memtable:
     """Rows by key and sequence number. `bytes` is what they and their headers occupy."""
@@ -139,6 +148,7 @@ class Memtable:
         """Whether any row is a merge operand."""
         return self.has_merges
 
+    @cython.ccall
     def insert(
         self,
         key: bytes,
@@ -197,6 +207,21 @@ class Memtable:
             self._grow()
         return self.total_bytes
 
+    def insert_rows(self, rows: list) -> tuple:
+        """`insert` entry tuples in their order; returns the largest seq and the latest creation among them."""
+        row: tuple
+        seq: cython.ulonglong
+        largest: cython.ulonglong = 0
+        latest: object = None
+        for row in rows:
+            seq = row[1]
+            self.insert(row[0], seq, row[2], row[3], row[4], row[5])
+            if seq > largest:
+                largest = seq
+            if row[4] is not None and (latest is None or row[4] > latest):
+                latest = row[4]
+        return largest, latest
+
     def get(self, key: bytes, max_seq: cython.ulonglong) -> object:
         """The newest row of `key` with seq <= `max_seq` as an entry tuple, or None."""
         entry: cython.ulonglong = self._newest(
@@ -221,7 +246,7 @@ class Memtable:
         if data[at + 38] & 0x0B:
             return self._row(entry, key)
         at += HEADER + len(key)
-        return bytes(data[at : at + _get(data, at - HEADER - len(key) + 32, 4)])
+        return _piece(data, at, at + _get(data, at - HEADER - len(key) + 32, 4))
 
     def versions(self, key: bytes, max_seq: cython.ulonglong) -> list:
         """Every row of `key` with seq <= `max_seq`, newest first."""
@@ -512,7 +537,7 @@ class Memtable:
     def _key(self, entry: cython.ulonglong) -> bytes:
         data: cython.p_const_uchar = self._chunk_of(entry)
         at: cython.Py_ssize_t = entry & OFFSET_MASK
-        return bytes(data[at + HEADER : at + HEADER + _get(data, at + 36, 2)])
+        return _piece(data, at + HEADER, at + HEADER + _get(data, at + 36, 2))
 
     @cython.cfunc
     def _row(self, entry: cython.ulonglong, key: bytes) -> tuple:
@@ -524,7 +549,7 @@ class Memtable:
             key,
             _get(data, at + 8, 8),
             flags & 0x09,
-            bytes(data[value_at : value_at + _get(data, at + 32, 4)]),
+            _piece(data, value_at, value_at + _get(data, at + 32, 4)),
             _get_time(data, at + 24) if flags & CREATE_FLAG else None,
             _get_time(data, at + 16) if flags & EXPIRE_FLAG else None,
         )

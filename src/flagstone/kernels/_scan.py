@@ -68,6 +68,15 @@ def _differ(
     return (left > right) - (left < right)
 
 
+@cython.cfunc
+@cython.inline
+def _piece(data: cython.p_const_uchar, start: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> bytes:
+    """A part of the memory as bytes. Compiled, a slice is that already, and `bytes()` would cost as much again."""
+    if cython.compiled:
+        return data[start:stop]
+    return bytes(data[start:stop])
+
+
 @cython.cclass
 class Sieve:
     """Chooses the visible rows at sequence number `max_seq` and appends them to the caller's list.
@@ -294,7 +303,9 @@ class Sieve:
                 self.decided = True
                 if not self.whole_rows:
                     # The usual row, without any detour.
-                    out.append((bytes(known[: self.key_size]), bytes(data[value_at : value_at + value_size])))
+                    out.append(
+                        (_piece(known, 0, self.key_size), _piece(data, value_at, value_at + value_size))
+                    )
                     continue
             self._add_entry(data, value_at, value_size, flags, seq, out)
         return 0
@@ -311,8 +322,8 @@ class Sieve:
     ) -> object:
         """One visible version of the current key that is not the plainest kind."""
         kind: cython.int = flags & 0x09
-        key: bytes = bytes(self.key[: self.key_size])
-        value: bytes = bytes(data[value_at : value_at + value_size])
+        key: bytes = _piece(self.key, 0, self.key_size)
+        value: bytes = _piece(data, value_at, value_at + value_size)
         expires = _get_i64(data, value_at + value_size + 9) if flags & EXPIRE_FLAG else None
         created = _get_i64(data, self.at - 8) if flags & CREATE_FLAG else None
         if self.operands is not None or kind == MERGE_KIND:

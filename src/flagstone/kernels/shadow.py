@@ -23,16 +23,37 @@ def _decorator(*_: object, **__: object) -> Callable[[Decorated], Decorated]:
     return _unchanged
 
 
+class _NoGil:
+    """`cython.nogil`, as a decorator and as a block: interpreted code never gives up the lock."""
+
+    def __call__(self, thing: Decorated) -> Decorated:
+        return thing
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
 def _build() -> dict[str, ModuleType]:
     cython: Any = ModuleType("cython")
     cython.compiled = False
-    cython.cfunc = cython.inline = cython.cclass = _unchanged
+    cython.cfunc = cython.ccall = cython.inline = cython.cclass = _unchanged
     cython.exceptval = _decorator
-    cython.int = cython.longlong = cython.ulonglong = cython.Py_ssize_t = int
+    cython.nogil = _NoGil()
+    cython.int = cython.uint = cython.longlong = cython.ulonglong = cython.Py_ssize_t = int
     cython.cast = cython.declare = lambda _type, value: value
     string: Any = ModuleType("cython.cimports.libc.string")
-    string.memcpy = string.memcmp = None  # only ever called behind `if cython.compiled`
-    modules: dict[str, ModuleType] = {"cython": cython, "cython.cimports.libc.string": string}
+    # Only ever called behind `if cython.compiled`.
+    string.memcpy = string.memcmp = string.memmove = None
+    stdlib: Any = ModuleType("cython.cimports.libc.stdlib")
+    stdlib.calloc = stdlib.malloc = stdlib.realloc = stdlib.free = None
+    modules: dict[str, ModuleType] = {
+        "cython": cython,
+        "cython.cimports.libc.string": string,
+        "cython.cimports.libc.stdlib": stdlib,
+    }
     for package in ("cython.cimports", "cython.cimports.libc"):
         modules[package] = ModuleType(package)
     return modules

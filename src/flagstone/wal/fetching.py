@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from typing import Final, NamedTuple
 
+from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.pool import IoPool
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectMissing, ObjectStore
@@ -15,6 +16,8 @@ from flagstone.types import WalId
 DEFAULT_PARALLELISM: Final = 16
 DEFAULT_BYTES_IN_FLIGHT: Final = 64 * 1024 * 1024
 _FIRST_WINDOW: Final = 2
+_NEARBY: Final = ("file:", "memory:")
+_QUICK_S: Final = 0.001
 
 
 class FetchedWal(NamedTuple):
@@ -41,12 +44,14 @@ def fetch_in_order(
     pool: IoPool | None = None,
     parallelism: int = DEFAULT_PARALLELISM,
     max_bytes_in_flight: int = DEFAULT_BYTES_IN_FLIGHT,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> Iterator[FetchedWal]:
     """Each file in the order asked, one GET per file, later ones already under way while one is used.
 
     What is read ahead stays within `max_bytes_in_flight`, judged by the largest file met so far; a single file
-    larger than that is still read. Without a `pool`, files are read one by one in the caller's thread. Abandoning
-    the iterator cancels what has not started.
+    larger than that is still read. Without a `pool`, files are read one by one in the caller's thread, and so are
+    those of a store in memory or on a disk for as long as it answers at once: another thread would cost more than
+    the read. Abandoning the iterator cancels what has not started.
     """
     waiting = iter(wal_ids)
 
@@ -61,6 +66,13 @@ def fetch_in_order(
         return
     under_way: deque[Future[FetchedWal]] = deque()
     fetched = largest = 0
+    quick = wal_store.url.startswith(_NEARBY)
+    while quick and (wal_id := next(waiting, None)) is not None:
+        started = clock.monotonic()
+        arrived = load(wal_id)
+        quick = clock.monotonic() - started < _QUICK_S
+        largest = max(largest, len(arrived.stored or b""))
+        yield arrived
     try:
         while True:
             window = plan_window(

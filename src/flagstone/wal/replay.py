@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from flagstone.errors import CorruptData, Unavailable
+from flagstone.kernels import block_reader
 from flagstone.runtime.pool import IoPool
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
 from flagstone.types import EntryTuple, WalId
 from flagstone.wal.encoding import decode_wal
 from flagstone.wal.fetching import DEFAULT_BYTES_IN_FLIGHT, DEFAULT_PARALLELISM, fetch_in_order
-
-_SEQ: Final = itemgetter(1)
 
 
 class WalTruncated(Unavailable):
@@ -74,7 +72,7 @@ def replay(
             )
         rows = decode_wal(stored, path)
         if rows:
-            first, newest = min(map(_SEQ, rows)), max(map(_SEQ, rows))
+            first, newest = block_reader.seq_range(rows)
             if first <= last_seq:
                 raise CorruptData(
                     f"out-of-order sequence numbers across WAL files: {first} after {last_seq} in file {last_id}",
