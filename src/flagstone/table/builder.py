@@ -8,6 +8,7 @@ memory is bounded by the finished blocks plus the rows of the one still open.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final
 
 from flagstone.errors import InvalidRequest
@@ -69,7 +70,8 @@ class TableBuilder:
         block_bytes = self.options.block_bytes if self._compacted else WAL_BLOCK_BYTES
         self._writer = block_writer.BlockWriter(block_bytes, self._compacted)
         self._filters = [FilterBuilder(policy) for policy in self.options.filters] if self._compacted else []
-        self._parts: list[bytes] = []
+        # Grows in place and gives its bytes away without a copy: joining blocks at the end would need twice the memory.
+        self._data = BytesIO()
         self._offsets: list[int] = []
         self._index_keys: list[bytes] = []
         self._block_counts: list[tuple[int, int, int]] = []
@@ -139,14 +141,15 @@ class TableBuilder:
             filter_format=FilterFormat.COMPOSITE,
         )
         footer = encode_footer(info, stats_offset + len(stats))
-        return EncodedTable(b"".join([*self._parts, filters, index, stats, footer]), info, self.rows)
+        self._data.writelines((filters, index, stats, footer))
+        return EncodedTable(self._data.getvalue(), info, self.rows)
 
     @property
     def _compacted(self) -> bool:
         return self.sst_type is SstType.COMPACTED
 
     def _collect(self, blocks: list[tuple[bytes, bytes, bytes, int, int, int, int]]) -> None:
-        codec, parts, last = self.options.codec, self._parts, self._last
+        codec, data, last = self.options.codec, self._data, self._last
         for raw, first_key, last_key, first_seq, puts, deletes, merges in blocks:
             if not self._compacted:
                 index_key = first_seq.to_bytes(8, "big")
@@ -157,7 +160,8 @@ class TableBuilder:
             if self._first is None:
                 self._first = first_key if self._compacted else index_key
             stored, checksum = seal_parts(raw, codec)
-            parts += (stored, checksum)
+            data.write(stored)
+            data.write(checksum)
             self._offsets.append(self._bytes)
             self._index_keys.append(index_key)
             self._block_counts.append((puts, deletes, merges))
