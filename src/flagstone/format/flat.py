@@ -17,8 +17,6 @@ Bytes written equal those of the official writer. The rules, for anyone who prod
   offset per slot (0: absent). The table size counts from before the padding of the first field, so one shape
   may need several vtables. An equal vtable anywhere in the buffer is used again instead of being written.
 * End: pad 4 to the largest alignment met (8 if any 8-byte field was written, else 4), u32 offset of the root.
-
-`kernels._index` writes two tables by these rules without this module; tests compare the bytes.
 """
 
 from __future__ import annotations
@@ -207,8 +205,7 @@ class Shape(Generic[T]):
 def decode(shape: Shape[T], buffer: bytes | memoryview) -> T:
     """The value in a whole buffer. Anything malformed raises CorruptData with the offset inside `buffer`."""
     reader = _Reader(bytes(buffer))
-    value: T = reader.table(shape, reader.root())
-    return value
+    return reader.table(shape, reader.root())  # type: ignore[no-any-return]
 
 
 def encode(shape: Shape[T], value: T) -> bytes:
@@ -308,8 +305,7 @@ class _Reader:
         children = tuple((slot, at, indirect[slot]) for at, slot in present if slot in indirect)
         plan = _Plan(size, struct.Struct(code), slots, children, phases.pop() if phases else -1)
         self._plans[shape, vtable] = plan
-        # Sound tables come in a handful of forms; the limit is for those made to be different.
-        if len(shape.plans) < _PLANS_KEPT:
+        if len(shape.plans) < _PLANS_KEPT:  # sound tables come in a handful of forms
             shape.plans[data[vtable : vtable + length]] = plan
         return plan
 
