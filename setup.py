@@ -11,7 +11,20 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-KERNELS = ("_block_reader", "_block_writer", "_bloom", "_index", "_memtable", "_probe", "_scan")
+KERNELS = (
+    "_block_reader",
+    "_block_writer",
+    "_bloom",
+    "_index",
+    "_memtable",
+    "_merge",
+    "_probe",
+    "_row_writer",
+    "_scan",
+    "_sealing",
+    "_tuples",
+    "_value_rows",
+)
 KERNEL_FOLDER = Path("src/flagstone/kernels")
 
 

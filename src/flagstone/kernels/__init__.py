@@ -20,8 +20,13 @@ if TYPE_CHECKING:
     from flagstone.kernels import _bloom as bloom
     from flagstone.kernels import _index as index
     from flagstone.kernels import _memtable as memtable
+    from flagstone.kernels import _merge as merge
     from flagstone.kernels import _probe as probe
+    from flagstone.kernels import _row_writer as row_writer
     from flagstone.kernels import _scan as scan
+    from flagstone.kernels import _sealing as sealing
+    from flagstone.kernels import _tuples as tuples
+    from flagstone.kernels import _value_rows as value_rows
 
 
 def load_interpreted(name: str) -> ModuleType:
@@ -43,7 +48,20 @@ def _choose(name: str) -> ModuleType:
     return wanted or load_interpreted(name)
 
 
-NAMES = ("block_reader", "block_writer", "bloom", "index", "memtable", "probe", "scan")
+NAMES = (
+    "block_reader",
+    "block_writer",
+    "bloom",
+    "index",
+    "memtable",
+    "merge",
+    "probe",
+    "row_writer",
+    "scan",
+    "sealing",
+    "tuples",
+    "value_rows",
+)
 
 _chosen = {name: _choose(name) for name in NAMES}
 globals().update(_chosen)
@@ -60,6 +78,11 @@ __all__ = [
     "load_compiled",
     "load_interpreted",
     "memtable",
+    "merge",
     "probe",
+    "row_writer",
     "scan",
+    "sealing",
+    "tuples",
+    "value_rows",
 ]

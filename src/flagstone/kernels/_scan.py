@@ -285,6 +285,8 @@ class Sieve:
                     count = high_size if high_size < self.key_size else self.key_size
                     order = _differ(known, 0, high, 0, count)
                     if order > 0 or (order == 0 and self.key_size >= high_size):
+                        # Not a key of this source: another one may still show it.
+                        self.key_size = 0
                         self.decided = True
                         return 0
             elif self.decided:

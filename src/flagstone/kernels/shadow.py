@@ -49,12 +49,18 @@ def _build() -> dict[str, ModuleType]:
     string.memcpy = string.memcmp = string.memmove = None
     stdlib: Any = ModuleType("cython.cimports.libc.stdlib")
     stdlib.calloc = stdlib.malloc = stdlib.realloc = stdlib.free = None
+    buffer: Any = ModuleType("cython.cimports.cpython.buffer")
+    buffer.PyBUF_READ = buffer.PyBUF_WRITE = 0
+    view: Any = ModuleType("cython.cimports.cpython.memoryview")
+    view.PyMemoryView_FromMemory = None
     modules: dict[str, ModuleType] = {
         "cython": cython,
+        "cython.cimports.cpython.buffer": buffer,
+        "cython.cimports.cpython.memoryview": view,
         "cython.cimports.libc.string": string,
         "cython.cimports.libc.stdlib": stdlib,
     }
-    for package in ("cython.cimports", "cython.cimports.libc"):
+    for package in ("cython.cimports", "cython.cimports.cpython", "cython.cimports.libc"):
         modules[package] = ModuleType(package)
     return modules
 

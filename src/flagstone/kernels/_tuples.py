@@ -1,0 +1,746 @@
+"""Order-preserving keys from columns and back: `docs/keys.md` has the layout, `keys/scalars` the same for one tuple.
+
+Encoding takes two rounds over the columns: `measure_…` adds up what each row needs, `lay_out` gives each its place,
+`write_…` appends one part to every row. Decoding reads one part of every row per call. `cursors` says where each
+row stands; it is the only state.
+
+Numbers travel as 64-bit patterns (`Q`), whatever they mean. A `valid` with no element means that no row is null.
+Nothing is raised for bad bytes: reading answers with the first row that is not what was asked for, or -1, and the
+caller explains it from that row alone. That keeps the loops free of Python, and they run without its lock.
+
+Written in Cython's pure-Python mode; see `_block_writer` for how that works.
+"""
+
+from __future__ import annotations
+
+import cython
+from cython.cimports.libc.string import memcpy
+
+# Declared for C: an ordinary module constant would be looked up as a Python object in every row.
+MASK64 = cython.declare(cython.ulonglong, 0xFFFFFFFFFFFFFFFF)
+MASK32 = cython.declare(cython.ulonglong, 0xFFFFFFFF)
+SIGN64 = cython.declare(cython.ulonglong, 0x8000000000000000)
+SIGN32 = cython.declare(cython.ulonglong, 0x80000000)
+INFINITY = cython.declare(cython.ulonglong, 0x7FF0000000000000)
+NAN = cython.declare(cython.ulonglong, 0x7FF8000000000000)
+MAX_KEY_BYTES = cython.declare(cython.longlong, 65_535)
+MAX_COLUMN_BYTES = cython.declare(cython.longlong, 0x7FFFFFFF)
+
+# The type codes, as in `keys/codes`.
+NULL = cython.declare(cython.int, 0x05)
+FALSE = cython.declare(cython.int, 0x10)
+NEGATIVE = cython.declare(cython.int, 0x28)
+POSITIVE = cython.declare(cython.int, 0x29)
+FLOAT = cython.declare(cython.int, 0x38)
+DECIMAL_NEGATIVE = cython.declare(cython.int, 0x40)
+DECIMAL_ZERO = cython.declare(cython.int, 0x41)
+DECIMAL_POSITIVE = cython.declare(cython.int, 0x42)
+DATE = cython.declare(cython.int, 0x48)
+# What the caller names the kinds of numbers by, where that is not their only code.
+BOOLEAN = cython.declare(cython.int, 0x10)
+SIGNED = cython.declare(cython.int, 0x28)
+UNSIGNED = cython.declare(cython.int, 0x29)
+# Where a decimal's exponent is 0, and the digits of the largest magnitude, rounded up to whole chunks.
+BIAS = cython.declare(cython.int, 0x8000)
+DIGITS = cython.declare(cython.int, 40)
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _width(value: cython.ulonglong) -> cython.int:
+    """How many bytes the number needs; none for 0."""
+    width: cython.int = 0
+    while value:
+        value >>= 8
+        width += 1
+    return width
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _put_big(
+    out: cython.p_uchar, at: cython.longlong, value: cython.ulonglong, size: cython.int
+) -> cython.void:
+    index: cython.int
+    for index in range(size):
+        out[at + index] = (value >> (8 * (size - 1 - index))) & 0xFF
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _get_big(data: cython.p_const_uchar, at: cython.longlong, size: cython.int) -> cython.ulonglong:
+    value: cython.ulonglong = 0
+    index: cython.int
+    for index in range(size):
+        value = (value << 8) | data[at + index]
+    return value
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _number_size(kind: cython.int, bits: cython.ulonglong) -> cython.int:
+    if kind == SIGNED:
+        return 1 + _width(bits ^ MASK64 if bits & SIGN64 else bits)
+    if kind == UNSIGNED:
+        return 1 + _width(bits)
+    if kind == BOOLEAN:
+        return 1
+    return 5 if kind == DATE else 9
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _put_number(
+    kind: cython.int, bits: cython.ulonglong, out: cython.p_uchar, at: cython.longlong
+) -> cython.longlong:
+    """Write one part; returns where it ends."""
+    width: cython.int
+    if kind == SIGNED and bits & SIGN64:
+        width = _width(bits ^ MASK64)
+        out[at] = NEGATIVE - width
+        _put_big(out, at + 1, bits, width)
+        return at + 1 + width
+    if kind in (SIGNED, UNSIGNED):
+        width = _width(bits)
+        out[at] = POSITIVE + width
+        _put_big(out, at + 1, bits, width)
+        return at + 1 + width
+    if kind == BOOLEAN:
+        out[at] = FALSE + (bits & 1)
+        return at + 1
+    out[at] = kind
+    if kind == DATE:
+        _put_big(out, at + 1, bits ^ SIGN32, 4)
+        return at + 5
+    if kind == FLOAT:
+        if bits & (MASK64 ^ SIGN64) > INFINITY:
+            bits = NAN
+        elif bits == SIGN64:
+            bits = 0
+        if bits & SIGN64:
+            bits ^= MASK64
+        else:
+            bits ^= SIGN64
+    else:
+        bits ^= SIGN64
+    _put_big(out, at + 1, bits, 8)
+    return at + 9
+
+
+def measure_numbers(
+    code: int,
+    values: cython.const[cython.ulonglong][::1],
+    valid: cython.const[cython.uchar][::1],
+    sizes: cython.longlong[::1],
+) -> None:
+    """Add to each row's size what its number takes; `code` says what the numbers are."""
+    kind: cython.int = code
+    row: cython.Py_ssize_t
+    rows: cython.Py_ssize_t = len(sizes)
+    checked: cython.bint = len(valid) > 0
+    if len(values) < rows or (checked and len(valid) < rows):
+        raise ValueError("a column has fewer rows than the sizes")
+    with cython.nogil:
+        for row in range(rows):
+            if checked and not valid[row]:
+                sizes[row] += 1
+            else:
+                sizes[row] += _number_size(kind, values[row])
+
+
+def write_numbers(
+    code: int,
+    values: cython.const[cython.ulonglong][::1],
+    valid: cython.const[cython.uchar][::1],
+    cursors: cython.longlong[::1],
+    out: cython.uchar[::1],
+) -> None:
+    """Append its number to each row. The room must be what `measure_numbers` said."""
+    kind: cython.int = code
+    row: cython.Py_ssize_t
+    rows: cython.Py_ssize_t = len(cursors)
+    checked: cython.bint = len(valid) > 0
+    target: cython.p_uchar
+    if len(values) < rows or (checked and len(valid) < rows):
+        raise ValueError("a column has fewer rows than the cursors")
+    if rows == 0:
+        return
+    if cython.compiled:
+        target = cython.address(out[0])
+    else:
+        target = out
+    with cython.nogil:
+        for row in range(rows):
+            if checked and not valid[row]:
+                target[cursors[row]] = NULL
+                cursors[row] += 1
+            else:
+                cursors[row] = _put_number(kind, values[row], target, cursors[row])
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _escapes(data: cython.p_const_uchar, start: cython.longlong, stop: cython.longlong) -> cython.longlong:
+    """How many of the bytes take two."""
+    count: cython.longlong = 0
+    at: cython.longlong
+    for at in range(start, stop):
+        count += data[at] < 2
+    return count
+
+
+def measure_bytes(
+    offsets: cython.const[cython.longlong][::1],
+    data: cython.const[cython.uchar][::1],
+    valid: cython.const[cython.uchar][::1],
+    sizes: cython.longlong[::1],
+) -> None:
+    """Add to each row's size what its string takes: a code, the escaped bytes, an end."""
+    row: cython.Py_ssize_t
+    rows: cython.Py_ssize_t = len(sizes)
+    checked: cython.bint = len(valid) > 0
+    source: cython.p_const_uchar
+    if len(offsets) <= rows or (checked and len(valid) < rows):
+        raise ValueError("a column has fewer rows than the sizes")
+    if cython.compiled:
+        source = cython.address(data[0])
+    else:
+        source = data
+    with cython.nogil:
+        for row in range(rows):
+            if checked and not valid[row]:
+                sizes[row] += 1
+            else:
+                sizes[row] += 2 + offsets[row + 1] - offsets[row]
+                sizes[row] += _escapes(source, offsets[row], offsets[row + 1])
+
+
+def write_bytes(
+    code: int,
+    offsets: cython.const[cython.longlong][::1],
+    data: cython.const[cython.uchar][::1],
+    valid: cython.const[cython.uchar][::1],
+    cursors: cython.longlong[::1],
+    out: cython.uchar[::1],
+) -> None:
+    """Append its string to each row. The room must be what `measure_bytes` said."""
+    kind: cython.int = code
+    row: cython.Py_ssize_t
+    rows: cython.Py_ssize_t = len(cursors)
+    checked: cython.bint = len(valid) > 0
+    at: cython.longlong
+    spot: cython.longlong
+    start: cython.longlong
+    stop: cython.longlong
+    byte: cython.int
+    source: cython.p_const_uchar
+    target: cython.p_uchar
+    if len(offsets) <= rows or (checked and len(valid) < rows):
+        raise ValueError("a column has fewer rows than the cursors")
+    if rows == 0:
+        return
+    if cython.compiled:
+        source = cython.address(data[0])
+        target = cython.address(out[0])
+    else:
+        source = data
+        target = out
+    with cython.nogil:
+        for row in range(rows):
+            at = cursors[row]
+            if checked and not valid[row]:
+                target[at] = NULL
+                cursors[row] = at + 1
+                continue
+            start = offsets[row]
+            stop = offsets[row + 1]
+            target[at] = kind
+            at += 1
+            if _escapes(source, start, stop) == 0:
+                if cython.compiled:
+                    memcpy(target + at, source + start, stop - start)
+                else:
+                    target[at : at + stop - start] = source[start:stop]
+                at += stop - start
+            else:
+                for spot in range(start, stop):
+                    byte = source[spot]
+                    if byte < 2:
+                        target[at] = 1
+                        at += 1
+                        byte += 1
+                    target[at] = byte
+                    at += 1
+            target[at] = 0
+            cursors[row] = at + 1
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _spell(low: cython.ulonglong, high: cython.ulonglong, digits: cython.p_uchar) -> cython.int:
+    """The decimal digits of a 128-bit number, the last in `digits[DIGITS - 1]`; returns where they begin.
+
+    Eight at a time, by long division in 32-bit limbs while the number is large. The divisor is a literal: for that
+    the C compiler knows something quicker than dividing.
+    """
+    limb: cython.ulonglong
+    rest: cython.ulonglong
+    first: cython.int = DIGITS
+    index: cython.int
+    while low or high:
+        if high:
+            limb = high & MASK32
+            high = high >> 32
+            rest = ((high % 100_000_000) << 32) | limb
+            high = ((high // 100_000_000) << 32) | (rest // 100_000_000)
+            limb = low & MASK32
+            rest = ((rest % 100_000_000) << 32) | (low >> 32)
+            low = rest // 100_000_000
+            rest = ((rest % 100_000_000) << 32) | limb
+            low = (low << 32) | (rest // 100_000_000)
+            rest = rest % 100_000_000
+        else:
+            rest = low % 100_000_000
+            low = low // 100_000_000
+        for index in range(8):
+            digits[first - 1 - index] = rest % 10
+            rest = rest // 10
+        first -= 8
+    while first < DIGITS and digits[first] == 0:
+        first += 1
+    return first
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _put_decimal(
+    low: cython.ulonglong,
+    high: cython.ulonglong,
+    scale: cython.int,
+    digits: cython.p_uchar,
+    out: cython.p_uchar,
+    at: cython.longlong,
+    writing: cython.bint,
+) -> cython.longlong:
+    """Write one part, or only act as if; returns where it ends. `digits` is scratch."""
+    negative: cython.bint = high & SIGN64 != 0
+    first: cython.int
+    last: cython.int = DIGITS - 1
+    index: cython.int
+    flip: cython.int = 0xFF if negative else 0
+    pair: cython.int
+    if negative:
+        low = (low ^ MASK64) + 1
+        high ^= MASK64
+        if not cython.compiled:
+            high += low >> 64
+            low &= MASK64
+        elif low == 0:
+            high += 1
+    if low == 0 and high == 0:
+        if writing:
+            out[at] = DECIMAL_ZERO
+        return at + 1
+    first = _spell(low, high, digits)
+    while digits[last] == 0:
+        last -= 1
+    if not writing:
+        return at + 4 + (last - first + 2) // 2
+    out[at] = DECIMAL_NEGATIVE if negative else DECIMAL_POSITIVE
+    index = BIAS + DIGITS - first - scale
+    out[at + 1] = (index >> 8) ^ flip
+    out[at + 2] = (index & 0xFF) ^ flip
+    at += 3
+    index = first
+    while index <= last:
+        pair = 10 * digits[index] + (digits[index + 1] if index < last else 0)
+        out[at] = (pair + 1) ^ flip
+        at += 1
+        index += 2
+    out[at] = flip
+    return at + 1
+
+
+def measure_decimals(
+    scale: int,
+    values: cython.const[cython.ulonglong][::1],
+    valid: cython.const[cython.uchar][::1],
+    sizes: cython.longlong[::1],
+) -> None:
+    """Add to each row's size what its decimal takes: 128-bit integers of two words, low word first."""
+    row: cython.Py_ssize_t
+    rows: cython.Py_ssize_t = len(sizes)
+    checked: cython.bint = len(valid) > 0
+    shift: cython.int = scale
+    scratch: bytearray = bytearray(DIGITS)
+    digits: cython.p_uchar = scratch
+    if len(values) < 2 * rows or (checked and len(valid) < rows):
+        raise ValueError("a column has fewer rows than the sizes")
+    with cython.nogil:
+        for row in range(rows):
+            if checked and not valid[row]:
+                sizes[row] += 1
+            else:
+                sizes[row] += _put_decimal(
+                    values[2 * row], values[2 * row + 1], shift, digits, digits, 0, False
+                )
+
+
+def write_decimals(
+    scale: int,
+    values: cython.const[cython.ulonglong][::1],
+    valid: cython.const[cython.uchar][::1],
+    cursors: cython.longlong[::1],
+    out: cython.uchar[::1],
+) -> None:
+    """Append its decimal to each row. The room must be what `measure_decimals` said."""
+    row: cython.Py_ssize_t
+    rows: cython.Py_ssize_t = len(cursors)
+    checked: cython.bint = len(valid) > 0
+    shift: cython.int = scale
+    scratch: bytearray = bytearray(DIGITS)
+    digits: cython.p_uchar = scratch
+    target: cython.p_uchar
+    at: cython.longlong
+    if len(values) < 2 * rows or (checked and len(valid) < rows):
+        raise ValueError("a column has fewer rows than the cursors")
+    if rows == 0:
+        return
+    if cython.compiled:
+        target = cython.address(out[0])
+    else:
+        target = out
+    with cython.nogil:
+        for row in range(rows):
+            at = cursors[row]
+            if checked and not valid[row]:
+                target[at] = NULL
+                cursors[row] = at + 1
+            else:
+                cursors[row] = _put_decimal(
+                    values[2 * row], values[2 * row + 1], shift, digits, target, at, True
+                )
+
+
+def lay_out(sizes: cython.longlong[::1], offsets: cython.int[::1]) -> int:
+    """Turn sizes into where each row begins, in place, and fill the offsets of an Arrow column.
+
+    Returns -1, or the first row that is no key because it is too long or does not fit into one column any more.
+    """
+    row: cython.Py_ssize_t
+    rows: cython.Py_ssize_t = len(sizes)
+    bad: cython.Py_ssize_t = -1
+    size: cython.longlong
+    at: cython.longlong = 0
+    if len(offsets) <= rows:
+        raise ValueError("there are fewer offsets than rows")
+    offsets[0] = 0
+    with cython.nogil:
+        for row in range(rows):
+            size = sizes[row]
+            sizes[row] = at
+            at += size
+            if size > MAX_KEY_BYTES or at > MAX_COLUMN_BYTES:
+                sizes[row] = size
+                bad = row
+                break
+            offsets[row + 1] = at
+    return bad
+
+
+def read_numbers(
+    code: int,
+    limit: int,
+    offsets: cython.const[cython.longlong][::1],
+    data: cython.const[cython.uchar][::1],
+    cursors: cython.longlong[::1],
+    values: cython.ulonglong[::1],
+    valid: cython.uchar[::1],
+) -> int:
+    """Take one number of each row. Integers above `limit`, or below `-limit - 1`, do not fit and are refused.
+
+    Returns -1, or the first row that has something else; its cursor and those behind it are unmoved.
+    """
+    kind: cython.int = code
+    most: cython.ulonglong = limit
+    bad: cython.Py_ssize_t = -1
+    row: cython.Py_ssize_t
+    rows: cython.Py_ssize_t = len(cursors)
+    at: cython.longlong
+    room: cython.longlong
+    bits: cython.ulonglong
+    plain: cython.ulonglong
+    found: cython.int
+    width: cython.int
+    negative: cython.bint
+    source: cython.p_const_uchar
+    if len(offsets) <= rows or len(values) < rows or len(valid) < rows:
+        raise ValueError("a column has fewer rows than the cursors")
+    if cython.compiled:
+        source = cython.address(data[0])
+    else:
+        source = data
+    with cython.nogil:
+        for row in range(rows):
+            at = cursors[row]
+            room = offsets[row + 1] - at - 1
+            bad = row
+            if room < 0:
+                break
+            found = source[at]
+            at += 1
+            values[row] = 0
+            valid[row] = found != NULL
+            if found == NULL:
+                cursors[row] = at
+                continue
+            if kind in (SIGNED, UNSIGNED):
+                negative = found <= NEGATIVE
+                width = NEGATIVE - found if negative else found - POSITIVE
+                if width > 8 or width < 0 or width > room or (negative and kind == UNSIGNED):
+                    break
+                bits = _get_big(source, at, width)
+                plain = bits
+                if negative:
+                    if width < 8:
+                        bits |= (MASK64 << (8 * width)) & MASK64
+                    plain = bits ^ MASK64
+                if plain > most or _width(plain) != width:
+                    break
+            elif kind == BOOLEAN:
+                width = 0
+                bits = found - FALSE if found >= FALSE else 2
+                if bits > 1:
+                    break
+            elif found != kind:
+                break
+            elif kind == DATE:
+                width = 4
+                if room < width:
+                    break
+                bits = _get_big(source, at, 4) ^ SIGN32
+                if bits & SIGN32:
+                    bits |= MASK64 ^ MASK32
+            else:
+                width = 8
+                if room < width:
+                    break
+                bits = _get_big(source, at, 8)
+                if kind != FLOAT or bits & SIGN64:
+                    bits ^= SIGN64
+                else:
+                    bits ^= MASK64
+                if kind == FLOAT and (
+                    bits == SIGN64 or (bits & (MASK64 ^ SIGN64) > INFINITY and bits != NAN)
+                ):
+                    break
+            values[row] = bits
+            cursors[row] = at + width
+        else:
+            bad = -1
+    return bad
+
+
+def find_bytes(
+    code: int,
+    offsets: cython.const[cython.longlong][::1],
+    data: cython.const[cython.uchar][::1],
+    cursors: cython.const[cython.longlong][::1],
+    found: cython.int[::1],
+    valid: cython.uchar[::1],
+) -> int:
+    """Lay out a column for one string of each row: `found` gets its offsets. The cursors stay.
+
+    Returns -1, or the first row that has something else.
+    """
+    kind: cython.int = code
+    bad: cython.Py_ssize_t = -1
+    row: cython.Py_ssize_t
+    rows: cython.Py_ssize_t = len(cursors)
+    at: cython.longlong
+    end: cython.longlong
+    size: cython.longlong = 0
+    source: cython.p_const_uchar
+    if len(offsets) <= rows or len(found) <= rows or len(valid) < rows:
+        raise ValueError("a column has fewer rows than the cursors")
+    if cython.compiled:
+        source = cython.address(data[0])
+    else:
+        source = data
+    found[0] = 0
+    with cython.nogil:
+        for row in range(rows):
+            at = cursors[row]
+            end = offsets[row + 1]
+            bad = row
+            if at >= end or (source[at] != kind and source[at] != NULL):
+                break
+            valid[row] = source[at] == kind
+            at += 1
+            if valid[row]:
+                while at < end and source[at] != 0:
+                    if source[at] == 1:
+                        at += 1
+                        if at == end or source[at] == 0 or source[at] > 2:
+                            at = end
+                            break
+                    size += 1
+                    at += 1
+                if at >= end or size > MAX_COLUMN_BYTES:
+                    break
+            found[row + 1] = size
+        else:
+            bad = -1
+    return bad
+
+
+def read_bytes(
+    data: cython.const[cython.uchar][::1],
+    cursors: cython.longlong[::1],
+    found: cython.const[cython.int][::1],
+    valid: cython.const[cython.uchar][::1],
+    out: cython.uchar[::1],
+) -> None:
+    """Take one string of each row, as `find_bytes` has just laid them out."""
+    row: cython.Py_ssize_t
+    rows: cython.Py_ssize_t = len(cursors)
+    at: cython.longlong
+    spot: cython.longlong
+    source: cython.p_const_uchar
+    if len(found) <= rows or len(valid) < rows or len(out) < found[rows]:
+        raise ValueError("the columns are smaller than find_bytes() said")
+    if cython.compiled:
+        source = cython.address(data[0])
+    else:
+        source = data
+    with cython.nogil:
+        for row in range(rows):
+            at = cursors[row] + 1
+            if valid[row]:
+                for spot in range(found[row], found[row + 1]):
+                    if source[at] == 1:
+                        at += 1
+                        out[spot] = source[at] - 1
+                    else:
+                        out[spot] = source[at]
+                    at += 1
+                at += 1
+            cursors[row] = at
+
+
+def read_decimals(
+    precision: int,
+    scale: int,
+    offsets: cython.const[cython.longlong][::1],
+    data: cython.const[cython.uchar][::1],
+    cursors: cython.longlong[::1],
+    values: cython.ulonglong[::1],
+    valid: cython.uchar[::1],
+) -> int:
+    """Take one decimal of each row, as a 128-bit integer of two words, low word first.
+
+    Returns -1, or the first row that has something else, or more digits than the precision and scale have.
+    """
+    bad: cython.Py_ssize_t = -1
+    row: cython.Py_ssize_t
+    rows: cython.Py_ssize_t = len(cursors)
+    most: cython.int = precision
+    shift: cython.int = scale
+    at: cython.longlong
+    end: cython.longlong
+    places: cython.int
+    flip: cython.int
+    pair: cython.int
+    factor: cython.int
+    low: cython.ulonglong
+    high: cython.ulonglong
+    part: cython.ulonglong
+    source: cython.p_const_uchar
+    if len(offsets) <= rows or len(values) < 2 * rows or len(valid) < rows:
+        raise ValueError("a column has fewer rows than the cursors")
+    if cython.compiled:
+        source = cython.address(data[0])
+    else:
+        source = data
+    with cython.nogil:
+        for row in range(rows):
+            at = cursors[row]
+            end = offsets[row + 1]
+            bad = row
+            if at >= end:
+                break
+            pair = source[at]
+            at += 1
+            valid[row] = pair != NULL
+            values[2 * row] = 0
+            values[2 * row + 1] = 0
+            if pair in (NULL, DECIMAL_ZERO):
+                cursors[row] = at
+                continue
+            if pair != DECIMAL_NEGATIVE and pair != DECIMAL_POSITIVE:
+                break
+            flip = 0xFF if pair == DECIMAL_NEGATIVE else 0
+            if end - at < 4:
+                break
+            # The digits that the integer has, still to come.
+            places = (((source[at] ^ flip) << 8) | (source[at + 1] ^ flip)) - BIAS + shift
+            at += 2
+            if places > most or places < 1:
+                break
+            low = high = 0
+            factor = 100
+            pair = (source[at] ^ flip) - 1
+            # No zero leads.
+            if pair < 10:
+                break
+            while at < end and source[at] != flip:
+                pair = (source[at] ^ flip) - 1
+                at += 1
+                factor = 100
+                if places == 1 and pair % 10 == 0:
+                    pair //= 10
+                    factor = 10
+                elif places < 2:
+                    pair = 100
+                if pair > 99:
+                    break
+                places -= 2 if factor == 100 else 1
+                part = (low & MASK32) * factor + pair
+                low = (low >> 32) * factor + (part >> 32)
+                high = (high * factor + (low >> 32)) & MASK64
+                low = ((low << 32) & MASK64) | (part & MASK32)
+            # A last pair of zeros would be a second way to write the same number.
+            if pair > 99 or pair == 0 or at >= end:
+                break
+            while places > 0:
+                part = (low & MASK32) * 10
+                low = (low >> 32) * 10 + (part >> 32)
+                high = (high * 10 + (low >> 32)) & MASK64
+                low = ((low << 32) & MASK64) | (part & MASK32)
+                places -= 1
+            if flip:
+                low ^= MASK64
+                high ^= MASK64
+                low = (low + 1) & MASK64
+                if low == 0:
+                    high = (high + 1) & MASK64
+            values[2 * row] = low
+            values[2 * row + 1] = high
+            cursors[row] = at + 1
+        else:
+            bad = -1
+    return bad

@@ -1,0 +1,560 @@
+"""Binary rows from value columns and back: `docs/keys.md` has the layout, `values/row` the walk over the types.
+
+    content  = count(LEB128) nulls(ceil(count / 8) bytes, bit set = null) item*      of a row, a struct or a list
+    item     = fixed number of bytes | length(LEB128) bytes                         nothing when it is null
+
+Contents nest: what is a struct or a list in one column is a run of bytes to the column around it. Writing takes
+two rounds: `measure_…` adds up what each row needs, `lay_out` gives each its place, `write_…` appends one item to
+every row. Reading first locates one item of every row, then gathers the items into a column.
+
+Nothing is raised for bad bytes: locating answers with the first row that is damaged, or -1. The loops are free of
+Python, and run without its lock. A `valid` with no element means that no row is null.
+
+Written in Cython's pure-Python mode; see `_block_writer` for how that works.
+"""
+
+from __future__ import annotations
+
+import cython
+from cython.cimports.libc.string import memcpy
+
+# Declared for C: an ordinary module constant would be looked up as a Python object in every row.
+MAX_COLUMN_BYTES = cython.declare(cython.longlong, 0x7FFFFFFF)
+MAX_LENGTH = cython.declare(cython.longlong, 0xFFFFFFFF)
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _varint_size(value: cython.longlong) -> cython.longlong:
+    size: cython.longlong = 1
+    while value >= 0x80:
+        value >>= 7
+        size += 1
+    return size
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _put_varint(out: cython.p_uchar, at: cython.longlong, value: cython.longlong) -> cython.longlong:
+    while value >= 0x80:
+        out[at] = (value & 0x7F) | 0x80
+        value >>= 7
+        at += 1
+    out[at] = value
+    return at + 1
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _get_varint(data: cython.p_const_uchar, at: cython.longlong, end: cython.longlong) -> cython.longlong:
+    """The number at `at`, or -1 when it is damaged. Only the shortest form counts: see `_varint_size`."""
+    value: cython.longlong = 0
+    shift: cython.int = 0
+    byte: cython.int
+    while at < end and shift < 35:
+        byte = data[at]
+        at += 1
+        value |= cython.cast(cython.longlong, byte & 0x7F) << shift
+        if byte < 0x80:
+            return -1 if (byte == 0 and shift) or value > MAX_LENGTH else value
+        shift += 7
+    return -1
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _copy(
+    out: cython.p_uchar,
+    at: cython.longlong,
+    source: cython.p_const_uchar,
+    start: cython.longlong,
+    size: cython.longlong,
+) -> cython.void:
+    if cython.compiled:
+        memcpy(out + at, source + start, size)
+    else:
+        out[at : at + size] = source[start : start + size]
+
+
+def measure_fixed(width: int, valid: cython.const[cython.uchar][::1], sizes: cython.longlong[::1]) -> None:
+    """Add an item of `width` bytes to each row that has one."""
+    row: cython.Py_ssize_t
+    rows: cython.Py_ssize_t = len(sizes)
+    checked: cython.bint = len(valid) > 0
+    size: cython.longlong = width
+    if checked and len(valid) < rows:
+        raise ValueError("a column has fewer rows than the sizes")
+    with cython.nogil:
+        for row in range(rows):
+            if not checked or valid[row]:
+                sizes[row] += size
+
+
+def measure_delimited(
+    offsets: cython.const[cython.longlong][::1],
+    valid: cython.const[cython.uchar][::1],
+    sizes: cython.longlong[::1],
+) -> None:
+    """Add a length and that many bytes to each row that has them."""
+    row: cython.Py_ssize_t
+    rows: cython.Py_ssize_t = len(sizes)
+    checked: cython.bint = len(valid) > 0
+    size: cython.longlong
+    if len(offsets) <= rows or (checked and len(valid) < rows):
+        raise ValueError("a column has fewer rows than the sizes")
+    with cython.nogil:
+        for row in range(rows):
+            if not checked or valid[row]:
+                size = offsets[row + 1] - offsets[row]
+                sizes[row] += size + _varint_size(size)
+
+
+def measure_lists(
+    lists: cython.const[cython.longlong][::1],
+    offsets: cython.const[cython.longlong][::1],
+    sizes: cython.longlong[::1],
+) -> None:
+    """Add the content of a list to each row: elements `lists[row]` to `lists[row + 1]`, already written."""
+    row: cython.Py_ssize_t
+    rows: cython.Py_ssize_t = len(sizes)
+    count: cython.longlong
+    if len(lists) <= rows or len(offsets) <= lists[rows]:
+        raise ValueError("there are fewer elements than the lists have")
+    with cython.nogil:
+        for row in range(rows):
+            count = lists[row + 1] - lists[row]
+            sizes[row] += _varint_size(count) + (count + 7) // 8
+            sizes[row] += offsets[lists[row + 1]] - offsets[lists[row]]
+
+
+def lay_out(sizes: cython.longlong[::1], offsets: cython.longlong[::1]) -> None:
+    """Turn sizes into where each row begins, in place, and into offsets, of which there is one more."""
+    row: cython.Py_ssize_t
+    rows: cython.Py_ssize_t = len(sizes)
+    size: cython.longlong
+    at: cython.longlong = 0
+    if len(offsets) <= rows:
+        raise ValueError("there are fewer offsets than rows")
+    with cython.nogil:
+        for row in range(rows):
+            size = sizes[row]
+            sizes[row] = offsets[row] = at
+            at += size
+        offsets[rows] = at
+
+
+def write_headers(header: bytes, cursors: cython.longlong[::1], out: cython.uchar[::1]) -> None:
+    """Append the same bytes to each row: the count and an empty bitmap, which the items then fill."""
+    row: cython.Py_ssize_t
+    rows: cython.Py_ssize_t = len(cursors)
+    size: cython.longlong = len(header)
+    source: cython.p_const_uchar = header
+    target: cython.p_uchar
+    if rows == 0:
+        return
+    if cython.compiled:
+        target = cython.address(out[0])
+    else:
+        target = out
+    with cython.nogil:
+        for row in range(rows):
+            _copy(target, cursors[row], source, 0, size)
+            cursors[row] += size
+
+
+def write_fixed(
+    field: int,
+    stride: int,
+    width: int,
+    values: cython.const[cython.uchar][::1],
+    valid: cython.const[cython.uchar][::1],
+    bitmaps: cython.const[cython.longlong][::1],
+    cursors: cython.longlong[::1],
+    out: cython.uchar[::1],
+) -> None:
+    """Append the low `width` bytes of its number to each row; numbers lie `stride` bytes apart.
+
+    A null is marked in the row's bitmap, if there are `bitmaps`, at bit `field`.
+    """
+    row: cython.Py_ssize_t
+    rows: cython.Py_ssize_t = len(cursors)
+    checked: cython.bint = len(valid) > 0
+    marking: cython.bint = len(bitmaps) > 0
+    step: cython.longlong = stride
+    size: cython.longlong = width
+    byte: cython.longlong = field >> 3
+    bit: cython.int = 1 << (field & 7)
+    source: cython.p_const_uchar
+    target: cython.p_uchar
+    if len(values) < step * rows or (checked and len(valid) < rows) or (marking and len(bitmaps) < rows):
+        raise ValueError("a column has fewer rows than the cursors")
+    if rows == 0:
+        return
+    if cython.compiled:
+        source = cython.address(values[0])
+        target = cython.address(out[0])
+    else:
+        source = values
+        target = out
+    with cython.nogil:
+        for row in range(rows):
+            if not checked or valid[row]:
+                _copy(target, cursors[row], source, row * step, size)
+                cursors[row] += size
+            elif marking:
+                target[bitmaps[row] + byte] |= bit
+
+
+def write_delimited(
+    field: int,
+    offsets: cython.const[cython.longlong][::1],
+    data: cython.const[cython.uchar][::1],
+    valid: cython.const[cython.uchar][::1],
+    bitmaps: cython.const[cython.longlong][::1],
+    cursors: cython.longlong[::1],
+    out: cython.uchar[::1],
+) -> None:
+    """Append a length and that many bytes to each row; nulls as in `write_fixed`."""
+    row: cython.Py_ssize_t
+    rows: cython.Py_ssize_t = len(cursors)
+    checked: cython.bint = len(valid) > 0
+    marking: cython.bint = len(bitmaps) > 0
+    byte: cython.longlong = field >> 3
+    bit: cython.int = 1 << (field & 7)
+    at: cython.longlong
+    size: cython.longlong
+    source: cython.p_const_uchar
+    target: cython.p_uchar
+    if len(offsets) <= rows or (checked and len(valid) < rows) or (marking and len(bitmaps) < rows):
+        raise ValueError("a column has fewer rows than the cursors")
+    if rows == 0:
+        return
+    if cython.compiled:
+        source = cython.address(data[0])
+        target = cython.address(out[0])
+    else:
+        source = data
+        target = out
+    with cython.nogil:
+        for row in range(rows):
+            if not checked or valid[row]:
+                size = offsets[row + 1] - offsets[row]
+                at = _put_varint(target, cursors[row], size)
+                _copy(target, at, source, offsets[row], size)
+                cursors[row] = at + size
+            elif marking:
+                target[bitmaps[row] + byte] |= bit
+
+
+def write_lists(
+    lists: cython.const[cython.longlong][::1],
+    offsets: cython.const[cython.longlong][::1],
+    data: cython.const[cython.uchar][::1],
+    valid: cython.const[cython.uchar][::1],
+    cursors: cython.longlong[::1],
+    out: cython.uchar[::1],
+) -> None:
+    """Append the content of a list to each row, see `measure_lists`; `valid` tells which elements are null."""
+    row: cython.Py_ssize_t
+    rows: cython.Py_ssize_t = len(cursors)
+    checked: cython.bint = len(valid) > 0
+    at: cython.longlong
+    count: cython.longlong
+    element: cython.longlong
+    bits: cython.int
+    source: cython.p_const_uchar
+    target: cython.p_uchar
+    if len(lists) <= rows or len(offsets) <= lists[rows] or (checked and len(valid) < lists[rows]):
+        raise ValueError("there are fewer elements than the lists have")
+    if rows == 0:
+        return
+    if cython.compiled:
+        source = cython.address(data[0])
+        target = cython.address(out[0])
+    else:
+        source = data
+        target = out
+    with cython.nogil:
+        for row in range(rows):
+            count = lists[row + 1] - lists[row]
+            at = _put_varint(target, cursors[row], count)
+            bits = 0
+            for element in range(count):
+                if checked and not valid[lists[row] + element]:
+                    bits |= 1 << (element & 7)
+                if element & 7 == 7 or element == count - 1:
+                    target[at] = bits
+                    at += 1
+                    bits = 0
+            count = offsets[lists[row + 1]] - offsets[lists[row]]
+            _copy(target, at, source, offsets[lists[row]], count)
+            cursors[row] = at + count
+
+
+def read_headers(
+    version: int,
+    data: cython.const[cython.uchar][::1],
+    starts: cython.const[cython.longlong][::1],
+    stops: cython.const[cython.longlong][::1],
+    valid: cython.const[cython.uchar][::1],
+    counts: cython.longlong[::1],
+    bitmaps: cython.longlong[::1],
+    cursors: cython.longlong[::1],
+) -> int:
+    """Take count and bitmap of each content, behind a byte `version` unless that is 0. A null one has no items.
+
+    Returns -1, or the first row that is damaged.
+    """
+    row: cython.Py_ssize_t
+    rows: cython.Py_ssize_t = len(cursors)
+    checked: cython.bint = len(valid) > 0
+    lead: cython.int = version
+    bad: cython.Py_ssize_t = -1
+    at: cython.longlong
+    count: cython.longlong
+    source: cython.p_const_uchar
+    if min(len(starts), len(stops), len(counts), len(bitmaps)) < rows or (checked and len(valid) < rows):
+        raise ValueError("a column has fewer rows than the cursors")
+    if cython.compiled:
+        source = cython.address(data[0])
+    else:
+        source = data
+    with cython.nogil:
+        for row in range(rows):
+            at = starts[row]
+            cursors[row] = bitmaps[row] = at
+            counts[row] = 0
+            if checked and not valid[row]:
+                cursors[row] = stops[row]
+                continue
+            bad = row
+            if lead:
+                if at >= stops[row] or source[at] != lead:
+                    break
+                at += 1
+            count = _get_varint(source, at, stops[row])
+            if count < 0:
+                break
+            at += _varint_size(count)
+            if (count + 7) // 8 > stops[row] - at:
+                break
+            counts[row] = count
+            bitmaps[row] = at
+            cursors[row] = at + (count + 7) // 8
+        else:
+            bad = -1
+    return bad
+
+
+def locate_items(
+    field: int,
+    width: int,
+    data: cython.const[cython.uchar][::1],
+    stops: cython.const[cython.longlong][::1],
+    counts: cython.const[cython.longlong][::1],
+    bitmaps: cython.const[cython.longlong][::1],
+    cursors: cython.longlong[::1],
+    item_starts: cython.longlong[::1],
+    item_stops: cython.longlong[::1],
+    valid: cython.uchar[::1],
+) -> int:
+    """Step over item `field` of each row: `width` bytes, or a length and that many when `width` is 0.
+
+    A row that ends before that field has a null there. Returns -1, or the first row that is damaged.
+    """
+    row: cython.Py_ssize_t
+    rows: cython.Py_ssize_t = len(cursors)
+    number: cython.longlong = field
+    byte: cython.longlong = field >> 3
+    bit: cython.int = 1 << (field & 7)
+    fixed: cython.longlong = width
+    bad: cython.Py_ssize_t = -1
+    at: cython.longlong
+    size: cython.longlong
+    source: cython.p_const_uchar
+    if min(len(stops), len(counts), len(bitmaps), len(item_starts), len(item_stops), len(valid)) < rows:
+        raise ValueError("a column has fewer rows than the cursors")
+    if cython.compiled:
+        source = cython.address(data[0])
+    else:
+        source = data
+    with cython.nogil:
+        for row in range(rows):
+            item_starts[row] = item_stops[row] = 0
+            valid[row] = 0
+            if number >= counts[row] or source[bitmaps[row] + byte] & bit:
+                continue
+            bad = row
+            at = cursors[row]
+            size = fixed
+            if fixed == 0:
+                size = _get_varint(source, at, stops[row])
+                if size < 0:
+                    break
+                at += _varint_size(size)
+            if size > stops[row] - at:
+                break
+            valid[row] = 1
+            item_starts[row] = at
+            item_stops[row] = cursors[row] = at + size
+        else:
+            bad = -1
+    return bad
+
+
+def locate_elements(
+    width: int,
+    data: cython.const[cython.uchar][::1],
+    stops: cython.const[cython.longlong][::1],
+    counts: cython.const[cython.longlong][::1],
+    bitmaps: cython.const[cython.longlong][::1],
+    cursors: cython.longlong[::1],
+    item_starts: cython.longlong[::1],
+    item_stops: cython.longlong[::1],
+    valid: cython.uchar[::1],
+) -> int:
+    """Step over all items of each row, one after the other: a list. Returns as `locate_items` does."""
+    row: cython.Py_ssize_t
+    rows: cython.Py_ssize_t = len(cursors)
+    fixed: cython.longlong = width
+    bad: cython.Py_ssize_t = -1
+    at: cython.longlong
+    size: cython.longlong
+    index: cython.longlong
+    element: cython.longlong = 0
+    room: cython.longlong = min(len(item_starts), len(item_stops), len(valid))
+    source: cython.p_const_uchar
+    if min(len(stops), len(counts), len(bitmaps)) < rows:
+        raise ValueError("a column has fewer rows than the cursors")
+    if cython.compiled:
+        source = cython.address(data[0])
+    else:
+        source = data
+    with cython.nogil:
+        for row in range(rows):
+            bad = row
+            at = cursors[row]
+            for index in range(counts[row]):
+                if element >= room:
+                    at = -1
+                    break
+                item_starts[element] = item_stops[element] = 0
+                valid[element] = (source[bitmaps[row] + (index >> 3)] >> (index & 7)) & 1 ^ 1
+                if valid[element]:
+                    size = fixed
+                    if fixed == 0:
+                        size = _get_varint(source, at, stops[row])
+                        at += _varint_size(size)
+                    if size < 0 or size > stops[row] - at:
+                        at = -1
+                        break
+                    item_starts[element] = at
+                    at += size
+                    item_stops[element] = at
+                element += 1
+            if at < 0:
+                break
+            cursors[row] = at
+        else:
+            bad = -1
+    return bad
+
+
+def gather_fixed(
+    width: int,
+    stride: int,
+    data: cython.const[cython.uchar][::1],
+    starts: cython.const[cython.longlong][::1],
+    valid: cython.const[cython.uchar][::1],
+    out: cython.uchar[::1],
+) -> None:
+    """Copy located items of `width` bytes into a column `stride` bytes wide, extending the sign. Nulls become 0."""
+    row: cython.Py_ssize_t
+    rows: cython.Py_ssize_t = len(starts)
+    size: cython.longlong = width
+    step: cython.longlong = stride
+    at: cython.longlong
+    index: cython.longlong
+    fill: cython.int
+    source: cython.p_const_uchar
+    target: cython.p_uchar
+    if len(valid) < rows or len(out) < step * rows:
+        raise ValueError("a column has fewer rows than the items")
+    if rows == 0:
+        return
+    if cython.compiled:
+        source = cython.address(data[0])
+        target = cython.address(out[0])
+    else:
+        source = data
+        target = out
+    with cython.nogil:
+        for row in range(rows):
+            at = row * step
+            index = 0
+            fill = 0
+            if valid[row]:
+                _copy(target, at, source, starts[row], size)
+                index = size
+                if size < step and target[at + size - 1] & 0x80:
+                    fill = 0xFF
+            while index < step:
+                target[at + index] = fill
+                index += 1
+
+
+def gather_bytes(
+    data: cython.const[cython.uchar][::1],
+    starts: cython.const[cython.longlong][::1],
+    stops: cython.const[cython.longlong][::1],
+    offsets: cython.int[::1],
+    out: cython.uchar[::1],
+) -> None:
+    """Copy located items behind each other, where `measure_items` has given each its place."""
+    row: cython.Py_ssize_t
+    rows: cython.Py_ssize_t = len(starts)
+    source: cython.p_const_uchar
+    target: cython.p_uchar
+    if len(stops) < rows or len(offsets) <= rows or len(out) < offsets[rows]:
+        raise ValueError("a column has fewer rows than the items")
+    if rows == 0 or offsets[rows] == 0:
+        return
+    if cython.compiled:
+        source = cython.address(data[0])
+        target = cython.address(out[0])
+    else:
+        source = data
+        target = out
+    with cython.nogil:
+        for row in range(rows):
+            _copy(target, offsets[row], source, starts[row], stops[row] - starts[row])
+
+
+def measure_items(
+    starts: cython.const[cython.longlong][::1],
+    stops: cython.const[cython.longlong][::1],
+    offsets: cython.int[::1],
+) -> int:
+    """Fill the offsets of a column for located items; returns its size, or -1 when that passes 2 GiB."""
+    row: cython.Py_ssize_t
+    rows: cython.Py_ssize_t = len(starts)
+    size: cython.longlong = 0
+    if len(stops) < rows or len(offsets) <= rows:
+        raise ValueError("a column has fewer rows than the items")
+    offsets[0] = 0
+    with cython.nogil:
+        for row in range(rows):
+            size += stops[row] - starts[row]
+            if size > MAX_COLUMN_BYTES:
+                size = -1
+                break
+            offsets[row + 1] = size
+    return size

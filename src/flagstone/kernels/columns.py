@@ -1,0 +1,61 @@
+"""Arrow arrays as the runs of memory that kernels take, and back. Imports PyArrow: only columnar code may need it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+NOTHING: Final = memoryview(b"")
+
+
+def room(size: int) -> Any:
+    """A buffer for a kernel to fill."""
+    return pa.allocate_buffer(size)
+
+
+def view(buffer: Any, code: str) -> memoryview:
+    """The whole buffer as numbers of one kind; nothing when there is no buffer."""
+    return memoryview(NOTHING if buffer is None else buffer).cast("B").cast(code)  # type: ignore[call-overload]
+
+
+def zeros(count: int) -> memoryview:
+    """That many 64-bit numbers to count in."""
+    return memoryview(bytearray(8 * count)).cast("q")
+
+
+def words(column: pa.Array) -> memoryview:
+    """A column of 64-bit numbers, or of two such words per row, as bit patterns."""
+    per_row = column.type.bit_width // 64
+    if not len(column):
+        return NOTHING.cast("Q")
+    return view(column.buffers()[1], "Q")[per_row * column.offset : per_row * (column.offset + len(column))]
+
+
+def fixed(column: pa.Array, width: int) -> memoryview:
+    """The bytes of a column in which every row takes `width` of them."""
+    return view(column.buffers()[1], "B")[width * column.offset : width * (column.offset + len(column))]
+
+
+def strings(column: pa.Array) -> tuple[memoryview, memoryview]:
+    """Offsets and bytes of a column of strings or binaries: row `i` is `data[offsets[i] : offsets[i + 1]]`."""
+    if not len(column):
+        return zeros(1), NOTHING
+    large = column.cast(pa.large_binary())
+    _, offsets, data = large.buffers()
+    return view(offsets, "q")[large.offset : large.offset + len(large) + 1], view(data, "B")
+
+
+def present(column: pa.Array) -> memoryview:
+    """One byte per row, 1 where it is not null; no byte at all when no row is."""
+    if not column.null_count:
+        return NOTHING
+    flags = pc.is_valid(column).cast(pa.uint8())
+    return fixed(flags, 1)
+
+
+def bitmap(flags: Any, rows: int) -> Any:
+    """One bit per row from a buffer of one byte per row; None when every row is valid."""
+    valid = pa.Array.from_buffers(pa.uint8(), rows, [None, flags]).cast(pa.bool_())
+    return None if valid.true_count == rows else valid.buffers()[1]

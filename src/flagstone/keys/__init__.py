@@ -1,0 +1,43 @@
+"""Structured keys: tuples as bytes that sort like the tuples. `docs/keys.md` is the specification.
+
+    key = keys.encode("eu", 42)                      # also keys.encode(("eu", 42))
+    keys.decode(key)                                 # ("eu", 42)
+    db.scan(prefix=keys.encode("eu"))                # every tuple that begins with "eu", and no "europe"
+    db.scan(*keys.range("eu"))                       # the same as a range
+    db.scan(keys.encode("eu", 10), keys.successor("eu", 20))       # "eu" with 10 to 20, both included
+
+Bytes say what they are, so decoding needs no schema. A `KeySchema` adds what bytes do not keep: names, the width of
+numbers, the scale of decimals. `encode_arrow` and `decode_arrow` do the same for columns, at millions of parts a
+second; they need PyArrow, which is imported when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from flagstone.keys.ranges import key_range as range  # noqa: A004 - read as keys.range
+from flagstone.keys.ranges import successor
+from flagstone.keys.scalars import KeyPart, decode, encode
+from flagstone.keys.schema import KeySchema
+
+if TYPE_CHECKING:
+    from flagstone.keys.columnar import arrow_schema, decode_arrow, encode_arrow
+
+__all__ = [
+    "KeyPart",
+    "KeySchema",
+    "arrow_schema",
+    "decode",
+    "decode_arrow",
+    "encode",
+    "encode_arrow",
+    "range",
+    "successor",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in {"arrow_schema", "decode_arrow", "encode_arrow"}:
+        raise AttributeError(f"module 'flagstone.keys' has no attribute {name!r}")
+    return getattr(importlib.import_module("flagstone.keys.columnar"), name)
