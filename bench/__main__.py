@@ -5,9 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from bench import engine, kernels
+from bench import compaction, engine, kernels, requests
 
-COMPARISONS: dict[str, Callable[[], str]] = {"kernels": kernels.run, "engine": engine.run}
+COMPARISONS: dict[str, Callable[[], str]] = {
+    "kernels": kernels.run,
+    "engine": engine.run,
+    "requests": requests.run,
+    "compaction": compaction.run,
+}
 
 if __name__ == "__main__":
     chosen = sys.argv[1:] or list(COMPARISONS)

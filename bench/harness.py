@@ -51,13 +51,19 @@ def machine() -> str:
 
 
 def write_markdown(
-    name: str, title: str, header: list[str], rows: list[list[str]], remarks: list[str]
+    name: str,
+    title: str,
+    header: list[str],
+    rows: list[list[str]],
+    remarks: list[str],
+    *,
+    basis: str = "Medians of interleaved rounds.",
 ) -> str:
-    """Keep a table under `bench/results/NAME.md`; returns its text."""
+    """Keep a table under `bench/results/NAME.md`; returns its text. `basis` says what its numbers are."""
     lines = [
         f"# {title}",
         "",
-        f"{datetime.now(UTC):%Y-%m-%d}, {machine()}. Medians of interleaved rounds.",
+        f"{datetime.now(UTC):%Y-%m-%d}, {machine()}. {basis}",
         "",
         "| " + " | ".join(header) + " |",
         "|" + "---|" * len(header),

@@ -105,6 +105,7 @@ class CompactorOptions(Section):
     """How compactions are decided and committed. Without a `worker` others have to execute them."""
 
     poll_interval: timedelta = duration("5s")
+    """How often the store is asked what others did. Inside an idle writer it becomes three times as long."""
     manifest_update_timeout: timedelta = duration("300s")
     max_concurrent_compactions: int = integer(4, minimum=1)
     enable_trivial_move: bool = boolean(False)
@@ -112,6 +113,7 @@ class CompactorOptions(Section):
     worker: CompactionWorkerOptions | None = section(CompactionWorkerOptions(), optional=True)
     metric_level: MetricLevel | None = choice(None, *_METRIC_LEVELS, any_case=True, optional=True)
     commit_compacted_interval: timedelta = duration("1s")
+    """How often instead, while workers in other processes have jobs."""
     checkpoint_lifetime: timedelta = duration("900s", minimum="1s")
     """How long readers may keep using tables that a compaction has replaced."""
     worker_heartbeat_timeout: timedelta = duration("30s")
@@ -137,8 +139,11 @@ class ObjectStoreCacheOptions(Section):
     cache_on_flush: bool = boolean(False)
     cache_on_compaction: bool = boolean(False)
     preload_disk_cache_on_startup: Preload | None = choice(None, "L0Sst", "AllSst", optional=True)
+    """What a writer fetches in the background when it was opened, as far as there is room; readers fetch on demand."""
     scan_interval: timedelta = duration("3600s")
+    """How long a process that writes parts may go without measuring what all of them take together."""
     max_open_file_handles: int = integer(1000, minimum=1)
+    """Accepted for SlateDB's sake: no file stays open here, so there are never more than threads that read."""
 
     def check(self) -> None:
         if self.max_cache_size_bytes is not None and self.max_cache_size_bytes < 2 * self.part_size_bytes:

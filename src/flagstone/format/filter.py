@@ -27,7 +27,11 @@ _BLOOM: Final = "_bf"
 
 
 class PrefixExtractor(Protocol):
-    """Cuts the part of a key that prefix scans ask for. Its name is stored: never reuse one for another rule."""
+    """Cuts the part of a key that prefix scans ask for. Its name is stored: never reuse one for another rule.
+
+    What it cuts off must not depend on what follows: if it gives a prefix for some bytes, it gives the same one for
+    every key that begins with them. So the prefix of a scan tells whether all of its keys have one extracted prefix.
+    """
 
     @property
     def name(self) -> str: ...

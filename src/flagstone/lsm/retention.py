@@ -71,6 +71,26 @@ def apply_retention(versions: Sequence[EntryTuple], policy: RetentionPolicy) -> 
     return kept
 
 
+def condense(versions: Sequence[EntryTuple], policy: RetentionPolicy) -> list[EntryTuple]:
+    """Versions, new to old, with operands folded that would be folded anyway, when more versions are still to come.
+
+    Retention makes the same of the result as of what was given, because operators are associative. It keeps the
+    history of a key that was merged into a million times from piling up in memory.
+    """
+    condensed: list[EntryTuple] = []
+    at = 0
+    while at < len(versions):
+        end = at + 1
+        row = versions[at]
+        if policy.merge_operator is not None and row[2] == MERGE and row[1] <= policy.min_seq:
+            while end < len(versions) and _joins(versions[end], row):
+                end += 1
+            row = _folded(versions[at:end], policy.merge_operator, policy.clock_ms)
+        condensed.append(row)
+        at = end
+    return condensed
+
+
 def visible_value(
     versions: Iterable[EntryTuple],
     *,
@@ -151,6 +171,10 @@ def _end_of_group(versions: Sequence[EntryTuple], start: int) -> int:
         if versions[end - 1][2] != MERGE:
             break
     return end
+
+
+def _joins(row: EntryTuple, newer: EntryTuple) -> bool:
+    return row[2] == MERGE and row[0] == newer[0] and row[5] == newer[5]
 
 
 def _folded(group: Sequence[EntryTuple], operator: MergeOperator, clock_ms: int) -> EntryTuple:

@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 
 from flagstone.errors import Closed, InternalError
 from flagstone.metadata.compactions import Compactions
-from flagstone.metadata.manifest import Manifest
+from flagstone.metadata.manifest import Manifest, renew_repeated_view_ids
 from flagstone.metadata.sequenced import SequencedConflict, Versioned
 from flagstone.metadata.stores import CompactionsStore, ManifestStore
 
@@ -66,13 +66,17 @@ def claim_writer(manifests: ManifestStore) -> tuple[Fence, Versioned[Manifest]]:
 
     A crash afterwards costs an epoch and nothing else.
     """
-    claimed = manifests.update(lambda now: replace(now.value, writer_epoch=now.value.writer_epoch + 1))
+    claimed = manifests.update(
+        lambda now: replace(renew_repeated_view_ids(now.value), writer_epoch=now.value.writer_epoch + 1)
+    )
     return Fence("writer", claimed.value.writer_epoch), claimed
 
 
 def claim_compactor(manifests: ManifestStore) -> tuple[Fence, Versioned[Manifest]]:
     """Become the compaction coordinator as far as the manifest is concerned; see `claim_compactions`."""
-    claimed = manifests.update(lambda now: replace(now.value, compactor_epoch=now.value.compactor_epoch + 1))
+    claimed = manifests.update(
+        lambda now: replace(renew_repeated_view_ids(now.value), compactor_epoch=now.value.compactor_epoch + 1)
+    )
     return Fence("compactor", claimed.value.compactor_epoch), claimed
 
 

@@ -9,21 +9,35 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import pairwise
+from typing import TypeVar
 
 from flagstone.errors import InternalError
-from flagstone.lsm.tree import SstView
+from flagstone.lsm.tree import BytesRange, SstView
 from flagstone.metadata.compactions import Compactions, may_follow
 from flagstone.metadata.manifest import Manifest
 from flagstone.runtime.ids import ulid_ms, ulid_text
 from flagstone.types import Ulid
+
+N = TypeVar("N", bound=int)
 
 
 def check_manifest(following: Manifest, current: Manifest | None) -> None:
     """Raise InternalError unless `following` may be committed after `current`."""
     for state_rule in _MANIFEST_STATE_RULES:
         state_rule(following)
+    view_ids_unique(following, current)
     if current is not None:
         for step_rule in _MANIFEST_STEP_RULES:
+            step_rule(following, current)
+
+
+def check_replaced_state(following: Manifest, current: Manifest | None) -> None:
+    """The rules when an older state is made the current one again: the tables of L0 may be any, all else holds."""
+    for state_rule in _MANIFEST_STATE_RULES:
+        state_rule(following)
+    view_ids_unique(following, current)
+    if current is not None:
+        for step_rule in (counters_grow, stays_initialized, tracker_not_ahead):
             step_rule(following, current)
 
 
@@ -46,12 +60,17 @@ def run_ids_descend(following: Manifest) -> None:
 
 def run_ids_unique(following: Manifest) -> None:
     """No run id occurs twice, in all segments together."""
-    _no_repeats(run_ids_unique, following.run_ids)
+    repeated = _repeated(following.run_ids)
+    if repeated:
+        _broken(run_ids_unique, ", ".join(map(str, sorted(repeated))))
 
 
-def view_ids_unique(following: Manifest) -> None:
-    """No view occurs twice."""
-    _no_repeats(view_ids_unique, (view.id for view in following.views), ulid_text)
+def view_ids_unique(following: Manifest, current: Manifest | None) -> None:
+    """No view id occurs twice, unless it already did: SlateDB's union leaves repeated ids behind."""
+    known = set() if current is None else _repeated(view.id for view in current.views)
+    repeated = _repeated(view.id for view in following.views) - known
+    if repeated:
+        _broken(view_ids_unique, _texts(sorted(repeated)))
 
 
 def ssts_are_those_referenced(following: Manifest) -> None:
@@ -107,9 +126,9 @@ def new_l0_not_older(following: Manifest, current: Manifest) -> None:
     newest = current.newest_l0
     if newest is None:
         return
-    for view in _l0_views(following) - _l0_views(current):
-        if ulid_ms(view.sst_id) < ulid_ms(newest):
-            _broken(new_l0_not_older, f"{ulid_text(view.sst_id)} after {ulid_text(newest)}")
+    for sst_id, _ in _l0_tables(following) - _l0_tables(current):
+        if ulid_ms(sst_id) < ulid_ms(newest):
+            _broken(new_l0_not_older, f"{ulid_text(sst_id)} after {ulid_text(newest)}")
 
 
 def l0_order_kept(following: Manifest, current: Manifest) -> None:
@@ -122,8 +141,8 @@ def l0_order_kept(following: Manifest, current: Manifest) -> None:
         if segment.prefix in trees_before
     ]
     for after, before in pairs:
-        place = {view.id: position for position, view in enumerate(before.l0)}
-        places = [place.get(view.id, -1) for view in after.l0]
+        place = {_shown(view): position for position, view in enumerate(before.l0)}
+        places = [place.get(_shown(view), -1) for view in after.l0]
         if places != sorted(places):
             _broken(l0_order_kept, _texts(view.id for view in after.l0))
 
@@ -173,7 +192,6 @@ def jobs_follow_life_cycle(following: Compactions, current: Compactions) -> None
 _MANIFEST_STATE_RULES = (
     run_ids_descend,
     run_ids_unique,
-    view_ids_unique,
     ssts_are_those_referenced,
     segments_ordered_and_disjoint,
 )
@@ -182,14 +200,17 @@ _COMPACTIONS_STATE_RULES = (job_ids_ascend, outputs_not_older_than_job)
 _COMPACTIONS_STEP_RULES = (coordinator_epoch_grows, new_job_not_older, jobs_follow_life_cycle)
 
 
-def _l0_views(manifest: Manifest) -> set[SstView]:
-    return {view for tree in manifest.trees for view in tree.l0}
+def _shown(view: SstView) -> tuple[Ulid, BytesRange | None]:
+    """What a view shows, under whichever id."""
+    return view.sst_id, view.visible_range
 
 
-def _no_repeats(rule: Callable[..., None], ids: Iterable[int], text: Callable[[Ulid], str] = str) -> None:
-    repeated = [number for number, count in Counter(ids).items() if count > 1]
-    if repeated:
-        _broken(rule, ", ".join(text(Ulid(number)) for number in sorted(repeated)))
+def _l0_tables(manifest: Manifest) -> set[tuple[Ulid, BytesRange | None]]:
+    return {_shown(view) for tree in manifest.trees for view in tree.l0}
+
+
+def _repeated(ids: Iterable[N]) -> set[N]:
+    return {number for number, count in Counter(ids).items() if count > 1}
 
 
 def _texts(ids: Iterable[Ulid]) -> str:

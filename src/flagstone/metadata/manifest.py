@@ -236,6 +236,39 @@ def apply_compaction(
     )
 
 
+def renew_repeated_view_ids(manifest: Manifest) -> Manifest:
+    """The manifest with an id of its own for every view; itself when that is so already.
+
+    SlateDB's union keeps the ids of its sources, so that two parts of one table share one. A compaction of either
+    would then take both away, so whoever claims a role in such a database tells them apart first. The first
+    keeps its id; the others get the next free number, which has the same time.
+    """
+    ids = [view.id for view in manifest.views]
+    used, seen = set(ids), set[Ulid]()
+    if len(used) == len(ids):
+        return manifest
+
+    def renew(view: SstView) -> SstView:
+        view_id = view.id
+        if view_id in seen:
+            while view_id in used:
+                view_id = Ulid(view_id + 1)
+            used.add(view_id)
+        seen.add(view_id)
+        return replace(view, id=view_id)
+
+    def renewed(tree: Tree) -> Tree:
+        l0 = tuple(renew(view) for view in tree.l0)
+        runs = tuple(replace(run, views=tuple(renew(view) for view in run.views)) for run in tree.runs)
+        return replace(tree, l0=l0, runs=runs)
+
+    return replace_trees(
+        manifest,
+        tree=renewed(manifest.tree),
+        segments=[replace(segment, tree=renewed(segment.tree)) for segment in manifest.segments],
+    )
+
+
 def drop_empty_segments(manifest: Manifest) -> Manifest:
     """The manifest without segments that hold no data; only the writer may do this."""
     kept = tuple(segment for segment in manifest.segments if not segment.tree.empty)

@@ -11,7 +11,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from flagstone.errors import CorruptData, InternalError, InvalidRequest, TransactionConflict, Unavailable
+from flagstone.errors import (
+    CorruptData,
+    FlagstoneError,
+    InternalError,
+    InvalidRequest,
+    TransactionConflict,
+    Unavailable,
+)
 from flagstone.metadata.boundary import Boundary
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.ids import SYSTEM_IDS, Ids
@@ -22,7 +29,13 @@ T = TypeVar("T")
 
 UPDATE_TIMEOUT_S: Final = 300.0
 _PROBES: Final = 4
-_RELIST_AFTER_S: Final = 60.0
+_TRUSTED_MS: Final = 60_000
+"""What was seen this recently is not followed by a gap: nobody collects versions that are younger than this."""
+
+_ASSUMED_MS: Final = 1_000
+"""What was seen this recently is taken for current by a writer: it finds out if it is not, and seldom will."""
+
+_RELIST_AFTER_S: Final = 600.0
 _MAX_LOOKS: Final = 8
 _FIRST_PAUSE_S: Final = 0.01
 _LONGEST_PAUSE_S: Final = 1.0
@@ -87,7 +100,10 @@ class SequencedObject(Generic[T]):
         self._ids = ids
         self._lock = Lock()
         self._known: Versioned[T] | None = None
+        self._created_id = 0
         self._listed_at = clock.monotonic()
+        # By the wall clock, because a machine that was suspended does not count that time as elapsed.
+        self._looked_ms = self._confirmed_ms = 0
 
     def load(self, version_id: int) -> T:
         """The version of that number. Raises `ObjectMissing`, and CorruptData naming the object."""
@@ -116,6 +132,7 @@ class SequencedObject(Generic[T]):
                 return None
             if found is not None and found.id > boundary:
                 self._remember(found)
+                self._confirmed_ms = self._looked_ms
                 return found
         if found is None and boundary == 0:
             raise Unavailable(f"the {self._naming.kind} of {self._store.url} vanishes while it is being read")
@@ -133,6 +150,17 @@ class SequencedObject(Generic[T]):
             raise InvalidRequest(f"no {self._naming.kind} in {self._naming.folder} of {self._store.url}")
         return found
 
+    def poll(self) -> Versioned[T]:
+        """The current version for those who ask again and again: one small request while nothing is new.
+
+        What is found, and once a minute what is not, is confirmed as `require_latest` does it. In between a version
+        that came and was collected within the minute would be missed; a write based on it fails all the same.
+        """
+        known = self._known
+        if known is not None and self._is_recent(self._confirmed_ms) and self._probe() is known:
+            return known
+        return self.require_latest()
+
     def create_next(self, value: T, base: Versioned[T] | None) -> Versioned[T]:
         """Make `value` the version after `base` (None: the first one).
 
@@ -143,6 +171,7 @@ class SequencedObject(Generic[T]):
         self._naming.check(value, None if base is None else base.value)
         created = Versioned(1 if base is None else base.next_id, value)
         path = self._naming.path_of(created.id)
+        started_ms = self._clock.now_ms()
         try:
             self._store.put_if_absent(path, self._naming.encode(value))
         except ObjectExists:
@@ -150,6 +179,7 @@ class SequencedObject(Generic[T]):
         if not self._boundary.admits(created.id):
             raise SequencedConflict(f"{path} is behind the boundary: its number was used up long ago")
         self._remember(created)
+        self._created_id, self._looked_ms, self._confirmed_ms = created.id, started_ms, started_ms
         return created
 
     def update(
@@ -160,14 +190,30 @@ class SequencedObject(Generic[T]):
         A lost race applies `edit` again, to the version that won; so it must be pure. An edit that returns
         None or an equal value writes nothing. What it raises ends the update. Raises `Unavailable` after
         `timeout_s` of lost races.
+
+        Where the version we know is our own, or was seen a moment ago, nothing is read first: the create finds out
+        if it is not the current one any more. Only what leads to no create, nothing to change or an error, is
+        decided by a fresh version.
         """
         deadline = self._clock.monotonic() + timeout_s
         pause = _FIRST_PAUSE_S
+        current = self._assumed()
         while True:
-            current = self.require_latest()
-            value = edit(current)
+            fresh = current is None
+            if current is None:
+                current = self.require_latest()
+            try:
+                value = edit(current)
+            except FlagstoneError:
+                if fresh:
+                    raise
+                current = None
+                continue
             if value is None or value == current.value:
-                return current
+                if fresh:
+                    return current
+                current = None
+                continue
             try:
                 return self.create_next(value, current)
             except SequencedConflict as conflict:
@@ -175,6 +221,7 @@ class SequencedObject(Generic[T]):
                     raise Unavailable(f"lost every race for {timeout_s} s: {conflict}") from conflict
                 self._clock.sleep(self._ids.uniform(0, pause))
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
+                current = None
 
     def read_boundary(self) -> int:
         """The number up to which versions may have been deleted."""
@@ -193,12 +240,30 @@ class SequencedObject(Generic[T]):
             )
         self._store.delete_many([self._naming.path_of(version_id) for version_id in doomed])
 
+    def _assumed(self) -> Versioned[T] | None:
+        """The version we know, if it probably is current, and cannot have been followed by others since removed."""
+        known = self._known
+        if known is None:
+            return None
+        within_ms = _TRUSTED_MS if known.id == self._created_id else _ASSUMED_MS
+        return known if self._is_recent(self._looked_ms, within_ms) else None
+
+    def _is_recent(self, time_ms: int, within_ms: int = _TRUSTED_MS) -> bool:
+        return self._clock.now_ms() - time_ms <= within_ms
+
     def _probe(self) -> Versioned[T] | None:
         """The newest version, found by trying the numbers after the known one where that is cheaper."""
-        known = self._known
+        known, started_ms = self._known, self._clock.now_ms()
         # Without a boundary a process that slept could take a collected gap for the end; a listing cannot.
-        if known is None or self._clock.monotonic() - self._listed_at > _RELIST_AFTER_S:
-            return self._find_highest()
+        listed_long_ago = self._clock.monotonic() - self._listed_at > _RELIST_AFTER_S
+        if known is None or listed_long_ago or not self._is_recent(self._looked_ms):
+            found = self._find_highest()
+        else:
+            found = self._try_next(known)
+        self._looked_ms = started_ms
+        return found
+
+    def _try_next(self, known: Versioned[T]) -> Versioned[T] | None:
         newest, path, data = known.id, "", b""
         for version_id in range(known.id + 1, known.id + 1 + _PROBES):
             try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from flagstone.metadata.boundary import Boundary
 from flagstone.metadata.compactions import Compactions
 from flagstone.metadata.compactions_codec import decode_compactions, encode_compactions
@@ -18,7 +20,10 @@ from flagstone.types import CompactionsId, ManifestId
 
 
 class ManifestStore(SequencedObject[Manifest]):
-    """The manifests of one database. Every version written keeps the rules of `invariants.py`."""
+    """The manifests of one database. Every version written keeps the rules of `invariants.py`.
+
+    `check` are those rules; only who makes an older state the current one again passes others.
+    """
 
     def __init__(
         self,
@@ -28,6 +33,7 @@ class ManifestStore(SequencedObject[Manifest]):
         metrics: Metrics | None = None,
         clock: Clock = SYSTEM_CLOCK,
         ids: Ids = SYSTEM_IDS,
+        check: Callable[[Manifest, Manifest | None], None] = check_manifest,
     ) -> None:
         self.paths = paths
         naming: Naming[Manifest] = Naming(
@@ -37,7 +43,7 @@ class ManifestStore(SequencedObject[Manifest]):
             parse=paths.parse_manifest,
             encode=encode_manifest,
             decode=decode_manifest,
-            check=check_manifest,
+            check=check,
         )
         boundary = Boundary(store, paths.boundary("manifest"), metrics=metrics)
         super().__init__(store, naming, boundary, clock=clock, ids=ids)

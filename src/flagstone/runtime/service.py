@@ -68,6 +68,8 @@ class Supervisor:
         self.raise_failure()
         with self._lock:
             if self._stopping:
+                # Another service may have failed since we looked: then that is the reason.
+                self.raise_failure()
                 raise Closed(f"cannot start {service.name}: its database is closing; open it again")
             if id(service) in self._runners:
                 raise InternalError(f"service {service.name} was started twice")

@@ -14,6 +14,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -50,15 +51,20 @@ _UNFINISHED_AGE_MS: Final = 3_600_000
 _KEPT_AFTER_EVICTION: Final = 0.9
 _RESCAN_FRACTION: Final = 16
 _NO_LIMIT: Final = 1 << 62
+_PRELOADED_PARTS: Final = 4
+"""How many parts one request of a preload brings."""
 
 
 class CachingStore:
     """A store that keeps parts of another one's tables in `folder`, at most about `max_bytes` of them.
 
-    Many processes may share the folder. Each measures it now and then and removes what was not used for the
-    longest time; between measurements they may exceed the limit together by a sixteenth each. Within one
-    process, concurrent readers of a missing part wait for one request. A table deleted elsewhere may be read
-    until its parts are evicted; `head` and `get_if_changed` always ask the store and tell that it is gone.
+    Many processes may share the folder. Each measures it when it has written a sixteenth of the limit, or writes
+    `scan_interval_s` after the last time, and removes what was not used for the longest time; between
+    measurements they may exceed the limit together by a sixteenth each. Within one process, concurrent readers of
+    a missing part wait for one request. A table deleted elsewhere may be read until its parts are evicted;
+    `head` and `get_if_changed` always ask the store and tell that it is gone.
+
+    A file is open only while a part is read or written, so there are never more open than there are threads at it.
     """
 
     def __init__(
@@ -69,6 +75,7 @@ class CachingStore:
         max_bytes: int,
         part_bytes: int = 4 * 1024 * 1024,
         cache_on_put: bool = False,
+        scan_interval_s: float = 3600.0,
         metrics: Metrics | None = None,
         clock: Clock = SYSTEM_CLOCK,
         ids: Ids = SYSTEM_IDS,
@@ -84,6 +91,8 @@ class CachingStore:
         self._max_bytes = max_bytes
         self._part_bytes = part_bytes
         self._cache_on_put = cache_on_put
+        self._scan_interval_s = scan_interval_s
+        self._measured_at = clock.monotonic()
         self._clock = clock
         self._ids = ids
         self._lock = Lock()
@@ -106,9 +115,16 @@ class CachingStore:
     def __repr__(self) -> str:
         return f"CachingStore({self._inner!r}, folder={str(self._folder)!r}, max_bytes={self._max_bytes})"
 
-    def __reduce__(self) -> tuple[object, tuple[ObjectStore, str, int, int, bool]]:
-        options = (str(self._folder), self._max_bytes, self._part_bytes, self._cache_on_put)
-        return (_reopen, (self._inner, *options))
+    def __reduce__(self) -> tuple[object, tuple[ObjectStore]]:
+        reopen = partial(
+            CachingStore,
+            folder=str(self._folder),
+            max_bytes=self._max_bytes,
+            part_bytes=self._part_bytes,
+            cache_on_put=self._cache_on_put,
+            scan_interval_s=self._scan_interval_s,
+        )
+        return (reopen, (self._inner,))
 
     def get(self, path: str) -> StoredObject:
         if not _is_table(path):
@@ -198,6 +214,25 @@ class CachingStore:
         self._inner.delete_many(wanted)
         for path in wanted:
             self._forget(path)
+
+    def preload(self, path: str, size: int) -> bool:
+        """Fetch what the cache lacks of a table's first `size` bytes; False when there is no room for more of it.
+
+        Raises `ObjectMissing`, and `Unavailable` when the store does not answer; what came before that is kept.
+        """
+        parts, number = -(-size // self._part_bytes), 0
+        while number < parts:
+            if has_part(self._folder, self._key(path, number)):
+                number += 1
+                continue
+            end, most = number + 1, min(parts, number + _PRELOADED_PARTS)
+            while end < most and not has_part(self._folder, self._key(path, end)):
+                end += 1
+            if self._bytes + (end - number) * self._part_bytes > self._max_bytes * _KEPT_AFTER_EVICTION:
+                return False
+            self.get_range(path, number * self._part_bytes, min(size, end * self._part_bytes))
+            number = end
+        return True
 
     def _passed(self, path: str) -> ObjectStore:
         if folder_of(path) in _METADATA:
@@ -301,9 +336,14 @@ class CachingStore:
             self._bytes += size
             self._keys += 1
             self._unmeasured += size
-            due = self._bytes > self._max_bytes or self._unmeasured > self._max_bytes // _RESCAN_FRACTION
+            now = self._clock.monotonic()
+            due = (
+                self._bytes > self._max_bytes
+                or self._unmeasured > self._max_bytes // _RESCAN_FRACTION
+                or now - self._measured_at >= self._scan_interval_s
+            )
             if due:
-                self._unmeasured = 0
+                self._unmeasured, self._measured_at = 0, now
         if due:
             self._measure_and_evict()
 
@@ -341,14 +381,6 @@ def _is_table(path: str) -> bool:
     return folder_of(path) == TABLE_FOLDER
 
 
-def _reopen(
-    inner: ObjectStore, folder: str, max_bytes: int, part_bytes: int, cache_on_put: bool
-) -> CachingStore:
-    return CachingStore(
-        inner, folder=folder, max_bytes=max_bytes, part_bytes=part_bytes, cache_on_put=cache_on_put
-    )
-
-
 def cached_on_disk(
     store: ObjectStore, options: ObjectStoreCacheOptions, *, metrics: Metrics | None = None
 ) -> ObjectStore:
@@ -361,5 +393,6 @@ def cached_on_disk(
         max_bytes=_NO_LIMIT if options.max_cache_size_bytes is None else options.max_cache_size_bytes,
         part_bytes=options.part_size_bytes,
         cache_on_put=options.cache_on_flush,
+        scan_interval_s=options.scan_interval.total_seconds(),
         metrics=metrics,
     )

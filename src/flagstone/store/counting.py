@@ -25,7 +25,7 @@ from flagstone.store.port import (
 
 Direction = Literal["read", "write"]
 
-_OPERATIONS: Final = {
+OPERATIONS: Final = {
     "get": "get",
     "get_if_changed": "get",
     "get_range": "get",
@@ -82,7 +82,7 @@ class CountingStore:
                 registry.counter("slatedb.object_store.error_count", **labels, op=op, api=api),
                 registry.histogram("slatedb.object_store.request_duration_seconds", **labels, op=op, api=api),
             )
-            for api, op in _OPERATIONS.items()
+            for api, op in OPERATIONS.items()
         }
         self._bytes = {
             (op, direction): registry.counter(
@@ -100,6 +100,11 @@ class CountingStore:
 
     def __reduce__(self) -> tuple[object, tuple[ObjectStore, str, str]]:
         return (_reopen, (self._inner, self._component, self._store_type))
+
+    @property
+    def inner(self) -> ObjectStore:
+        """The store that is counted."""
+        return self._inner
 
     def totals(self) -> Totals:
         """The counts so far, as a plain dictionary; verbs that were never used are left out."""

@@ -3,6 +3,7 @@
     <root>/manifest/<20 digits>.manifest          <root>/wal/<20 digits>.sst
     <root>/compactions/<20 digits>.compactions    <root>/compacted/<ULID>.sst
     <root>/gc/manifest.boundary                   <root>/gc/compactions.boundary
+    <root>/flagstone/<name>                       ours alone: SlateDB does not look there
 
 Names are exact. A file that is spelt differently is not ours: parsing gives None, listings pass over it and
 nothing deletes it.
@@ -23,6 +24,7 @@ COMPACTIONS_FOLDER: Final = "compactions"
 WAL_FOLDER: Final = "wal"
 TABLE_FOLDER: Final = "compacted"
 GC_FOLDER: Final = "gc"
+OWN_FOLDER: Final = "flagstone"
 
 BoundaryOf = Literal["manifest", "compactions"]
 
@@ -38,6 +40,7 @@ class DbPaths:
         "compactions_folder",
         "gc_folder",
         "manifest_folder",
+        "own_folder",
         "root",
         "table_folder",
         "wal_folder",
@@ -51,6 +54,7 @@ class DbPaths:
         self.wal_folder: Final = self._prefix + WAL_FOLDER
         self.table_folder: Final = self._prefix + TABLE_FOLDER
         self.gc_folder: Final = self._prefix + GC_FOLDER
+        self.own_folder: Final = self._prefix + OWN_FOLDER
 
     def __repr__(self) -> str:
         return f"DbPaths({self.root!r})"
@@ -79,6 +83,10 @@ class DbPaths:
     def boundary(self, of: BoundaryOf) -> str:
         """The object below whose number the ids of that kind may have been deleted."""
         return f"{self.gc_folder}/{of}.boundary"
+
+    def own(self, name: str) -> str:
+        """An object that only Flagstone knows: what the manifest has no field for."""
+        return f"{self.own_folder}/{name}"
 
     def parse_manifest(self, path: str) -> ManifestId | None:
         number = _parse_number(path, self.manifest_folder, "manifest")

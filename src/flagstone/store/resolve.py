@@ -126,6 +126,33 @@ def resolve_database(
     return resolve(folder.parent, **options), folder.name  # type: ignore[arg-type]
 
 
+def resolve_neighbour(address: str | os.PathLike[str], store: ObjectStore) -> str:
+    """The path inside `store` that an address means: databases that share tables share a store.
+
+    A name, with or without slashes, is such a path already. A URL or a folder (one that begins with `/`, `./`, `../` or
+    `~`) must lead into the store.
+
+    Raises:
+        InvalidRequest: the address is in another store, or names all of this one.
+
+    """
+    text = os.fspath(address)
+    if "://" not in text and not text.startswith(("/", "~", "./", "../")):
+        return check_path(text.strip("/"))
+    home = store.url.rstrip("/")
+    if _scheme(text) in (None, "file"):
+        place = _folder(text).as_uri()
+    else:
+        place = str(parse_remote_url(text)) if _scheme(text) in SERVICE_OF_SCHEME else text
+    inside = place.removeprefix(home + "/").strip("/")
+    if inside == place.strip("/"):
+        raise InvalidRequest(
+            f"{text} is not in {store.url}; databases that share tables must be in the same store, and a "
+            "relative path is one inside it"
+        )
+    return check_path(unquote(inside) if home.startswith("file:") else inside)
+
+
 def _remote(place: RemoteUrl, options: dict[str, OptionValue], retry: RetryPolicy | None) -> ObjectStore:
     # Here, because the native client would double the time of `import flagstone`.
     from flagstone.store.remote import RemoteStore  # noqa: PLC0415

@@ -263,5 +263,10 @@ class _Effort:
         ) from cause
 
 
+def patient(store: ObjectStore, *, clock: Clock = SYSTEM_CLOCK, ids: Ids = SYSTEM_IDS) -> ObjectStore:
+    """The store with retries; itself when it has them already."""
+    return store if isinstance(store, RetryingStore) else RetryingStore(store, clock=clock, ids=ids)
+
+
 def _reopen(inner: ObjectStore, policy: RetryPolicy) -> RetryingStore:
     return RetryingStore(inner, policy=policy)

@@ -28,6 +28,9 @@ from flagstone.types import EntryTuple, Ulid
 META: Final = -1
 """Stands for index and filters where a block's number stands for the block."""
 
+FILTERS: Final = -2
+"""Stands for the filters alone, beside `META`, in what was fetched for one read: scans ask them for prefixes."""
+
 
 @dataclass(frozen=True, slots=True)
 class TableMeta:

@@ -22,7 +22,7 @@ from flagstone.store.ranges import MAX_FETCH_BYTES
 from flagstone.table.builder import EncodedTable
 from flagstone.table.cache import TableCache
 from flagstone.table.read_counts import ReadCounts
-from flagstone.table.reader import META, Table, TableMeta
+from flagstone.table.reader import FILTERS, META, Table, TableMeta
 from flagstone.types import Ulid
 
 Need = probe_kernel.Need
@@ -32,6 +32,9 @@ MAX_GAP_BYTES: Final = 64 * 1024
 
 SMALL_TABLE_BYTES: Final = 32 * 1024
 """A table up to this size is fetched whole with its index: another request would cost more than the bytes."""
+
+_FRESH_TABLES: Final = 16
+"""Of how many uploaded tables that nobody has read yet index and filters are remembered."""
 
 Pinned = dict[tuple[Table, int], Any]
 """What was fetched for one read, in the form `kernels.probe.find` takes it."""
@@ -87,6 +90,7 @@ class TableStore:
         self._counts = ReadCounts(registry)
         self._lock = Lock()
         self._tables: dict[Ulid, Table] = {}
+        self._fresh: dict[Ulid, bytes] = {}
         self._flights: dict[tuple[Table, int], _Flight] = {}
 
     def open(
@@ -114,6 +118,8 @@ class TableStore:
         """Forget tables that left the manifest. Reads that still use them go on, without the cache's help."""
         with self._lock:
             dropped = [table for table_id in table_ids if (table := self._tables.pop(table_id, None))]
+            for table in dropped:
+                self._fresh.pop(table.id, None)
         for table in dropped:
             self._counts.collect(table)
             self.cache.drop(table)
@@ -126,8 +132,20 @@ class TableStore:
             self._counts.collect(table)
 
     def upload(self, table_id: Ulid, encoded: EncodedTable) -> None:
-        """Store a table under its id. Repeating it after a doubtful answer is harmless: the bytes are the same."""
+        """Store a table under its id. Repeating it after a doubtful answer is harmless: the bytes are the same.
+
+        Its index and filters, all of it if it is small, are kept for the first read: what was just written need not be
+        fetched.
+        """
         self._store.put(self._paths.table(table_id), encoded.data)
+        if self.cache.capacity_bytes:
+            info = encoded.info
+            small = info.estimated_size <= self._small_table_bytes
+            start = 0 if small else info.filter_offset if info.filter_len else info.index_offset
+            with self._lock:
+                self._fresh[table_id] = bytes(encoded.data[start : info.index_offset + info.index_len])
+                if len(self._fresh) > _FRESH_TABLES:
+                    del self._fresh[next(iter(self._fresh))]
 
     def fetch(self, needs: Sequence[Need], *, admit: bool = True) -> Pinned:
         """Everything the needs name, in few requests that overlap. With `admit`, blocks go into the cache, too.
@@ -196,10 +214,12 @@ class TableStore:
     def _load_meta(self, table: Table, *, admit: bool) -> Pinned:
         start, stop = table.meta_range
         self._counts.meta_missed(table)
-        stored = self._store.get_range(table.path, start, stop)
+        with self._lock:
+            fresh = self._fresh.pop(table.id, None)
+        stored = self._store.get_range(table.path, start, stop) if fresh is None else fresh
         meta = table.decode_meta(stored)
         self.cache.admit_meta(table, meta)
-        fetched: Pinned = {(table, META): meta.pinned}
+        fetched: Pinned = {(table, META): meta.pinned, (table, FILTERS): meta.filters}
         if table.fetched_whole:
             every = range(len(meta.index))
             fetched.update(self._decode_blocks(table, meta.index, every, stored, base=0, admit=admit))

@@ -17,7 +17,7 @@ from flagstone.metadata.stores import ManifestStore
 from flagstone.runtime.clock import VirtualClock
 from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
-from flagstone.store.port import ObjectMeta, ObjectMissing, StoredObject
+from flagstone.store.port import ObjectMeta, ObjectMissing, ObjectVersion, StoredObject
 from flagstone.types import ManifestId
 
 PATHS = DbPaths("db")
@@ -316,3 +316,116 @@ def test_threads_share_one_object(store: MemoryStore) -> None:
 def test_the_stored_bytes_are_the_codecs(manifests: ManifestStore, store: MemoryStore) -> None:
     grow_to(manifests, 2)
     assert store.get(path(2)).data == encode_manifest(manifests.load(2))
+
+
+class Counted(MemoryStore):
+    """Remembers what it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+
+    def get(self, path: str) -> StoredObject:
+        self.calls.append(f"get {path}")
+        return super().get(path)
+
+    def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
+        self.calls.append(f"list {prefix}")
+        return super().list(prefix, after=after)
+
+    def put_if_absent(self, path: str, data: bytes, *, token: str | None = None) -> ObjectVersion:
+        self.calls.append(f"put {path}")
+        return super().put_if_absent(path, data, token=token)
+
+    def taken(self) -> list[str]:
+        calls, self.calls = self.calls, []
+        return calls
+
+
+BOUNDARY = "get db/gc/manifest.boundary"
+
+
+def test_asking_again_and_again_costs_one_request_and_once_a_minute_two(clock: VirtualClock) -> None:
+    store = Counted()
+    manifests = ManifestStore(store, PATHS, clock=clock)
+    grow_to(manifests, 2)
+    store.taken()
+    asked = []
+    for _ in range(14):
+        clock.sleep(10)
+        assert manifests.poll().id == 2
+        asked.append(store.taken())
+    assert asked.count([f"get {path(3)}"]) == 12
+    assert asked.count([f"get {path(3)}", BOUNDARY]) == 2
+
+
+def test_what_is_new_is_found_by_asking_and_confirmed(clock: VirtualClock) -> None:
+    store = Counted()
+    manifests, other = ManifestStore(store, PATHS, clock=clock), ManifestStore(store, PATHS, clock=clock)
+    grow_to(manifests, 2)
+    other.update(next_epoch)
+    store.taken()
+    assert manifests.poll().id == 3
+    assert BOUNDARY in store.taken()
+    assert manifests.poll() == other.require_latest()
+
+
+def test_a_process_that_slept_does_not_take_a_gap_for_the_end(
+    manifests: ManifestStore, store: MemoryStore, clock: VirtualClock
+) -> None:
+    grow_to(manifests, 3)
+    sleeper = ManifestStore(store, PATHS, clock=clock)
+    assert sleeper.poll().id == 3
+    grow_to(manifests, 10)
+    manifests.delete(range(1, 10), bounded=False)
+    clock.shift_wall(61_000)  # suspended: the wall clock moved on, elapsed time did not
+    assert sleeper.poll().id == 10
+
+
+def test_an_update_of_our_own_version_reads_nothing_first(clock: VirtualClock) -> None:
+    store = Counted()
+    manifests = ManifestStore(store, PATHS, clock=clock)
+    grow_to(manifests, 2)
+    store.taken()
+    clock.sleep(30)
+    assert manifests.update(next_epoch).id == 3
+    assert store.taken() == [f"put {path(3)}", BOUNDARY]
+    clock.sleep(61)
+    assert manifests.update(next_epoch).id == 4
+    assert store.taken()[0].startswith("list"), "too long ago to assume anything"
+
+
+def test_a_version_of_somebody_else_is_assumed_to_be_current_for_a_moment(clock: VirtualClock) -> None:
+    store = Counted()
+    grow_to(ManifestStore(store, PATHS), 2)
+    manifests = ManifestStore(store, PATHS, clock=clock)
+    manifests.require_latest()
+    store.taken()
+    assert manifests.update(next_epoch).id == 3
+    assert store.taken() == [f"put {path(3)}", BOUNDARY]
+    grow_to(ManifestStore(store, PATHS), 4)
+    manifests.require_latest()
+    clock.sleep(2)
+    store.taken()
+    assert manifests.update(next_epoch).id == 5
+    assert store.taken() == [f"get {path(5)}", BOUNDARY, f"put {path(5)}", BOUNDARY]
+
+
+def test_what_an_edit_refuses_or_leaves_alone_is_decided_by_the_latest_version(
+    manifests: ManifestStore, store: MemoryStore
+) -> None:
+    grow_to(manifests, 2)
+    ManifestStore(store, PATHS).update(lambda now: replace(now.value, compactor_epoch=7))
+    seen = []
+
+    def only_after_a_claim(now: Versioned[Manifest]) -> Manifest:
+        seen.append(now.id)
+        if not now.value.compactor_epoch:
+            raise InvalidRequest("nobody has claimed it")
+        return next_epoch(now)
+
+    assert manifests.update(only_after_a_claim).id == 4
+    assert seen == [2, 3]
+    ManifestStore(store, PATHS).update(lambda now: replace(now.value, compactor_epoch=8))
+    found = manifests.update(lambda now: None if now.value.compactor_epoch == 7 else next_epoch(now))
+    assert (found.id, found.value.compactor_epoch) == (6, 8)

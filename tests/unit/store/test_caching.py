@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,10 +13,12 @@ from threading import Barrier, Event
 import pytest
 
 from flagstone.errors import InternalError, InvalidRequest, Unavailable
+from flagstone.runtime.clock import VirtualClock
 from flagstone.runtime.metrics import Metrics
 from flagstone.store import caching
 from flagstone.store.caching import CachingStore
 from flagstone.store.counting import CountingStore
+from flagstone.store.local import LocalStore
 from flagstone.store.memory import MemoryStore
 from flagstone.store.port import ObjectMissing
 
@@ -285,3 +288,60 @@ def test_metadata_must_not_come_near_it(world: World, folder: str) -> None:
 def test_sizes_are_checked(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="too small"):
         CachingStore(MemoryStore(), folder=tmp_path, max_bytes=1 << 20)
+
+
+def test_a_preload_fetches_what_is_missing_in_few_requests(world: World) -> None:
+    world.store.get_range(TABLE, 5 * PART, 5 * PART + 1)
+    world.requests()
+
+    assert world.store.preload(TABLE, len(CONTENT))
+
+    assert world.requests() == {"get_range": 4}, "parts 0-3, 4, 6-9, and the rest"
+    assert world.store.get_range(TABLE, 0, len(CONTENT)) == CONTENT
+    assert world.store.preload(TABLE, len(CONTENT))
+    assert world.requests() == {}
+
+
+def test_a_preload_evicts_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path, max_bytes=6 * PART)
+    assert not world.store.preload(TABLE, len(CONTENT))
+    assert 0 < len(world.files()) <= 5
+    assert world.metric("evicted_keys") == 0
+
+
+def test_a_preload_of_a_table_that_is_gone_says_so(world: World) -> None:
+    world.inner.delete(TABLE)
+    with pytest.raises(ObjectMissing):
+        world.store.preload(TABLE, len(CONTENT))
+
+
+def test_what_others_wrote_is_measured_after_the_scan_interval(tmp_path: Path) -> None:
+    clock, metrics = VirtualClock(), Metrics()
+    inner = MemoryStore()
+    inner.put(TABLE, CONTENT)
+    ours, theirs = (
+        CachingStore(
+            inner,
+            folder=tmp_path,
+            max_bytes=32 * PART,
+            part_bytes=PART,
+            scan_interval_s=60,
+            clock=clock,
+            metrics=seen,
+        )
+        for seen in (metrics, Metrics())
+    )
+    ours.get_range(TABLE, 0, 1)
+    theirs.get_range(TABLE, 5 * PART, 6 * PART)
+    ours.get_range(TABLE, PART, PART + 1)
+    held = "slatedb.object_store_cache.cache_keys"
+    assert metrics.as_dict()[held] == 1, "measured at the first part, and not since"
+    clock.advance(61_000)
+    ours.get_range(TABLE, 2 * PART, 2 * PART + 1)
+    assert metrics.as_dict()[held] == 4
+
+
+def test_a_pickled_cache_has_the_same_options(world: World) -> None:
+    plain = CachingStore(LocalStore(world.folder), folder=world.folder, max_bytes=1 << 30, scan_interval_s=7)
+    again = pickle.loads(pickle.dumps(plain))
+    assert (repr(again), again._scan_interval_s) == (repr(plain), 7)

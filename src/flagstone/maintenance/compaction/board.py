@@ -1,0 +1,117 @@
+"""What one process knows of a database's manifest and compaction jobs, shared by its coordinator and its worker.
+
+Whether there is anything to change is decided by the version on the board, without asking the store; and changes are
+made to it without reading first where it is recent (`SequencedObject.update`). So parts that live in one process hand
+each other work at the cost of the writes alone, and one that crashes leaves a file from which any other process, ours
+or SlateDB's, can go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from flagstone.errors import FlagstoneError
+from flagstone.metadata.compactions import Compactions
+from flagstone.metadata.manifest import Manifest
+from flagstone.metadata.sequenced import UPDATE_TIMEOUT_S, SequencedObject, Versioned
+from flagstone.metadata.stores import CompactionsStore, ManifestStore
+from flagstone.runtime.sync import Lock
+
+T = TypeVar("T")
+
+
+class Board:
+    """The newest versions this process has seen. Safe to use from many threads.
+
+    `publish` hears of every manifest that is written here, `changed` of every new version of either; both are
+    called without a lock held, and must not fail.
+    """
+
+    def __init__(
+        self,
+        manifests: ManifestStore,
+        compactions: CompactionsStore,
+        *,
+        publish: Callable[[Versioned[Manifest]], None] = lambda _: None,
+        update_timeout_s: float = UPDATE_TIMEOUT_S,
+    ) -> None:
+        self.manifests = manifests
+        self.compactions = compactions
+        self.changed: Callable[[], None] = lambda: None
+        self.publish = publish
+        self._timeout_s = update_timeout_s
+        self._manifest: Versioned[Manifest] | None = None
+        self._jobs: Versioned[Compactions] | None = None
+        # One edit at a time of each file: two threads of one process need not lose races to each other.
+        self._editing_manifest = Lock()
+        self._editing_jobs = Lock()
+        self._noting = Lock()
+
+    @property
+    def manifest(self) -> Versioned[Manifest] | None:
+        """The newest manifest seen; None before the first."""
+        return self._manifest
+
+    @property
+    def jobs(self) -> Versioned[Compactions] | None:
+        """The newest compactions file seen; None before the first."""
+        return self._jobs
+
+    def note_manifest(self, seen: Versioned[Manifest]) -> None:
+        """Somebody in this process read or wrote a manifest."""
+        with self._noting:
+            if self._manifest is not None and seen.id <= self._manifest.id:
+                return
+            self._manifest = seen
+        self.changed()
+
+    def note_jobs(self, seen: Versioned[Compactions]) -> None:
+        """Somebody in this process read or wrote a compactions file."""
+        with self._noting:
+            if self._jobs is not None and seen.id <= self._jobs.id:
+                return
+            self._jobs = seen
+        self.changed()
+
+    def fetch_manifest(self) -> Versioned[Manifest]:
+        """The current manifest, from the store."""
+        latest = self.manifests.poll()
+        self.note_manifest(latest)
+        return latest
+
+    def fetch_jobs(self) -> Versioned[Compactions] | None:
+        """The current compactions file, from the store; None when no coordinator was ever started."""
+        latest = self.compactions.latest() if self._jobs is None else self.compactions.poll()
+        if latest is not None:
+            self.note_jobs(latest)
+        return latest
+
+    def edit_manifest(self, edit: Callable[[Versioned[Manifest]], Manifest | None]) -> Versioned[Manifest]:
+        """Apply `edit` to the current manifest; see `SequencedObject.update`."""
+        with self._editing_manifest:
+            written = self._edit(self.manifests, self._manifest, edit)
+        self.note_manifest(written)
+        self.publish(written)
+        return written
+
+    def edit_jobs(
+        self, edit: Callable[[Versioned[Compactions]], Compactions | None]
+    ) -> Versioned[Compactions]:
+        """Apply `edit` to the current compactions file; see `SequencedObject.update`."""
+        with self._editing_jobs:
+            written = self._edit(self.compactions, self._jobs, edit)
+        self.note_jobs(written)
+        return written
+
+    def _edit(
+        self,
+        stored: SequencedObject[T],
+        known: Versioned[T] | None,
+        edit: Callable[[Versioned[T]], T | None],
+    ) -> Versioned[T]:
+        with suppress(FlagstoneError):  # whatever is wrong with an old version, a fresh one decides
+            if known is not None and edit(known) in (None, known.value):
+                return known
+        return stored.update(edit, timeout_s=self._timeout_s)

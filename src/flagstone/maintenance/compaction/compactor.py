@@ -1,0 +1,150 @@
+"""The parts of a compactor in one process, put together: coordinator, worker, or both around one board."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import wait as wait_for
+from contextlib import suppress
+from typing import Any, Final
+
+from flagstone.config.settings import CompactionWorkerOptions, CompactorOptions
+from flagstone.errors import Closed, Unavailable
+from flagstone.maintenance.compaction.board import Board
+from flagstone.maintenance.compaction.coordinator import Coordinator, LocalWorker
+from flagstone.maintenance.compaction.picker import Scheduler
+from flagstone.maintenance.compaction.task import Executor
+from flagstone.maintenance.compaction.worker import Worker
+from flagstone.metadata.manifest import Manifest
+from flagstone.runtime.clock import Clock
+from flagstone.runtime.ids import Ids
+from flagstone.runtime.metrics import Metrics
+from flagstone.runtime.pool import IoPool
+from flagstone.runtime.service import Supervisor
+
+_log = logging.getLogger("flagstone.compaction")
+
+_STOP_TIMEOUT_S: Final = 30.0
+
+
+class Compactor:
+    """Runs in threads of its own from `start` to `stop`; what fails in them never reaches the writer.
+
+    `coordinate` makes it decide and commit, `executor` makes it do the work; it needs at least one of them. Inside
+    a writer (`embedded`) both live on what the engine tells them, and read the store only for what strangers do. For
+    `stalled` see `Coordinator`.
+    """
+
+    def __init__(
+        self,
+        board: Board,
+        *,
+        coordinate: CompactorOptions | None,
+        work: CompactionWorkerOptions | None,
+        executor: Executor | None,
+        clock: Clock,
+        ids: Ids,
+        metrics: Metrics,
+        scheduler: Scheduler | None = None,
+        embedded: bool = False,
+        stalled: Callable[[Manifest], bool] | None = None,
+    ) -> None:
+        self.board = board
+        self._supervisor = Supervisor(clock=clock)
+        self.worker: Worker | None = None
+        self.coordinator: Coordinator | None = None
+        if work is not None and executor is not None:
+            self.worker = Worker(
+                board,
+                executor,
+                work,
+                clock=clock,
+                ids=ids,
+                metrics=metrics,
+                wake=self._wake,
+                polls=coordinate is None,
+                follows=lambda: self.coordinator is not None and self.coordinator.claimed,
+            )
+        if coordinate is not None:
+            self.coordinator = Coordinator(
+                board,
+                coordinate,
+                clock=clock,
+                ids=ids,
+                metrics=metrics,
+                scheduler=scheduler,
+                local=None if self.worker is None else LocalWorker(self.worker.id, self.worker.slots),
+                eager=not embedded,
+                follows=embedded,
+                stalled=stalled,
+                on_end=self.halt,
+            )
+        board.changed = self._wake
+
+    def start(self) -> None:
+        """Begin in the background. Nothing is contacted by the caller's thread."""
+        for service in (self.coordinator, self.worker):
+            if service is not None:
+                self._supervisor.start(service)
+
+    def halt(self) -> None:
+        """Begin nothing more, without waiting: the worker gives its jobs back as soon as it can."""
+        if self.coordinator is not None:
+            self.coordinator.stop()
+        if self.worker is not None:
+            self.worker.cancel()
+        self._wake()
+
+    def stop(self, timeout_s: float = _STOP_TIMEOUT_S) -> None:
+        """End the work; jobs that are not done go back to where another worker finds them.
+
+        Raises:
+            Unavailable: the store did not answer in time. Others find out by themselves what they were not told.
+
+        """
+        self.halt()
+        self._supervisor.stop(timeout_s)
+        # In a thread: a store that is gone must not keep us, however patiently it is asked.
+        leaving = IoPool(max_workers=1, name="flagstone-compactor-leave")
+        left = leaving.submit(self._leave, timeout_s)
+        leaving.close()
+        if not wait_for([left], 2 * timeout_s).done:
+            raise Unavailable("the compactor could not give its jobs back: the store does not answer")
+        error = left.exception()
+        if error is not None:
+            _log.warning("the compactor did not leave in order error=%s: %s", type(error).__name__, error)
+
+    def _leave(self, timeout_s: float) -> None:
+        if self.worker is not None:
+            self.worker.stop(timeout_s)
+        if self.coordinator is not None:
+            self.coordinator.release()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it stopped by itself: a newer coordinator took over, or a bug."""
+        fenced = self.coordinator is not None and self.coordinator.fenced
+        return fenced or self._supervisor.failure is not None
+
+    def raise_failure(self) -> None:
+        """Raise why it stopped by itself, if it did."""
+        self._supervisor.raise_failure()
+        if self.coordinator is not None:
+            self.coordinator.raise_fenced()
+
+    def status(self) -> dict[str, Any]:
+        """Plain values for an operator."""
+        crashed = self._supervisor.failure
+        status: dict[str, Any] = {"state": "working", "failure": None}
+        if self.coordinator is not None:
+            status = self.coordinator.status()
+        if crashed is not None:
+            status |= {"state": "failed", "failure": str(crashed)}
+        status["worker"] = None if self.worker is None else self.worker.status()
+        return status
+
+    def _wake(self) -> None:
+        with suppress(Closed):  # in a forked child there is nothing to wake
+            for service in (self.coordinator, self.worker):
+                if service is not None:
+                    self._supervisor.wake(service)

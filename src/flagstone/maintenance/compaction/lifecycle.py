@@ -1,0 +1,231 @@
+"""The steps of compaction jobs, as edits of the compactions file: pure, and harmless when applied twice.
+
+Coordinator: `reset_jobs`, `settle_jobs`, `reclaim_jobs`, `drop_impossible`, `accept_jobs`, `add_jobs`, `release_role`.
+Worker: `claim_jobs`, `renew_claims`, `report_jobs`, `give_back`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+
+from flagstone.maintenance.compaction.validation import find_commit_problem, find_problem
+from flagstone.metadata.compactions import (
+    Compactions,
+    DrainSpec,
+    Job,
+    JobContext,
+    JobStatus,
+    Spec,
+    Worker,
+    add_job,
+    edit_job,
+    trim_finished,
+)
+from flagstone.metadata.manifest import Manifest, SsTable
+from flagstone.types import Ulid
+
+
+def reset_jobs(compactions: Compactions) -> Compactions:
+    """What a new coordinator begins with: jobs nobody works on are to be checked again."""
+
+    def reset(job: Job) -> Job:
+        return replace(job, status=JobStatus.SUBMITTED, worker=None)
+
+    return trim_finished(_edit_where(compactions, lambda job: job.status is JobStatus.SCHEDULED, reset))
+
+
+def settle_jobs(compactions: Compactions, outcomes: Mapping[Ulid, JobStatus]) -> Compactions:
+    """Jobs that came to their end, one way or the other."""
+
+    def settle(job: Job) -> Job:
+        return replace(job, status=outcomes[job.id], worker=None, context=None)
+
+    open_ones = (job.id for job in compactions.jobs if not job.status.finished)
+    return _edit_each(compactions, [job_id for job_id in open_ones if job_id in outcomes], settle)
+
+
+def reclaim_jobs(
+    compactions: Compactions, *, now_ms: int, timeout_ms: int, alive: Collection[str] = ()
+) -> Compactions:
+    """Running jobs whose worker has fallen silent are free again, with all it recorded.
+
+    `alive` are workers known not to be dead, whatever the file says.
+    """
+
+    def silent(job: Job) -> bool:
+        if job.status is not JobStatus.RUNNING:
+            return False
+        worker = job.worker
+        return worker is None or (worker.id not in alive and worker.last_heartbeat_ms + timeout_ms < now_ms)
+
+    return _edit_where(compactions, silent, _freed)
+
+
+def drop_impossible(
+    compactions: Compactions, manifest: Manifest, *, among: Collection[Ulid]
+) -> tuple[Compactions, dict[Ulid, str]]:
+    """Jobs whose sources are gone fail, with the reasons: no worker could ever finish them.
+
+    `among` are the jobs that are not newer than the manifest: it cannot judge others.
+    """
+    problems = {
+        job.id: problem
+        for job in compactions.jobs
+        if job.status in (JobStatus.SCHEDULED, JobStatus.RUNNING)
+        and job.id in among
+        and (problem := find_commit_problem(job.spec, manifest)) is not None
+    }
+    return settle_jobs(compactions, dict.fromkeys(problems, JobStatus.FAILED)), problems
+
+
+def accept_jobs(
+    compactions: Compactions, manifest: Manifest, *, among: Collection[Ulid]
+) -> tuple[Compactions, dict[Ulid, str]]:
+    """Submitted jobs become scheduled, or fail for the reasons given. Drains wait: they need no worker.
+
+    `among` are the jobs that are not newer than the manifest: it cannot judge others.
+    """
+    problems: dict[Ulid, str] = {}
+    for job in compactions.jobs:
+        if job.status is not JobStatus.SUBMITTED or job.id not in among:
+            continue
+        problem = find_problem(job.spec, manifest, compactions, job_id=job.id)
+        if problem is not None:
+            problems[job.id] = problem
+            compactions = settle_jobs(compactions, {job.id: JobStatus.FAILED})
+        elif not isinstance(job.spec, DrainSpec):
+            compactions = edit_job(compactions, job.id, lambda job: replace(job, status=JobStatus.SCHEDULED))
+    return compactions, problems
+
+
+def add_jobs(
+    compactions: Compactions,
+    specs: Iterable[Spec],
+    manifest: Manifest,
+    mint: Callable[[Compactions], Ulid],
+    claim: Callable[[Compactions], Worker | None] = lambda _: None,
+) -> tuple[Compactions, list[tuple[Spec, str]]]:
+    """One scheduled job for each spec that is valid; those that are not, with the reasons.
+
+    A job for which `claim` knows a worker is that worker's from the beginning. Drains are submitted only.
+    """
+    refused: list[tuple[Spec, str]] = []
+    for spec in specs:
+        problem = find_problem(spec, manifest, compactions)
+        if problem is not None:
+            refused.append((spec, problem))
+        elif isinstance(spec, DrainSpec):
+            compactions = add_job(compactions, Job(mint(compactions), spec))
+        else:
+            worker = claim(compactions)
+            status = JobStatus.SCHEDULED if worker is None else JobStatus.RUNNING
+            compactions = add_job(compactions, Job(mint(compactions), spec, status, worker=worker))
+    return compactions, refused
+
+
+def release_role(compactions: Compactions, now_ms: int) -> Compactions:
+    """The coordinator leaves in order. Says so where there is room for it: as the worker of the last finished job.
+
+    Nobody but us looks there. With the next claim the epoch changes, and the note counts no more.
+    """
+    finished = [job.id for job in compactions.jobs if job.status.finished]
+    note = Worker(_released(compactions.compactor_epoch), now_ms)
+    return _edit_each(compactions, finished[-1:], lambda job: replace(job, worker=note))
+
+
+def is_released(compactions: Compactions) -> bool:
+    """Whether the coordinator of this epoch has left, so that the role is free."""
+    note = _released(compactions.compactor_epoch)
+    return any(job.worker is not None and job.worker.id == note for job in compactions.jobs)
+
+
+def claim_jobs(
+    compactions: Compactions, worker: Worker, *, slots: int, unwanted: Collection[Ulid]
+) -> Compactions:
+    """The oldest jobs nobody works on become the worker's, until it has `slots` of them."""
+    free = slots - len(jobs_of(compactions, worker.id))
+    wanted = [
+        job.id
+        for job in compactions.jobs
+        if job.status is JobStatus.SCHEDULED and job.worker is None and job.id not in unwanted
+    ]
+    return _edit_each(
+        compactions, wanted[: max(0, free)], lambda job: replace(job, status=JobStatus.RUNNING, worker=worker)
+    )
+
+
+def renew_claims(
+    compactions: Compactions, worker: Worker, contexts: Mapping[Ulid, JobContext | None]
+) -> Compactions:
+    """The worker is alive, and has come so far. Jobs that are no longer its own are left alone."""
+
+    def renew(job: Job) -> Job:
+        return replace(job, worker=worker, context=contexts[job.id] or job.context)
+
+    return _edit_each(compactions, _own(compactions, worker.id, contexts), renew)
+
+
+def report_jobs(
+    compactions: Compactions, worker_id: str, outputs: Mapping[Ulid, tuple[SsTable, ...]]
+) -> Compactions:
+    """The worker has done these; the coordinator may commit them."""
+
+    def report(job: Job) -> Job:
+        return replace(job, status=JobStatus.COMPACTED, output_ssts=outputs[job.id], context=None)
+
+    return _edit_each(compactions, _own(compactions, worker_id, outputs), report)
+
+
+def give_back(
+    compactions: Compactions, worker_id: str, contexts: Mapping[Ulid, JobContext | None]
+) -> Compactions:
+    """The worker will not finish these; another one may go on from what was recorded."""
+
+    def free(job: Job) -> Job:
+        return _freed(replace(job, context=contexts[job.id] or job.context))
+
+    return _edit_each(compactions, _own(compactions, worker_id, contexts), free)
+
+
+def jobs_of(compactions: Compactions, worker_id: str) -> dict[Ulid, Job]:
+    """The jobs that worker is to be working on."""
+    return {
+        job.id: job
+        for job in compactions.jobs
+        if job.status is JobStatus.RUNNING and job.worker is not None and job.worker.id == worker_id
+    }
+
+
+def others_work(compactions: Compactions, worker_id: str | None) -> bool:
+    """Whether workers other than that one have a job, or may take one because there is no such worker."""
+    return any(
+        (job.status is JobStatus.RUNNING and (job.worker is None or job.worker.id != worker_id))
+        or (worker_id is None and job.status is JobStatus.SCHEDULED)
+        for job in compactions.jobs
+    )
+
+
+def _own(compactions: Compactions, worker_id: str, job_ids: Iterable[Ulid]) -> list[Ulid]:
+    own = jobs_of(compactions, worker_id)
+    return [job_id for job_id in job_ids if job_id in own]
+
+
+def _released(epoch: int) -> str:
+    return f"coordinator {epoch} has left"
+
+
+def _freed(job: Job) -> Job:
+    return replace(job, status=JobStatus.SCHEDULED, worker=None)
+
+
+def _edit_where(
+    compactions: Compactions, chosen: Callable[[Job], bool], edit: Callable[[Job], Job]
+) -> Compactions:
+    return _edit_each(compactions, [job.id for job in compactions.jobs if chosen(job)], edit)
+
+
+def _edit_each(compactions: Compactions, job_ids: Iterable[Ulid], edit: Callable[[Job], Job]) -> Compactions:
+    for job_id in job_ids:
+        compactions = edit_job(compactions, job_id, edit)
+    return compactions
