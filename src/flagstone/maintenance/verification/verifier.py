@@ -14,10 +14,10 @@ from typing import Final
 from flagstone.errors import CorruptData, InternalError, InvalidRequest
 from flagstone.format.sst_info import SstType
 from flagstone.lsm.tree import SstView
-from flagstone.maintenance.verification.report import SEVERITIES, Report
+from flagstone.maintenance.verification.report import SEVERITIES, Report, Severity
 from flagstone.maintenance.verification.tables import TableCheck, check_table
 from flagstone.metadata.compactions_codec import decode_compactions
-from flagstone.metadata.invariants import check_compactions, check_manifest
+from flagstone.metadata.invariants import check_compactions, check_manifest, check_replaced_state
 from flagstone.metadata.manifest import Manifest, SsTable
 from flagstone.metadata.manifest_codec import decode_manifest
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
@@ -26,6 +26,7 @@ from flagstone.runtime.pool import shared_pool
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectMeta, ObjectMissing, ObjectStore
 from flagstone.types import ManifestId, WalId
+from flagstone.wal.pins import PIN_MANIFEST_ID, decode_pin
 
 _ATTEMPTS: Final = 3
 _BATCH: Final = 8
@@ -107,12 +108,14 @@ class Verifier:
                 self._report.add_error(error.within(meta.path), meta.path)
                 found[manifest_id] = None
         for manifest_id, manifest in found.items():
-            before = found.get(ManifestId(manifest_id - 1))
+            # What pins the log is no part of the history, and so nothing the first manifest could follow.
+            before = found.get(ManifestId(manifest_id - 1)) if manifest_id - 1 != PIN_MANIFEST_ID else None
             if manifest is not None:
                 try:
                     check_manifest(manifest, before)
                 except InternalError as error:
-                    self._report.add("damage", self._paths.manifest(manifest_id), str(error))
+                    severity = _severity_of_step(manifest, before)
+                    self._report.add(severity, self._paths.manifest(manifest_id), str(error))
         return found
 
     def _read_compactions(self) -> int | None:
@@ -317,14 +320,21 @@ class Verifier:
     def _check_pinned_wal(
         self, latest: Manifest, manifests: dict[ManifestId, Manifest | None], present: Iterable[int]
     ) -> None:
-        """A checkpoint keeps the log from its manifest's replay point to the last file that manifest knew."""
+        """A checkpoint keeps the log from its manifest's replay point to the last file that manifest knew.
+
+        The pin of a consumer keeps it from where the consumer stands to its end.
+        """
         have = set(present)
         now_s = self._clock.now_ms() // 1000
         for checkpoint in latest.checkpoints:
             pinned = manifests.get(checkpoint.manifest_id)
             if pinned is None or (checkpoint.expires_s is not None and checkpoint.expires_s <= now_s):
                 continue
-            wanted = range(pinned.replay_after_wal_id + 1, pinned.wal_id_last_seen + 1)
+            consumer = decode_pin(checkpoint)
+            if consumer is None:
+                wanted = range(pinned.replay_after_wal_id + 1, pinned.wal_id_last_seen + 1)
+            else:
+                wanted = range(consumer.position.next_id, max(have, default=0) + 1)
             for wal_id in sorted(set(wanted) - have):
                 self._report.add(
                     "damage",
@@ -372,3 +382,12 @@ class Verifier:
                 # Collected between listing and reading: it was not needed any more.
                 if data is not None:
                     yield meta, data
+
+
+def _severity_of_step(manifest: Manifest, before: Manifest | None) -> Severity:
+    """A state that was restored, or repeated view ids (SlateDB's unions have them), break rules but lose nothing."""
+    try:
+        check_replaced_state(manifest, before or manifest)
+    except InternalError:
+        return "damage"
+    return "warning"

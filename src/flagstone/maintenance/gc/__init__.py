@@ -1,0 +1,1 @@
+"""Garbage collection: decides what nobody can need any more (pure), then deletes it."""

@@ -1,0 +1,320 @@
+"""Worlds for the thread explorer: real metadata, real log and real collector on a store that repeats itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from flagstone.db.opening import Opened, open_for_writing
+from flagstone.errors import Closed
+from flagstone.format.codec import Codec
+from flagstone.maintenance.gc.collector import Collector
+from flagstone.maintenance.gc.options import KindOptions
+from flagstone.maintenance.gc.plan import Kind
+from flagstone.metadata.boundary import Boundary
+from flagstone.metadata.compactions import Compactions
+from flagstone.metadata.fencing import Fence
+from flagstone.metadata.manifest import Manifest, new_manifest
+from flagstone.metadata.sequenced import Versioned
+from flagstone.metadata.stores import CompactionsStore, ManifestStore
+from flagstone.runtime.clock import VirtualClock
+from flagstone.runtime.ids import Ids
+from flagstone.runtime.metrics import Metrics
+from flagstone.runtime.pool import IoPool
+from flagstone.store.commit_log.port import CommitRecord, RecordState
+from flagstone.store.intents import IntentBroken
+from flagstone.store.memory import MemoryStore
+from flagstone.store.paths import DbPaths
+from flagstone.store.port import ObjectVersion
+from flagstone.store.two_phase import TwoPhaseStore
+from flagstone.testing.interleaving_threads import Stage
+from flagstone.testing.wal_files import encode_wal
+from flagstone.types import MAX_SEQ, VALUE, WalId
+from flagstone.wal.ownership import Ownership
+from flagstone.wal.writer import LogSource, WalWriter
+
+PATHS = DbPaths("db")
+START_MS = 1_700_000_000_123
+"""Not a whole second, which would count as one that the store cut off."""
+
+
+class RepeatingStore(MemoryStore):
+    """Versions that depend on the path's own history only, so that equal situations look equal."""
+
+    def __init__(self) -> None:
+        super().__init__(clock=VirtualClock(START_MS))
+        self.writes: dict[str, int] = {}
+
+    def _store(self, path: str, data: bytes, token: str | None) -> ObjectVersion:
+        self.writes[path] = self._generation = self.writes.get(path, 0) + 1
+        return super()._store(path, data, token)
+
+    def contents(self) -> Hashable:
+        return tuple(
+            (path, entry.data, self.writes[path])
+            for path, entry in sorted(self._entries.items())
+            if path != "db/gc/clock"
+        )
+
+
+class MemoryCommitLog:
+    """A commit log in a dictionary."""
+
+    def __init__(self) -> None:
+        self.records_by_path: dict[str, CommitRecord] = {}
+
+    def find(self, destination: str) -> CommitRecord | None:
+        return self.records_by_path.get(destination)
+
+    def insert(self, record: CommitRecord) -> bool:
+        return self.records_by_path.setdefault(record.destination, record) is record
+
+    def replace(self, old: CommitRecord, new: CommitRecord) -> bool:
+        found = self.records_by_path.get(old.destination)
+        same = found is not None and _identity(found) == _identity(old)
+        if same:
+            self.records_by_path[old.destination] = new
+        return same
+
+    def remove(self, record: CommitRecord) -> bool:
+        found = self.records_by_path.get(record.destination)
+        same = found is not None and _identity(found) == _identity(record)
+        if same:
+            del self.records_by_path[record.destination]
+        return same
+
+    def pending(self, prefix: str) -> list[CommitRecord]:
+        return [record for record in self.records(prefix) if record.state is RecordState.PENDING]
+
+    def records(self, prefix: str) -> Iterator[CommitRecord]:
+        return iter(
+            [record for path, record in sorted(self.records_by_path.items()) if path.startswith(f"{prefix}/")]
+        )
+
+    def close(self) -> None:
+        pass
+
+    def contents(self) -> Hashable:
+        return tuple(
+            sorted((*_identity(record), record.replaced or "") for record in self.records_by_path.values())
+        )
+
+
+def _identity(record: CommitRecord) -> tuple[str, int, str, str]:
+    return (record.destination, record.version, record.source, str(record.state))
+
+
+class Claims:
+    """Writers that raise an epoch, one step each, beside a collector; no reported claim may be lost."""
+
+    def __init__(
+        self, stage: Stage, kind: Kind, *, claims: tuple[int, ...], rounds: int = 1, two_phase: bool = False
+    ) -> None:
+        self._base = RepeatingStore()
+        self._log = MemoryCommitLog()
+        self._kind: Kind = kind
+        self._two_phase = two_phase
+        ManifestStore(self._plain(0, None), PATHS, clock=VirtualClock(START_MS)).create_next(
+            new_manifest(), None
+        )
+        if kind == "compactions":
+            self._versions(self._plain(0, None), 0).create_next(Compactions(), None)
+        self.actors: Mapping[str, Callable[[], Any]] = {
+            **{
+                f"writer {number}": lambda number=number, count=count: self._claim(stage, number, count)
+                for number, count in enumerate(claims, 1)
+            },
+            "collector": lambda: self._collect(stage, rounds),
+        }
+
+    def state(self) -> Hashable:
+        return (self._base.contents(), self._log.contents())
+
+    def judge(self, outcomes: Mapping[str, Any]) -> str | None:
+        told = {name: value for name, value in outcomes.items() if isinstance(value, BaseException)}
+        # A temporary that is collected while its writer is about to decide on it, which takes a writer that stalls for
+        # a day, makes whoever meets the decision before the writer has replaced it end with this error.
+        unexpected = [repr(value) for value in told.values() if not isinstance(value, IntentBroken)]
+        if unexpected:
+            return "; ".join(unexpected)
+        claims = {name: value for name, value in outcomes.items() if name != "collector" and name not in told}
+        epochs = [epoch for claimed in claims.values() for epoch in claimed]
+        latest = self._versions(self._plain(9, None), 9).require_latest().value
+        if len(set(epochs)) < len(epochs):
+            return f"two writers were given the same epoch: {epochs}"
+        if epochs and max(epochs) > latest.compactor_epoch:
+            return f"epoch {max(epochs)} was given out, the latest version knows {latest.compactor_epoch}"
+        return None
+
+    def _claim(self, stage: Stage, number: int, count: int) -> list[int]:
+        versions = self._versions(self._plain(number, stage), number)
+        claimed = []
+        for _ in range(count):
+            epoch = versions.update(_next_epoch).value.compactor_epoch
+            claimed.append(epoch)
+        return claimed
+
+    def _collect(self, stage: Stage, rounds: int) -> None:
+        store = self._plain(8, stage)
+        kinds: list[Kind] = [self._kind, "two_phase"] if self._two_phase else [self._kind]
+        collector = Collector(
+            store, PATHS, {kind: KindOptions(0) for kind in kinds}, clock=VirtualClock(START_MS)
+        )
+        for _ in range(rounds):
+            report = collector.collect()
+            broken = [error for error in report.errors if "its source" in error or "its temporary" in error]
+            assert report.errors == broken, report.errors
+
+    def _plain(self, number: int, stage: Stage | None) -> Any:
+        actor = "collector" if number == 8 else f"writer {number}"
+        base: Any = self._base if stage is None else stage.wrap(self._base, actor, private=_is_clock)
+        if not self._two_phase:
+            return base
+        log: Any = self._log if stage is None else stage.wrap(self._log, actor, private=_is_clock)
+        return TwoPhaseStore(base, log, ids=Ids(number), clock=VirtualClock(START_MS))
+
+    def _versions(self, store: Any, number: int) -> Any:
+        kind = ManifestStore if self._kind == "manifest" else CompactionsStore
+        return kind(store, PATHS, clock=VirtualClock(START_MS), ids=Ids(number))
+
+
+def _replayed(opened: Opened, candidates: Iterable[int]) -> set[int]:
+    tables = opened.memtables.tables()
+    return {seq for seq in candidates if any(table.get(b"k%d" % seq, MAX_SEQ) for table in tables)}
+
+
+def _is_clock(path: str) -> bool:
+    return path == "db/gc/clock"
+
+
+def _next_epoch(now: Versioned[Any]) -> Any:
+    return replace(now.value, compactor_epoch=now.value.compactor_epoch + 1)
+
+
+class RowWriter(WalWriter):
+    """The log writer with rows for memtables."""
+
+    def _encode(self, spans: list[Any]) -> bytes:
+        return encode_wal(spans)
+
+
+class Duel:
+    """A writer, another that replaces it and flushes, and a collector that deletes log files and fences.
+
+    With `looks` a writer asks for its epoch after every file, as it does where fences are collected.
+    """
+
+    def __init__(self, stage: Stage, *, looks: bool, fences_too: bool = True, files: int = 2) -> None:
+        self._stage = stage
+        self._store = RepeatingStore()
+        self._looks = looks
+        self._files = files
+        self._fences_too = fences_too
+        self._pool = IoPool(max_workers=0, name="inline")
+        self.in_tables: set[int] = set()
+        first = self._open(self._store)
+        self.actors: Mapping[str, Callable[[], Any]] = {
+            "first": lambda: self._write(self._wrapped("first"), first.fence, first.fence_id, 1, self._files),
+            "second": self._replace,
+            "collector": self._collect,
+        }
+
+    def state(self) -> Hashable:
+        return (self._store.contents(), frozenset(self.in_tables))
+
+    def judge(self, outcomes: Mapping[str, Any]) -> str | None:
+        broken = [
+            repr(value)
+            for value in outcomes.values()
+            if isinstance(value, BaseException) and not isinstance(value, Closed)
+        ]
+        if broken:
+            return "; ".join(broken)
+        durable = {seq for value in outcomes.values() if isinstance(value, list) for seq in value}
+        found = self._open(self._store)
+        lost = durable - self.in_tables - _replayed(found, durable)
+        return f"rows {sorted(lost)} were reported as durable and are lost" if lost else None
+
+    def _open(self, store: Any) -> Opened:
+        return open_for_writing(
+            store,
+            store,
+            PATHS,
+            self._manifests(store),
+            create=True,
+            extractor=None,
+            freeze_bytes=1 << 20,
+            pool=self._pool,
+        )
+
+    def _manifests(self, store: Any) -> ManifestStore:
+        return ManifestStore(store, PATHS, clock=VirtualClock(START_MS), ids=Ids(1))
+
+    def _wrapped(self, actor: str) -> Any:
+        return self._stage.wrap(self._store, actor, private=_is_clock)
+
+    def _write(self, store: Any, fence: Fence, fence_id: WalId, first_seq: int, files: int) -> list[int]:
+        """The rows reported as durable before the writer ended or was fenced."""
+        manifests, clock = self._manifests(store), VirtualClock(START_MS)
+        ownership = Ownership(lambda: fence.check(manifests.require_latest().value), clock=clock, limit_s=0)
+        durable: list[int] = []
+        waiting = list(range(first_seq, first_seq + files))
+
+        def seal() -> tuple[list[Any], int]:
+            seq = waiting.pop(0)
+            return [(b"k%d" % seq, seq, VALUE, b"v", 1, None)], seq
+
+        writer = RowWriter(
+            store,
+            PATHS,
+            LogSource(
+                seal,
+                lambda _wal_id, seq: durable.append(seq),
+                lambda: Closed("fenced", reason="fenced"),
+                ownership.ensure if self._looks else lambda: None,
+            ),
+            next_id=WalId(fence_id + 1),
+            codec=Codec.NONE,
+            flush_interval_s=None,
+            max_retries=0,
+            clock=clock,
+            ids=Ids(2),
+            metrics=Metrics(),
+            wake=lambda: None,
+        )
+        with suppress(Closed):
+            while waiting:
+                writer.write_file()
+        return durable
+
+    def _replace(self) -> list[int]:
+        store = self._wrapped("second")
+        opened = self._open(store)
+        rows = _replayed(opened, range(1, 1 + self._files))
+        durable = self._write(store, opened.fence, opened.fence_id, 101, 1)
+        if not durable:
+            return []
+        last = WalId(opened.fence_id + 1)
+
+        def flush(now: Versioned[Manifest]) -> Manifest:
+            return replace(now.value, replay_after_wal_id=last, wal_id_last_seen=last)
+
+        self._manifests(store).update(opened.fence.guard(flush))
+        self.in_tables |= rows | set(durable)
+        return durable
+
+    def _collect(self) -> None:
+        kinds: list[Kind] = ["wal", "wal_fence"] if self._fences_too else ["wal"]
+        options = {kind: KindOptions(0) for kind in kinds}
+        report = Collector(self._wrapped("collector"), PATHS, options, clock=VirtualClock(START_MS)).collect()
+        assert report.ok, report.errors
+
+
+@contextmanager
+def without_the_boundary() -> Iterator[None]:
+    """Writers that create and do not look at the boundary afterwards."""
+    with patch.object(Boundary, "admits", lambda _self, _created_id: True):
+        yield

@@ -1,0 +1,162 @@
+"""The stalled writer against the real metadata, the real log and the real collector, in all orders of their requests.
+
+A test run bounds how often a process is stopped in favour of another; `make interleavings` does not.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import pytest
+
+from flagstone.maintenance.gc.plan import Kind
+from flagstone.store.port import ObjectChanged, ObjectStore
+from flagstone.testing.interleaving_threads import Runs, Stage, explore_threads
+from interleaving.scenarios import Claims, Duel, RepeatingStore, without_the_boundary
+
+FULL = bool(os.environ.get("INTERLEAVINGS_FULL"))
+full_only = pytest.mark.skipif(not FULL, reason="part of `make interleavings`")
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Thousands of rejected writes would each be logged."""
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def duel(*, looks: bool, fences_too: bool = True, preemptions: int | None = 2, files: int = 2) -> Runs:
+    def make(stage: Stage) -> Duel:
+        return Duel(stage, looks=looks, fences_too=fences_too, files=files)
+
+    found = explore_threads(make, preemptions=preemptions)
+    print(f"looks={looks} fences_too={fences_too} preemptions={preemptions}", found)
+    return found
+
+
+class Counting:
+    """Two who each add one to a number in the store, with a swap or without."""
+
+    def __init__(self, stage: Stage, *, swap: bool) -> None:
+        self._store = RepeatingStore()
+        self._store.put("n", b"0")
+        self._swap = swap
+        self.actors = {name: partial(self._add, stage.wrap(self._store, name)) for name in "ab"}
+
+    def state(self) -> Hashable:
+        return self._store.contents()
+
+    def judge(self, outcomes: Mapping[str, Any]) -> str | None:
+        count = int(self._store.get("n").data)
+        return None if count == len(outcomes) else f"counted to {count}"
+
+    def _add(self, store: ObjectStore) -> None:
+        while True:
+            found = store.get("n")
+            data = b"%d" % (int(found.data) + 1)
+            if not self._swap:
+                store.put("n", data)
+                return
+            with suppress(ObjectChanged):
+                store.put_if_match("n", data, found.meta.version)
+                return
+
+
+@pytest.mark.parametrize("preemptions", [None, 1])
+def test_the_explorer_finds_a_lost_update_and_only_that(preemptions: int | None) -> None:
+    careless = explore_threads(lambda stage: Counting(stage, swap=False), preemptions=preemptions)
+    careful = explore_threads(lambda stage: Counting(stage, swap=True), preemptions=preemptions)
+    assert careless.finding == "counted to 1"
+    assert sorted(careless.trace) == ["a: get", "a: put", "b: get", "b: put"]
+    assert careful.finding is None
+    assert careful.schedules >= 2
+
+
+def test_without_a_preemption_nothing_interleaves() -> None:
+    found = explore_threads(lambda stage: Counting(stage, swap=False), preemptions=0)
+    assert found.finding is None
+    assert found.schedules == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["manifest", "compactions"])
+def test_a_stalled_writer_is_told_that_it_lost(kind: Kind) -> None:
+    found = explore_threads(lambda stage: Claims(stage, kind, claims=(1, 2)), preemptions=2)
+    print(kind, found)
+    assert found.finding is None, found.trace
+    assert found.schedules > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["manifest", "compactions"])
+def test_a_stalled_writer_is_told_that_it_lost_through_the_two_phase_store(kind: Kind) -> None:
+    found = explore_threads(lambda stage: Claims(stage, kind, claims=(1, 2), two_phase=True), preemptions=1)
+    print(kind, found)
+    assert found.finding is None, found.trace
+    assert found.schedules > 100
+
+
+@pytest.mark.parametrize("two_phase", [False, True])
+@pytest.mark.parametrize("kind", ["manifest", "compactions"])
+def test_without_the_boundary_it_believes_that_it_won(kind: Kind, two_phase: bool) -> None:
+    with without_the_boundary():
+        found = explore_threads(
+            lambda stage: Claims(stage, kind, claims=(1, 2), two_phase=two_phase),
+            preemptions=1 if two_phase else 2,
+            stop_at_first=True,
+        )
+    print(kind, found)
+    assert found.finding == "two writers were given the same epoch: [1, 1, 2]"
+
+
+@pytest.mark.slow
+def test_no_durable_row_is_lost_where_fences_are_collected() -> None:
+    found = duel(looks=True, preemptions=1)
+    assert found.finding is None, found.trace
+
+
+@pytest.mark.slow
+def test_no_durable_row_is_lost_where_fences_stay() -> None:
+    found = duel(looks=False, fences_too=False, preemptions=1)
+    assert found.finding is None, found.trace
+
+
+def test_collected_fences_lose_the_rows_of_a_writer_that_does_not_look() -> None:
+    found = explore_threads(lambda stage: Duel(stage, looks=False), preemptions=1, stop_at_first=True)
+    print(found)
+    assert found.finding == "rows [2] were reported as durable and are lost"
+
+
+@full_only
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("kind", ["manifest", "compactions"])
+def test_every_order_of_two_writers_and_a_collector(kind: Kind) -> None:
+    found = explore_threads(lambda stage: Claims(stage, kind, claims=(1, 2)))
+    print(kind, found)
+    assert found.finding is None, found.trace
+
+
+@full_only
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_more_orders_through_the_two_phase_store() -> None:
+    found = explore_threads(
+        lambda stage: Claims(stage, "manifest", claims=(1, 2), two_phase=True), preemptions=2
+    )
+    print(found)
+    assert found.finding is None, found.trace
+
+
+@full_only
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_more_orders_of_the_log() -> None:
+    found = duel(looks=True, preemptions=3)
+    assert found.finding is None, found.trace
