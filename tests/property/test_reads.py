@@ -17,6 +17,7 @@ from flagstone.read.probe import visible_row
 from flagstone.read.scan import ScanRequest
 from flagstone.read.scans import AsyncScan, Scan
 from flagstone.read.view import ReadView
+from flagstone.table.table_store import TableGone, TableStore
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, KeyRange, Row
 from unit.read.read_rig import NOW_MS, Append, PlainMemtable, Rig, oracle
 
@@ -200,3 +201,66 @@ def test_arrow_scans_equal_the_oracle(
     assert all(batch.num_rows == batch_rows for batch in batches[:-1])
     table = scan_arrow(world.rig.tables, world.view, asked, columns=("key",)).read_all()
     assert table.column("key").to_pylist() == [row.key for row in rows]
+
+
+class Vanishing:
+    """The tables of a world, of which some are gone when they are fetched: those of the numbered fetches."""
+
+    def __init__(self, tables: TableStore, gone: set[int]) -> None:
+        self.pool = tables.pool
+        self._tables = tables
+        self._gone = gone
+        self._fetches = 0
+
+    def fetch(self, needs: Any, *, admit: bool = True) -> Any:
+        self._vanish(needs[0])
+        return self._tables.fetch(needs, admit=admit)
+
+    def fetch_request(self, need: Any, *, admit: bool = True) -> Any:
+        self._vanish(need)
+        return self._tables.fetch_request(need, admit=admit)
+
+    def _vanish(self, need: Any) -> None:
+        self._fetches += 1
+        if self._fetches in self._gone:
+            raise TableGone(need.table.id, need.table.path)
+
+
+@given(
+    worlds(),
+    bounds,
+    bounds,
+    st.booleans(),
+    st.one_of(st.none(), st.integers(0, 10)),
+    st.sets(st.integers(1, 12), max_size=3),
+    st.booleans(),
+)
+def test_a_scan_goes_on_where_it_was_when_its_tables_are_gone(
+    world: World,
+    start: bytes | None,
+    stop: bytes | None,
+    reverse: bool,
+    limit: int | None,
+    gone: set[int],
+    rewritten: bool,
+) -> None:
+    wanted = KeyRange(start, stop)
+    other = world.view
+    if rewritten and world.rows:
+        # What a compaction leaves: everything in one run, cut elsewhere.
+        other = world.rig.view(world.rig.tree(runs=[[world.rig.add(world.rows)]]))
+    views = [world.view, other]
+
+    def renew(lost: ReadView) -> ReadView:
+        return views[lost is world.view]
+
+    asked = request(world, keys=wanted, reverse=reverse, limit=limit, read_ahead_bytes=1024, renew=renew)
+    rows = expected(world, wanted, reverse=reverse, include_expired=False)[:limit]
+    tables: Any = Vanishing(world.rig.tables, gone)
+    assert list(Scan(tables, world.view, asked).rows()) == rows
+    tables = Vanishing(world.rig.tables, gone)
+    assert list(Scan(tables, world.view, asked)) == [(row.key, row.value) for row in rows]
+    if not reverse and limit is None:
+        tables = Vanishing(world.rig.tables, gone)
+        reader = scan_arrow(tables, world.view, asked, columns=COLUMNS, batch_rows=7)
+        assert [Row(**row) for batch in reader for row in batch.to_pylist()] == rows

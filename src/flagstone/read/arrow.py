@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from flagstone.errors import CorruptData, InvalidRequest
 from flagstone.format.columns import SCHEMA, decode_columns
 from flagstone.read.drivers import next_chunk
-from flagstone.read.scan import Chunk, ScanCursor, ScanRequest, make_sieve
+from flagstone.read.scan import Chunk, ScanCursor, ScanRequest, leave_off, make_sieve
 from flagstone.read.view import ReadView
 from flagstone.table.table_store import TableStore
 from flagstone.types import MERGE, VALUE, EntryTuple
@@ -35,9 +35,11 @@ def scan_arrow(
     request: ScanRequest,
     *,
     columns: Sequence[str] = ("key", "value"),
-    batch_rows: int = DEFAULT_BATCH_ROWS,
+    batch_rows: int | None = DEFAULT_BATCH_ROWS,
 ) -> pa.RecordBatchReader:
     """The rows of a scan as batches of `batch_rows` (the last, and those of large rows, may be smaller), by key.
+
+    With None batches come as they are decoded, a few thousand rows each, and are not copied once more.
 
     Blocks while it is read; an error of the store or damaged bytes surface from the reader. The request must
     neither go backward nor have a limit.
@@ -45,14 +47,17 @@ def scan_arrow(
     unknown = [name for name in columns if name not in COLUMNS]
     if unknown or not columns:
         raise InvalidRequest(f"columns {list(columns)} are not to be had; choose from {', '.join(COLUMNS)}")
-    if batch_rows < 1:
+    if batch_rows is not None and batch_rows < 1:
         raise InvalidRequest(f"batch_rows is {batch_rows}; use 1 or more")
     if request.reverse or request.limit is not None:
         raise InvalidRequest("an Arrow scan goes forward and has no limit; stop reading when you have enough")
     schema = pa.schema([SCHEMA.field(name) for name in columns])
     sink = _ArrowSink(replace(request, whole_rows=True), schema)
     cursor = ScanCursor(view, request, sink=sink, blocks_at_once=_BLOCKS_AT_ONCE)
-    return pa.RecordBatchReader.from_batches(schema, _rebatch(_batches(tables, cursor), batch_rows))
+    batches = _batches(tables, cursor)
+    if batch_rows is not None:
+        batches = _rebatch(batches, batch_rows)
+    return pa.RecordBatchReader.from_batches(schema, batches)
 
 
 class _ArrowSink:
@@ -92,6 +97,12 @@ class _ArrowSink:
         shown: Chunk = []
         self._sieve.finish(shown)
         self._append(shown, out)
+
+    def leave_off(self, head: bytes, out: Chunk) -> bytes:
+        rest: Chunk = []
+        at = leave_off(self._sieve, head, rest)
+        self._append(rest, out)
+        return at
 
     def _visible(self, batch: pa.RecordBatch, start: bytes | None, stop: bytes | None) -> pa.RecordBatch:
         """The rows a reader sees: of each key the newest version it may know, if that is a value."""

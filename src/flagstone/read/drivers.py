@@ -2,7 +2,7 @@
 
 What is in memory is answered without a thread, a lock or a turn of the event loop. A fetch that fails ends the
 read with its error and leaves nothing half done; reading again is always safe. `TableGone` tells the engine that
-the view is older than garbage collection allows.
+the view is older than garbage collection allows; a scan goes on in a newer one, if the engine gave it a way to.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from flagstone.kernels import probe as probe_kernel
 from flagstone.read.probe import Found, probe, probe_many
 from flagstone.read.scan import Chunk, Lacking, ScanCursor
 from flagstone.read.view import ReadView
-from flagstone.table.table_store import Pinned, TableStore, plan_requests
+from flagstone.table.table_store import Pinned, TableGone, TableStore, plan_requests
 
 Need = probe_kernel.Need
 
@@ -62,11 +62,14 @@ async def multi_get_async(
 def next_chunk(tables: TableStore, cursor: ScanCursor) -> Chunk | None:
     """The next rows of a scan, or None at its end. Begins to fetch what comes after them."""
     while isinstance(chunk := cursor.probe_chunk(), Lacking):
-        if chunk.needs:
-            cursor.accept(tables.fetch(chunk.needs, admit=cursor.cache_blocks))
-        for future in chunk.pending:
-            future.exception()  # waits; what it raised is raised by `settle`
-            cursor.settle(future)
+        try:
+            if chunk.needs:
+                cursor.accept(tables.fetch(chunk.needs, admit=cursor.cache_blocks))
+            for future in chunk.pending:
+                future.exception()  # waits; what it raised is raised by `settle`
+                cursor.settle(future)
+        except TableGone as gone:
+            cursor.renew(gone)
     _read_ahead(tables, cursor)
     return chunk
 
@@ -74,11 +77,14 @@ def next_chunk(tables: TableStore, cursor: ScanCursor) -> Chunk | None:
 async def next_chunk_async(tables: TableStore, cursor: ScanCursor) -> Chunk | None:
     """`next_chunk`, awaiting what it would wait for."""
     while isinstance(chunk := cursor.probe_chunk(), Lacking):
-        if chunk.needs:
-            cursor.accept(await fetch_async(tables, chunk.needs, admit=cursor.cache_blocks))
-        for future in chunk.pending:
-            await asyncio.wait([asyncio.wrap_future(future)])
-            cursor.settle(future)
+        try:
+            if chunk.needs:
+                cursor.accept(await fetch_async(tables, chunk.needs, admit=cursor.cache_blocks))
+            for future in chunk.pending:
+                await asyncio.wait([asyncio.wrap_future(future)])
+                cursor.settle(future)
+        except TableGone as gone:
+            await asyncio.to_thread(cursor.renew, gone)
     _read_ahead(tables, cursor)
     return chunk
 

@@ -31,7 +31,7 @@ from flagstone.read.sources import (
     Source,
 )
 from flagstone.read.view import ReadView
-from flagstone.table.table_store import Pinned
+from flagstone.table.table_store import Pinned, TableGone
 from flagstone.types import EntryTuple, KeyRange, Row
 
 DEFAULT_READ_AHEAD_BYTES: Final = 1024 * 1024
@@ -45,9 +45,22 @@ Chunk = list[Any]
 _key_of = itemgetter(0)
 
 
+Renew = Callable[[ReadView], ReadView]
+"""From a view that has lost a table to a newer one that shows the same rows at the scan's number. Blocks.
+
+Raises `Unavailable` when no view shows them any more.
+"""
+
+_RENEWALS: Final = 3
+"""How many new views in a row may turn out to lack a table: more than one is unlucky, more than these are damage."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanRequest:
-    """What a scan shall show. `cache_blocks` lets it fill the cache, which it leaves alone otherwise."""
+    """What a scan shall show. `cache_blocks` lets it fill the cache, which it leaves alone otherwise.
+
+    With `renew` the scan outlives its view: when a table of it is gone, it goes on where it was in a newer one.
+    """
 
     keys: KeyRange = field(default_factory=KeyRange)
     max_seq: int
@@ -60,6 +73,7 @@ class ScanRequest:
     read_ahead_bytes: int = DEFAULT_READ_AHEAD_BYTES
     cache_blocks: bool = False
     prefix_probe: PrefixProbe | None = None
+    renew: Renew | None = None
 
 
 class Lacking(NamedTuple):
@@ -82,6 +96,10 @@ class Sink(Protocol):
 
     def finish(self, out: Chunk) -> None: ...
 
+    def leave_off(self, head: bytes, out: Chunk) -> bytes:
+        """The key to go on at in another view; see the function `leave_off`."""
+        ...
+
 
 def make_sieve(request: ScanRequest) -> scan_kernel.Sieve:
     """The sink that chooses the rows the request shall see."""
@@ -95,6 +113,20 @@ def make_sieve(request: ScanRequest) -> scan_kernel.Sieve:
     return scan_kernel.Sieve(
         request.max_seq, request.now_ms, not request.include_expired, request.whole_rows, fold
     )
+
+
+def leave_off(sieve: scan_kernel.Sieve, head: bytes, out: Chunk) -> bytes:
+    """The key at which another view shall go on, `head` being the first key that was not given to the sieve yet.
+
+    What the sieve holds back and is complete goes to `out`. Of a key at the head more versions may come: they stay
+    hidden if it was decided, and otherwise all of them are read again.
+    """
+    decided: bytes = sieve.decided_key()
+    rest: Chunk = []
+    sieve.finish(rest)
+    if rest and rest[0][0] < head:
+        out += rest
+    return decided + b"\0" if decided and decided >= head else head
 
 
 class ScanCursor:
@@ -118,23 +150,24 @@ class ScanCursor:
         self._blocks_at_once = blocks_at_once
         # A short scan shall not pay for a long one's chunk.
         self._blocks_now = 1
-        self._sink: Sink = make_sieve(request) if sink is None else sink
         self._seekable = sink is None
+        if sink is None:
+            sieve = make_sieve(request)
+            self._sink: Sink | scan_kernel.Sieve = sieve
+            self._leave_off: Callable[[bytes, Chunk], bytes] = partial(leave_off, sieve)
+        else:
+            self._sink, self._leave_off = sink, sink.leave_off
         self._left = request.limit
         self._reverse = request.reverse
         self._end = LOWEST if request.reverse else HIGHEST
         self._spare: Chunk = []
         self._pinned: Pinned = {}
         self._finished = request.keys.empty
+        self._renewals = 0
         # Forward: all keys below were shown; backward: all keys above.
         self._consumed: bytes | None = None
         start, stop = request.keys.start, request.keys.stop
-        self._memtables = [
-            MemtableSource(
-                memtable.scan(start, stop, request.max_seq, request.reverse), reverse=self._reverse
-            )
-            for memtable in view.memtables
-        ]
+        self._memtables = self._scan_memtables(start, stop)
         self._place(start, stop)
 
     def probe_chunk(self) -> Chunk | Lacking | None:
@@ -153,6 +186,7 @@ class ScanCursor:
             self._spare = out[self._left :]
             del out[self._left :]
             self._left -= len(out)
+        self._renewals = 0
         if self._seekable and not self._reverse:
             # Blocks that passed through were not merged: the last row tells how far they were shown.
             self._consumed = max(self._consumed or LOWEST, out[-1][0] + b"\0")
@@ -205,6 +239,45 @@ class ScanCursor:
         """That many rows of the last chunk were passed over by a seek, and do not count towards the limit."""
         if self._left is not None:
             self._left += count
+
+    def renew(self, gone: TableGone) -> None:
+        """Go on in a newer view, at the same number and the same place, because `gone` was in this one. Blocks.
+
+        Raises:
+            Unavailable: what the scan shows is not kept any more, or there is no way to a newer view.
+            CorruptData: newer views lack tables, too.
+
+        """
+        request = self._request
+        if request.renew is None:
+            raise gone
+        if self._renewals == _RENEWALS:
+            raise CorruptData("missing, but the newest manifest refers to it", object=gone.path) from gone
+        self._renewals += 1
+        view = request.renew(self._view)
+        start, stop = request.keys.start, request.keys.stop
+        if self._reverse:
+            # Merged keys are complete, and what is above the last edge was merged.
+            if self._consumed is not None:
+                stop = self._consumed + b"\0" if stop is None else min(stop, self._consumed + b"\0")
+        else:
+            head = min((source.head for source in self._sources), default=HIGHEST)
+            self._consumed = max(start or LOWEST, self._leave_off(head, self._spare))
+            start = self._consumed or None
+        self._view = view
+        self._finished = self._finished or KeyRange(start, stop).empty
+        self._pinned.clear()
+        self._memtables = self._scan_memtables(start, stop)
+        self._place(start, stop)
+
+    def _scan_memtables(self, start: bytes | None, stop: bytes | None) -> list[MemtableSource]:
+        request = self._request
+        return [
+            MemtableSource(
+                memtable.scan(start, stop, request.max_seq, request.reverse), reverse=request.reverse
+            )
+            for memtable in self._view.memtables
+        ]
 
     def _place(self, start: bytes | None, stop: bytes | None) -> None:
         """Begin anew at the start of a range, with the memtables where they are."""

@@ -13,11 +13,11 @@ from operator import itemgetter
 from typing import Final
 
 from flagstone.format.block import FORMAT_V2
-from flagstone.format.filter import PrefixExtractor
+from flagstone.format.filter import Filters, PrefixExtractor
 from flagstone.format.sst import BlockIndex
 from flagstone.kernels import probe as probe_kernel
 from flagstone.read.view import Layer, MemtableCursor
-from flagstone.table.reader import META, Table
+from flagstone.table.reader import FILTERS, META, Table
 from flagstone.table.table_store import Pinned
 from flagstone.types import MAX_KEY_BYTES, EntryTuple
 
@@ -285,9 +285,11 @@ class LayerSource(Source):
             index = pinned[0]
         first = max(bisect_left(index.first_keys, self._low) - 1, 0)
         end = bisect_left(index.first_keys, self._high)
-        if self._prefix_probe is not None and table.filters is not None:
+        if self._prefix_probe is not None:
+            # They came with the index, in one request, whatever the cache did with them since.
+            filters: Filters | None = table.filters or self._pinned.get((table, FILTERS))
             extractor, prefix = self._prefix_probe
-            if not table.filters.may_contain_prefix(prefix, extractor):
+            if filters is not None and not filters.may_contain_prefix(prefix, extractor):
                 end = first
         self._index = index
         self._blocks = range(first, end)

@@ -39,6 +39,10 @@ class Memtable(Protocol):
 
     def get(self, key: bytes, max_seq: int) -> EntryTuple | None: ...
 
+    def get_value(self, key: bytes, max_seq: int) -> bytes | EntryTuple | None:
+        """The value where it is plain; the row where it needs thought; None when there is none."""
+        ...
+
     def versions(self, key: bytes, max_seq: int) -> list[EntryTuple]:
         """The rows of a key with seq <= `max_seq`, newest first."""
         ...
@@ -48,10 +52,17 @@ class Memtable(Protocol):
         ...
 
 
-class Forest:
-    """The tables of a view: one tree, or one per segment. Layers are ordered newest first."""
+def _nothing(_key: bytes, _max_seq: int) -> None:
+    """What a view without memtables has in them."""
 
-    __slots__ = ("_merged", "layers", "prefixes", "segments")
+
+class Forest:
+    """The tables of a view: one tree, or one per segment. Layers are ordered newest first.
+
+    Views of one manifest share it: while it is referred to, somebody may still read these tables.
+    """
+
+    __slots__ = ("__weakref__", "_merged", "layers", "prefixes", "segments")
 
     def __init__(
         self,
@@ -83,12 +94,20 @@ class Forest:
 
 
 class ReadView:
-    """Memtables newest first, above a forest of tables. Immutable."""
+    """Memtables newest first, above a forest of tables. Immutable.
 
-    __slots__ = ("forest", "layers", "memtables", "segmented")
+    `get_newest` asks the newest memtable for a plain value (`Memtable.get_value`), `older_memtables` are the others:
+    what the shortest way of a point read needs, looked up once per view and not once per read.
+    """
+
+    __slots__ = (
+        "__weakref__", "forest", "get_newest", "layers", "memtables", "older_memtables", "segmented",
+    )  # fmt: skip
 
     def __init__(self, memtables: Iterable[Memtable], forest: Forest) -> None:
         self.memtables = tuple(memtables)
+        self.get_newest = self.memtables[0].get_value if self.memtables else _nothing
+        self.older_memtables = self.memtables[1:]
         self.forest = forest
         self.layers = forest.layers
         self.segmented = forest.prefixes is not None

@@ -6,18 +6,23 @@ wanting and writing leaves nothing behind.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
+from typing import Final
 from uuid import UUID
 
-from flagstone.errors import InvalidRequest
+from flagstone.errors import CorruptData, InvalidRequest
 from flagstone.metadata.manifest import Checkpoint, Manifest, add_checkpoint, remove_checkpoint
 from flagstone.metadata.sequenced import Versioned
 from flagstone.metadata.stores import ManifestStore
 from flagstone.runtime.clock import Clock
 from flagstone.runtime.ids import Ids
-from flagstone.types import ManifestId
+from flagstone.store.port import ObjectMissing
+from flagstone.types import ManifestId, WalId
+from flagstone.wal.pins import decode_pin
 
-_SHORTEST: timedelta = timedelta(seconds=1)
+_SHORTEST: Final = timedelta(seconds=1)
+_LAST_SECOND: Final = 2**32 - 1
 
 
 def create_checkpoint(
@@ -28,25 +33,32 @@ def create_checkpoint(
     lifetime: timedelta | None = None,
     name: str | None = None,
     source: UUID | None = None,
+    last_wal_id: WalId | None = None,
 ) -> tuple[Checkpoint, Versioned[Manifest]]:
     """Pin the current state, or what the checkpoint `source` pins; returns it with the manifest it is in.
 
-    A checkpoint of the current state refers to the very manifest that brings it. Without a lifetime it stays
-    until it is deleted.
+    A checkpoint of the current state refers to the very manifest that brings it. It shows the log as far as
+    that manifest knows it, so whoever knows of later files says so with `last_wal_id`. Without a lifetime it
+    stays until it is deleted.
 
     Raises:
-        InvalidRequest: the lifetime is shorter than a second, or there is no checkpoint `source`.
+        InvalidRequest: the lifetime is shorter than a second, there is no checkpoint `source` or it has
+            expired, or the database is a clone that is not finished.
 
     """
     checkpoint_id = ids.uuid()
 
     def edit(now: Versioned[Manifest]) -> Manifest:
-        manifest_id = ManifestId(now.next_id)
-        if source is not None:
-            manifest_id = require_checkpoint(now.value, source).manifest_id
         now_s = clock.now_ms() // 1000
+        require_initialized(now.value)
+        if source is not None:
+            manifest_id = require_live_checkpoint(now.value, source, now_s=now_s).manifest_id
+            seen = now.value.wal_id_last_seen
+        else:
+            manifest_id = ManifestId(now.next_id)
+            seen = max(now.value.wal_id_last_seen, last_wal_id or now.value.wal_id_last_seen)
         created = Checkpoint(checkpoint_id, manifest_id, now_s, expiry(now_s, lifetime), name)
-        return add_checkpoint(now.value, created)
+        return add_checkpoint(replace(now.value, wal_id_last_seen=seen), created)
 
     written = manifests.update(edit)
     return require_checkpoint(written.value, checkpoint_id), written
@@ -100,10 +112,79 @@ def require_checkpoint(manifest: Manifest, checkpoint_id: UUID) -> Checkpoint:
     return found
 
 
+def require_live_checkpoint(manifest: Manifest, checkpoint_id: UUID, *, now_s: int) -> Checkpoint:
+    """The checkpoint of that id, for those who want the state it pins.
+
+    Raises `InvalidRequest` when there is none, when its time is over, or when it pins a part of the log only.
+    """
+    found = require_checkpoint(manifest, checkpoint_id)
+    if not found.manifest_id:
+        raise InvalidRequest(
+            f"the checkpoint {checkpoint_id} keeps the log for a consumer of changes and pins no state; "
+            "take another one"
+        )
+    if is_expired(found, now_s):
+        raise InvalidRequest(
+            f"the checkpoint {checkpoint_id} expired {now_s - (found.expires_s or 0)} s ago, so what it pins may be "
+            "deleted at any moment; refresh it first, or take a newer one"
+        )
+    return found
+
+
+def load_pinned(manifests: ManifestStore, checkpoint: Checkpoint) -> Versioned[Manifest]:
+    """The manifest a checkpoint names. One that is missing is damage: the checkpoint should have kept it.
+
+    Raises:
+        InvalidRequest: it keeps the log for a consumer, and shows nothing.
+
+    """
+    consumer = decode_pin(checkpoint)
+    if consumer is not None:
+        raise InvalidRequest(
+            f"the checkpoint {checkpoint.id} only keeps the log for the consumer {consumer.name!r}; it shows no state"
+        )
+    try:
+        return Versioned(checkpoint.manifest_id, manifests.load(checkpoint.manifest_id))
+    except ObjectMissing:
+        raise CorruptData(
+            f"missing, but the checkpoint {checkpoint.id} pins it",
+            object=manifests.paths.manifest(checkpoint.manifest_id),
+        ) from None
+
+
+def is_expired(checkpoint: Checkpoint, now_s: int) -> bool:
+    """Whether garbage collection may remove it."""
+    return checkpoint.expires_s is not None and checkpoint.expires_s <= now_s
+
+
+def require_initialized(manifest: Manifest, path: str | None = None) -> None:
+    """Refuse a clone that is still being made: what it will refer to is not pinned yet."""
+    if not manifest.initialized:
+        where = "the database" if path is None else f"the database at {path!r}"
+        raise InvalidRequest(
+            f"{where} is a clone that is not finished; repeat the call that makes it, or destroy it"
+        )
+
+
+def parse_checkpoint_id(checkpoint: UUID | str) -> UUID:
+    """The id itself, also from its text."""
+    if isinstance(checkpoint, UUID):
+        return checkpoint
+    try:
+        return UUID(checkpoint)
+    except (ValueError, AttributeError, TypeError):
+        raise InvalidRequest(f"a checkpoint is named by its UUID, not {checkpoint!r}") from None
+
+
 def expiry(now_s: int, lifetime: timedelta | None) -> int | None:
     """When a checkpoint of that lifetime expires, in whole seconds."""
     if lifetime is None:
         return None
+    if not isinstance(lifetime, timedelta):
+        raise InvalidRequest(f"a lifetime is a timedelta, or None for ever; not {lifetime!r}")
     if lifetime < _SHORTEST:
         raise InvalidRequest(f"a checkpoint lives at least one second, not {lifetime}; None means for ever")
-    return now_s + int(lifetime.total_seconds())
+    expires_s = now_s + int(lifetime.total_seconds())
+    if expires_s > _LAST_SECOND:
+        raise InvalidRequest(f"a lifetime of {lifetime} ends after the year 2106; None means for ever")
+    return expires_s

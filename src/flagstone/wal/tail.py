@@ -1,60 +1,41 @@
 """Change data: every committed change of a database, in commit order, read from its log.
 
 The position of a consumer is a WAL id: a file is used as a whole, and the next one is its id plus one. Ids are
-never skipped, so a consumer that falls behind garbage collection gets an error, not a gap.
+never skipped, so a consumer that falls behind garbage collection gets an error, not a gap. With a pin (`pins.py`)
+it does not fall behind: the log is kept for it.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from flagstone.errors import InvalidRequest
+from flagstone.metadata.stores import ManifestStore
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
+from flagstone.runtime.ids import SYSTEM_IDS, Ids
 from flagstone.runtime.pool import IoPool, shared_pool
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectMissing
 from flagstone.store.remote_options import OptionValue
 from flagstone.store.resolve import StoreLike, resolve_database, resolve_wal_store
-from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, WalId
+from flagstone.store.retrying import patient
+from flagstone.types import WalId
+from flagstone.wal.changes import Change, ChangeBatch, change_of
 from flagstone.wal.encoding import decode_wal
 from flagstone.wal.fetching import fetch_in_order
+from flagstone.wal.pins import LogPin, Position
+from flagstone.wal.positions import PinnedPosition
+from flagstone.wal.turns import Pace, Turns
 
 if TYPE_CHECKING:
     from flagstone.runtime.sync import Event
 
-Operation = Literal["put", "delete", "merge"]
-
 DEFAULT_POLL_S: Final = 1.0
-_RECHECK_S: Final = 30.0
-"""How often a consumer that waits for a file looks whether that file came and went while it slept."""
-
-_OPERATIONS: Final[dict[int, Operation]] = {VALUE: "put", TOMBSTONE: "delete", MERGE: "merge"}
-
-
-class Change(NamedTuple):
-    """One changed row. `value` is the operand of a merge and None for a delete; times are milliseconds."""
-
-    op: Operation
-    key: bytes
-    value: bytes | None
-    seq: int
-    created_ms: int | None
-    expires_ms: int | None
-    wal_id: WalId
-
-
-class ChangeBatch(NamedTuple):
-    """The changes of one WAL file, in commit order; a fence has none. All or nothing of it was committed."""
-
-    wal_id: WalId
-    changes: list[Change]
-
-    @property
-    def next_id(self) -> WalId:
-        """Where to go on after these changes were used: what a consumer stores."""
-        return WalId(self.wal_id + 1)
+DEFAULT_MAX_POLL_S: Final = 5.0
 
 
 class WalFile(NamedTuple):
@@ -66,12 +47,17 @@ class WalFile(NamedTuple):
 
 
 class WalReader:
-    """Reads the log of the database at `path`, beside its writer and without any effect on it.
+    """Reads the log of the database at `path`, beside its writer.
 
     Addresses are those of `flagstone.open`; `wal_store` is where the log lives when it has a store of its own.
-    Nothing is contacted before the first call. Each file costs one request. Nothing pins the log: a file that
-    garbage collection removed (by default no sooner than five minutes after its rows reached the tables) is
-    refused with the id from which reading is still possible. May be shared between threads, and pickles.
+    Nothing is contacted before the first call. Each file costs one request. May be shared between threads, and
+    pickles.
+
+    Without `pin` the reader has no effect on the database: a file that garbage collection removed (by default no
+    sooner than five minutes after its rows reached the tables) is refused with the id from which reading is still
+    possible. With the name of a consumer as `pin`, `follow` begins where that consumer stopped, and no collector,
+    SlateDB's included, removes what it has not been told about with `commit`, also while the consumer is away:
+    for `pin_lifetime`, or until `release`.
     """
 
     def __init__(
@@ -81,17 +67,43 @@ class WalReader:
         store: StoreLike | None = None,
         store_options: Mapping[str, OptionValue] | None = None,
         wal_store: StoreLike | None = None,
+        pin: str | None = None,
+        pin_lifetime: timedelta | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        ids: Ids = SYSTEM_IDS,
         pool: IoPool | None = None,
     ) -> None:
-        main, root = resolve_database(path, store, store_options)
-        self._store = resolve_wal_store(wal_store, main, store_options)
+        found, root = resolve_database(path, store, store_options)
+        main = patient(found, clock=clock, ids=ids)
+        self._store = (
+            main
+            if wal_store is None
+            else patient(resolve_wal_store(wal_store, found, store_options), clock=clock, ids=ids)
+        )
         self._paths = DbPaths(root)
         self._clock = clock
         self._pool = pool
+        self._origin = (main, ids, pin, pin_lifetime)
+        self._connect()
+
+    def _connect(self) -> None:
+        main, ids, pin, lifetime = self._origin
+        self._manifests = ManifestStore(main, self._paths, clock=self._clock, ids=ids)
+        self._pin: PinnedPosition | None = None
+        if pin is not None:
+            held = LogPin(self._manifests, main, pin, lifetime=lifetime, clock=self._clock, ids=ids)
+            self._pin = PinnedPosition(held, self._clock)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The position is not taken along: the pin is found again by its name.
+        return {name: value for name, value in vars(self).items() if name not in ("_manifests", "_pin")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._connect()
 
     def __repr__(self) -> str:
-        return f"WalReader({self._paths.root!r}, store={self._store.url!r})"
+        return f"{type(self).__name__}({self._paths.root!r}, store={self._store.url!r})"
 
     def files(self, start_id: int | None = None) -> list[WalFile]:
         """The files of the log from `start_id` on (None: all there are), ascending. One listing."""
@@ -113,6 +125,8 @@ class WalReader:
     def batches(self, start_id: int | None = None, *, stop_id: int | None = None) -> Iterator[ChangeBatch]:
         """The files from `start_id` (None: the oldest there is) up to `stop_id`, exclusive, or to the end there is now.
 
+        Fences, the empty files that tell one writer from the next, are passed over.
+
         Raises:
             InvalidRequest: garbage collection has removed a file in that range; the message says what is left.
 
@@ -133,7 +147,9 @@ class WalReader:
             if stored is None:
                 self._check_not_removed(wal_id)
                 return
-            yield self._decode(wal_id, stored)
+            batch = self._decode(wal_id, stored)
+            if batch.changes:
+                yield batch
 
     def changes(self, start_id: int | None = None, *, stop_id: int | None = None) -> Iterator[Change]:
         """The rows of `batches`, one by one."""
@@ -145,38 +161,94 @@ class WalReader:
         start_id: int | None = None,
         *,
         poll_interval_s: float = DEFAULT_POLL_S,
+        max_poll_interval_s: float = DEFAULT_MAX_POLL_S,
+        timeout_s: float | None = None,
+        allow_gaps: bool = False,
         stop: Event | None = None,
     ) -> Iterator[ChangeBatch]:
-        """Every file from `start_id` (None: the oldest there is) on, for ever: waits for those yet to come.
+        """Every file from `start_id` on, for ever: waits for those yet to come. Fences are passed over.
 
-        Ends when `stop` is set; without one, when the caller stops iterating. A file is seen at most
-        `poll_interval_s` after it was created. Store `next_id` once a batch was used: after a crash, start there.
+        None begins where the pin stands, without one with the oldest file there is. Ends when `stop` is set, or
+        when nothing came for `timeout_s`; without either, when the caller stops iterating. A file is looked for
+        after `poll_interval_s`, and less and less often while none comes, up to `max_poll_interval_s`. Once a
+        batch was used, `commit` it, or store its `next_id`: after a crash, begin there.
 
         Raises:
-            InvalidRequest: garbage collection removed the next file before it was read.
+            InvalidRequest: garbage collection removed the next file before it was read, or the pin is gone, or
+                something happened to the database that is not in its log (unless `allow_gaps`).
 
         """
-        following = WalId(1) if start_id is None else _checked(start_id)
-        for batch in self.batches(start_id):
-            yield batch
-            following = batch.next_id
-            if stop is not None and stop.is_set():
-                return
-        checked_at = self._clock.monotonic()
+        turns = self._turns(
+            start_id, Pace(poll_interval_s, max_poll_interval_s, timeout_s), allow_gaps=allow_gaps
+        )
         while stop is None or not stop.is_set():
-            found = self._load(following)
-            if found is not None:
-                yield found
-                following = found.next_id
-                checked_at = self._clock.monotonic()
-                continue
-            if self._clock.monotonic() - checked_at >= _RECHECK_S:
-                self._check_not_removed(following)
-                checked_at = self._clock.monotonic()
-            if stop is None:
-                self._clock.sleep(poll_interval_s)
-            else:
-                stop.wait(poll_interval_s)
+            batch, wait_s = turns.take()
+            if batch is not None:
+                yield batch
+            elif wait_s is None:
+                return
+            elif wait_s and stop is None:
+                self._clock.sleep(wait_s)
+            elif wait_s and stop is not None:
+                stop.wait(wait_s)
+
+    @property
+    def position(self) -> int | None:
+        """The file at which the pinned consumer goes on; None when it has not begun, or nothing is pinned."""
+        return None if self._pin is None or self._pin.position is None else self._pin.position.next_id
+
+    def commit(self, batch: ChangeBatch) -> None:
+        """The pinned consumer has used `batch` and all before it: after a crash it begins behind it.
+
+        Told to the store every ten seconds and on `close`, so a crash may bring some batches again. Who must not
+        see them twice stores `next_id` together with what it made of the batch, and begins there.
+        """
+        last_seq = batch.changes[-1].seq if batch.changes else 0
+        self._pinned().use(batch.next_id, last_seq)
+
+    def close(self) -> None:
+        """Tell the store what was committed; the pin stays. Closing twice is fine, and so is going on."""
+        if self._pin is not None:
+            self._pin.save()
+
+    def release(self) -> None:
+        """Give the pin up: the log is not kept for this consumer any more."""
+        self._pinned().release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _turns(self, start_id: int | None, pace: Pace, *, allow_gaps: bool) -> Turns:
+        start = None if start_id is None else _checked(start_id)
+        return Turns(
+            begin=lambda: self._begin(start),
+            load=self._load,
+            ahead=self.batches,
+            check=self._check_missing,
+            tend=lambda: None if self._pin is None else self._pin.tend(),
+            clock=self._clock,
+            pace=pace,
+            allow_gaps=allow_gaps,
+        )
+
+    def _begin(self, start: WalId | None) -> Position:
+        if self._pin is not None:
+            return self._pin.begin(start, self._oldest)
+        return Position(self._oldest() if start is None else start)
+
+    def _pinned(self) -> PinnedPosition:
+        if self._pin is None:
+            raise InvalidRequest("this reader keeps no position; name its consumer with pin=")
+        return self._pin
+
+    def _oldest(self) -> WalId:
+        first = next(self._list(None), None)
+        return WalId(1) if first is None else first.wal_id
 
     def _list(self, start_id: int | None) -> Iterator[WalFile]:
         after = self._paths.wal(WalId(start_id - 1)) if start_id else None
@@ -194,7 +266,20 @@ class WalReader:
 
     def _decode(self, wal_id: WalId, stored: bytes) -> ChangeBatch:
         rows = decode_wal(stored, self._paths.wal(wal_id))
-        return ChangeBatch(wal_id, [_change(row, wal_id) for row in rows])
+        return ChangeBatch(wal_id, [change_of(row, wal_id) for row in rows])
+
+    def _check_missing(self, wal_id: WalId, seen_seq: int) -> None:
+        """Raise if waiting for `wal_id` is in vain: it is gone, or rows came into the database without the log."""
+        latest = self._manifests.latest()
+        self._check_not_removed(wal_id)
+        # A file is on the store before its rows are in tables: without the file, no row above the last one seen.
+        if latest is None or not 0 < seen_seq < latest.value.last_l0_seq or self._load(wal_id) is not None:
+            return
+        raise InvalidRequest(
+            f"the tables of {self._paths.root} have rows up to sequence number {latest.value.last_l0_seq}, its log "
+            f"only up to {seen_seq}: the others came by a bulk load or from a writer without a log; copy the database "
+            "once more"
+        )
 
     def _check_not_removed(self, wal_id: WalId) -> None:
         """Raise if `wal_id` is missing although the log goes on behind it."""
@@ -207,13 +292,6 @@ class WalReader:
             f"changes can be read from {left.wal_id} on, and what was missed is in the tables: copy the database "
             "once more before going on from there"
         )
-
-
-def _change(row: EntryTuple, wal_id: WalId) -> Change:
-    key, seq, kind, value, created_ms, expires_ms = row
-    return Change(
-        _OPERATIONS[kind], key, None if kind == TOMBSTONE else value, seq, created_ms, expires_ms, wal_id
-    )
 
 
 def _checked(wal_id: int) -> WalId:

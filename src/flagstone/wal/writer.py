@@ -50,12 +50,14 @@ class LogSource:
     """What the writer needs of the commit side.
 
     `seal` gives what the next file must hold with the last sequence number in it. `logged` hears of every file
-    that is on the store, `fenced` is asked for the error to raise when somebody else took our number.
+    that is on the store, `fenced` is asked for the error to raise when somebody else took our number. `confirm` is
+    called between a file's creation and `logged`, and raises when the file does not count (see `ownership.py`).
     """
 
     seal: Callable[[], tuple[list[Any], int]]
     logged: Callable[[WalId, int], None]
     fenced: Callable[[], Closed]
+    confirm: Callable[[], None] = lambda: None
 
 
 class WalWriter:
@@ -141,6 +143,7 @@ class WalWriter:
         data = self._encode(spans)
         wal_id = self._next_id
         self._put(self._paths.wal(wal_id), data)
+        self._patiently(self._source.confirm, self._paths.wal(wal_id))
         self._next_id = WalId(wal_id + 1)
         self._flushes.add()
         self._flush_bytes.add(len(data))
@@ -159,13 +162,17 @@ class WalWriter:
     def _put(self, path: str, data: bytes) -> None:
         # One token for all tries, so that a file whose answer was lost is recognised as ours.
         token = self._ids.token()
+        try:
+            self._patiently(lambda: self._store.put_if_absent(path, data, token=token), path)
+        except ObjectExists:
+            raise self._source.fenced() from None
+
+    def _patiently(self, request: Callable[[], object], path: str) -> None:
         pause_s = _FIRST_PAUSE_S
         tries = 0
         while True:
             try:
-                self._store.put_if_absent(path, data, token=token)
-            except ObjectExists:
-                raise self._source.fenced() from None
+                request()
             except Unavailable as error:
                 tries += 1
                 if self._max_retries is not None and tries > self._max_retries:

@@ -46,6 +46,12 @@ class Expiry(NamedTuple):
         ttl_ms = default_ttl_ms if self.after_ms is None else self.after_ms
         return None if self.never or ttl_ms is None else created_ms + ttl_ms
 
+    def spelt_out(self, default_ttl_ms: int | None) -> Expiry:
+        """The same without reference to a default: equal if they mean the same whenever they are written."""
+        if self.at_ms is not None or self.never or self.after_ms is not None:
+            return self
+        return _FOREVER if default_ttl_ms is None else Expiry(after_ms=default_ttl_ms)
+
 
 BY_DEFAULT: Final = Expiry()
 _FOREVER: Final = Expiry(never=True)
@@ -140,10 +146,12 @@ class WriteBatch:
             return []
         return list(entry) if isinstance(entry, list) else [entry]
 
-    def seal(
-        self, created_ms: int, *, default_ttl_ms: int | None = None, operator: MergeOperator | None = None
-    ) -> list[PendingRow]:
-        """The rows to write, one per key in ascending order. The batch itself stays as it is.
+    def settled(
+        self, *, default_ttl_ms: int | None = None, operator: MergeOperator | None = None
+    ) -> list[Operation]:
+        """One operation per key, ascending: what is left when all merges are folded. The batch stays as it is.
+
+        This is where the merge operator runs, for as long as it likes: no lock is needed for it.
 
         Raises:
             InvalidRequest: it merges and there is no operator, the operator refuses an operand, or things that
@@ -151,28 +159,32 @@ class WriteBatch:
 
         """
         if not self._merged:
-            return [
-                (
-                    key,
-                    entry.kind,
-                    entry.value,
-                    # The common case spelt out: most rows have no expiry and most databases no default.
-                    None
-                    if entry.expiry is BY_DEFAULT and default_ttl_ms is None
-                    else entry.expiry.resolve(created_ms, default_ttl_ms),
-                )
-                for key, entry in sorted(self._operations.items())
-                if isinstance(entry, Operation)
-            ]
+            return [entry for _, entry in sorted(self._operations.items()) if isinstance(entry, Operation)]
+        return [
+            self._settle(key, default_ttl_ms=default_ttl_ms, operator=operator)
+            for key in sorted(self._operations)
+        ]
+
+    def row_of(
+        self,
+        key: bytes,
+        created_ms: int,
+        *,
+        default_ttl_ms: int | None = None,
+        operator: MergeOperator | None = None,
+    ) -> PendingRow:
+        """The row that writing the batch at that time would give one of its keys; raises as `settled` does."""
+        _, kind, value, expiry = self._settle(key, default_ttl_ms=default_ttl_ms, operator=operator)
+        return key, kind, value, expiry.resolve(created_ms, default_ttl_ms)
+
+    def _settle(self, key: bytes, *, default_ttl_ms: int | None, operator: MergeOperator | None) -> Operation:
+        entry = self._operations[key]
+        if not self._merged and isinstance(entry, Operation):
+            return entry
         if operator is None:
             # Also when a later put replaced every merge: it would only ever work by accident.
             raise InvalidRequest(f"the batch merges, but there is no merge operator: {NO_OPERATOR}")
-        rows: list[PendingRow] = []
-        for key in sorted(self._operations):
-            chain = self.operations_of(key)
-            expires = [operation.expiry.resolve(created_ms, default_ttl_ms) for operation in chain]
-            rows.append(_folded(chain, expires, operator))
-        return rows
+        return _folded(self.operations_of(key), default_ttl_ms, operator)
 
 
 def check_key(key: object) -> bytes:
@@ -210,26 +222,26 @@ def check_expiry(ttl: Ttl | None, expire_at: Instant | None) -> Expiry:
     return Expiry(after_ms=ttl_ms)
 
 
-def _folded(chain: list[Operation], expires: list[int | None], operator: MergeOperator) -> PendingRow:
-    """One row that says what all of `chain` says; `expires` are the times of its links."""
+def _folded(chain: list[Operation], default_ttl_ms: int | None, operator: MergeOperator) -> Operation:
+    """One operation that says what all of `chain` says."""
     base = chain[0]
     operands = [operation.value for operation in chain if operation.kind == MERGE]
     for operand in operands:
         check_operand(operator, base.key, operand)
     if len(chain) == 1:
-        return (base.key, base.kind, base.value, expires[0])
+        return base
     # A tombstone has no expiry of its own to disagree with.
-    times = set(expires[1:] if base.kind == TOMBSTONE else expires)
-    if len(times) > 1:
+    expiry = chain[1].expiry if base.kind == TOMBSTONE else base.expiry
+    if any(link.expiry.spelt_out(default_ttl_ms) != expiry.spelt_out(default_ttl_ms) for link in chain[1:]):
         raise InvalidRequest(
             f"the operations on {base.key!r} in this batch would be folded into one row, but expire at different "
-            "times; give them the same ttl, or write them in separate batches"
+            "times; give them the same ttl or the same expire_at, or write them in separate batches"
         )
     if base.kind == MERGE:
-        return (base.key, MERGE, fold(operator, base.key, None, operands), times.pop())
+        return Operation(base.key, MERGE, fold(operator, base.key, None, operands), expiry)
     if base.kind == TOMBSTONE:
-        return (base.key, VALUE, fold_from_nothing(operator, base.key, operands), times.pop())
-    return (base.key, VALUE, fold(operator, base.key, base.value, operands), times.pop())
+        return Operation(base.key, VALUE, fold_from_nothing(operator, base.key, operands), expiry)
+    return Operation(base.key, VALUE, fold(operator, base.key, base.value, operands), expiry)
 
 
 def _as_bytes(given: object, what: str) -> bytes:

@@ -22,7 +22,7 @@ from flagstone.write.batch import BY_DEFAULT, Expiry, WriteBatch
 from flagstone.write.conflicts import ConflictTracker, TransactionState
 from flagstone.write.durability import DurabilityTracker, WriteHandle
 from flagstone.write.memtables import FrozenMemtable, LogSpan, Memtables
-from flagstone.write.segment_gate import SegmentGate
+from flagstone.write.segment_gate import KeyGate
 
 _LONGEST_CLOCK_SLEEP_S: Final = 10.0
 _POINT_EVERY_MS: Final = 60_000
@@ -33,8 +33,8 @@ class Committer:
 
     `on_first_unlogged` is called when a row comes that is not in the log and none was before, `on_freeze` when a
     memtable has been frozen; both without the lock, and they must not block. `publish` is called under the lock
-    whenever the set of memtables changed, so that no row is ever out of sight of readers. `segments` refuses
-    keys that no segment can take.
+    whenever the set of memtables changed, so that no row is ever out of sight of readers. `gate` refuses
+    keys that this database does not take.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Committer:
         on_first_unlogged: Callable[[], None],
         on_freeze: Callable[[], None],
         publish: Callable[[], None],
-        segments: SegmentGate | None = None,
+        gate: KeyGate | None = None,
     ) -> None:
         self.memtables = memtables
         self.durability = durability
@@ -70,7 +70,7 @@ class Committer:
         self._on_first_unlogged = on_first_unlogged
         self._on_freeze = on_freeze
         self._publish = publish
-        self._segments = segments
+        self._gate = gate
         self._room = Condition(self.lock)
         self._refusal: FlagstoneError | None = None
         self._crowded = False
@@ -97,8 +97,8 @@ class Committer:
             now_ms = self._clock.now_ms()
             if now_ms < self._tick_ms:
                 now_ms = self._wait_for_clock(now_ms)
-            if self._segments is not None:
-                self._segments.admit((key,))
+            if self._gate is not None:
+                self._gate.admit((key,))
             self._tick_ms = now_ms
             seq = durability.last_seq + 1
             expires_ms = (
@@ -137,6 +137,9 @@ class Committer:
         if not len(batch):
             raise InvalidRequest("an empty batch writes nothing; add an operation to it")
         durability = self.durability
+        default_ttl_ms = self._default_ttl_ms
+        # Before the lock: it sorts, and the merge operator is somebody else's code.
+        operations = batch.settled(default_ttl_ms=default_ttl_ms, operator=self.merge_operator)
         first = False
         with self.lock:
             if self._crowded or self._refusal is not None:
@@ -144,20 +147,24 @@ class Committer:
             now_ms = self._clock.now_ms()
             if now_ms < self._tick_ms:
                 now_ms = self._wait_for_clock(now_ms)
-            rows = batch.seal(now_ms, default_ttl_ms=self._default_ttl_ms, operator=self.merge_operator)
             seq = durability.last_seq + 1
             if transaction is not None:
                 self.conflicts.check(transaction)
-            if self._segments is not None:
-                self._segments.admit(row[0] for row in rows)
+            if self._gate is not None:
+                self._gate.admit(operation.key for operation in operations)
             self._tick_ms = now_ms
             insert = self.memtables.active.insert
             size = 0
-            for key, kind, value, expires_ms in rows:
+            for key, kind, value, expiry in operations:
+                expires_ms = (
+                    None
+                    if expiry is BY_DEFAULT and default_ttl_ms is None
+                    else expiry.resolve(now_ms, default_ttl_ms)
+                )
                 size = insert(key, seq, kind, value, now_ms, expires_ms)
             durability.record(seq, synchronous=synchronous)
             if self.conflicts.transactions or durability.committed_seq != seq:
-                written = {row[0] for row in rows} if transaction is None else transaction.write_keys
+                written = {row.key for row in operations} if transaction is None else transaction.write_keys
                 self.conflicts.record_commit(seq, written, committed_seq=durability.committed_seq)
             if now_ms >= self._next_point_ms:
                 self._record_point(seq, now_ms)
@@ -250,9 +257,18 @@ class Committer:
             raise copy(self._refusal)  # threads may not share a traceback
 
     def _wait_for_clock(self, now_ms: int) -> int:
-        """Times never go back. A clock that did is given a moment to catch up, as SlateDB does."""
+        """Times never go back. A clock that did is given a moment to catch up, as SlateDB does.
+
+        The lock is not held meanwhile: readers, flushes and the log go on, and so do writers who come later.
+        """
         behind_s = (self._tick_ms - now_ms) / 1000
-        self._clock.sleep(min(_LONGEST_CLOCK_SLEEP_S, 2 * behind_s))
+        self.lock.release()
+        try:
+            self._clock.sleep(min(_LONGEST_CLOCK_SLEEP_S, 2 * behind_s))
+        finally:
+            self.lock.acquire()
+        if self._crowded or self._refusal is not None:
+            self._wait_for_room()
         now_ms = self._clock.now_ms()
         if now_ms < self._tick_ms:
             raise InvalidRequest(

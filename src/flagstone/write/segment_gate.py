@@ -7,8 +7,17 @@ opening gets past it.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol
 
 from flagstone.lsm.segments import SegmentExtractor, add_prefix, route
+
+
+class KeyGate(Protocol):
+    """Decides which keys may be written."""
+
+    def admit(self, keys: Iterable[bytes]) -> None:
+        """Return if every key may be. Otherwise raise `InvalidRequest`, and none of them counts."""
+        ...
 
 
 class SegmentGate:

@@ -224,3 +224,23 @@ def test_operands_without_an_operator_are_refused() -> None:
     view = rig.view(rig.tree(l0=[rig.add([(b"k", 1, MERGE, b"x", None, None)])]))
     with pytest.raises(InvalidRequest, match="merge operator"):
         list(Scan(rig.tables, view, ALL))
+
+
+@pytest.mark.parametrize("capacity_bytes", [0, 1 << 30])
+def test_a_prefix_filter_that_the_cache_could_not_keep_is_asked_all_the_same(capacity_bytes: int) -> None:
+    extractor = FixedPrefix("p2", 2)
+    rig = Rig(capacity_bytes=capacity_bytes)
+    builder = TableBuilder(
+        TableOptions(block_bytes=1024, min_filter_keys=1, filters=(BloomPolicy(extractor=extractor),))
+    )
+    builder.add_rows([put(b"aa%04d" % number) for number in range(500)] + [put(b"zz")])
+    encoded = builder.finish()
+    rig.store.put(DbPaths("db").table(Ulid(1)), encoded.data)
+    rig.ssts[Ulid(1)] = SsTable(Ulid(1), encoded.info)
+    view = rig.view(rig.tree(l0=[SstView.whole(Ulid(1))]))
+    rig.store.reset()
+    request = ScanRequest(
+        max_seq=MAX_SEQ, now_ms=NOW_MS, keys=KeyRange.of_prefix(b"bb"), prefix_probe=(extractor, b"bb")
+    )
+    assert list(Scan(rig.tables, view, request)) == []
+    assert rig.store.totals()["requests"] == {"get_range": 1}, "index and filter, and no block"

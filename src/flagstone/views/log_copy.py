@@ -1,0 +1,77 @@
+"""The part of a log that belongs to a pinned state: whether it says anything new, and a copy of it.
+
+A pinned state is its tables and the log files above its `replay_after_wal_id` up to its `wal_id_last_seen`. Only
+rows behind `last_l0_seq` are news; the others are in the tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flagstone.errors import InvalidRequest
+from flagstone.metadata.manifest import Manifest
+from flagstone.runtime.pool import IoPool, shared_pool
+from flagstone.store.paths import DbPaths
+from flagstone.store.port import ObjectExists, ObjectMissing, ObjectStore
+from flagstone.types import EntryTuple, KeyRange, WalId
+from flagstone.wal.replay import replay
+
+
+def unflushed_rows(
+    wal_store: ObjectStore, paths: DbPaths, manifest: Manifest, *, pool: IoPool | None = None
+) -> Iterator[EntryTuple]:
+    """The rows of a pinned state that only the log holds, in commit order."""
+    files = replay(
+        wal_store,
+        paths,
+        manifest.replay_after_wal_id,
+        manifest.wal_id_last_seen,
+        skip_through_seq=manifest.last_l0_seq,
+        pool=pool or shared_pool(),
+    )
+    for file in files:
+        yield from file.rows
+
+
+def require_flushed(
+    wal_store: ObjectStore, paths: DbPaths, manifest: Manifest, keys: KeyRange | None = None
+) -> None:
+    """Raise `InvalidRequest` if the log holds rows, in the range, that are not in tables."""
+    row = next(
+        (row for row in unflushed_rows(wal_store, paths, manifest) if keys is None or row[0] in keys), None
+    )
+    if row is not None:
+        raise InvalidRequest(
+            f"the log of {paths.root!r} holds rows that are not in tables yet, the first for the key {row[0][:40]!r}; "
+            "a projection or union takes tables only: call flush() on the open database, or open and close "
+            "it once, and try again"
+        )
+
+
+def copy_log(wal_store: ObjectStore, source: DbPaths, to: DbPaths, manifest: Manifest) -> None:
+    """Copy the log of a pinned state under the same numbers.
+
+    A crash leaves some of the files; copying again adds the others. A file that is there already must be the same:
+    one that differs means that somebody has opened the unfinished clone for writing.
+    """
+
+    def copy(wal_id: int) -> None:
+        try:
+            data = wal_store.get(source.wal(WalId(wal_id))).data
+        except ObjectMissing:
+            raise InvalidRequest(
+                f"{source.wal(WalId(wal_id))} is gone, so the checkpoint this clone is made from has expired and was "
+                f"collected; destroy the unfinished clone at {to.root!r} and make it again"
+            ) from None
+        path = to.wal(WalId(wal_id))
+        try:
+            wal_store.put_if_absent(path, data)
+        except ObjectExists:
+            if wal_store.get(path).data != data:
+                raise InvalidRequest(
+                    f"{path} differs from {source.wal(WalId(wal_id))}: the unfinished clone was opened for writing; "
+                    f"destroy {to.root!r} and clone again"
+                ) from None
+
+    wal_ids = range(manifest.replay_after_wal_id + 1, manifest.wal_id_last_seen + 1)
+    shared_pool().map_ordered(copy, wal_ids)

@@ -1,0 +1,228 @@
+"""Union: several databases that hold different keys, as one. Pure.
+
+No table is rewritten; the new database borrows them all. What was one table before a split is one view again
+afterwards, and runs that were one run are one again, so that splitting and uniting does not leave traces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, groupby
+
+from flagstone.errors import InternalError, InvalidRequest
+from flagstone.lsm.tree import SortedRun, SstView, Tree
+from flagstone.metadata.manifest import (
+    Manifest,
+    Segment,
+    SsTable,
+    renew_repeated_view_ids,
+    replace_trees,
+)
+from flagstone.types import KeyRange, RunId, Seq, Ulid
+from flagstone.views.lineage import PinnedSource, merge_lenders
+from flagstone.views.projection import narrow, shown_ranges
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """One view of one source, and the keys it shows."""
+
+    view: SstView
+    keys: KeyRange
+    source: int
+
+
+def unite(sources: Sequence[PinnedSource]) -> Manifest:
+    """The manifest of all sources together, not initialized, its lenders not signed yet.
+
+    It begins a history of its own: epochs, WAL ids and the sequence tracker start anew. Sequence numbers go on
+    behind the greatest of all sources, and so does the clock.
+
+    Raises:
+        InvalidRequest: two sources hold keys of one range, or their segments were cut by different extractors.
+
+    """
+    extractors = {source.manifest.segment_extractor_name for source in sources}
+    if len(extractors) > 1:
+        named = ", ".join(f"{s.path!r}: {s.manifest.segment_extractor_name!r}" for s in sources)
+        raise InvalidRequest(
+            f"the databases have different segment extractors ({named}) and cannot be united"
+        )
+    check_disjoint(sources)
+    tables = _tables(sources)
+    whole = Manifest(
+        ssts=tables,
+        external_dbs=merge_lenders(chain.from_iterable(source.lenders for source in sources)),
+    )
+    trees = _unite_trees(sources, whole)
+    united = replace_trees(
+        replace(
+            whole,
+            initialized=False,
+            segment_extractor_name=next(iter(extractors)),
+            last_l0_seq=max((source.manifest.last_l0_seq for source in sources), default=Seq(0)),
+            last_l0_clock_tick=max(source.manifest.last_l0_clock_tick for source in sources),
+        ),
+        tree=trees.pop(None, Tree()),
+        segments=[
+            Segment(prefix, tree) for prefix, tree in trees.items() if prefix is not None and not tree.empty
+        ],
+    )
+    return renew_repeated_view_ids(united)
+
+
+def check_disjoint(sources: Sequence[PinnedSource]) -> None:
+    """Raise `InvalidRequest`, naming both databases and their ranges, if two sources show keys of one range."""
+    shown = sorted(
+        ((keys, number) for number, source in enumerate(sources) for keys in _all_shown(source.manifest)),
+        key=lambda entry: entry[0].start or b"",
+    )
+    reach: tuple[KeyRange, int] | None = None
+    for keys, number in shown:
+        if reach is not None and number != reach[1] and not reach[0].intersect(keys).empty:
+            one, other = sources[reach[1]].path, sources[number].path
+            raise InvalidRequest(
+                f"{one!r} and {other!r} overlap: {one!r} shows keys of {_text(reach[0])}, {other!r} of {_text(keys)}; "
+                "only databases with separate keys can be united, so clone each with a range first"
+            )
+        # Ranges ascend by their start, so the one that reaches farthest is the one to fear.
+        if reach is None or keys.stop is None or (reach[0].stop is not None and keys.stop > reach[0].stop):
+            reach = (keys, number)
+
+
+def find_collisions(sources: Sequence[PinnedSource]) -> list[tuple[int, Ulid]]:
+    """Tables that have the id of another table in an earlier source: (number of the source, id).
+
+    Ids are random, so this takes copied files. A manifest knows a table by its id alone, so such a table needs
+    another id, and with it a copy in the new database.
+    """
+    owners: dict[Ulid, str] = {}
+    found = []
+    for number, source in enumerate(sources):
+        for sst_id in source.manifest.ssts:
+            owner = source.owner_of(sst_id)
+            if owners.setdefault(sst_id, owner) != owner:
+                found.append((number, sst_id))
+    return found
+
+
+def rename_tables(manifest: Manifest, renamed: Mapping[Ulid, Ulid]) -> Manifest:
+    """The manifest with other ids for some tables, which nobody lends any more: they were copied."""
+
+    def views(held: Iterable[SstView]) -> tuple[SstView, ...]:
+        return tuple(replace(view, sst_id=renamed.get(view.sst_id, view.sst_id)) for view in held)
+
+    def tree(held: Tree) -> Tree:
+        runs = tuple(replace(run, views=views(run.views)) for run in held.runs)
+        return replace(held, l0=views(held.l0), runs=runs)
+
+    copies = [replace(manifest.ssts[old], id=new) for old, new in renamed.items()]
+    return replace_trees(
+        manifest,
+        tree=tree(manifest.tree),
+        segments=[replace(segment, tree=tree(segment.tree)) for segment in manifest.segments],
+        added=copies,
+    )
+
+
+def _tables(sources: Sequence[PinnedSource]) -> dict[Ulid, SsTable]:
+    if find_collisions(sources):
+        raise InternalError("two tables of one id: those of a later source must be copied first")
+    return {sst_id: table for source in sources for sst_id, table in source.manifest.ssts.items()}
+
+
+def _all_shown(manifest: Manifest) -> Iterator[KeyRange]:
+    for tree in manifest.trees:
+        for view in tree.l0:
+            yield from shown_ranges((view,), manifest)
+        for run in tree.runs:
+            yield from shown_ranges(run.views, manifest)
+
+
+# -- trees ------------------------------------------------------------------------------------------------
+
+
+def _unite_trees(sources: Sequence[PinnedSource], whole: Manifest) -> dict[bytes | None, Tree]:
+    """The trees by segment prefix; None is the root tree."""
+    by_prefix: dict[bytes | None, list[tuple[int, Tree]]] = {}
+    for number, source in enumerate(sources):
+        by_prefix.setdefault(None, []).append((number, source.manifest.tree))
+        for segment in source.manifest.segments:
+            by_prefix.setdefault(segment.prefix, []).append((number, segment.tree))
+    runs: dict[tuple[RunId, bytes | None], list[_Shown]] = {}
+    for prefix, trees in by_prefix.items():
+        for number, tree in trees:
+            for run in tree.runs:
+                runs.setdefault((run.id, prefix), []).extend(_shown(run.views, whole, number))
+    # Runs keep their order within each tree; new numbers, because an id belongs to one run of one tree.
+    order = sorted(runs, key=lambda key: (key[0], key[1] or b""))
+    united: dict[bytes | None, Tree] = {}
+    for prefix, trees in by_prefix.items():
+        l0 = _unite_l0([_shown_l0(tree, whole, number) for number, tree in trees], whole)
+        renumbered = [
+            SortedRun(RunId(number), _joined(_in_key_order(runs[key]), whole))
+            for number, key in enumerate(order)
+            if key[1] == prefix
+        ]
+        united[prefix] = Tree(l0, tuple(reversed(renumbered)))
+    return united
+
+
+def _shown(views: Iterable[SstView], whole: Manifest, source: int) -> list[_Shown]:
+    held = list(views)
+    return [_Shown(view, keys, source) for view, keys in zip(held, shown_ranges(held, whole), strict=True)]
+
+
+def _shown_l0(tree: Tree, whole: Manifest, source: int) -> list[list[_Shown]]:
+    """The L0 of one source, newest first, views of one table that stand side by side together."""
+    shown = [entry for view in tree.l0 for entry in _shown((view,), whole, source)]
+    return [list(group) for _, group in groupby(shown, key=lambda entry: entry.view.sst_id)]
+
+
+def _unite_l0(lists: Sequence[list[list[_Shown]]], whole: Manifest) -> tuple[SstView, ...]:
+    """The L0 lists as one. Each keeps its order, and views of one table come together where the orders allow.
+
+    A table is taken once it is at the head of every list that still has it. Lists that disagree about the order of
+    two tables, which takes unions of unions, get one of them in two places.
+    """
+    waiting = [list(reversed(groups)) for groups in lists if groups]
+    united: list[SstView] = []
+    while waiting:
+        heads = {groups[-1][0].view.sst_id for groups in waiting}
+        later = {group[0].view.sst_id for groups in waiting for group in groups[:-1]}
+        chosen = max(heads - later or heads)
+        taken = [groups.pop() for groups in waiting if groups[-1][0].view.sst_id == chosen]
+        united += _joined(_in_key_order(chain.from_iterable(taken)), whole)
+        waiting = [groups for groups in waiting if groups]
+    return tuple(united)
+
+
+def _in_key_order(shown: Iterable[_Shown]) -> list[_Shown]:
+    """By key. Neighbours of one run that share a key stay in their order, because sorting is stable."""
+    return sorted(shown, key=lambda entry: entry.keys.start or b"")
+
+
+def _joined(shown: Sequence[_Shown], whole: Manifest) -> tuple[SstView, ...]:
+    """The views, those of one table whose ranges touch as one; a gap between them is data that was deleted."""
+    joined: list[_Shown] = []
+    for entry in shown:
+        last = joined[-1] if joined else None
+        if last is not None and last.view.sst_id == entry.view.sst_id and last.keys.stop == entry.keys.start:
+            joined[-1] = replace(last, keys=KeyRange(last.keys.start, entry.keys.stop))
+        else:
+            joined.append(entry)
+    return tuple(_whole_or_narrow(entry, whole) for entry in joined)
+
+
+def _whole_or_narrow(entry: _Shown, whole: Manifest) -> SstView:
+    unrestricted = replace(entry.view, visible_range=None)
+    if unrestricted.effective_range(whole.table(entry.view).info) == entry.keys:
+        return unrestricted
+    return narrow(entry.view, entry.keys, whole)
+
+
+def _text(keys: KeyRange) -> str:
+    start = "start" if keys.start is None else repr(keys.start)
+    stop = "end" if keys.stop is None else repr(keys.stop)
+    return f"[{start}, {stop})"

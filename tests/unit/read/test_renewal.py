@@ -1,0 +1,116 @@
+"""A scan whose tables vanish goes on in another view, also between two blocks and between versions of a key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flagstone.errors import CorruptData
+from flagstone.read.arrow import COLUMNS, scan_arrow
+from flagstone.read.scan import ScanRequest
+from flagstone.read.scans import Scan
+from flagstone.read.view import ReadView
+from flagstone.table.table_store import TableGone, TableStore
+from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, Row
+from unit.read.read_rig import NOW_MS, Append, Rig, oracle
+
+
+class Vanishing:
+    """Tables of which one is gone when it is fetched the `gone`-th time anything is; `fetches` are counted."""
+
+    def __init__(self, tables: TableStore, gone: int) -> None:
+        self.pool = tables.pool
+        self.fetches = 0
+        self._tables = tables
+        self._gone = gone
+
+    def fetch(self, needs: Any, *, admit: bool = True) -> Any:
+        self._count(needs[0])
+        return self._tables.fetch(needs, admit=admit)
+
+    def fetch_request(self, need: Any, *, admit: bool = True) -> Any:
+        self._count(need)
+        return self._tables.fetch_request(need, admit=admit)
+
+    def _count(self, need: Any) -> None:
+        self.fetches += 1
+        if self.fetches == self._gone:
+            raise TableGone(need.table.id, need.table.path)
+
+
+def versions(key: bytes, kinds: list[int], newest: int) -> list[EntryTuple]:
+    """Rows that fill a third of a block each, so that the versions of a key go on from block to block."""
+    return [
+        (key, newest - age, kind, b"" if kind == TOMBSTONE else b"%s%d." % (key, age) * 110, None, None)
+        for age, kind in enumerate(kinds)
+    ]
+
+
+ROWS = [
+    *versions(b"a", [VALUE], 50),
+    *versions(b"b", [VALUE] * 9, 50),
+    *versions(b"c", [MERGE] * 8 + [VALUE] * 4, 50),
+    *versions(b"d", [TOMBSTONE, *[VALUE] * 6], 50),
+    *versions(b"e", [MERGE] * 7, 50),
+    *(row for count in range(1, 7) for row in versions(b"f%d" % count, [MERGE] * count, 50)),
+    *versions(b"g", [MERGE] * 3 + [TOMBSTONE] + [VALUE] * 6, 50),
+    *versions(b"h", [VALUE] * 3, 50),
+]
+
+
+@pytest.mark.parametrize("max_seq", [44, 47, 50])
+@pytest.mark.parametrize("how", ["rows", "arrow", "reverse"])
+def test_every_place_of_a_scan_is_one_to_go_on_from(how: str, max_seq: int) -> None:
+    rig = Rig(capacity_bytes=0)
+    view = rig.view(rig.tree(runs=[[rig.add(ROWS)]]))
+    elsewhere = rig.view(rig.tree(l0=[rig.add(ROWS[10:]), rig.add(ROWS[:10])]))
+    rows = oracle(ROWS, max_seq=max_seq)
+
+    def scanned(gone: int) -> tuple[list[Row], int]:
+        tables: Any = Vanishing(rig.tables, gone)
+        request = ScanRequest(
+            max_seq=max_seq,
+            now_ms=NOW_MS,
+            merge_operator=Append(),
+            reverse=how == "reverse",
+            read_ahead_bytes=1024,
+            renew=lambda _: elsewhere,
+        )
+        if how == "arrow":
+            reader = scan_arrow(tables, view, request, columns=COLUMNS)
+            return [Row(**row) for batch in reader for row in batch.to_pylist()], tables.fetches
+        return list(Scan(tables, view, request).rows()), tables.fetches
+
+    found, fetches = scanned(0)
+    expected = rows[::-1] if how == "reverse" else rows
+    assert found == expected
+    assert fetches > 10
+    for gone in range(1, fetches + 1):
+        assert scanned(gone)[0] == expected, f"after {gone - 1} fetches"
+
+
+def test_a_table_that_newer_views_lack_as_well_is_damage() -> None:
+    rig = Rig(capacity_bytes=0)
+    view = rig.view(rig.tree(l0=[rig.add(ROWS)]))
+    asked: list[ReadView] = []
+
+    def renew(lost: ReadView) -> ReadView:
+        asked.append(lost)
+        return view
+
+    for path in [meta.path for meta in rig.store.list("db/compacted")]:
+        rig.store.delete(path)
+    scan = Scan(rig.tables, view, ScanRequest(max_seq=50, now_ms=NOW_MS, renew=renew))
+    with pytest.raises(CorruptData, match="newest manifest refers to it"):
+        next(scan)
+    assert asked == [view] * 3
+
+
+def test_without_a_way_to_a_newer_view_the_caller_is_told() -> None:
+    rig = Rig(capacity_bytes=0)
+    view = rig.view(rig.tree(l0=[rig.add(ROWS)]))
+    for path in [meta.path for meta in rig.store.list("db/compacted")]:
+        rig.store.delete(path)
+    with pytest.raises(TableGone):
+        next(Scan(rig.tables, view, ScanRequest(max_seq=50, now_ms=NOW_MS)))

@@ -1,0 +1,72 @@
+"""When a writer asks whether it still is the writer, and what becomes of a file it created too late."""
+
+from __future__ import annotations
+
+import pytest
+
+from flagstone.config import GarbageCollectorOptions, Settings
+from flagstone.config.settings import GcFenceOptions
+from flagstone.errors import Closed, Unavailable
+from flagstone.runtime.clock import VirtualClock
+from flagstone.wal.ownership import TRUSTED_S, Ownership, trusted_s
+
+
+def test_one_look_is_trusted_for_a_while() -> None:
+    clock, looks = VirtualClock(), []
+    ownership = Ownership(lambda: looks.append(clock.monotonic()), clock=clock)
+    for _ in range(100):
+        ownership.ensure()
+        clock.advance(1000)
+    assert looks == [0.0, 20.0, 40.0, 60.0, 80.0]
+
+
+def test_time_is_counted_from_before_the_look() -> None:
+    clock, looks = VirtualClock(), []
+
+    def slow() -> None:
+        looks.append(clock.monotonic())
+        clock.advance(1000 * TRUSTED_S)
+
+    ownership = Ownership(slow, clock=clock)
+    ownership.ensure()
+    ownership.ensure()
+    assert len(looks) == 2
+
+
+def test_a_wall_clock_that_jumps_ahead_means_a_machine_that_slept() -> None:
+    clock, looks = VirtualClock(), []
+    ownership = Ownership(lambda: looks.append(1), clock=clock)
+    ownership.ensure()
+    clock.shift_wall(60_000)
+    ownership.ensure()
+    assert len(looks) == 2
+
+
+@pytest.mark.parametrize("error", [Closed("replaced", reason="fenced"), Unavailable("no answer")])
+def test_without_a_good_answer_nothing_is_trusted(error: Exception) -> None:
+    answers: list[Exception | None] = [error, error, None]
+
+    def ask() -> None:
+        answer = answers.pop(0)
+        if answer is not None:
+            raise answer
+
+    ownership = Ownership(ask, clock=VirtualClock())
+    for _ in range(2):
+        with pytest.raises(type(error)):
+            ownership.ensure()
+    ownership.ensure()
+    ownership.ensure()
+    assert answers == []
+
+
+def test_who_has_fences_deleted_asks_after_every_file() -> None:
+    assert trusted_s(Settings()) == TRUSTED_S
+    assert trusted_s(Settings(garbage_collector_options=None)) == TRUSTED_S
+    deleting = GarbageCollectorOptions(wal_fence_options=GcFenceOptions(dry_run=False))
+    assert trusted_s(Settings(garbage_collector_options=deleting)) == 0
+    looks: list[int] = []
+    ownership = Ownership(lambda: looks.append(1), clock=VirtualClock(), limit_s=0)
+    for _ in range(3):
+        ownership.ensure()
+    assert len(looks) == 3

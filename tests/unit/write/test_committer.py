@@ -1,0 +1,87 @@
+"""Writes while the clock is behind, and merge operators that take their time: neither stops the others."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from flagstone.config import Settings
+from flagstone.db.database import Db
+from flagstone.db.open import open_database
+from flagstone.errors import InvalidRequest
+from flagstone.runtime.clock import VirtualClock
+from flagstone.store.memory import MemoryStore
+from flagstone.write.batch import WriteBatch
+
+SETTINGS = Settings(flush_interval=None, compactor_options=None, garbage_collector_options=None)
+
+
+def test_a_writer_that_waits_for_the_clock_holds_nobody_up() -> None:
+    clock = VirtualClock(blocking=True)
+    db = open_database("db", store=MemoryStore(), settings=SETTINGS, clock=clock)
+    first = db.put(b"before", b"1")
+    clock.shift_wall(-3000)
+    late: list[int] = []
+    writer = threading.Thread(target=lambda: late.append(db.put(b"after", b"2").created_ms))
+    writer.start()
+    assert clock.wait_for_sleepers()
+    # Everything that needs the lock of the writes: a snapshot, what is durable, the log.
+    with db.snapshot() as snapshot:
+        assert snapshot.get(b"before") == b"1"
+    db.flush("wal")
+    assert first.done()
+    clock.advance(6000)
+    writer.join(5)
+    assert late[0] >= first.created_ms
+    db.close()
+
+
+def test_a_clock_that_stays_behind_is_an_error_and_nothing_is_written() -> None:
+    clock = VirtualClock()
+    with open_database("db", store=MemoryStore(), settings=SETTINGS, clock=clock) as db:
+        db.put(b"before", b"1")
+        clock.shift_wall(-60_000)
+        for write in (lambda: db.put(b"after", b"2"), lambda: db.write(one_row())):
+            with pytest.raises(InvalidRequest, match="monotonic"):
+                write()
+        clock.shift_wall(120_000)
+        assert db.get(b"after") is None
+        db.put(b"after", b"3")
+
+
+def one_row() -> WriteBatch:
+    batch = WriteBatch()
+    batch.put(b"after", b"2")
+    return batch
+
+
+class Patient:
+    """An operator that looks at the database while it folds, and waits to be told to go on."""
+
+    def __init__(self) -> None:
+        self.folding = threading.Event()
+        self.go_on = threading.Event()
+
+    def merge(self, key: bytes, existing: bytes | None, operand: bytes) -> bytes:
+        self.folding.set()
+        assert self.go_on.wait(5)
+        return (existing or b"") + operand
+
+
+def test_folding_a_batch_holds_nobody_up() -> None:
+    operator = Patient()
+    db: Db = open_database("db", store=MemoryStore(), settings=SETTINGS, merge_operator=operator)
+    batch = WriteBatch()
+    batch.merge(b"k", b"1")
+    batch.merge(b"k", b"2")
+    writer = threading.Thread(target=lambda: db.write(batch))
+    writer.start()
+    assert operator.folding.wait(5)
+    handle = db.put(b"other", b"value", await_durable=True)
+    assert handle.done()
+    assert db.get(b"k") is None
+    operator.go_on.set()
+    writer.join(5)
+    assert db.get(b"k") == b"12"
+    db.close()
