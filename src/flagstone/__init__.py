@@ -18,27 +18,38 @@ from flagstone.types import KeyRange, Row
 
 if TYPE_CHECKING:
     import flagstone.aio as aio  # noqa: PLR0402 - in this file mypy sees no submodule by `from`
+    import flagstone.keys as keys  # noqa: PLR0402
+    import flagstone.values as values  # noqa: PLR0402
     from flagstone.config import ReaderSettings, Settings
     from flagstone.db.admin import Admin
     from flagstone.db.database import Db
+    from flagstone.db.feed import ChangeFeed, open_feed
     from flagstone.db.open import open_database as open  # noqa: A004 - the name users expect
     from flagstone.db.reader import DbReader, open_reader
+    from flagstone.lsm.compaction_filter import CompactionFilter, CompactionJob, Decision, Replace
     from flagstone.lsm.merge_operator import MergeOperator
+    from flagstone.views.marks import CloneSource
     from flagstone.wal.tail import WalReader
     from flagstone.write.batch import WriteBatch
 
 __all__ = [
     "Admin",
+    "ChangeFeed",
+    "CloneSource",
     "Closed",
+    "CompactionFilter",
+    "CompactionJob",
     "CorruptData",
     "Db",
     "DbReader",
+    "Decision",
     "FlagstoneError",
     "InternalError",
     "InvalidRequest",
     "KeyRange",
     "MergeOperator",
     "ReaderSettings",
+    "Replace",
     "Row",
     "Settings",
     "TransactionConflict",
@@ -46,13 +57,22 @@ __all__ = [
     "WalReader",
     "WriteBatch",
     "aio",
+    "keys",
     "open",
+    "open_feed",
     "open_reader",
+    "values",
 ]
 
 
 _LAZY: dict[str, tuple[str, str | None]] = {
     "Admin": ("flagstone.db.admin", "Admin"),
+    "ChangeFeed": ("flagstone.db.feed", "ChangeFeed"),
+    "CloneSource": ("flagstone.views.marks", "CloneSource"),
+    "CompactionFilter": ("flagstone.lsm.compaction_filter", "CompactionFilter"),
+    "CompactionJob": ("flagstone.lsm.compaction_filter", "CompactionJob"),
+    "Decision": ("flagstone.lsm.compaction_filter", "Decision"),
+    "Replace": ("flagstone.lsm.compaction_filter", "Replace"),
     "Db": ("flagstone.db.database", "Db"),
     "DbReader": ("flagstone.db.reader", "DbReader"),
     "MergeOperator": ("flagstone.lsm.merge_operator", "MergeOperator"),
@@ -61,8 +81,11 @@ _LAZY: dict[str, tuple[str, str | None]] = {
     "WalReader": ("flagstone.wal.tail", "WalReader"),
     "WriteBatch": ("flagstone.write.batch", "WriteBatch"),
     "aio": ("flagstone.aio", None),
+    "keys": ("flagstone.keys", None),
     "open": ("flagstone.db.open", "open_database"),
+    "open_feed": ("flagstone.db.feed", "open_feed"),
     "open_reader": ("flagstone.db.reader", "open_reader"),
+    "values": ("flagstone.values", None),
 }
 
 

@@ -1,4 +1,4 @@
-"""Flagstone for an event loop: `flagstone.aio.open` and `open_reader`, with the arguments of the blocking ones.
+"""Flagstone for an event loop: `flagstone.aio.open`, `open_reader` and `open_feed`, with the blocking ones' arguments.
 
 async with flagstone.aio.open("s3://bucket/shop") as db:
     await db.put(b"key", b"value", await_durable=True)
@@ -15,18 +15,23 @@ from types import TracebackType
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from flagstone.db.async_database import AsyncDb
+from flagstone.db.async_feed import AsyncChangeFeed, AsyncWalReader
 from flagstone.db.async_reader import AsyncDbReader
 from flagstone.db.async_transaction import AsyncSnapshot, AsyncTransaction
+from flagstone.db.feed import open_feed as _open_feed
 from flagstone.db.open import open_database
 from flagstone.db.reader import open_reader as _open_reader
 
 __all__ = [
+    "AsyncChangeFeed",
     "AsyncDb",
     "AsyncDbReader",
     "AsyncSnapshot",
     "AsyncTransaction",
+    "AsyncWalReader",
     "Opening",
     "open",
+    "open_feed",
     "open_reader",
 ]
 
@@ -96,3 +101,4 @@ def _awaitable(
 
 open = _awaitable(open_database, AsyncDb)  # noqa: A001 - the name users expect
 open_reader = _awaitable(_open_reader, AsyncDbReader)
+open_feed = _awaitable(_open_feed, AsyncChangeFeed)

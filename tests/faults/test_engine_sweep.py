@@ -15,7 +15,7 @@ from datetime import timedelta
 
 import pytest
 
-from flagstone.config import Settings
+from flagstone.config import CompactorOptions, Settings
 from flagstone.db.admin import Admin
 from flagstone.db.database import Db
 from flagstone.db.open import open_database
@@ -52,7 +52,7 @@ class Ledger:
         return found
 
 
-def settings(*, wal_enabled: bool = True) -> Settings:
+def settings(*, wal_enabled: bool = True, compacting: bool = False) -> Settings:
     return Settings(
         wal_enabled=wal_enabled,
         flush_interval=None,
@@ -62,7 +62,7 @@ def settings(*, wal_enabled: bool = True) -> Settings:
         min_filter_keys=1,
         l0_max_ssts=1000,
         l0_max_ssts_per_key=1000,
-        compactor_options=None,
+        compactor_options=CompactorOptions() if compacting else None,
         garbage_collector_options=None,
     )
 
@@ -124,11 +124,13 @@ def close(db: Db, ledger: Ledger) -> None:
     ledger.acknowledged = len(ledger.written)
 
 
-def run_with(faults: list[Fault], *, wal_enabled: bool) -> tuple[int, BaseException | None]:
+def run_with(
+    faults: list[Fault], *, wal_enabled: bool, compacting: bool = False
+) -> tuple[int, BaseException | None]:
     """One case: the workload under faults, then a look at what is left. Returns calls made and what it raised."""
     clock, inner, ledger = VirtualClock(), MemoryStore(), Ledger()
     store = FaultyStore(inner, faults, clock=clock)
-    options = settings(wal_enabled=wal_enabled)
+    options = settings(wal_enabled=wal_enabled, compacting=compacting)
     raised: list[BaseException | None] = [None]
 
     def run() -> None:
@@ -180,6 +182,21 @@ def test_no_acknowledged_row_is_lost_wherever_the_store_fails(effect: Effect, wa
         else:
             assert raised is None, (fault, raised)
     print(f"{calls + MORE_CALLS} cases of {effect}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("effect", EFFECTS)
+def test_no_acknowledged_row_is_lost_while_the_database_compacts_itself(effect: Effect) -> None:
+    calls, raised = run_with([], wal_enabled=True, compacting=True)
+    assert raised is None
+    # Every third: background work shifts the calls anyway, and from run to run others are hit.
+    for nth in range(1, calls + MORE_CALLS + 1, 3):
+        fault = Fault(effect, nth=nth, delay_s=30.0)
+        made, raised = run_with([fault], wal_enabled=True, compacting=True)
+        if effect in ("crash", "crash_after"):
+            assert made < nth or isinstance(raised, Crashed | FlagstoneError), (fault, raised)
+        else:
+            assert raised is None, (fault, raised)
 
 
 def test_a_dead_store_leaves_no_threads_behind() -> None:

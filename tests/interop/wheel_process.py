@@ -15,12 +15,16 @@ from typing import Any
 
 from slatedb.uniffi import (
     AdminBuilder,
+    CheckpointOptions,
+    CloneSourceSpec,
     CompactionSpec,
     DbBuilder,
     DbReaderBuilder,
     Error,
     FlushOptions,
     FlushType,
+    GarbageCollectorDirectoryOptions,
+    GarbageCollectorOptions,
     KeyRange,
     MergeOperator,
     ObjectStore,
@@ -36,6 +40,7 @@ from slatedb.uniffi import (
     WriteBatch,
     WriteOptions,
 )
+from wheel_records import read_metadata
 
 EVERYTHING = KeyRange(start=None, start_inclusive=True, end=None, end_inclusive=False)
 
@@ -67,6 +72,13 @@ def settings(**changes: Any) -> Settings:
     values["garbage_collector_options"] = None
     values.update(changes)
     return Settings.from_json_string(json.dumps(values))
+
+
+def waiting_compactor() -> dict[str, Any]:
+    """Compactor options of `settings()`, but nothing is picked: only submitted jobs run."""
+    options: dict[str, Any] = json.loads(settings().to_json_string())["compactor_options"]
+    options["scheduler_options"] = {"min_compaction_sources": "1000", "max_compaction_sources": "1000"}
+    return options
 
 
 async def collect(iterator: Any) -> dict[bytes, bytes]:
@@ -106,21 +118,39 @@ async def get_many(folder: str, path: str, keys: list[bytes]) -> list[bytes | No
         await reader.shutdown()
 
 
-async def compact_everything(folder: str, path: str, *, codec: str | None = None) -> dict[bytes, bytes]:
-    """Open for writing, merge all of L0 and all runs into one run, and scan the result."""
+async def compact(
+    folder: str,
+    path: str,
+    *,
+    l0: bool = True,
+    runs: list[int] | None = None,
+    destination: int | None = None,
+    worker: dict[str, Any] | None = None,
+    **changes: Any,
+) -> dict[bytes, bytes]:
+    """Open for writing, merge all of L0 (or none) and some runs (None: all) into one, and scan the result.
+
+    `worker` are options of the worker, `changes` top-level settings.
+    """
+    compactor = waiting_compactor()
+    compactor["worker"].update(worker or {})
     builder = DbBuilder(path, store(folder))
     builder.with_merge_operator(Concatenation())
     builder.with_sst_block_size(SstBlockSize.BLOCK4_KIB)
-    builder.with_settings(settings(compression_codec=codec))
+    builder.with_settings(settings(compactor_options=compactor, **changes))
     db = await builder.build()
     try:
         admin = AdminBuilder(path, store(folder)).build()
         manifest = await admin.read_manifest(None)
-        sources = [SourceId.SST_VIEW(view.id) for view in manifest.l0]
-        sources += [SourceId.SORTED_RUN(run.id) for run in manifest.compacted]
-        destination = min((run.id for run in manifest.compacted), default=0)
+        taken = [run.id for run in manifest.compacted] if runs is None else runs
+        sources = [SourceId.SST_VIEW(view.id) for view in manifest.l0] if l0 else []
+        sources += [SourceId.SORTED_RUN(run) for run in taken]
         submitted = await admin.submit_compaction(
-            CompactionSpec.TIERED(segment=b"", sources=sources, destination=destination)
+            CompactionSpec.TIERED(
+                segment=b"",
+                sources=sources,
+                destination=min(taken, default=0) if destination is None else destination,
+            )
         )
         for _ in range(1000):
             current = await admin.read_compaction(submitted.id, None)
@@ -131,6 +161,11 @@ async def compact_everything(folder: str, path: str, *, codec: str | None = None
         return await collect(await db.scan(EVERYTHING))
     finally:
         await db.shutdown()
+
+
+async def compact_everything(folder: str, path: str, *, codec: str | None = None) -> dict[bytes, bytes]:
+    """`compact` all there is."""
+    return await compact(folder, path, compression_codec=codec)
 
 
 async def build(folder: str, path: str, *, segments: bool = False, **changes: Any) -> Any:
@@ -182,9 +217,29 @@ async def apply(
 held: dict[str, Any] = {}
 
 
-async def hold(folder: str, path: str) -> None:
-    """Open for writing and stay open, for duels."""
-    held[path] = await build(folder, path)
+async def hold(
+    folder: str,
+    path: str,
+    *,
+    coordinator: dict[str, Any] | None = None,
+    segments: bool = False,
+    **changes: Any,
+) -> None:
+    """Open for writing and stay open; with `coordinator` options it decides compactions and has no worker."""
+    if coordinator is not None:
+        changes["compactor_options"] = coordinator_only(**coordinator)
+    held[path] = await build(folder, path, segments=segments, **changes)
+
+
+async def held_apply(path: str, operations: list[tuple[Any, ...]]) -> None:
+    """Let the held writer perform operations."""
+    for operation in operations:
+        await perform(held[path], operation)
+
+
+async def held_scan(path: str) -> dict[bytes, bytes]:
+    """All rows as the held writer sees them."""
+    return await collect(await held[path].scan(EVERYTHING))
 
 
 async def held_put(path: str, key: bytes, value: bytes) -> str:
@@ -204,9 +259,126 @@ async def release(path: str) -> None:
         await held.pop(path).shutdown()
 
 
+async def schedule(
+    folder: str, path: str, *, segments: bool = False, seconds: float = 0.1, **compactor: Any
+) -> None:
+    """Open for writing with a coordinator and no worker, so that jobs are decided and stay as they are."""
+    db = await build(folder, path, segments=segments, compactor_options=coordinator_only(**compactor))
+    await asyncio.sleep(seconds)
+    await db.shutdown()
+
+
+def coordinator_only(**changes: Any) -> dict[str, Any]:
+    """Quick compactor options without a worker."""
+    quick = {"poll_interval": "10ms", "commit_compacted_interval": "10ms", "worker": None}
+    defaults = json.loads(Settings.default().to_json_string())["compactor_options"]
+    return {**defaults, **quick, **changes}
+
+
+async def clone(
+    folder: str,
+    to: str,
+    sources: list[tuple[str, str | None, tuple[bytes | None, bytes | None] | None]],
+    *,
+    wal_folder: str | None = None,
+) -> None:
+    """A clone of one source, or a union of several; each is a path, a checkpoint or None, and a range or None."""
+    specs = [
+        CloneSourceSpec(
+            path=path,
+            checkpoint=checkpoint,
+            projection_range=keys
+            and KeyRange(start=keys[0], start_inclusive=True, end=keys[1], end_inclusive=False),
+        )
+        for path, checkpoint, keys in sources
+    ]
+    admin = AdminBuilder(sources[0][0], store(folder))
+    if wal_folder is not None:
+        admin.with_wal_object_store(store(wal_folder))
+    builder = admin.build().create_clone_builder_from_source(specs[0])
+    builder.with_clone_path(to)
+    builder.with_object_store(store(folder))
+    if wal_folder is not None:
+        builder.with_wal_object_store(store(wal_folder))
+    for spec in specs[1:]:
+        builder.with_source(spec)
+    await builder.build()
+
+
+async def create_checkpoint(
+    folder: str,
+    path: str,
+    *,
+    name: str | None = None,
+    source: str | None = None,
+    lifetime_ms: int | None = None,
+) -> tuple[str, int]:
+    options = CheckpointOptions(lifetime_ms=lifetime_ms, source=source, name=name)
+    created = await AdminBuilder(path, store(folder)).build().create_detached_checkpoint(options)
+    return created.id, created.manifest_id
+
+
+async def list_checkpoints(folder: str, path: str) -> list[tuple[str, int, str | None]]:
+    found = await AdminBuilder(path, store(folder)).build().list_checkpoints(None)
+    return [(entry.id, entry.manifest_id, entry.name) for entry in found]
+
+
+async def edit_checkpoint(folder: str, path: str, checkpoint: str, lifetime_ms: int | None) -> None:
+    """Refresh it, or with a lifetime of 0 delete it."""
+    admin = AdminBuilder(path, store(folder)).build()
+    if lifetime_ms == 0:
+        await admin.delete_checkpoint(checkpoint)
+    else:
+        await admin.refresh_checkpoint(checkpoint, lifetime_ms)
+
+
+async def run_gc_once(folder: str, path: str) -> None:
+    """Delete everything that the wheel thinks nobody needs, fences included, however young it is."""
+    now = GarbageCollectorDirectoryOptions(interval_ms=None, min_age_ms=0, dry_run=False)
+    options = GarbageCollectorOptions(
+        manifest_options=now,
+        wal_options=now,
+        wal_fence_options=now,
+        compacted_options=now,
+        compactions_options=now,
+        detach_options=None,
+        disable_boundary_files=False,
+        object_store_max_retries=None,
+    )
+    await AdminBuilder(path, store(folder)).build().run_gc_once(options)
+
+
+async def sequence_at(folder: str, path: str, second: int, *, up: bool) -> int | None:
+    return await AdminBuilder(path, store(folder)).build().get_sequence_for_timestamp(second, up)
+
+
+async def time_of(folder: str, path: str, sequence: int, *, up: bool) -> int | None:
+    return await AdminBuilder(path, store(folder)).build().get_timestamp_for_sequence(sequence, up)
+
+
 CALLS = {
     function.__name__: function
-    for function in (scan, get_many, compact_everything, apply, hold, held_put, release)
+    for function in (
+        scan,
+        get_many,
+        compact,
+        compact_everything,
+        apply,
+        hold,
+        held_apply,
+        held_put,
+        held_scan,
+        release,
+        schedule,
+        clone,
+        create_checkpoint,
+        list_checkpoints,
+        edit_checkpoint,
+        run_gc_once,
+        sequence_at,
+        time_of,
+        read_metadata,
+    )
 }
 
 

@@ -21,7 +21,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any
 
-from flagstone.config import Settings
+from flagstone.config import CompactionWorkerOptions, CompactorOptions, Settings
 from flagstone.db.admin import Admin
 from flagstone.db.database import Db
 from flagstone.db.open import open_database
@@ -35,7 +35,12 @@ SETTINGS = Settings(
     l0_sst_size_bytes=32 * 1024,
     l0_max_ssts=100_000,
     l0_max_ssts_per_key=100_000,
-    compactor_options=None,
+    # So quick that kills fall into compactions, and that what a dead one left is taken up by the next.
+    compactor_options=CompactorOptions(
+        poll_interval="10ms",  # type: ignore[arg-type]
+        worker_heartbeat_timeout="300ms",  # type: ignore[arg-type]
+        worker=CompactionWorkerOptions(heartbeat_interval="20ms", max_sst_size=32 * 1024),  # type: ignore[arg-type]
+    ),
     garbage_collector_options=None,
 )
 

@@ -15,6 +15,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from flagstone.config import Settings
 from flagstone.config.settings import CodecName
+from flagstone.db.admin import Admin
 from flagstone.db.database import Db
 from flagstone.db.open import open_database
 from flagstone.db.transaction import Snapshot, Transaction
@@ -131,6 +132,19 @@ class EngineMachine(RuleBasedStateMachine):
     def flush_the_memtable(self) -> None:
         self.db.flush()
         assert self.db.status()["last_l0_seq"] == self.model.last_seq
+
+    @rule(full=st.booleans())
+    def compact(self, full: bool) -> None:
+        # By another process, whose clock is not ours.
+        admin = Admin("db", store=self.inner)
+        before = {view.id for tree in self.db.manifest().trees for view in tree.l0}
+        admin.compact(full=full, merge_operator=Concatenate(), patience=timedelta(0))
+        self.db.checkpoint(
+            scope="durable", lifetime=timedelta(seconds=1)
+        )  # a way to have the manifest looked at
+        # Not "none at all": a memtable that was frozen earlier may have been flushed meanwhile.
+        after = {view.id for tree in self.db.manifest().trees for view in tree.l0}
+        assert not full or not before & after
 
     @rule(
         effect=st.sampled_from(["error", "lost_reply"]),

@@ -135,9 +135,9 @@ class AsyncDb(AsyncReads):
             key, default, durable_only=durable_only, dirty=dirty, include_expired=include_expired
         )
 
-    def snapshot(self) -> AsyncSnapshot:
-        """The database as it is now, for as long as the snapshot is open. For `async with`, or `await` it."""
-        return AsyncSnapshot(self._reads.snapshot())
+    def snapshot(self, *, as_of: int | None = None) -> AsyncSnapshot:
+        """The database as it is now, or was at `as_of`; see `Db.snapshot`. For `async with`, or `await` it."""
+        return AsyncSnapshot(self._reads.snapshot(as_of=as_of))
 
     def transaction(self, isolation: Isolation = "snapshot") -> AsyncTransaction:
         """A transaction that begins now, for `async with`; see `Db.transaction`."""
@@ -157,7 +157,7 @@ class AsyncDb(AsyncReads):
         lifetime: timedelta | None = None,
         source: UUID | None = None,
     ) -> Checkpoint:
-        """Pin the current state: with `all` everything written so far, with `durable` what is in tables already."""
+        """Pin the current state: with `all` everything written so far, with `durable` what is on the store already."""
         return await asyncio.to_thread(
             self._reads.checkpoint, scope=scope, name=name, lifetime=lifetime, source=source
         )

@@ -114,7 +114,7 @@ class AsyncReads:
         stop: bytes | None = None,
         *,
         prefix: bytes | None = None,
-        batch_rows: int = 65_536,
+        batch_rows: int | None = 65_536,
         columns: Sequence[str] = ("key", "value"),
         include_expired: bool = False,
     ) -> AsyncIterator[pa.RecordBatch]:

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Final, Literal, Self
 from uuid import UUID
 
+from flagstone.db.as_of import check_kept
 from flagstone.db.engine import Engine
 from flagstone.db.reading import ReadPlace, Reads
 from flagstone.db.transaction import Snapshot, Transaction
@@ -45,6 +46,8 @@ class Db(Reads):
             merge_operator=engine.env.merge_operator,
             refresh=engine.refresh,
             view=lambda: engine.view,
+            retained_seq=lambda: engine.manifest.value.recent_snapshot_min_seq,
+            prefix_extractor=engine.env.prefix_extractor,
         )
 
     # -- writing ------------------------------------------------------------------------------------------
@@ -170,27 +173,40 @@ class Db(Reads):
         """The value of `key`, or `default`; see `Reads.get`. What is in memory is answered without any wait."""
         if type(key) is bytes and key and not durable_only and not dirty:
             # The common case spelt out: committed data, in memory, a plain value. All else goes the long way.
-            view, seq = self._look(durable_only=False, dirty=False)
-            newest: Any = view.memtables[0]
-            simple = newest.get_value(key, seq)
-            if type(simple) is bytes:
-                return simple
-            if not view.segmented:
-                found = _find(view.memtables, view.layers, key, seq, None)
-                if found is None and len(key) <= MAX_KEY_BYTES:
-                    return default
-                if type(found) is tuple and found[2] == VALUE and found[5] is None:
-                    return found[3]  # type: ignore[no-any-return]
+            engine = self._engine
+            view = engine.view
+            seq = engine.durability.committed_seq
+            if view is engine.view:
+                simple = view.get_newest(key, seq)
+                if type(simple) is bytes:
+                    return simple
+                if simple is None and not view.segmented:
+                    found = _find(view.older_memtables, view.layers, key, seq, None)
+                    if found is None and len(key) <= MAX_KEY_BYTES:
+                        return default
+                    if type(found) is tuple and found[2] == VALUE and found[5] is None:
+                        return found[3]  # type: ignore[no-any-return]
         return super().get(
             key, default, durable_only=durable_only, dirty=dirty, include_expired=include_expired
         )
 
-    def snapshot(self) -> Snapshot:
-        """The database as it is now, for as long as the snapshot is open."""
+    def snapshot(self, *, as_of: int | None = None) -> Snapshot:
+        """The database as it is now, or as it was at the sequence number `as_of`, while the snapshot is open.
+
+        An open database keeps former versions only of what has not been flushed yet, and for snapshots that are open;
+        for numbers further back, and for times, there is `flagstone.open_reader(..., as_of=...)`.
+
+        Raises:
+            InvalidRequest: `as_of` has not come yet, or versions of that age may have been dropped.
+
+        """
         engine = self._engine
         engine.check_open()
         with engine.durability.lock:
             seq = engine.durability.committed_seq
+            if as_of is not None:
+                frozen = engine.committer.memtables.frozen
+                seq = check_kept(as_of, seq, engine.manifest.value, (part.last_seq for part in frozen))
             point = engine.conflicts.pin(seq, deadline_ms=self._deadline_ms())
             view = engine.view
         return Snapshot(engine, self._place, view, point)
@@ -228,11 +244,18 @@ class Db(Reads):
         lifetime: timedelta | None = None,
         source: UUID | None = None,
     ) -> Checkpoint:
-        """Pin the current state: with `all` everything written so far, with `durable` what is in tables already."""
+        """Pin the current state: with `all` everything written so far, with `durable` what is on the store already.
+
+        `all` puts everything into tables first; where those have no room, the log keeps it. With `source` the new
+        checkpoint pins what that one does, and `scope` does not matter. Without a lifetime it stays until it is
+        deleted.
+        """
         engine = self._engine
         engine.check_open()
+        if scope not in ("all", "durable"):
+            raise InvalidRequest(f"the scope of a checkpoint is 'all' or 'durable', not {scope!r}")
         if scope == "all" and source is None:
-            engine.flush_memtables()
+            engine.flush_all()
         created, written = checkpoints.create_checkpoint(
             engine.manifests,
             clock=engine.env.clock,
@@ -240,6 +263,7 @@ class Db(Reads):
             lifetime=lifetime,
             name=name,
             source=source,
+            last_wal_id=engine.committer.last_wal_id,
         )
         engine.adopt(written)
         return created

@@ -1,39 +1,32 @@
 """The open database: owns the state and the background services, and has no rules of its own.
 
-Three services work for a writer: the log writer, the memtable flusher, and the follower, which learns what others
-(a compactor, an operator) did to the manifest. When one of them fails for good, writes stop and every waiter hears
-why; reads go on with what is known, unless a newer writer has taken over.
+Four services work for a writer: the log writer, the memtable flusher, the follower, which learns what others (a
+compactor, an operator) did to the manifest, and the pins, which keep the tables of long reads. When one of them fails
+for good, writes stop and every waiter hears why; reads go on with what is known, unless a newer writer has taken over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
-from flagstone.config import Settings
+from flagstone.config import CompactorOptions
+from flagstone.db.environment import Environment
 from flagstone.db.forking import abandon_in_children, renew_lock
+from flagstone.db.maintenance import Maintenance
 from flagstone.db.manifest_follower import ManifestFollower
 from flagstone.db.opening import Opened
+from flagstone.db.read_pins import ReadPins
 from flagstone.db.views import Views
 from flagstone.errors import Closed, FlagstoneError
-from flagstone.format.codec import Codec
-from flagstone.format.filter import BloomPolicy
-from flagstone.lsm.merge_operator import MergeOperator
-from flagstone.lsm.segments import SegmentExtractor
 from flagstone.metadata.manifest import Flush, Manifest, apply_flush, drop_empty_segments
 from flagstone.metadata.sequenced import Versioned
 from flagstone.metadata.stores import ManifestStore
-from flagstone.runtime.clock import Clock
-from flagstone.runtime.ids import Ids
-from flagstone.runtime.metrics import Metrics
-from flagstone.runtime.pool import IoPool
 from flagstone.runtime.service import Supervisor
 from flagstone.runtime.sync import Condition, Lock
-from flagstone.store.paths import DbPaths
-from flagstone.store.port import ObjectStore
-from flagstone.table.builder import TableOptions
 from flagstone.types import WalId
+from flagstone.wal.ownership import Ownership, trusted_s
 from flagstone.wal.writer import LogSource, WalWriter
 from flagstone.write.committer import Committer
 from flagstone.write.conflicts import ConflictTracker
@@ -42,36 +35,6 @@ from flagstone.write.flusher import Flusher, FlushTarget
 from flagstone.write.memtables import FrozenMemtable
 
 _STOP_TIMEOUT_S: Final = 60.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Environment:
-    """What an engine works with: where its objects are, and the doors to time, chance and threads."""
-
-    store: ObjectStore
-    wal_store: ObjectStore
-    paths: DbPaths
-    settings: Settings
-    clock: Clock
-    ids: Ids
-    metrics: Metrics
-    pool: IoPool
-    merge_operator: MergeOperator | None = None
-    extractor: SegmentExtractor | None = None
-
-    @property
-    def table_options(self) -> TableOptions:
-        """How this database makes its tables."""
-        settings = self.settings
-        bits = settings.filter_bits_per_key
-        return TableOptions(
-            block_bytes=settings.sst_block_size,
-            codec=Codec.NONE
-            if settings.compression_codec is None
-            else Codec[settings.compression_codec.upper()],
-            min_filter_keys=settings.min_filter_keys,
-            filters=() if bits is None else (BloomPolicy(bits),),
-        )
 
 
 class Engine:
@@ -107,14 +70,15 @@ class Engine:
             on_first_unlogged=self._on_first_unlogged,
             on_freeze=self._on_freeze,
             publish=self._publish,
-            segments=opened.segments,
+            gate=opened.gate,
         )
         options = env.table_options
         interval = settings.flush_interval
+        ownership = Ownership(self.refresh, clock=env.clock, limit_s=trusted_s(settings))
         self._wal = WalWriter(
             env.wal_store,
             env.paths,
-            LogSource(self.committer.seal_log, self._on_logged, self._fenced),
+            LogSource(self.committer.seal_log, self._on_logged, self._fenced, ownership.ensure),
             next_id=WalId(opened.fence_id + 1),
             codec=options.codec,
             flush_interval_s=None if interval is None else interval.total_seconds(),
@@ -132,7 +96,7 @@ class Engine:
                 manifest=lambda: self._manifest.value,
                 min_seq=self._min_active_seq,
                 request_log=self._wal.request,
-                paused=self._notify,
+                paused=self._on_upload_paused,
             ),
             options=options,
             merge_operator=env.merge_operator,
@@ -147,9 +111,19 @@ class Engine:
             wake=lambda: self.supervisor.wake(self._flusher),
         )
         self._follower = ManifestFollower(self, settings.manifest_poll_interval.total_seconds())
+        self._follower_hurries = False
         self._wal_at_freeze = opened.fence_id
         self._adopting = Lock()
+        self.maintenance = Maintenance(self)
         self.view: Any = self.views.prepare(opened.manifest.value).with_memtables(opened.memtables.tables())
+        self.read_pins = ReadPins(
+            manifests,
+            commit=self._commit_edit,
+            lifetime=(settings.compactor_options or CompactorOptions()).checkpoint_lifetime,
+            clock=env.clock,
+            ids=env.ids,
+        )
+        self.read_pins.shown(self.view.forest, opened.manifest)
         abandon_in_children(self)
 
     def start(self) -> None:
@@ -159,6 +133,8 @@ class Engine:
             self.supervisor.start(self._wal)
         self.supervisor.start(self._flusher)
         self.supervisor.start(self._follower)
+        self.supervisor.start(self.read_pins)
+        self.maintenance.start(self._manifest)
         if self.committer.memtables.frozen:
             self._on_freeze()
 
@@ -184,6 +160,19 @@ class Engine:
         self.fence.check(latest.value)
         self.adopt(latest)
 
+    def poll(self) -> bool:
+        """`refresh` for whoever asks again and again; whether there was anything new."""
+        latest = self.manifests.poll()
+        self.fence.check(latest.value)
+        news = latest.id > self._manifest.id
+        self.adopt(latest)
+        return news
+
+    def awaits_news(self) -> bool:
+        """Whether writes are held up until a compaction, perhaps another process's, makes room in L0."""
+        self._follower_hurries = self._flusher.pause is not None
+        return self._follower_hurries
+
     def adopt(self, latest: Versioned[Manifest], flushed: FrozenMemtable | None = None) -> None:
         """Make a manifest the current one, and forget the memtable whose rows it holds."""
         with self._adopting:
@@ -198,7 +187,10 @@ class Engine:
                     self.committer.drop_flushed(flushed)
                 self._publish(prepared)
                 self._changed.notify_all()
+            if prepared is not None and self.read_pins.shown(prepared.forest, latest):
+                self.supervisor.wake(self.read_pins)
         self.supervisor.wake(self._flusher)
+        self.maintenance.note_manifest(latest)
 
     def _publish(self, prepared: Any = None) -> None:
         """Show readers the memtables of this moment, over the tables they had or `prepared` ones.
@@ -235,6 +227,9 @@ class Engine:
             "upload_paused": None if pause is None else pause.message,
             "l0_tables": sum(len(tree.l0) for tree in manifest.value.trees),
             "sorted_runs": sum(len(tree.runs) for tree in manifest.value.trees),
+            "pinned_for_long_reads": self.read_pins.count,
+            "compactor": self.maintenance.status(),
+            "garbage_collector": self.maintenance.garbage_status(),
         }
 
     # -- durability ---------------------------------------------------------------------------------------
@@ -286,10 +281,11 @@ class Engine:
         self.committer.refuse(reason)
         try:
             if clean:
-                self._flush_all()
+                self.flush_all()
         finally:
             self._shut(reason)
             self.durability.fail(reason)
+            self.maintenance.stop()
             try:
                 self.supervisor.stop(_STOP_TIMEOUT_S)
             finally:
@@ -299,12 +295,13 @@ class Engine:
             self.manifests.update(
                 self.fence.guard(
                     lambda now: replace(
-                        now.value, wal_id_last_seen=max(now.value.wal_id_last_seen, last_wal_id)
+                        self.read_pins.without_pins(now.value),
+                        wal_id_last_seen=max(now.value.wal_id_last_seen, last_wal_id),
                     )
                 )
             )
 
-    def _flush_all(self) -> None:
+    def flush_all(self) -> None:
         """Put everything into tables; where L0 has no room, the log keeps what the next opening replays."""
         wal_enabled = self.env.settings.wal_enabled
         self.flush_memtables(unless=lambda: wal_enabled and self._flusher.pause is not None)
@@ -323,9 +320,10 @@ class Engine:
         """A service failed for good: nothing more becomes durable, and all who wait must know."""
         # Refused first: a write that finds the failure has put its row into the memtable already.
         self.committer.refuse(error)
-        self.durability.fail(error)
         if isinstance(error, Closed):
-            self._shut(error)
+            self._shut(error)  # before waiters hear of it: they must not find the database open
+        self.durability.fail(error)
+        self.maintenance.halt()
         self._notify()
 
     def abandon_in_child(self, reason: Closed) -> None:
@@ -356,6 +354,12 @@ class Engine:
         if self.committer.memtables.frozen:
             self.supervisor.wake(self._flusher)
 
+    def _on_upload_paused(self) -> None:
+        if not self._follower_hurries:
+            self._follower_hurries = True
+            self.supervisor.wake(self._follower)
+        self._notify()
+
     def _notify(self) -> None:
         with self._changed:
             self._changed.notify_all()
@@ -376,6 +380,11 @@ class Engine:
         except Closed as fenced:
             return fenced
         return Closed("another writer has taken this one's place in the log", reason="fenced")
+
+    def _commit_edit(self, edit: Callable[[Versioned[Manifest]], Manifest | None]) -> Versioned[Manifest]:
+        written = self.manifests.update(self.fence.guard(edit))
+        self.adopt(written)
+        return written
 
     def _commit_flush(self, flush: Flush, frozen: FrozenMemtable) -> None:
         written = self.manifests.update(

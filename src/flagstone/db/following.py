@@ -65,10 +65,10 @@ class LogTail:
     def __init__(
         self, wal_store: ObjectStore, paths: DbPaths, *, max_memtable_bytes: int, pool: IoPool
     ) -> None:
-        self._wal_store = wal_store
-        self._paths = paths
-        self._max_bytes = max_memtable_bytes
-        self._pool = pool
+        self.wal_store = wal_store
+        self.paths = paths
+        self.max_memtable_bytes = max_memtable_bytes
+        self.pool = pool
         self.restart()
 
     def restart(self) -> None:
@@ -104,14 +104,14 @@ class LogTail:
         after = max(self.last_id, manifest.replay_after_wal_id)
         if last is None:
             expected = max(after, manifest.wal_id_last_seen)
-            last = find_frontier(self._wal_store, self._paths, after, expected=expected, pool=self._pool)
+            last = find_frontier(self.wal_store, self.paths, after, expected=expected, pool=self.pool)
         files = replay(
-            self._wal_store,
-            self._paths,
+            self.wal_store,
+            self.paths,
             after,
             last,
             skip_through_seq=manifest.last_l0_seq,
-            pool=self._pool,
+            pool=self.pool,
         )
         for file in files:
             self._add(file.rows)
@@ -121,17 +121,19 @@ class LogTail:
         if not rows:
             return
         part = self._parts[-1]
-        if part.table.size() >= self._max_bytes:
+        if part.table.size() >= self.max_memtable_bytes:
             part = _Part()
             self._parts.append(part)
-        for row in rows:
-            part.table.insert(*row)
+        part.last_seq, _ = part.table.insert_rows(rows)
         part.first_seq = min(part.first_seq, *(row[1] for row in rows))
-        part.last_seq = self.last_seq = max(row[1] for row in rows)
+        self.last_seq = part.last_seq
 
 
 class Following:
-    """What the faces of a reader share: the published state, and the polls that renew it."""
+    """What the faces of a reader share: the published state, and the polls that renew it.
+
+    `max_seq` is the sequence number at which a reader of a former state stops.
+    """
 
     def __init__(
         self,
@@ -144,8 +146,10 @@ class Following:
         extractor: SegmentExtractor | None,
         clock: Clock,
         poll_interval_s: float | None,
+        max_seq: int | None = None,
     ) -> None:
         self.views = views
+        self._max_seq = max_seq
         self._url = store.url
         self._pin = pin
         self._tail = tail
@@ -284,6 +288,7 @@ class Following:
             tail.follow(manifest, self._pin.log_end(manifest))
             memtables, seq = tail.tables, max(manifest.last_l0_seq, tail.last_seq)
         tables = before.view if before is not None and unchanged else self.views.prepare(manifest)
+        seq = seq if self._max_seq is None else min(seq, self._max_seq)
         return ReaderState(latest, tables.with_memtables(memtables), seq)
 
     def _on_failure(self, error: FlagstoneError) -> None:

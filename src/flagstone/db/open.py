@@ -6,11 +6,15 @@ import os
 from collections.abc import Mapping
 
 from flagstone.config import Settings
+from flagstone.db.cache_preload import CachePreload, plan_preload
 from flagstone.db.database import Db
-from flagstone.db.engine import Engine, Environment
+from flagstone.db.engine import Engine
+from flagstone.db.environment import Environment
 from flagstone.db.opening import open_for_writing
 from flagstone.db.views import Views
 from flagstone.errors import InvalidRequest
+from flagstone.format.filter import PrefixExtractor
+from flagstone.lsm.compaction_filter import CompactionFilterFactory
 from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.lsm.segments import SegmentExtractor
 from flagstone.metadata.stores import ManifestStore
@@ -18,7 +22,7 @@ from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.ids import SYSTEM_IDS, Ids
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.pool import shared_pool
-from flagstone.store.caching import cached_on_disk
+from flagstone.store.caching import CachingStore, cached_on_disk
 from flagstone.store.counting import CountingStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
@@ -38,6 +42,8 @@ def open_database(
     settings: Settings | None = None,
     merge_operator: MergeOperator | None = None,
     segment_extractor: SegmentExtractor | None = None,
+    prefix_extractor: PrefixExtractor | None = None,
+    compaction_filter: CompactionFilterFactory | None = None,
     create: bool = True,
     clock: Clock = SYSTEM_CLOCK,
     ids: Ids = SYSTEM_IDS,
@@ -46,6 +52,9 @@ def open_database(
 
     `path` is a folder, `file://`, `memory://NAME/path`, `s3://bucket/path`, `gs://`, `az://`, or with `store` a path
     inside that store. `wal_store` keeps the log elsewhere, for instance on a store with lower latency.
+    `prefix_extractor` adds the prefixes of keys to the filters of tables, so that `scan(prefix=…)` passes over tables
+    without that prefix; tables made with another one, or none, are read as if they might have it.
+    `compaction_filter` makes a filter for every compaction that this process does.
 
     Raises:
         InvalidRequest: there is no database and `create` is False, or an argument does not fit it.
@@ -72,6 +81,8 @@ def open_database(
         pool=pool,
         merge_operator=merge_operator,
         extractor=segment_extractor,
+        prefix_extractor=prefix_extractor,
+        compaction_filter=compaction_filter,
     )
     manifests = ManifestStore(env.store, paths, metrics=metrics, clock=clock, ids=ids)
     opened = open_for_writing(
@@ -89,6 +100,10 @@ def open_database(
     tables = TableStore(on_disk, paths, cache=cache, pool=pool, metrics=metrics)
     engine = Engine(env, manifests, opened, Views(tables))
     engine.start()
+    preload = settings.object_store_cache_options.preload_disk_cache_on_startup
+    if preload is not None and isinstance(on_disk, CachingStore):
+        wanted = plan_preload(opened.manifest.value, paths, preload)
+        engine.supervisor.start(CachePreload(on_disk, wanted))
     return Db(engine)
 
 

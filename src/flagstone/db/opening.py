@@ -6,9 +6,11 @@ worst it finds is an epoch nobody uses and an empty file in the log.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from flagstone.errors import InvalidRequest
 from flagstone.lsm.segments import SegmentExtractor, check_extractor
@@ -20,11 +22,15 @@ from flagstone.runtime.pool import IoPool
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
 from flagstone.types import Seq, WalId
+from flagstone.views.checkpoint import require_initialized
+from flagstone.views.marks import load_origin, require_alive
+from flagstone.views.writable import Writable
 from flagstone.wal.fencing import write_fence
 from flagstone.wal.listing import find_frontier
 from flagstone.wal.replay import ReplayedFile, WalTruncated, replay
 from flagstone.write.memtables import Memtables
-from flagstone.write.segment_gate import SegmentGate
+from flagstone.write.range_gate import RangeGate
+from flagstone.write.segment_gate import KeyGate, SegmentGate
 
 _ATTEMPTS = 3
 
@@ -39,7 +45,7 @@ class Opened:
     last_seq: int
     last_tick_ms: int
     fence_id: WalId
-    segments: SegmentGate | None
+    gate: KeyGate | None
 
 
 def open_for_writing(
@@ -56,12 +62,14 @@ def open_for_writing(
     """Claim the database and read what its log holds.
 
     Raises:
-        InvalidRequest: there is no database and `create` is False, or the segment extractor is not the one it
-            was created with.
+        InvalidRequest: there is no database and `create` is False, the segment extractor is not the one it
+            was created with, it was destroyed, or it is a clone that is not finished.
         Closed: another writer claimed it while we did; it owns the database now.
 
     """
-    current = _find_or_create(store, paths, manifests, create=create, extractor=extractor)
+    current, writable = _find_or_create(
+        store, paths, manifests, create=create, extractor=extractor, pool=pool
+    )
     check_extractor(
         extractor,
         stored_name=current.value.segment_extractor_name,
@@ -76,6 +84,8 @@ def open_for_writing(
         pool=pool,
     )
     fence, claimed = claim_writer(manifests)
+    # Once more: who destroys a database marks it before claiming it, so one of us sees the other.
+    require_alive(store, paths)
 
     def refresh() -> Manifest:
         latest = manifests.require_latest()
@@ -85,10 +95,10 @@ def open_for_writing(
     fence_id = write_fence(wal_store, paths, WalId(frontier + 1), claimed.value, refresh=refresh, pool=pool)
     for attempt in range(_ATTEMPTS):
         # Once more: the former writer may have flushed a memtable between the claim and the fence.
-        latest = manifests.require_latest()
+        latest = manifests.poll()
         fence.check(latest.value)
         try:
-            return _replayed(
+            opened = _replayed(
                 wal_store,
                 paths,
                 fence,
@@ -101,6 +111,11 @@ def open_for_writing(
         except WalTruncated:
             if attempt == _ATTEMPTS - 1:
                 raise
+        else:
+            if writable is None:
+                return opened
+            # Not for replay: what SlateDB wrote outside of the range is there and stays readable.
+            return replace(opened, gate=RangeGate(writable, opened.gate))
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -111,10 +126,23 @@ def _find_or_create(
     *,
     create: bool,
     extractor: SegmentExtractor | None,
-) -> Versioned[Manifest]:
-    current = manifests.latest()
+    pool: IoPool,
+) -> tuple[Versioned[Manifest], Writable]:
+    """The current manifest, and the keys that may be written."""
+    looks: tuple[Callable[[], Any], ...] = (
+        manifests.latest,
+        partial(require_alive, store, paths),
+        partial(load_origin, store, paths),
+    )
+    current, _, origin = pool.map_ordered(lambda look: look(), looks)
     if current is not None:
-        return current
+        require_initialized(current.value, paths.root)
+        return current, None if origin is None else origin.writable
+    if origin is not None:
+        raise InvalidRequest(
+            f"a clone was begun at {paths.root!r} in {store.url} and has no manifest yet; repeat the call that makes "
+            "it, or destroy it"
+        )
     if not create:
         raise InvalidRequest(
             f"no database at {paths.root!r} in {store.url}; check the path, or open it with create=True"
@@ -122,8 +150,8 @@ def _find_or_create(
     name = None if extractor is None else extractor.name
     # Two processes may create it at the same time: the one that lost uses what the other made.
     with suppress(SequencedConflict):
-        manifests.create_next(new_manifest(segment_extractor_name=name), None)
-    return manifests.require_latest()
+        return manifests.create_next(new_manifest(segment_extractor_name=name), None), None
+    return manifests.require_latest(), None
 
 
 def _replayed(
@@ -144,7 +172,7 @@ def _replayed(
         wal_store,
         paths,
         manifest.replay_after_wal_id,
-        fence_id,
+        WalId(fence_id - 1),  # the fence is our own, and empty
         skip_through_seq=manifest.last_l0_seq,
         pool=pool,
     )
@@ -155,11 +183,10 @@ def _replayed(
         else SegmentGate(extractor, (segment.prefix for segment in manifest.segments))
     )
     for file in _checked(files, segments):
-        for row in file.rows:
-            memtables.active.insert(*row)
-            last_seq = max(last_seq, row[1])
-            if row[4] is not None:
-                last_tick_ms = max(last_tick_ms, row[4])
+        newest, latest_ms = memtables.active.insert_rows(file.rows)
+        last_seq = max(last_seq, newest)
+        if latest_ms is not None:
+            last_tick_ms = max(last_tick_ms, latest_ms)
         if memtables.active.size() >= freeze_bytes:
             memtables.freeze(last_seq=Seq(last_seq), last_tick_ms=last_tick_ms, replay_after=previous)
         previous = file.wal_id

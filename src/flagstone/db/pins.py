@@ -14,14 +14,13 @@ from typing import Any, Protocol
 from uuid import UUID
 from weakref import WeakSet
 
-from flagstone.errors import CorruptData, InvalidRequest, Unavailable
+from flagstone.errors import InvalidRequest, Unavailable
 from flagstone.metadata.manifest import Checkpoint, Manifest, remove_checkpoint
 from flagstone.metadata.sequenced import Versioned
 from flagstone.metadata.stores import ManifestStore
 from flagstone.read.view import ReadView
 from flagstone.runtime.clock import Clock
 from flagstone.runtime.ids import Ids
-from flagstone.store.port import ObjectMissing
 from flagstone.types import WalId
 from flagstone.views import checkpoint as checkpoints
 
@@ -90,13 +89,7 @@ class FixedPin:
         """What the checkpoint names. Raises `InvalidRequest` once it is gone."""
         held = checkpoints.require_checkpoint(self._manifests.require_latest().value, self._id)
         self._expires_s = held.expires_s
-        try:
-            return Versioned(held.manifest_id, self._manifests.load(held.manifest_id))
-        except ObjectMissing:
-            raise CorruptData(
-                f"missing, but the checkpoint {self._id} pins it",
-                object=self._manifests.paths.manifest(held.manifest_id),
-            ) from None
+        return checkpoints.load_pinned(self._manifests, held)
 
     def log_end(self, manifest: Manifest) -> WalId | None:
         return manifest.wal_id_last_seen
@@ -114,7 +107,7 @@ class FixedPin:
 class _LentView(ReadView):
     """A view of which we learn when the last read that uses it is over."""
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ()
 
 
 class ManagedPin:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
 from uuid import UUID
 
 from flagstone.config import ReaderSettings
+from flagstone.db.as_of import FormerState
 from flagstone.db.following import Following, LogTail
 from flagstone.db.pins import FixedPin, LatestPin, ManagedPin, Pin
 from flagstone.db.reading import ReadPlace, Reads
@@ -32,6 +34,9 @@ from flagstone.store.resolve import StoreLike, resolve_database, resolve_wal_sto
 from flagstone.store.retrying import RetryingStore, RetryPolicy
 from flagstone.table.cache import TableCache
 from flagstone.table.table_store import TableStore
+from flagstone.views.checkpoint import parse_checkpoint_id
+from flagstone.views.history import AsOf, check_as_of
+from flagstone.views.marks import require_alive
 
 ReaderMode = Literal["managed", "latest"]
 
@@ -55,6 +60,7 @@ class DbReader(Reads):
             merge_operator=merge_operator,
             refresh=following.poll,
             view=lambda: following.state.view,
+            retained_seq=lambda: following.state.manifest.value.recent_snapshot_min_seq,
         )
 
     def refresh(self) -> None:
@@ -114,6 +120,7 @@ def open_reader(
     store_options: Mapping[str, OptionValue] | None = None,
     wal_store: StoreLike | None = None,
     checkpoint: UUID | str | None = None,
+    as_of: AsOf | None = None,
     mode: ReaderMode = "managed",
     merge_operator: MergeOperator | None = None,
     segment_extractor: SegmentExtractor | None = None,
@@ -129,17 +136,107 @@ def open_reader(
     beyond the tables is read into memory, unless `settings.skip_wal_replay`; each memtable takes up to
     `settings.max_memtable_bytes`.
 
+    With `as_of` the reader shows a former state and does not follow: everything up to a sequence number, or
+    everything created up to a datetime. It begins with the tables of the latest manifest or of a checkpoint (only of
+    `checkpoint`, if one is given) and adds the log up to that moment, which it reads into memory. So what can be had
+    is every moment from the oldest checkpoint on for which the log is still there (a `WalReader` with a pin keeps
+    it), and that of each checkpoint itself. A moment whose versions may have been dropped is refused, never shown
+    in part. A time before the tables of all these states is rounded down to a minute or so (see
+    `Admin.sequence_at`). Rows that have expired by now are hidden, whatever the moment.
+
     Raises:
-        InvalidRequest: there is no database or no such checkpoint, or an argument does not fit it.
+        InvalidRequest: there is no database or no such checkpoint, an argument does not fit it, or the moment is
+            not to be had any more.
         Unavailable: the store did not answer.
 
     """
     if mode not in ("managed", "latest"):
         raise InvalidRequest(f"mode is 'managed' or 'latest', not {mode!r}")
+    settings = settings or ReaderSettings()
+    parts = prepare_reader(
+        path,
+        store=store,
+        store_options=store_options,
+        wal_store=wal_store,
+        merge_operator=merge_operator,
+        segment_extractor=segment_extractor,
+        settings=settings,
+        clock=clock,
+        ids=ids,
+    )
+    manifests, lifetime = parts.manifests, settings.checkpoint_lifetime
+    checkpoint_id = None if checkpoint is None else parse_checkpoint_id(checkpoint)
+    if as_of is not None:
+        former = FormerState(manifests, check_as_of(as_of, now_ms=clock.now_ms()), clock=clock, ids=ids)
+        hold = mode == "managed" and checkpoint is None
+        following = former.open(parts.follow, parts.tail, only=checkpoint_id, lifetime=lifetime, hold=hold)
+        return parts.reader(following)
+    pin: Pin
+    if checkpoint_id is not None:
+        pin = FixedPin(manifests, checkpoint_id)
+    elif mode == "latest":
+        pin = LatestPin(manifests)
+    else:
+        pin = ManagedPin(manifests, lifetime=lifetime, clock=clock, ids=ids)
+    tail = None if settings.skip_wal_replay else parts.tail
+    following = parts.follow(pin, tail, polls=checkpoint_id is None)
+    following.start()
+    return parts.reader(following)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderParts:
+    """What a reader is made of, before it is decided what it shows."""
+
+    store: ObjectStore
+    paths: DbPaths
+    manifests: ManifestStore
+    tables: TableStore
+    tail: LogTail
+    metrics: Metrics
+    settings: ReaderSettings
+    clock: Clock
+    merge_operator: MergeOperator | None
+    extractor: SegmentExtractor | None
+
+    def follow(
+        self, pin: Pin, tail: LogTail | None, *, max_seq: int | None = None, polls: bool = True
+    ) -> Following:
+        """The part that shows what `pin` says, not started yet."""
+        interval_s = self.settings.manifest_poll_interval.total_seconds()
+        return Following(
+            self.store,
+            pin,
+            Views(self.tables),
+            tail,
+            paths=self.paths,
+            extractor=self.extractor,
+            clock=self.clock,
+            poll_interval_s=interval_s if polls else None,
+            max_seq=max_seq,
+        )
+
+    def reader(self, following: Following) -> DbReader:
+        """The face of a reader that was started."""
+        return DbReader(following, self.metrics, clock=self.clock, merge_operator=self.merge_operator)
+
+
+def prepare_reader(
+    path: str | os.PathLike[str],
+    *,
+    store: StoreLike | None,
+    store_options: Mapping[str, OptionValue] | None,
+    wal_store: StoreLike | None,
+    merge_operator: MergeOperator | None,
+    segment_extractor: SegmentExtractor | None,
+    settings: ReaderSettings,
+    clock: Clock,
+    ids: Ids,
+) -> ReaderParts:
+    """Everything up to the decision what to show. Raises `InvalidRequest` when there is no database."""
     found, root = resolve_database(path, store, store_options)
     if not root:
         raise InvalidRequest(f"{os.fspath(path)!r} names a whole store; a database needs a path inside it")
-    settings = settings or ReaderSettings()
     metrics, paths, pool = Metrics(), DbPaths(root), shared_pool()
     policy = RetryPolicy(attempts=_attempts(settings.object_store_max_retries))
 
@@ -153,6 +250,7 @@ def open_reader(
 
     main = dressed(found)
     manifests = ManifestStore(main, paths, metrics=metrics, clock=clock, ids=ids)
+    require_alive(main, paths)
     if manifests.latest() is None:
         raise InvalidRequest(f"no database at {root!r} in {main.url}; check the path, or create it first")
     cache = TableCache(capacity_bytes=settings.block_cache_bytes + settings.meta_cache_bytes, metrics=metrics)
@@ -162,36 +260,20 @@ def open_reader(
         max_memtable_bytes=settings.max_memtable_bytes,
         pool=pool,
     )
-    pin: Pin
-    if checkpoint is not None:
-        pin = FixedPin(manifests, _checkpoint_id(checkpoint))
-    elif mode == "latest":
-        pin = LatestPin(manifests)
-    else:
-        pin = ManagedPin(manifests, lifetime=settings.checkpoint_lifetime, clock=clock, ids=ids)
     on_disk = cached_on_disk(main, settings.object_store_cache_options, metrics=metrics)
-    following = Following(
-        main,
-        pin,
-        Views(TableStore(on_disk, paths, cache=cache, pool=pool, metrics=metrics)),
-        None if settings.skip_wal_replay else tail,
+    return ReaderParts(
+        store=main,
         paths=paths,
-        extractor=segment_extractor,
+        manifests=manifests,
+        tables=TableStore(on_disk, paths, cache=cache, pool=pool, metrics=metrics),
+        tail=tail,
+        metrics=metrics,
+        settings=settings,
         clock=clock,
-        poll_interval_s=None if checkpoint is not None else settings.manifest_poll_interval.total_seconds(),
+        merge_operator=merge_operator,
+        extractor=segment_extractor,
     )
-    following.start()
-    return DbReader(following, metrics, clock=clock, merge_operator=merge_operator)
 
 
 def _attempts(max_retries: int | None) -> int | None:
     return None if max_retries is None else max_retries + 1
-
-
-def _checkpoint_id(checkpoint: UUID | str) -> UUID:
-    if isinstance(checkpoint, UUID):
-        return checkpoint
-    try:
-        return UUID(checkpoint)
-    except (ValueError, AttributeError, TypeError):
-        raise InvalidRequest(f"a checkpoint is named by its UUID, not {checkpoint!r}") from None

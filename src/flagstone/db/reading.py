@@ -8,14 +8,17 @@ whose versions are kept for them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from flagstone.errors import CorruptData, InvalidRequest
+from flagstone.errors import CorruptData, InvalidRequest, Unavailable
+from flagstone.format.filter import PrefixExtractor
 from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.read import drivers
 from flagstone.read.probe import Found, visible_row
 from flagstone.read.scan import DEFAULT_READ_AHEAD_BYTES, ScanRequest
 from flagstone.read.scans import Scan
+from flagstone.read.sources import PrefixProbe
 from flagstone.read.view import ReadView
 from flagstone.runtime.clock import Clock
 from flagstone.table.table_store import TableGone, TableStore
@@ -33,10 +36,11 @@ _ATTEMPTS = 3
 class ReadPlace:
     """Where reads happen: tables, a clock, a merge operator, and a way to a newer view.
 
-    `refresh` learns of newer manifests, `view` is what the database shows then.
+    `refresh` learns of newer manifests, `view` is what the database shows then, and `retained_seq` the smallest
+    number at which that shows all there was.
     """
 
-    __slots__ = ("clock", "merge_operator", "refresh", "tables", "view")
+    __slots__ = ("clock", "merge_operator", "prefix_extractor", "refresh", "retained_seq", "tables", "view")
 
     def __init__(
         self,
@@ -46,12 +50,23 @@ class ReadPlace:
         merge_operator: MergeOperator | None,
         refresh: Callable[[], None],
         view: Callable[[], ReadView],
+        retained_seq: Callable[[], int],
+        prefix_extractor: PrefixExtractor | None = None,
     ) -> None:
         self.tables = tables
         self.clock = clock
         self.merge_operator = merge_operator
         self.refresh = refresh
         self.view = view
+        self.retained_seq = retained_seq
+        self.prefix_extractor = prefix_extractor
+
+    def prefix_probe(self, prefix: bytes | None) -> PrefixProbe | None:
+        """What a scan of `prefix` may ask the filters for, if its keys all have one extracted prefix."""
+        if prefix is None or self.prefix_extractor is None:
+            return None
+        extracted = self.prefix_extractor.prefix(prefix)
+        return (self.prefix_extractor, extracted) if extracted and prefix.startswith(extracted) else None
 
 
 class Reads:
@@ -69,6 +84,18 @@ class Reads:
         """
         self._place.refresh()
         return self._look(durable_only=durable_only, dirty=dirty)
+
+    def _renewed(self, seq: int, lost: ReadView) -> ReadView:  # noqa: ARG002 - a transaction needs it
+        """A newer view than `lost` for a scan that goes on at `seq`. Raises `Unavailable` when none shows it all."""
+        self._place.refresh()
+        view = self._place.view()
+        # Asked after the view was taken: it may have changed since, but then only to a greater number.
+        if seq < self._place.retained_seq():
+            raise Unavailable(
+                "this scan took so long that the tables it reads were replaced and collected; scan again, and where it "
+                "must see one moment for longer, scan a snapshot()"
+            )
+        return view
 
     def get(
         self,
@@ -151,6 +178,8 @@ class Reads:
                 include_expired=include_expired,
                 merge_operator=self._place.merge_operator,
                 read_ahead_bytes=read_ahead_bytes,
+                prefix_probe=self._place.prefix_probe(prefix),
+                renew=partial(self._renewed, seq),
             ),
         )
 
@@ -160,11 +189,14 @@ class Reads:
         stop: bytes | None = None,
         *,
         prefix: bytes | None = None,
-        batch_rows: int = 65_536,
+        batch_rows: int | None = 65_536,
         columns: Sequence[str] = ("key", "value"),
         include_expired: bool = False,
     ) -> pa.RecordBatchReader:
-        """The same rows as Arrow batches, by ascending key, without a Python object per row where possible."""
+        """The same rows as Arrow batches, by ascending key, without a Python object per row where possible.
+
+        With `batch_rows` None batches come in the size in which they are decoded, which is quickest.
+        """
         # Imported late: only those who want Arrow pay for importing it.
         from flagstone.read.arrow import scan_arrow  # noqa: PLC0415
 
@@ -176,6 +208,8 @@ class Reads:
             now_ms=self._place.clock.now_ms(),
             include_expired=include_expired,
             merge_operator=self._place.merge_operator,
+            prefix_probe=self._place.prefix_probe(prefix),
+            renew=partial(self._renewed, seq),
         )
         return scan_arrow(self._place.tables, view, request, columns=columns, batch_rows=batch_rows)
 

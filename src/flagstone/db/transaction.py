@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
+from weakref import WeakSet
 
+from flagstone.db.own_writes import OwnWrites
 from flagstone.db.reading import ReadPlace, Reads, check_range
 from flagstone.errors import Closed, InvalidRequest
-from flagstone.kernels import memtable as kernel
 from flagstone.read.scan import DEFAULT_READ_AHEAD_BYTES
 from flagstone.read.scans import Scan
 from flagstone.read.view import ReadView
@@ -32,7 +33,7 @@ class Snapshot(Reads):
     def __init__(self, engine: Engine, place: ReadPlace, view: ReadView, point: ReadPoint) -> None:
         self._engine = engine
         self._place = place
-        self._view = view
+        self._view: ReadView | None = view
         self._point = point
 
     @property
@@ -42,6 +43,7 @@ class Snapshot(Reads):
 
     def close(self) -> None:
         """Give it back. Closing twice is fine."""
+        self._view = None  # while it is held, its tables are kept on the store
         with self._engine.durability.lock:
             self._engine.conflicts.end(self._point)
 
@@ -56,17 +58,29 @@ class Snapshot(Reads):
     def _look(self, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:
         if dirty:
             raise InvalidRequest("a snapshot shows one moment; dirty reads belong to the database")
-        if self._point.expired:
-            raise Closed("the snapshot was left open past its time to live; take another", reason="clean")
-        if self._point.ended:
-            raise Closed("the snapshot was closed; take another")
-        self._engine.check_open()
+        view = self._check_held()
         seq = self._point.seq
-        return self._view, min(seq, self._engine.durability.durable_seq) if durable_only else seq
+        return view, min(seq, self._engine.durability.durable_seq) if durable_only else seq
 
     def _look_anew(self, seq: int, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:  # noqa: ARG002
         self._place.refresh()
-        return self._place.view(), seq
+        self._check_held()
+        # Later reads need not find out again.
+        self._view = self._place.view()
+        return self._view, seq
+
+    def _renewed(self, seq: int, lost: ReadView) -> ReadView:  # noqa: ARG002 - it carries nothing of its own
+        return self._look_anew(seq, durable_only=False, dirty=False)[0]
+
+    def _check_held(self) -> ReadView:
+        """The view. Raises `Closed` when the versions it reads are not kept for it any more."""
+        if self._point.expired:
+            self._view = None
+            raise Closed("the snapshot was left open past its time to live; take another", reason="clean")
+        if self._point.ended or self._view is None:
+            raise Closed("the snapshot was closed; take another")
+        self._engine.check_open()
+        return self._view
 
 
 class Transaction(Reads):
@@ -79,10 +93,14 @@ class Transaction(Reads):
     def __init__(self, engine: Engine, place: ReadPlace, view: ReadView, state: TransactionState) -> None:
         self._engine = engine
         self._place = place
-        self._view = view
+        self._view: ReadView | None = view
         self._state = state
         self._batch = WriteBatch()
         self._done = False
+        self._own = OwnWrites()
+        # Written since a read last looked, so not in `_own` yet; and the views through which somebody reads `_own`.
+        self._unseen: set[bytes] = set()
+        self._lent: WeakSet[ReadView] = WeakSet()
 
     @property
     def seq(self) -> int:
@@ -95,13 +113,13 @@ class Transaction(Reads):
         """Set `key` when the transaction commits."""
         self._check_running()
         self._batch.put(key, value, ttl=ttl, expire_at=expire_at)
-        self._state.track_write(bytes(key))
+        self._track_write(key)
 
     def delete(self, key: bytes) -> None:
         """Delete `key` when the transaction commits."""
         self._check_running()
         self._batch.delete(key)
-        self._state.track_write(bytes(key))
+        self._track_write(key)
 
     def merge(
         self, key: bytes, operand: bytes, *, ttl: Ttl | None = None, expire_at: Instant | None = None
@@ -109,7 +127,7 @@ class Transaction(Reads):
         """Merge `operand` into `key` when the transaction commits."""
         self._check_running()
         self._batch.merge(key, operand, ttl=ttl, expire_at=expire_at)
-        self._state.track_write(bytes(key))
+        self._track_write(key)
 
     def mark_read(self, *keys: bytes) -> None:
         """Let the commit depend on these keys as if they had been read."""
@@ -174,7 +192,7 @@ class Transaction(Reads):
         stop: bytes | None = None,
         *,
         prefix: bytes | None = None,
-        batch_rows: int = 65_536,
+        batch_rows: int | None = 65_536,
         columns: Sequence[str] = ("key", "value"),
         include_expired: bool = False,
     ) -> pa.RecordBatchReader:
@@ -231,34 +249,61 @@ class Transaction(Reads):
     def _look(self, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:
         if durable_only or dirty:
             raise InvalidRequest("a transaction reads at its own moment; durable_only and dirty do not apply")
-        self._check_running()
         self._engine.check_open()
-        return self._with_own_writes(self._view), self._state.seq
+        return self._with_own_writes(self._check_running()), self._state.seq
 
     def _look_anew(self, seq: int, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:  # noqa: ARG002
         self._place.refresh()
-        return self._with_own_writes(self._place.view()), seq
+        self._check_running()
+        self._view = self._place.view()
+        return self._with_own_writes(self._view), seq
+
+    def _renewed(self, seq: int, lost: ReadView) -> ReadView:  # noqa: ARG002
+        """A newer view with the writes that `lost` showed: those made since the scan began are not in it."""
+        self._place.refresh()
+        self._check_running()
+        self._view = self._place.view()
+        own = [memtable for memtable in lost.memtables if isinstance(memtable, OwnWrites)]
+        renewed = self._view.with_memtables((*own, *self._view.memtables))
+        if self._own in own:
+            self._lent.add(renewed)
+        return renewed
+
+    def _track_write(self, key: bytes) -> None:
+        key = bytes(key)
+        self._state.track_write(key)
+        self._unseen.add(key)
 
     def _with_own_writes(self, view: ReadView) -> ReadView:
         """Its writes as the newest memtable. They carry the number it reads at: above all it can see."""
         if not len(self._batch):
             return view
-        own: Any = kernel.Memtable()
-        operator = self._engine.env.merge_operator
-        now_ms = self._place.clock.now_ms()
-        ttl_ms = self._engine.env.settings.default_ttl_millis
-        for key, kind, value, expires_ms in self._batch.seal(
-            now_ms, default_ttl_ms=ttl_ms, operator=operator
-        ):
-            own.insert(key, self._state.seq, kind, value, now_ms, expires_ms)
-        return view.with_memtables((own, *view.memtables))
+        if self._unseen:
+            if self._lent:
+                self._own, self._lent = self._own.copy(), WeakSet()
+            now_ms = self._place.clock.now_ms()
+            env = self._engine.env
+            for key in self._unseen:
+                _, kind, value, expires_ms = self._batch.row_of(
+                    key,
+                    now_ms,
+                    default_ttl_ms=env.settings.default_ttl_millis,
+                    operator=env.merge_operator,
+                )
+                self._own.set((key, self._state.seq, kind, value, now_ms, expires_ms))
+            self._unseen.clear()
+        lent = view.with_memtables((self._own, *view.memtables))
+        self._lent.add(lent)
+        return lent
 
-    def _check_running(self) -> None:
-        if self._done:
+    def _check_running(self) -> ReadView:
+        if self._done or self._view is None:
             raise InvalidRequest("the transaction is over; begin another one")
         if self._state.expired:
             raise Closed("the transaction was left open past its time to live; run it again")
+        return self._view
 
     def _end(self) -> None:
+        self._view = None  # while it is held, its tables are kept on the store
         with self._engine.durability.lock:
             self._engine.conflicts.end(self._state)

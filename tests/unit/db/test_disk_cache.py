@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 import flagstone
 from flagstone import ReaderSettings, Settings
+from flagstone.runtime.clock import VirtualClock
+from flagstone.store.counting import CountingStore
 from flagstone.store.memory import MemoryStore
+from unit.db.upkeep import Upkeep
 
 KEYS = [b"%06d" % number for number in range(3000)]
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_reader_with_a_cache_folder_reads_tables_from_disk_the_second_time(tmp_path: Path) -> None:
@@ -35,3 +51,53 @@ def test_a_writer_caches_what_it_flushes_when_asked_to(tmp_path: Path) -> None:
         db.flush()
         assert any(file.is_file() for file in tmp_path.rglob("*"))
         assert db.get(b"key") == b"value"
+
+
+@pytest.mark.parametrize(("which", "cached"), [("L0Sst", 1), ("AllSst", 2), (None, 0)])
+def test_an_opening_writer_fills_the_cache_as_asked(tmp_path: Path, which: str | None, cached: int) -> None:
+    store, clock = MemoryStore(), VirtualClock()
+    quiet: dict[str, Any] = {
+        "compactor_options": None,
+        "garbage_collector_options": None,
+        "flush_interval": None,
+    }
+    with flagstone.open("db", store=store, settings=Settings(**quiet)) as db:
+        for key in KEYS:
+            db.put(key, b"v" * 50)
+        db.flush()
+        Upkeep(store, clock).compact(lifetime=None)
+        db._engine.refresh()
+        db.put(b"in L0", b"value")
+    options = {
+        "root_folder": str(tmp_path),
+        "part_size_bytes": 32_768,
+        "preload_disk_cache_on_startup": which,
+    }
+    with flagstone.open(
+        "db", store=store, settings=Settings(object_store_cache_options=options, **quiet)
+    ) as db:
+        wait_for(lambda: not any("preload" in thread.name for thread in threading.enumerate()))
+        tables = {file.parent for file in tmp_path.rglob("*.part")}
+        assert len(tables) == cached
+        for meta in list(store.list("db/compacted")) if which == "AllSst" else []:
+            store.delete(meta.path)
+        if which == "AllSst":
+            assert [db.get(key) for key in KEYS] == [b"v" * 50] * len(KEYS)
+
+
+def test_what_was_flushed_need_not_be_fetched() -> None:
+    store = CountingStore(MemoryStore(), component="test")
+    settings = Settings(flush_interval=None, compactor_options=None, garbage_collector_options=None)
+    with flagstone.open("db", store=store, settings=settings) as db:
+        db.put(b"key", b"value")
+        db.flush()
+        store.reset()
+        assert db.get(b"key") == b"value"
+        assert store.totals()["requests"] == {}, "a small table stays in memory"
+        for key in KEYS:
+            db.put(key, b"v" * 50)
+        db.flush()
+        store.reset()
+        assert db.get(b"nobody has it") is None
+        assert db.get(KEYS[0]) == b"v" * 50
+        assert store.totals()["requests"] == {"get_range": 1}, "of a large one index and filter do"

@@ -15,14 +15,17 @@ from hypothesis import strategies as st
 import flagstone
 from flagstone import Settings, TransactionConflict, WriteBatch, aio
 from flagstone.db.async_database import AsyncDb
+from flagstone.db.async_feed import AsyncChangeFeed, AsyncWalReader
 from flagstone.db.async_reader import AsyncDbReader
 from flagstone.db.async_transaction import AsyncSnapshot, AsyncTransaction
 from flagstone.db.database import Db
+from flagstone.db.feed import ChangeFeed
 from flagstone.db.reader import DbReader
 from flagstone.db.transaction import Snapshot, Transaction
 from flagstone.lsm.operators import Concatenate
 from flagstone.read.scans import AsyncScan, Scan
 from flagstone.store.memory import MemoryStore
+from flagstone.wal.tail import WalReader
 
 FACES = [
     (Db, AsyncDb),
@@ -30,6 +33,8 @@ FACES = [
     (Transaction, AsyncTransaction),
     (DbReader, AsyncDbReader),
     (Scan, AsyncScan),
+    (WalReader, AsyncWalReader),
+    (ChangeFeed, AsyncChangeFeed),
 ]
 every_face = pytest.mark.parametrize(("blocking", "awaitable"), FACES, ids=lambda kind: kind.__name__)
 
@@ -67,6 +72,7 @@ def test_every_method_is_awaited_or_gives_something_for_async_with_or_async_for(
     blocking: type, awaitable: type
 ) -> None:
     given_at_once = {"scan", "scan_arrow", "snapshot", "transaction", "batch", "rows", "seek"}
+    given_at_once |= {"batches", "changes", "follow"}
     for name in public_names(awaitable):
         member = inspect.getattr_static(awaitable, name)
         if callable(member) and name not in given_at_once:
@@ -76,6 +82,7 @@ def test_every_method_is_awaited_or_gives_something_for_async_with_or_async_for(
 def test_opening_takes_the_same_parameters() -> None:
     assert parameters(aio.open) == parameters(flagstone.open)
     assert parameters(aio.open_reader) == parameters(flagstone.open_reader)
+    assert parameters(aio.open_feed) == parameters(flagstone.open_feed)
 
 
 @every_face

@@ -36,7 +36,7 @@ PATIENT = ReaderSettings(
 """Polls so rarely that a test decides when."""
 
 IMPATIENT = replace(PATIENT, object_store_max_retries=0)
-MANUAL = Settings(flush_interval=None)
+MANUAL = Settings(flush_interval=None, compactor_options=None, garbage_collector_options=None)
 
 
 def unhex(pairs: dict[str, str]) -> dict[bytes, bytes]:

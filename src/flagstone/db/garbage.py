@@ -1,0 +1,39 @@
+"""The garbage collector as operators run it: it also deletes what was destroyed, once its time has come.
+
+Inside an open database the collector does without: a database that was destroyed cannot be opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from flagstone.maintenance.gc.collector import Collector
+from flagstone.maintenance.gc.options import KindOptions
+from flagstone.maintenance.gc.plan import Kind
+from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
+from flagstone.runtime.ids import SYSTEM_IDS, Ids
+from flagstone.store.paths import DbPaths
+from flagstone.store.port import ObjectStore
+from flagstone.views.destroy import Verdict, collect_destroyed
+
+
+def open_collector(
+    store: ObjectStore,
+    paths: DbPaths,
+    options: Mapping[Kind, KindOptions],
+    *,
+    wal_store: ObjectStore | None = None,
+    boundary_files: bool = True,
+    clock: Clock = SYSTEM_CLOCK,
+    ids: Ids = SYSTEM_IDS,
+) -> Collector:
+    """A collector for the database at `paths`; nothing is contacted yet."""
+    logs = store if wal_store is None else wal_store
+
+    def bury(*, dry_run: bool) -> tuple[str, ...] | None:
+        done = collect_destroyed(store, paths, wal_store=logs, clock=clock, ids=ids, dry_run=dry_run)
+        return done.deleted if done.verdict is Verdict.DUE else None
+
+    return Collector(
+        store, paths, options, wal_store=logs, boundary_files=boundary_files, clock=clock, bury=bury
+    )

@@ -1,0 +1,64 @@
+"""Every store call of compaction fails in every way; the rows stay the same and the work gets done.
+
+The first run counts the calls. Then each of them in turn fails before its effect, fails after it, or ends the process
+before or after it. Whoever is left, or starts anew, goes on until nothing is left to compact.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from flagstone.maintenance.verification.verifier import Verifier
+from flagstone.metadata.compactions import JobStatus
+from flagstone.runtime.clock import VirtualClock
+from flagstone.store.memory import MemoryStore
+from flagstone.testing.faults import Crashed, Effect, Fault, FaultyStore
+from unit.maintenance.compaction.compaction_rig import PATHS, World
+
+EFFECTS: list[Effect] = ["error", "lost_reply", "crash", "crash_after"]
+FLUSHES = 4
+
+
+def run_with(faults: list[Fault], *, together: bool) -> tuple[int, bool]:
+    """One case; returns the calls made and whether the process ended."""
+    clock, inner = VirtualClock(), MemoryStore()
+    healthy = World(inner, clock=clock).create()
+    faulty = FaultyStore(inner, faults, clock=clock)
+    subject = World(faulty, clock=clock, seed=8)
+    ended = False
+    try:
+        services = subject.pair() if together else (subject.coordinator(), subject.worker())
+        for start in range(0, (2 if together else 1) * FLUSHES, FLUSHES):
+            healthy.flush_many(FLUSHES, start=start)
+            before = healthy.contents()
+            healthy.settle(*services)
+            assert healthy.contents() == before
+    except Crashed:
+        ended = True
+    calls = len(faulty.calls)
+    faulty.faults.clear()
+    before = healthy.contents()
+    clock.advance(60_000)  # longer than a silent worker is believed to live
+    if ended:
+        services = healthy.pair() if together else (healthy.coordinator(), healthy.worker())
+    healthy.settle(*services)
+
+    assert healthy.contents() == before
+    assert len(healthy.manifest.tree.l0) < FLUSHES, healthy.jobs()
+    assert all(job.status is JobStatus.COMPLETED for job in healthy.jobs())
+    assert Verifier(inner, PATHS, clock=clock).verify().ok
+    # One checkpoint for each commit, however often it was attempted.
+    assert len({pin.id for pin in healthy.manifest.checkpoints}) == len(healthy.manifest.checkpoints)
+    return calls, ended
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("together", [True, False], ids=["one process", "two processes"])
+@pytest.mark.parametrize("effect", EFFECTS)
+def test_no_row_is_lost_and_no_job_is_stuck_wherever_the_store_fails(effect: Effect, together: bool) -> None:
+    calls, ended = run_with([], together=together)
+    assert not ended
+    for nth in range(1, calls + 1):
+        _, ended = run_with([Fault(effect, nth=nth)], together=together)
+        assert ended == effect.startswith("crash"), nth
+    print(f"{calls} cases of {effect}")

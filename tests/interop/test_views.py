@@ -1,0 +1,404 @@
+"""Checkpoints, clones, projections, unions and restored databases of one engine in the hands of the other."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+import flagstone
+from flagstone import Admin, KeyRange, Settings
+from flagstone.format.filter import FixedPrefix
+from flagstone.lsm.operators import Concatenate
+from flagstone.store.local import LocalStore
+from flagstone.store.paths import DbPaths
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "data"
+SETTINGS = Settings(compactor_options=None, garbage_collector_options=None)
+Rows = dict[bytes, bytes]
+
+
+class Place:
+    """A folder as object store, and both engines' hands on the databases in it."""
+
+    def __init__(self, folder: Path, wheel: Any) -> None:
+        self.folder = str(folder)
+        self.store = LocalStore(folder, fsync=False)
+        self.wheel = wheel
+
+    def admin(self, path: str) -> Admin:
+        return Admin(path, store=self.store)
+
+    def open(self, path: str, **options: Any) -> flagstone.Db:
+        return flagstone.open(
+            path, store=self.store, settings=SETTINGS, merge_operator=Concatenate(), **options
+        )
+
+    def write(self, path: str, rows: Rows, *, flush: bool = True) -> None:
+        with self.open(path) as db:
+            for key, value in rows.items():
+                db.put(key, value)
+            db.flush("memtable" if flush else "wal")
+
+    def write_with_wheel(self, path: str, rows: Rows, **settings: Any) -> None:
+        operations: list[tuple[Any, ...]] = [("put", key, value) for key, value in rows.items()]
+        self.wheel.apply(
+            self.folder, path, [*operations, ("flush", "memtable")], compactor_options=None, **settings
+        )
+
+    def scan(self, path: str, checkpoint: UUID | None = None) -> Rows:
+        with flagstone.open_reader(
+            path, store=self.store, mode="latest", checkpoint=checkpoint, merge_operator=Concatenate()
+        ) as reader:
+            return dict(reader.scan())
+
+    def agree(self, path: str, expected: Rows) -> None:
+        """Both engines read it, ours finds nothing wrong, and then each writes, flushes and the wheel compacts."""
+        assert self.scan(path) == expected
+        assert self.wheel.scan(self.folder, path) == expected
+        keys = sorted(expected)
+        assert self.wheel.get_many(self.folder, path, keys) == [expected[key] for key in keys]
+        report = self.admin(path).verify()
+        assert report.ok, report
+
+    def use(self, path: str, expected: Rows, key: bytes) -> None:
+        """Writes, flushes and a full compaction by either engine, and both still agree."""
+        expected = dict(expected)
+        self.agree(path, expected)
+        self.write(path, {key: b"ours"})
+        expected[key] = b"ours"
+        self.agree(path, expected)
+        self.write_with_wheel(path, {key: b"theirs"})
+        expected[key] = b"theirs"
+        self.agree(path, expected)
+        self.admin(path).compact(full=True, merge_operator=Concatenate(), patience=timedelta(0))
+        self.agree(path, expected)
+        self.write_with_wheel(path, {key: b"theirs again"})
+        expected[key] = b"theirs again"
+        assert self.wheel.compact_everything(self.folder, path) == expected
+        self.agree(path, expected)
+        self.write(path, {key: b"ours again"})
+        expected[key] = b"ours again"
+        self.agree(path, expected)
+
+
+@pytest.fixture
+def place(tmp_path: Path, wheel: Any) -> Place:
+    return Place(tmp_path, wheel)
+
+
+def numbered(start: int, stop: int, value: bytes = b"v") -> Rows:
+    return {b"k%03d" % number: value + b"%d" % number for number in range(start, stop)}
+
+
+def by_us(place: Place) -> Callable[..., Any]:
+    def clone(to: str, path: str, keys: tuple[bytes | None, bytes | None] | None = None) -> None:
+        place.admin(path).clone(to, range=keys)
+
+    return clone
+
+
+def by_wheel(place: Place) -> Callable[..., Any]:
+    def clone(to: str, path: str, keys: tuple[bytes | None, bytes | None] | None = None) -> None:
+        place.wheel.clone(place.folder, to, [(path, None, keys)])
+
+    return clone
+
+
+MAKERS = pytest.mark.parametrize("maker", [by_us, by_wheel], ids=["our clone", "the wheel's clone"])
+PARENTS = pytest.mark.parametrize("parent", ["our parent", "the wheel's parent"])
+
+
+def make_parent(place: Place, parent: str, path: str, rows: Rows, more: Rows) -> None:
+    """Two L0 tables; without a log, because the wheel projects only databases without any log file."""
+    if parent == "our parent":
+        settings = Settings(compactor_options=None, garbage_collector_options=None, wal_enabled=False)
+        for part in (rows, more):
+            with flagstone.open(path, store=place.store, settings=settings) as db:
+                for key, value in part.items():
+                    db.put(key, value)
+    else:
+        place.write_with_wheel(path, rows, wal_enabled=False)
+        place.write_with_wheel(path, more, wal_enabled=False)
+
+
+@pytest.mark.slow
+@MAKERS
+@PARENTS
+def test_a_clone_is_a_database_to_both(place: Place, maker: Any, parent: str) -> None:
+    rows = numbered(0, 40) | numbered(10, 20, b"w")
+    make_parent(place, parent, "p", numbered(0, 40), numbered(10, 20, b"w"))
+
+    maker(place)("c", "p")
+    maker(place)("d", "c")
+
+    place.use("c", rows, b"k005")
+    place.use("d", rows, b"k030")
+    place.agree("p", rows)
+
+
+@pytest.mark.slow
+@MAKERS
+@pytest.mark.parametrize("writer", ["ours", "the wheel's"])
+def test_what_is_only_in_the_log_is_cloned(place: Place, maker: Any, writer: str) -> None:
+    place.write("p", numbered(0, 10))
+    if writer == "ours":
+        db = place.open("p")
+        db.put(b"logged", b"1", await_durable=True)
+    else:
+        place.wheel.hold(place.folder, "p")
+        assert place.wheel.held_put("p", b"logged", b"1") == "durable"
+    try:
+        place.admin("p").create_checkpoint()  # which also tells the manifest how far the log goes
+        maker(place)("c", "p")
+    finally:
+        if writer == "ours":
+            db.close()
+        else:
+            place.wheel.release("p")
+
+    place.use("c", numbered(0, 10) | {b"logged": b"1"}, b"k005")
+
+
+@pytest.mark.slow
+@MAKERS
+@PARENTS
+def test_a_projection_shows_one_range_to_both(place: Place, maker: Any, parent: str) -> None:
+    make_parent(place, parent, "p", numbered(0, 40), numbered(10, 30, b"w"))
+    rows = numbered(0, 40) | numbered(10, 30, b"w")
+
+    for to, start, stop in (("a", None, b"k015"), ("b", b"k015", b"k025"), ("c", b"k025", None)):
+        maker(place)(to, "p", (start, stop))
+        part = {key: value for key, value in rows.items() if key in KeyRange(start, stop)}
+        place.use(to, part, (start or b"k000") + b"-new")
+
+    place.agree("p", rows)
+
+
+def test_a_compacted_parent_is_projected_by_both_to_the_same(place: Place) -> None:
+    make_parent(place, "our parent", "p", numbered(0, 40), numbered(10, 30, b"w"))
+    place.wheel.compact_everything(place.folder, "p")
+    make_parent(place, "the wheel's parent", "p", numbered(5, 35, b"x"), {})
+    keys = (b"k012", b"k020")
+
+    by_us(place)("ours", "p", keys)
+    by_wheel(place)("theirs", "p", keys)
+
+    ours, theirs = (place.admin(path).manifest().value for path in ("ours", "theirs"))
+    assert ours.tree == theirs.tree
+    assert ours.ssts == theirs.ssts
+    assert (ours.writer_epoch, ours.wal_id_last_seen) == (theirs.writer_epoch, theirs.wal_id_last_seen)
+    place.agree("ours", numbered(12, 20, b"x"))
+
+
+@pytest.mark.slow
+@PARENTS
+def test_our_union_is_a_database_to_both(place: Place, parent: str) -> None:
+    make_parent(place, parent, "p", numbered(0, 40), numbered(10, 30, b"w"))
+    place.wheel.compact_everything(place.folder, "p")
+    make_parent(place, parent, "p", numbered(15, 20, b"x"), {})
+    make_parent(place, parent, "q", {b"z%d" % number: b"q" for number in range(10)}, {b"z5": b"r"})
+    rows = numbered(0, 40) | numbered(10, 30, b"w") | numbered(15, 20, b"x")
+    rows |= {b"z%d" % number: b"q" for number in range(10)} | {b"z5": b"r"}
+    place.admin("p").clone("a", range=(None, b"k017"))
+    place.wheel.clone(place.folder, "b", [("p", None, (b"k017", None))])
+
+    place.admin("a").union("u", ["b", "q"])
+
+    united = place.admin("u").manifest().value
+    assert sum(1 for _ in united.views) == 4  # p's L0 and run, put together again, and q's two
+    assert len(united.external_dbs) == 2
+    place.use("u", rows, b"k020")
+    place.agree("a", {key: value for key, value in rows.items() if key < b"k017"})
+
+
+@pytest.mark.slow
+def test_the_wheels_union_is_a_database_to_both(place: Place) -> None:
+    """It repeats view ids, so that its own compaction loses rows of it; our first claim tells the views apart."""
+    make_parent(place, "the wheel's parent", "p", numbered(0, 40), numbered(10, 30, b"w"))
+    rows = numbered(0, 40) | numbered(10, 30, b"w")
+    for to, start, stop in (("a", None, b"k015"), ("b", b"k015", None)):
+        place.wheel.clone(place.folder, to, [("p", None, (start, stop))])
+
+    place.wheel.clone(place.folder, "u", [("a", None, None), ("b", None, None)])
+
+    repeated = [view.id for view in place.admin("u").manifest().value.views]
+    assert len(set(repeated)) < len(repeated)
+    assert place.scan("u") == place.wheel.scan(place.folder, "u") == rows
+    place.write("u", {b"k020": b"ours"})
+    ids = [view.id for view in place.admin("u").manifest().value.views]
+    assert len(set(ids)) == len(ids)
+    place.use("u", rows | {b"k020": b"ours"}, b"k020")
+
+
+def test_the_wheels_union_is_cloned_projected_and_united_by_us(place: Place) -> None:
+    make_parent(place, "the wheel's parent", "p", numbered(0, 40), numbered(10, 30, b"w"))
+    for to, start, stop in (("a", None, b"k015"), ("b", b"k015", None)):
+        place.wheel.clone(place.folder, to, [("p", None, (start, stop))])
+    place.wheel.clone(place.folder, "u", [("a", None, None), ("b", None, None)])
+    rows = numbered(0, 40) | numbered(10, 30, b"w")
+
+    place.admin("u").clone("c")
+    place.admin("u").clone("left", range=(None, b"k020"))
+    place.admin("u").clone("right", range=(b"k020", None))
+    place.admin("left").union("v", ["right"])
+
+    for path in ("c", "v"):
+        assert place.scan(path) == place.wheel.scan(place.folder, path) == rows
+        assert place.wheel.compact_everything(place.folder, path) == rows
+        assert place.wheel.scan(place.folder, path) == rows
+
+
+def test_a_managed_reader_reads_the_wheels_union(place: Place) -> None:
+    make_parent(place, "the wheel's parent", "p", numbered(0, 40), numbered(10, 30, b"w"))
+    for to, start, stop in (("a", None, b"k015"), ("b", b"k015", None)):
+        place.wheel.clone(place.folder, to, [("p", None, (start, stop))])
+    place.wheel.clone(place.folder, "u", [("a", None, None), ("b", None, None)])
+
+    with flagstone.open_reader("u", store=place.store) as reader:
+        assert dict(reader.scan()) == numbered(0, 40) | numbered(10, 30, b"w")
+
+
+@pytest.mark.slow
+def test_split_and_united_by_turns(place: Place) -> None:
+    make_parent(place, "our parent", "p0", numbered(0, 40), numbered(10, 30, b"w"))
+    rows = numbered(0, 40) | numbered(10, 30, b"w")
+    for turn in range(3):
+        whole, border = f"p{turn}", b"k%03d" % (12 + 3 * turn)
+        makers = [by_us(place), by_wheel(place)][:: 1 if turn % 2 else -1]
+        makers[0](f"a{turn}", whole, (None, border))
+        makers[1](f"b{turn}", whole, (border, None))
+        place.admin(f"a{turn}").union(f"p{turn + 1}", [f"b{turn}"])
+        place.agree(f"p{turn + 1}", rows)
+
+    assert sum(1 for _ in place.admin("p3").manifest().value.views) == 2
+    assert len(place.admin("p3").manifest().value.external_dbs) == 1
+
+
+def test_segmented_databases_are_cloned_projected_and_united(place: Place, wheel: Any) -> None:
+    rows = {prefix + b"%d" % number: b"v" for prefix in (b"aaa", b"bbb", b"ccc") for number in range(5)}
+    operations = [("put", key, value) for key, value in rows.items()]
+    wheel.apply(place.folder, "p", [*operations, ("flush", "memtable")], segments=True, wal_enabled=False)
+
+    place.admin("p").clone("a", range=(None, b"bbb3"))
+    place.admin("p").clone("b", range=(b"bbb3", None))
+    place.admin("a").union("u", ["b"])
+
+    assert [s.prefix for s in place.admin("a").manifest().value.segments] == [b"aaa", b"bbb"]
+    assert wheel.apply(place.folder, "u", [("put", b"bbb9", b"x")], segments=True) == rows | {b"bbb9": b"x"}
+    with place.open("u", segment_extractor=FixedPrefix("first3", 3)) as db:
+        db.put(b"ddd", b"y")
+    assert place.scan("u") == rows | {b"bbb9": b"x", b"ddd": b"y"}
+
+
+def test_checkpoints_are_shared(place: Place, wheel: Any) -> None:
+    place.write("p", numbered(0, 10))
+    ours = place.admin("p").create_checkpoint(name="ours")
+    theirs, manifest_id = wheel.create_checkpoint(place.folder, "p", name="theirs", source=str(ours.id))
+    place.write("p", numbered(0, 10, b"w"))
+
+    assert manifest_id == ours.manifest_id
+    assert [name for *_, name in wheel.list_checkpoints(place.folder, "p")] == ["ours", "theirs"]
+    assert [entry.name for entry in place.admin("p").checkpoints()] == ["ours", "theirs"]
+    for checkpoint in (ours.id, UUID(theirs)):
+        assert place.scan("p", checkpoint) == numbered(0, 10)
+        assert wheel.scan(place.folder, "p", checkpoint=str(checkpoint)) == numbered(0, 10)
+    wheel.edit_checkpoint(place.folder, "p", str(ours.id), 60_000)
+    renewed = place.admin("p").refresh_checkpoint(theirs, timedelta(seconds=90))
+    assert place.admin("p").checkpoints("ours")[0].expires_s is not None
+    assert renewed.expires_s is not None
+    wheel.edit_checkpoint(place.folder, "p", str(ours.id), 0)
+    place.admin("p").delete_checkpoint(theirs)
+    assert wheel.list_checkpoints(place.folder, "p") == []
+
+
+def test_a_checkpoint_made_beside_the_wheels_writer_covers_what_is_durable(place: Place, wheel: Any) -> None:
+    wheel.hold(place.folder, "p")
+    try:
+        assert wheel.held_put("p", b"a", b"1") == "durable"
+        created = place.admin("p").create_checkpoint()
+        assert wheel.held_put("p", b"a", b"2") == "durable"
+    finally:
+        wheel.release("p")
+
+    assert place.scan("p", created.id) == {b"a": b"1"}
+    assert wheel.scan(place.folder, "p", checkpoint=str(created.id)) == {b"a": b"1"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("writer", ["ours", "the wheel's"])
+def test_a_restored_database_is_what_the_checkpoint_was(place: Place, wheel: Any, writer: str) -> None:
+    place.write("p", numbered(0, 20))
+    place.wheel.compact_everything(place.folder, "p")
+    if writer == "ours":
+        db = place.open("p")
+        db.put(b"logged", b"1", await_durable=True)
+        db.merge(b"k003", b"+m", await_durable=True)
+    else:
+        wheel.hold(place.folder, "p")
+        assert wheel.held_put("p", b"logged", b"1") == "durable"
+    pinned = place.admin("p").create_checkpoint()
+    expected = place.scan("p", pinned.id)
+    if writer == "ours":
+        for key in numbered(5, 30):
+            db.put(key, b"later")
+        db.delete(b"k001")
+        db.flush()
+        db.put(b"lost", b"1", await_durable=True)
+    else:
+        assert wheel.held_put("p", b"lost", b"1") == "durable"
+
+    place.admin("p").restore(pinned.id)
+
+    if writer == "ours":
+        with pytest.raises(flagstone.Closed):
+            db.put(b"k001", b"zombie", await_durable=True)
+        db.close()
+    else:
+        assert wheel.held_put("p", b"k001", b"zombie") != "durable"
+        wheel.release("p")
+    assert b"lost" not in expected
+    place.use("p", expected, b"k005")
+
+
+def test_the_golden_clones_take_part(place: Place, tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "clone", tmp_path, dirs_exist_ok=True)
+    for path in ("parent", "child", "grandchild", "projected", "union"):
+        rows = place.scan(path)
+        if path != "grandchild":  # its log holds rows; a clone takes them along
+            place.admin(path).clone(f"new-{path}", range=(None, b"zzzz"))
+        else:
+            place.admin(path).clone(f"new-{path}")
+        place.agree(f"new-{path}", rows)
+
+
+def test_the_golden_checkpoints_take_part(place: Place, tmp_path: Path, wheel: Any) -> None:
+    shutil.copytree(GOLDEN / "checkpoints", tmp_path, dirs_exist_ok=True)
+    admin = place.admin("db")
+    for held in admin.checkpoints():
+        if held.expires_s is None:
+            rows = place.scan("db", held.id)
+            admin.clone(f"from-{held.id}", checkpoint=held.id)
+            place.agree(f"from-{held.id}", rows)
+            admin.restore(held.id)
+            assert place.scan("db") == wheel.scan(place.folder, "db") == rows
+
+
+def test_a_log_with_a_store_of_its_own_is_cloned_there(tmp_path: Path, wheel: Any) -> None:
+    main, logs = LocalStore(tmp_path / "main", fsync=False), LocalStore(tmp_path / "logs", fsync=False)
+    db = flagstone.open("p", store=main, wal_store=logs, settings=SETTINGS)
+    db.put(b"a", b"1", await_durable=True)
+    Admin("p", store=main, wal_store=logs).clone("c")
+    db.close()
+
+    folders = str(tmp_path / "main"), str(tmp_path / "logs")
+    assert wheel.scan(folders[0], "c", wal_folder=folders[1]) == {b"a": b"1"}
+    assert [meta.path for meta in main.list(DbPaths("c").wal_folder)] == []
+    wheel.clone(folders[0], "d", [("c", None, None)], wal_folder=folders[1])
+    with flagstone.open("d", store=main, wal_store=logs, settings=SETTINGS) as clone:
+        assert dict(clone.scan()) == {b"a": b"1"}

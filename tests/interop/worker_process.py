@@ -1,0 +1,82 @@
+"""One of our compaction workers in a process of its own, to be killed.
+
+    worker_process.py FOLDER PATH TABLES
+
+It stops for ever once it has recorded TABLES finished tables more than it found, as if it hung; its claim and what it
+recorded are still renewed, so that whoever kills it knows where it was.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from flagstone.config import CompactionWorkerOptions
+from flagstone.db.admin import Admin
+from flagstone.lsm.operators import Concatenate
+from flagstone.maintenance.compaction.executor import LocalExecutor
+from flagstone.maintenance.compaction.task import CompactionTask
+from flagstone.metadata.compactions import JobContext
+from flagstone.metadata.manifest import SsTable
+from flagstone.store.local import LocalStore
+from flagstone.store.paths import DbPaths
+from flagstone.table.builder import TableOptions
+
+MAX_SST_BYTES = 8_192
+
+
+class HangingExecutor:
+    """Merges until enough tables are recorded, and then never goes on."""
+
+    def __init__(self, inner: LocalExecutor, tables: int) -> None:
+        self.inner = inner
+        self.tables = tables
+
+    def run(
+        self, task: CompactionTask, *, record: Callable[[JobContext], None], cancelled: Callable[[], bool]
+    ) -> tuple[SsTable, ...]:
+        found = recorded(task.context)
+
+        def note(context: JobContext) -> None:
+            record(context)
+            if recorded(context) - found >= self.tables:
+                threading.Event().wait()
+
+        return self.inner.run(task, record=note, cancelled=cancelled)
+
+
+def recorded(context: JobContext | None) -> int:
+    return 0 if context is None else sum(len(part.output_ssts) for part in context.subcompactions)
+
+
+def local_executor(folder: str, path: str, *, max_subcompactions: int = 1, **options: Any) -> LocalExecutor:
+    """With small tables, so that a small job has many."""
+    return LocalExecutor(
+        LocalStore(folder),
+        DbPaths(path),
+        options=TableOptions(block_bytes=1024),
+        max_sst_bytes=MAX_SST_BYTES,
+        max_subcompactions=max_subcompactions,
+        max_fetch_tasks=1,
+        bytes_to_fetch=65_536,
+        merge_operator=Concatenate(),
+        **options,
+    )
+
+
+def worker_options() -> CompactionWorkerOptions:
+    return CompactionWorkerOptions(
+        compactions_poll_interval=timedelta(milliseconds=20), heartbeat_interval=timedelta(milliseconds=50)
+    )
+
+
+def main(folder: str, path: str, tables: str) -> None:
+    executor = HangingExecutor(local_executor(folder, path), int(tables))
+    Admin(path, store=LocalStore(folder)).run_worker(options=worker_options(), executor=executor)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
