@@ -10,7 +10,7 @@ WORKERS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test quick check format fuzz model crash races bench demo clean
+.PHONY: help setup test quick check format fuzz model crash races interleavings gc-soak bench demo clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -50,6 +50,12 @@ model: setup ## 2,000 examples of every engine machine against the model, at mos
 
 crash: setup ## kill -9 of a writer: 100 rounds on local files, 30 on SeaweedFS, at most 15 minutes
 	KILL9_ROUNDS=100 KILL9_REMOTE_ROUNDS=30 timeout 900 $(PYTEST) -n $(WORKERS) -rP tests/soak
+
+interleavings: setup ## every order of stalled writers and garbage collection, models and real code, at most 30 minutes
+	INTERLEAVINGS_FULL=1 timeout 1800 $(PYTEST) -n $(WORKERS) -rP tests/interleaving --timeout 1500
+
+gc-soak: setup ## writers, compaction, readers, clones, crashes and an eager garbage collector, 10 minutes and more
+	GC_SOAK_SECONDS=600 timeout 1200 $(PYTEST) -rP tests/soak/test_gc_soak.py --timeout 1100
 
 bench: setup ## ratios against the interpreted form and the peers; results into bench/results
 	$(BIN)/python -m bench

@@ -13,14 +13,19 @@ from flagstone.errors import (
     Unavailable,
 )
 
+ABSENT: Final = 1
+UNAVAILABLE: Final = 5
 DAMAGE: Final = 6
 INTERNAL: Final = 70
+INTERRUPTED: Final = 130
+BROKEN_PIPE: Final = 141
+"""The last two are what a shell reports for a program that SIGINT or SIGPIPE ended."""
 
 _BY_KIND: Final[tuple[tuple[type[FlagstoneError], int], ...]] = (
     (InvalidRequest, 2),
     (TransactionConflict, 3),
     (Closed, 4),
-    (Unavailable, 5),
+    (Unavailable, UNAVAILABLE),
     (CorruptData, DAMAGE),
 )
 

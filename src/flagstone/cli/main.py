@@ -5,54 +5,154 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from flagstone.cli import verification
+from flagstone.cli import (
+    checkpoints,
+    compactions,
+    compactors,
+    databases,
+    differences,
+    garbage,
+    manifests,
+    rows,
+    sequences,
+    statistics,
+    verification,
+)
 from flagstone.cli.context import Invocation
-from flagstone.cli.exit_codes import exit_code
+from flagstone.cli.exit_codes import BROKEN_PIPE, INTERNAL, INTERRUPTED, exit_code
+from flagstone.cli.parsing import parse_duration
+from flagstone.cli.signals import end_soon_when_interrupted
 from flagstone.errors import FlagstoneError, InvalidRequest
+
+
+class Commands(TyperGroup):
+    """The commands: each fails with a line on standard error and an exit code, never with a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except FlagstoneError as error:
+            sys.stderr.write(f"flagstone: {error}\n")
+            for note in getattr(error, "__notes__", ()):
+                sys.stderr.write(f"  {note}\n")
+            raise typer.Exit(exit_code(error)) from None
+        except BrokenPipeError:
+            # The reader has what it wanted. Python would complain at exit about what is still unwritten.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(BROKEN_PIPE) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        return result
+
 
 app = typer.Typer(
     name="flagstone",
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="SlateDB databases on object storage: look at them, check them, maintain them.",
-    epilog="Exit codes: 0 done, 2 bad request, 3 conflict, 4 closed or fenced, 5 store unavailable, 6 damage, "
-    "70 internal error.",
+    rich_markup_mode="markdown",
+    help="SlateDB databases on object storage: look at them, change them, maintain them.\n\n"
+    "Name the database first: `flagstone --path s3://bucket/shop stats`. Credentials come from the environment or "
+    "from `--env-file`.",
+    epilog="Exit codes: 0 done, 1 not found or declined, 2 bad request, 3 conflict, 4 closed or fenced, "
+    "5 store unavailable, 6 damage, 70 internal error, 130 interrupted, 141 nobody reads the output.",
 )
-app.command()(verification.verify)
+for panel, commands in (
+    ("Rows", rows.COMMANDS + differences.COMMANDS),
+    ("State", statistics.COMMANDS + verification.COMMANDS + manifests.COMMANDS + sequences.COMMANDS),
+    ("Checkpoints", checkpoints.COMMANDS),
+    ("Databases", databases.COMMANDS),
+    ("Compaction", compactors.COMMANDS + compactions.COMMANDS),
+    ("Garbage", garbage.COMMANDS),
+):
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"flagstone {version('flagstone')}")
+        raise typer.Exit
 
 
 @app.callback()
 def options(
     context: typer.Context,
     path: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--path", "-p", help="The database: a folder, s3://bucket/db, …; inside --store if given."
+            "--path",
+            "-p",
+            envvar="FLAGSTONE_PATH",
+            help="The database: a folder, s3://bucket/db, gs://…, az://…; inside --store if given.",
         ),
-    ],
+    ] = None,
     store: Annotated[
-        str | None, typer.Option(help="The object store that holds it, as a URL or a folder.")
+        str | None,
+        typer.Option(envvar="FLAGSTONE_STORE", help="The object store that holds it, as a URL or a folder."),
     ] = None,
     wal_store: Annotated[
-        str | None, typer.Option(help="The store of its log, when that is another one.")
+        str | None,
+        typer.Option(envvar="FLAGSTONE_WAL_STORE", help="The store of its log, when that is another one."),
+    ] = None,
+    store_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--store-option",
+            "-o",
+            metavar="NAME=VALUE",
+            help="An option of the store, such as endpoint=http://127.0.0.1:9000; no secrets, they go into the "
+            "environment. May be repeated.",
+        ),
     ] = None,
     env_file: Annotated[
         Path | None,
         typer.Option("--env-file", "-e", help="Read KEY=VALUE lines (credentials) from this file."),
     ] = None,
+    settings: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="A SlateDb.toml, .json or .yaml to follow where settings matter."),
+    ] = None,
+    timeout: Annotated[
+        str,
+        typer.Option(
+            envvar="FLAGSTONE_TIMEOUT",
+            metavar="DURATION",
+            help="How long to try a store that does not answer.",
+        ),
+    ] = "10s",
     json: Annotated[
-        bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")
+        bool,
+        typer.Option(
+            "--json", help="Print JSON for programs instead of text for people; any command takes it, too."
+        ),
+    ] = False,
+    version: Annotated[  # noqa: ARG001 - the callback has done it
+        bool,
+        typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
-    """Options that every command takes, before its name."""
     if env_file is not None:
         load_env_file(env_file)
-    context.obj = Invocation(path, store, wal_store, json)
+    # Looked up once more, because the env file may have brought them.
+    context.obj = Invocation(
+        path=path or os.environ.get("FLAGSTONE_PATH"),
+        store=store or os.environ.get("FLAGSTONE_STORE"),
+        wal_store=wal_store or os.environ.get("FLAGSTONE_WAL_STORE"),
+        store_options=tuple(store_option or ()),
+        settings_file=settings,
+        timeout_s=_timeout_s(timeout),
+        json=json,
+    )
 
 
 def load_env_file(file: Path) -> None:
@@ -71,12 +171,32 @@ def load_env_file(file: Path) -> None:
         os.environ.setdefault(name.strip(), value.strip().strip("\"'"))
 
 
+def _timeout_s(text: str) -> float:
+    seconds = parse_duration(text).total_seconds()
+    if seconds <= 0:
+        raise InvalidRequest("--timeout is how long to try; it must be longer than nothing")
+    return seconds
+
+
 def main() -> None:
-    """Run the command line; an expected error is one line on standard error, never a traceback."""
+    """Run the command line; an error is one line on standard error, a traceback only with FLAGSTONE_TRACEBACK set."""
+    for stream in (sys.stdout, sys.stderr):
+        # A name that the terminal cannot show is no reason to fail.
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
+        end_soon_when_interrupted()
         app()
-    except FlagstoneError as error:
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except OSError as error:
+        # The store's own are told apart by the engine, so this is our standard output, or this machine.
         sys.stderr.write(f"flagstone: {error}\n")
-        for note in getattr(error, "__notes__", ()):
-            sys.stderr.write(f"  {note}\n")
-        sys.exit(exit_code(error))
+        sys.exit(INTERNAL)
+    except Exception as error:
+        if os.environ.get("FLAGSTONE_TRACEBACK"):
+            raise
+        sys.stderr.write(
+            f"flagstone: {type(error).__name__}: {error}; this is a bug, please report it with what "
+            "FLAGSTONE_TRACEBACK=1 shows\n"
+        )
+        sys.exit(INTERNAL)

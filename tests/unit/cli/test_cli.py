@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
 from flagstone.cli.exit_codes import exit_code
-from flagstone.cli.main import load_env_file
+from flagstone.cli.main import app, load_env_file
 from flagstone.errors import (
     Closed,
     CorruptData,
@@ -24,18 +23,13 @@ from flagstone.errors import (
 from golden.corpus import DATA
 
 
-def flagstone(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", "from flagstone.cli.main import main; main()", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def flagstone(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
 
 
 def test_verify_says_sound_and_exits_zero() -> None:
     done = flagstone("--path", str(DATA / "basic" / "db"), "verify")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert "sound" in done.stdout
 
 
@@ -51,7 +45,7 @@ def test_damage_exits_with_six_and_names_the_object(tmp_path: Path) -> None:
     table = max((tmp_path / "store/db/compacted").iterdir())
     table.write_bytes(b"\0" * 100)
     done = flagstone("--path", str(tmp_path / "store/db"), "verify")
-    assert done.returncode == 6
+    assert done.exit_code == 6
     assert table.name in done.stdout
     assert "damaged" in done.stdout
 
@@ -66,7 +60,7 @@ def test_damage_exits_with_six_and_names_the_object(tmp_path: Path) -> None:
 )
 def test_bad_requests_are_one_line_and_exit_with_two(arguments: tuple[str, ...], words: str) -> None:
     done = flagstone(*arguments)
-    assert done.returncode == 2
+    assert done.exit_code == 2
     assert words in done.stderr
     assert len(done.stderr.splitlines()) == 1
 

@@ -1,0 +1,167 @@
+"""Doing compactions: `compact`, `run-compactor` and `run-worker`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Final, cast
+
+import typer
+
+from flagstone.cli.binary import KeyForm, parse_bytes
+from flagstone.cli.context import AsJson, Invocation, invocation
+from flagstone.cli.output import print_json, say, size_text
+from flagstone.cli.parsing import parse_duration, parse_lifetime, parse_merge_operator
+from flagstone.cli.progress import working
+from flagstone.cli.rows import MergeWith
+from flagstone.cli.signals import service
+
+if TYPE_CHECKING:
+    from flagstone.config import CompactorOptions
+    from flagstone.config.settings import CodecName
+    from flagstone.db.admin import Admin
+    from flagstone.maintenance.compaction.now import Progress
+    from flagstone.metadata.manifest import Manifest
+
+
+def compact(
+    context: typer.Context,
+    full: Annotated[
+        bool, typer.Option("--full", help="Merge everything into one run, whatever its size.")
+    ] = False,
+    segment: Annotated[
+        str | None,
+        typer.Option(metavar="PREFIX", help="With --full: only this segment; text, or hexadecimal with 0x."),
+    ] = None,
+    deadline: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="Give up after this time; what is done by then stays."),
+    ] = None,
+    patience: Annotated[
+        str,
+        typer.Option(
+            metavar="DURATION",
+            help="How long a coordinator that may be alive elsewhere gets to take up the jobs.",
+        ),
+    ] = "20s",
+    merge_operator: MergeWith = None,
+    json: AsJson = False,
+) -> None:
+    """Compact now, in this process, and return when it is done.
+
+    Without --full that is what the size-tiered scheduler would do. Works beside a writer: a coordinator that is alive
+    gets the jobs and this process helps it; if none answers, this process coordinates for the moment. Interrupted, it
+    leaves jobs behind that any coordinator can go on with. Tables are compressed as the newest one is, unless
+    --settings says otherwise.
+
+    For example:
+
+        flagstone -p s3://bucket/shop compact
+        flagstone -p s3://bucket/shop compact --full --deadline 1h --patience 0s
+    """
+    call = invocation(context, json=json)
+    prefix = None if segment is None else parse_bytes(segment, KeyForm.auto, what="segment")
+    limit, waits = parse_lifetime(deadline), parse_duration(patience)
+    operator = parse_merge_operator(merge_operator)
+    connection = call.connect(patient=True)
+    admin = connection.admin()
+    options = _options(call, admin)
+    latest: list[Progress] = []
+    with working("compacting", connection) as bar:
+
+        def note(progress: Progress) -> None:
+            latest[:] = [progress]
+            bar.update(progress.bytes_written, progress.bytes_to_read)
+
+        jobs = admin.compact(
+            full=full,
+            segment=prefix,
+            options=options,
+            merge_operator=operator,
+            progress=note,
+            timeout=limit,
+            patience=waits,
+        )
+    from flagstone.runtime.ids import ulid_text
+
+    written, read = (latest[0].bytes_written, latest[0].bytes_to_read) if latest else (0, 0)
+    if call.json:
+        print_json({"jobs": [ulid_text(job) for job in jobs], "bytes_read": read, "bytes_written": written})
+    elif jobs:
+        say(f"{len(jobs)} jobs done: {size_text(read)} merged into {size_text(written)}")
+    else:
+        say("nothing to compact")
+
+
+def run_compactor(
+    context: typer.Context,
+    no_embedded_worker: Annotated[
+        bool,
+        typer.Option("--no-embedded-worker", help="Only decide and commit; workers elsewhere do the jobs."),
+    ] = False,
+    merge_operator: MergeWith = None,
+    json: AsJson = False,
+) -> None:
+    """Coordinate the compactions of a database, and do them, until interrupted.
+
+    Takes over from a coordinator that is running, SlateDB's or ours. Tells on standard error what it does. Ctrl-C and
+    SIGTERM end it in order: unfinished jobs are given back, with what was done of them.
+
+    For example:
+
+        flagstone -p s3://bucket/shop run-compactor
+        flagstone -p s3://bucket/shop --settings SlateDb.toml run-compactor --no-embedded-worker
+    """
+    call = invocation(context, json=json)
+    operator = parse_merge_operator(merge_operator)
+    admin = call.connect(patient=True).admin()
+    options = _options(call, admin)
+    if no_embedded_worker:
+        options = options.replace(worker=None)
+    with service("run-compactor") as stop:
+        admin.run_compactor(options=options, merge_operator=operator, stop=stop)
+
+
+def run_worker(context: typer.Context, merge_operator: MergeWith = None, json: AsJson = False) -> None:
+    """Do the compactions that a coordinator elsewhere decides, until interrupted.
+
+    The coordinator may be SlateDB's or ours, and any number of workers may serve it. Tells on standard error what it
+    does. Ctrl-C and SIGTERM end it in order: unfinished jobs are given back, with what was done of them.
+
+    For example:
+
+        flagstone -p s3://bucket/shop run-worker
+        flagstone -p s3://bucket/shop --settings SlateDb.toml run-worker --merge-operator counter
+    """
+    call = invocation(context, json=json)
+    operator = parse_merge_operator(merge_operator)
+    admin = call.connect(patient=True).admin()
+    options = _options(call, admin)
+    with service("run-worker") as stop:
+        admin.run_worker(options=options.worker, merge_operator=operator, stop=stop)
+
+
+def _options(call: Invocation, admin: Admin) -> CompactorOptions:
+    """The compactor's settings. Where they do not say how tables are compressed, it is as the newest one is.
+
+    SlateDB's own tools would leave them uncompressed, and so undo what the database does.
+    """
+    from flagstone.config import CompactionWorkerOptions, CompactorOptions
+
+    settings = call.settings()
+    options = settings.compactor_options or CompactorOptions()
+    worker = options.worker or CompactionWorkerOptions()
+    codec = worker.compression_codec or settings.compression_codec
+    if call.settings_file is None:
+        codec = newest_codec(admin.manifest().value)
+    return options.replace(worker=worker.replace(compression_codec=codec))
+
+
+def newest_codec(manifest: Manifest) -> CodecName | None:
+    """How the newest table of a database is compressed; None when it is not, or when there is no table."""
+    if not manifest.ssts:
+        return None
+    title = manifest.ssts[max(manifest.ssts)].info.codec.title
+    return None if title == "None" else cast("CodecName", title)
+
+
+COMMANDS: Final[tuple[Callable[..., None], ...]] = (compact, run_compactor, run_worker)

@@ -1,0 +1,183 @@
+"""From the global options to stores: where the database is, how long to wait for it, and what was asked.
+
+A command must not hang because an address is wrong, so the first contact is bounded by `--timeout`. Work that may
+take long, and upload much, is then done with the engine's own patience.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
+
+import flagstone
+from flagstone.cli.context import Invocation
+from flagstone.errors import InvalidRequest
+from flagstone.store.counting import CountingStore
+from flagstone.store.paths import DbPaths
+from flagstone.store.port import ObjectStore
+from flagstone.store.remote_options import SECRET_OPTIONS, SERVICE_OF_SCHEME, OptionValue
+from flagstone.store.resolve import resolve, resolve_database
+from flagstone.store.retrying import RetryingStore, RetryPolicy
+
+if TYPE_CHECKING:
+    from flagstone.lsm.merge_operator import MergeOperator
+    from flagstone.views.history import AsOf
+
+_LONGEST_CONNECT_S: Final = 5.0
+
+_ALLOW_HTTP: Final = ("AWS_ALLOW_HTTP", "AZURE_ALLOW_HTTP", "GOOGLE_ALLOW_HTTP")
+
+_PROVIDERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
+    "local": ("{}", ("LOCAL_PATH",)),
+    "aws": ("s3://{}", ("AWS_BUCKET", "AWS_BUCKET_NAME")),
+    "azure": ("az://{}", ("AZURE_CONTAINER_NAME",)),
+    "gcp": ("gs://{}", ("GOOGLE_BUCKET", "GOOGLE_BUCKET_NAME")),
+}
+"""How SlateDB's tools are told where the store is: CLOUD_PROVIDER, and then one variable of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """The stores of one database and its path in them; `main_requests` and `log_requests` count what they cost."""
+
+    root: str
+    store: ObjectStore
+    wal_store: ObjectStore | None
+    main_requests: CountingStore
+    log_requests: CountingStore | None
+
+    @property
+    def counters(self) -> tuple[CountingStore, ...]:
+        return (self.main_requests,) if self.log_requests is None else (self.main_requests, self.log_requests)
+
+    @property
+    def requests(self) -> int:
+        """How many requests were made so far."""
+        return sum(sum(counter.totals()["requests"].values()) for counter in self.counters)
+
+    @property
+    def bytes_moved(self) -> int:
+        """How many bytes were read and written so far."""
+        totals = [counter.totals() for counter in self.counters]
+        return sum(total["bytes_read"] + total["bytes_written"] for total in totals)
+
+    def stored_bytes(self) -> int:
+        """How many bytes all objects of the database have together, by listing them."""
+        folders = [(self.store, self.root)]
+        if self.wal_store is not None:
+            folders.append((self.wal_store, DbPaths(self.root).wal_folder))
+        return sum(meta.size for store, folder in folders for meta in store.list(folder))
+
+    def admin(self) -> flagstone.Admin:
+        """The operator's handle."""
+        return flagstone.Admin(self.root, store=self.store, wal_store=self.wal_store)
+
+    def reader(
+        self,
+        *,
+        checkpoint: UUID | None = None,
+        as_of: AsOf | None = None,
+        merge_operator: MergeOperator | None = None,
+    ) -> flagstone.DbReader:
+        """A reader that writes nothing, not even a checkpoint."""
+        return flagstone.open_reader(
+            self.root,
+            store=self.store,
+            wal_store=self.wal_store,
+            checkpoint=checkpoint,
+            as_of=as_of,
+            mode="latest",
+            merge_operator=merge_operator,
+        )
+
+    def database(self, settings: flagstone.Settings, *, create: bool = False) -> flagstone.Db:
+        """The database open for writing, without maintenance of its own: it closes again in a moment."""
+        quiet = settings.replace(compactor_options=None, garbage_collector_options=None)
+        return flagstone.open(
+            self.root, store=self.store, wal_store=self.wal_store, settings=quiet, create=create
+        )
+
+
+def connect(call: Invocation, *, patient: bool = False) -> Connection:
+    """The stores that the options name. Nothing is contacted, except once for `patient` work, which then may wait.
+
+    Raises:
+        InvalidRequest: the options name no database, or are not understood.
+        Unavailable: `patient`, and the store did not answer within `--timeout`.
+
+    """
+    if not patient:
+        return _connect(call, patient=False)
+    first = _connect(call, patient=False)
+    folder = DbPaths(first.root).manifest_folder
+    for store in (first.store, first.wal_store):
+        if store is not None:
+            next(iter(store.list(folder)), None)
+    return _connect(call, patient=True)
+
+
+def address(call: Invocation, path: str) -> tuple[str, str | None]:
+    """A path and the store it is inside of (None: the path says it all), as the options and environment tell."""
+    if call.store is not None or "://" in path:
+        return path, call.store
+    provider = os.environ.get("CLOUD_PROVIDER", "").lower()
+    if not provider:
+        return path, None
+    if provider not in _PROVIDERS:
+        raise InvalidRequest(
+            f"CLOUD_PROVIDER is {provider!r}; set it to {', '.join(_PROVIDERS)}, or name the store with --store"
+        )
+    form, variables = _PROVIDERS[provider]
+    place = next((found for name in variables if (found := os.environ.get(name))), None)
+    if place is None:
+        raise InvalidRequest(f"CLOUD_PROVIDER is {provider}, but {variables[0]} is not set; or use --store")
+    return path, form.format(place)
+
+
+def _connect(call: Invocation, *, patient: bool) -> Connection:
+    path, store = address(call, call.require_path())
+    plain, root = resolve_database(path, store, _options(call, store or path, patient=patient))
+    if not root:
+        raise InvalidRequest(f"{path!r} names a whole store; a database needs a path inside it")
+    main, main_requests = _counted(call, plain, patient=patient)
+    if call.wal_store is None:
+        return Connection(root, main, None, main_requests, None)
+    log_options = _options(call, call.wal_store, patient=patient)
+    log, log_requests = _counted(call, resolve(call.wal_store, **log_options), patient=patient)  # type: ignore[arg-type]
+    return Connection(root, main, log, main_requests, log_requests)
+
+
+def _options(call: Invocation, url: str, *, patient: bool) -> Mapping[str, OptionValue]:
+    """What the user gave, and for a remote store timeouts where the user gave none."""
+    given: dict[str, OptionValue] = {}
+    for text in call.store_options:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise InvalidRequest(
+                f"--store-option {text!r} is not NAME=VALUE, such as endpoint=http://127.0.0.1:9000"
+            )
+        if name in SECRET_OPTIONS:
+            raise InvalidRequest(
+                f"--store-option {name} would show a secret to everybody on this machine; "
+                "set it in the environment, or in a file for --env-file"
+            )
+        given[name] = value
+    if url.partition("://")[0] not in SERVICE_OF_SCHEME:
+        return given
+    defaults: dict[str, OptionValue] = {"connect_timeout": min(_LONGEST_CONNECT_S, call.timeout_s)}
+    if not patient:
+        defaults["read_timeout"] = call.timeout_s
+    if any(os.environ.get(name, "").lower() in ("1", "true") for name in _ALLOW_HTTP):
+        # The client reads these variables itself, but forgets them when it is given timeouts.
+        defaults["allow_http"] = True
+    return {**defaults, **given}
+
+
+def _counted(call: Invocation, store: ObjectStore, *, patient: bool) -> tuple[ObjectStore, CountingStore]:
+    """The store with retries outside, so that nobody adds more of them, and a counter of every try inside."""
+    counting = CountingStore(store.inner if isinstance(store, RetryingStore) else store, component="cli")
+    policy = RetryPolicy() if patient else RetryPolicy(deadline_s=call.timeout_s)
+    return RetryingStore(counting, policy=policy), counting

@@ -1,0 +1,213 @@
+"""Manifests, compactions files and checkpoints as plain values for JSON, under SlateDB's own field names.
+
+Keys are written as `binary.json_text` says. ULIDs and UUIDs are texts, times seconds since the epoch, and beside
+them the same as RFC 3339. Fields are only ever added.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flagstone.cli.binary import json_text
+from flagstone.cli.output import time_text
+from flagstone.format.codec import Codec
+from flagstone.format.sst_info import SsTableInfo
+from flagstone.lsm.sequence import SequenceTracker
+from flagstone.lsm.tree import BoundKind, BytesRange, SstView, Tree
+from flagstone.metadata.compactions import Compactions, Job, Spec, TieredSpec
+from flagstone.metadata.manifest import Checkpoint, ExternalDb, Manifest, SsTable
+from flagstone.runtime.ids import ulid_ms, ulid_text
+from flagstone.store.port import ObjectMeta
+from flagstone.types import Ulid
+
+
+def manifest_document(manifest_id: int, manifest: Manifest) -> dict[str, Any]:
+    """All of a manifest."""
+    return {
+        "id": manifest_id,
+        "initialized": manifest.initialized,
+        "writer_epoch": manifest.writer_epoch,
+        "compactor_epoch": manifest.compactor_epoch,
+        "replay_after_wal_id": manifest.replay_after_wal_id,
+        "wal_id_last_seen": manifest.wal_id_last_seen,
+        "next_wal_sst_id": manifest.wal_id_last_seen + 1,
+        "last_l0_seq": manifest.last_l0_seq,
+        "last_l0_clock_tick": manifest.last_l0_clock_tick,
+        "recent_snapshot_min_seq": manifest.recent_snapshot_min_seq,
+        **_tree(manifest, manifest.tree),
+        # SlateDB has the field, but version 2 of the format nothing to fill it with.
+        "last_compacted_l0_sst_id": None,
+        "segments": [
+            {"prefix": json_text(segment.prefix), **_tree(manifest, segment.tree)}
+            for segment in manifest.segments
+        ],
+        "segment_extractor_name": manifest.segment_extractor_name,
+        "sequence_tracker": _tracker(manifest.sequence_tracker),
+        "checkpoints": [checkpoint_document(checkpoint) for checkpoint in manifest.checkpoints],
+        "external_dbs": [_external(external) for external in manifest.external_dbs],
+        "wal_object_store_uri": manifest.wal_object_store_uri,
+    }
+
+
+def checkpoint_document(checkpoint: Checkpoint) -> dict[str, Any]:
+    """One checkpoint; a time that is null never comes."""
+    return {
+        "id": str(checkpoint.id),
+        "manifest_id": checkpoint.manifest_id,
+        "name": checkpoint.name,
+        "create_time": time_text(checkpoint.created_s),
+        "create_time_secs": checkpoint.created_s,
+        "expire_time": time_text(checkpoint.expires_s),
+        "expire_time_secs": checkpoint.expires_s,
+    }
+
+
+def object_document(meta: ObjectMeta) -> dict[str, Any]:
+    """Where a version is stored, since when, and how large it is."""
+    return {
+        "location": meta.path,
+        "size": meta.size,
+        "last_modified": time_text(meta.last_modified_ms / 1000),
+    }
+
+
+def compactions_document(compactions_id: int, compactions: Compactions) -> dict[str, Any]:
+    """All of a compactions file."""
+    return {
+        "id": compactions_id,
+        "compactor_epoch": compactions.compactor_epoch,
+        "recent_compactions": [job_document(job) for job in compactions.jobs],
+    }
+
+
+def job_document(job: Job) -> dict[str, Any]:
+    """One compaction job; `bytes_processed` counts what it has written so far."""
+    context = job.context
+    written = list(job.output_ssts)
+    if context is not None:
+        written += [table for part in context.subcompactions for table in part.output_ssts]
+    return {
+        "id": ulid_text(job.id),
+        "create_time": time_text(ulid_ms(job.id) / 1000),
+        "status": job.status.name.capitalize(),
+        "active": not job.status.finished,
+        "spec": spec_document(job.spec),
+        "bytes_processed": sum(table.info.estimated_size for table in written),
+        "output_ssts": [_table(table) for table in job.output_ssts],
+        "worker": None
+        if job.worker is None
+        else {"worker_id": job.worker.id, "last_heartbeat_ms": job.worker.last_heartbeat_ms},
+        "ctx": None
+        if context is None
+        else {
+            "retention_min_seq": context.retention_min_seq,
+            "subcompactions": [
+                {"range": _range(part.range), "output_ssts": [_table(table) for table in part.output_ssts]}
+                for part in context.subcompactions
+            ],
+        },
+    }
+
+
+def spec_document(spec: Spec) -> dict[str, Any]:
+    """What a job merges, in the form that `submit-compaction` takes under "Spec"."""
+    sources: list[dict[str, Any]] = [{"SstView": ulid_text(view_id)} for view_id in spec.l0_view_ids]
+    sources += [{"SortedRun": run_id} for run_id in spec.sorted_runs]
+    kind = "Tiered" if isinstance(spec, TieredSpec) else "DrainSegment"
+    return {
+        "kind": kind,
+        "segment": json_text(spec.segment),
+        "sources": sources,
+        "destination": spec.destination if isinstance(spec, TieredSpec) else None,
+    }
+
+
+def _tree(manifest: Manifest, tree: Tree) -> dict[str, Any]:
+    return {
+        "last_compacted_l0_sst_view_id": _ulid(tree.last_compacted_l0),
+        "l0": [_view(manifest, view) for view in tree.l0],
+        "compacted": [
+            {
+                "id": run.id,
+                "estimated_size_bytes": sum(manifest.table(view).info.estimated_size for view in run.views),
+                "sst_views": [_view(manifest, view) for view in run.views],
+            }
+            for run in tree.runs
+        ],
+    }
+
+
+def _view(manifest: Manifest, view: SstView) -> dict[str, Any]:
+    table = manifest.table(view)
+    return {
+        "id": ulid_text(view.id),
+        "sst": _table(table),
+        "visible_range": None if view.visible_range is None else _range(view.visible_range),
+        "estimated_size_bytes": table.info.estimated_size,
+        "external_db": manifest.path_of_owner(view.sst_id),
+    }
+
+
+def _table(table: SsTable) -> dict[str, Any]:
+    return {
+        "id": ulid_text(table.id),
+        "format_version": table.format_version,
+        "estimated_size_bytes": table.info.estimated_size,
+        "info": _info(table.info),
+    }
+
+
+def _info(info: SsTableInfo) -> dict[str, Any]:
+    return {
+        "first_entry": None if info.first_entry is None else json_text(info.first_entry),
+        "last_entry": None if info.last_entry is None else json_text(info.last_entry),
+        "index_offset": info.index_offset,
+        "index_len": info.index_len,
+        "filter_offset": info.filter_offset,
+        "filter_len": info.filter_len,
+        "compression_codec": None if info.codec is Codec.NONE else info.codec.title,
+        "sst_type": info.sst_type.name.capitalize(),
+        "stats_offset": info.stats_offset,
+        "stats_len": info.stats_len,
+        "filter_format": info.filter_format.name.capitalize(),
+    }
+
+
+def _range(stored: BytesRange) -> dict[str, Any]:
+    return {
+        "start": None if stored.start.key is None else json_text(stored.start.key),
+        "start_inclusive": stored.start.kind is not BoundKind.EXCLUDED,
+        "end": None if stored.end.key is None else json_text(stored.end.key),
+        "end_inclusive": stored.end.kind is BoundKind.INCLUDED,
+    }
+
+
+def _external(external: ExternalDb) -> dict[str, Any]:
+    final = external.final_checkpoint_id
+    return {
+        "path": external.path,
+        "source_checkpoint_id": str(external.source_checkpoint_id),
+        "final_checkpoint_id": None if final is None else str(final),
+        "sst_ids": [ulid_text(sst_id) for sst_id in external.sst_ids],
+    }
+
+
+def _tracker(tracker: SequenceTracker) -> dict[str, Any]:
+    """The ends of the tracker: all of it are thousands of points, which `seq-to-ts` looks up."""
+    first, last = (
+        (
+            {
+                "seq": tracker.sequences[end],
+                "time": time_text(tracker.seconds[end]),
+                "time_secs": tracker.seconds[end],
+            }
+            if tracker.sequences
+            else None
+        )
+        for end in (0, -1)
+    )
+    return {"points": len(tracker.sequences), "first": first, "last": last}
+
+
+def _ulid(ulid: Ulid | None) -> str | None:
+    return None if ulid is None else ulid_text(ulid)

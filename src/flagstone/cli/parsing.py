@@ -1,0 +1,120 @@
+"""Options that are more than text: ids, durations, moments, merge operators."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, cast
+from uuid import UUID
+
+from flagstone.errors import InvalidRequest
+from flagstone.runtime.clock import SYSTEM_CLOCK
+
+if TYPE_CHECKING:
+    from flagstone.lsm.merge_operator import MergeOperator
+
+_NUMBER: Final = re.compile(r"-?\d+(\.\d+)?")
+_OPERATORS: Final = {
+    "counter": "flagstone.lsm.operators:Counter",
+    "concatenate": "flagstone.lsm.operators:Concatenate",
+    "set-union": "flagstone.lsm.operators:SetUnion",
+    "maximum": "flagstone.lsm.operators:Maximum",
+    "minimum": "flagstone.lsm.operators:Minimum",
+    "json-merge-patch": "flagstone.lsm.json_merge_patch:JsonMergePatch",
+}
+
+
+def parse_checkpoint(text: str | None) -> UUID | None:
+    """The id of a checkpoint; None stays None."""
+    if text is None:
+        return None
+    try:
+        return UUID(text)
+    except ValueError:
+        raise InvalidRequest(
+            f"a checkpoint is named by its UUID, not {text!r}; list-checkpoints shows them"
+        ) from None
+
+
+def require_checkpoint_id(text: str) -> UUID:
+    """The id of a checkpoint that must be named."""
+    found = parse_checkpoint(text)
+    assert found is not None
+    return found
+
+
+def parse_moment(text: str) -> datetime:
+    """A moment: seconds since the epoch, or RFC 3339; without a time zone it is UTC.
+
+    Raises:
+        InvalidRequest: it is neither.
+
+    """
+    try:
+        if _NUMBER.fullmatch(text):
+            return datetime.fromtimestamp(float(text), UTC)
+        moment = datetime.fromisoformat(text)
+    except (ValueError, OverflowError, OSError):
+        raise InvalidRequest(
+            f"{text!r} is no time; write seconds since the epoch, or 2026-11-16T03:00:00Z"
+        ) from None
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+
+
+def parse_as_of(text: str | None) -> int | datetime | None:
+    """A former state: a sequence number, a time, or how long "ago"; None stays None.
+
+    Raises:
+        InvalidRequest: it is none of these.
+
+    """
+    if text is None:
+        return None
+    if text.isascii() and text.isdigit():
+        return int(text)
+    if text.endswith("ago"):
+        now = datetime.fromtimestamp(SYSTEM_CLOCK.now_ms() / 1000, UTC)
+        return now - parse_duration(text.removesuffix("ago"))
+    return parse_moment(text)
+
+
+def parse_duration(text: str) -> timedelta:
+    """A duration such as "7days 30min"."""
+    # Here, because it brings all settings with it, and `--help` needs none.
+    from flagstone.config import durations
+
+    return durations.parse_duration(text)
+
+
+def parse_lifetime(text: str | None) -> timedelta | None:
+    """The same, where it may be left out."""
+    return None if text is None else parse_duration(text)
+
+
+def parse_merge_operator(name: str | None) -> MergeOperator | None:
+    """The operator of that name, ours or `module:attribute`; a class is instantiated.
+
+    Raises:
+        InvalidRequest: there is none of that name, or it cannot merge.
+
+    """
+    if name is None:
+        return None
+    place = _OPERATORS.get(name, name)
+    module, colon, attribute = place.partition(":")
+    if not colon:
+        raise InvalidRequest(f"no merge operator {name!r}; use {', '.join(_OPERATORS)} or module:attribute")
+    # As with `python -m`: modules of the folder one works in are found.
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise InvalidRequest(f"cannot load the merge operator {name}: {error}") from None
+    operator = found() if isinstance(found, type) else found
+    if not callable(getattr(operator, "merge", None)):
+        raise InvalidRequest(f"the merge operator {name} has no method merge(key, existing, operand)")
+    return cast("MergeOperator", operator)

@@ -1,0 +1,299 @@
+"""Rows: `get`, `put`, `delete` and `scan`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from flagstone.cli.binary import (
+    KeyForm,
+    ValueForm,
+    json_text,
+    key_form,
+    line_text,
+    parse_bytes,
+    screen_text,
+    show_key,
+    show_value,
+)
+from flagstone.cli.context import AsJson, Invocation, invocation
+from flagstone.cli.exit_codes import ABSENT
+from flagstone.cli.output import print_json, print_json_line, say
+from flagstone.cli.parsing import parse_as_of, parse_checkpoint, parse_lifetime, parse_merge_operator
+from flagstone.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from flagstone.types import Row
+
+Key = Annotated[str, typer.Argument(help="The key, as text unless --hex or --base64 says otherwise.")]
+Hex = Annotated[
+    bool, typer.Option("--hex", help="The key is given in hexadecimal digits; a leading 0x is fine.")
+]
+Base64 = Annotated[bool, typer.Option("--base64", help="The key is given in base64.")]
+Checkpoint = Annotated[
+    str | None,
+    typer.Option(metavar="UUID", help="Read what this checkpoint pins instead of the current state."),
+]
+AsOf = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MOMENT",
+        help='Read a former state: a sequence number, a time such as 2026-11-16T03:00:00Z, or "2h ago".',
+    ),
+]
+MergeWith = Annotated[
+    str | None,
+    typer.Option(
+        "--merge-operator",
+        metavar="NAME",
+        help="Fold merge rows with this operator: counter, concatenate, set-union, maximum, minimum, "
+        "json-merge-patch, or module:attribute.",
+    ),
+]
+
+
+def get(
+    context: typer.Context,
+    key: Key,
+    as_hex: Hex = False,
+    as_base64: Base64 = False,
+    checkpoint: Checkpoint = None,
+    as_of: AsOf = None,
+    include_expired: Annotated[
+        bool, typer.Option("--include-expired", help="Show the row although its time has passed.")
+    ] = False,
+    merge_operator: MergeWith = None,
+    json: AsJson = False,
+) -> None:
+    """Print the value of one key; exit with 1 when there is none.
+
+    Into a pipe or file the value goes byte for byte. On a terminal it is shown as text, or as 0x… when it is none.
+    With --json also its sequence number and times. Writes nothing, and may run beside a writer.
+
+    For example:
+
+        flagstone -p s3://bucket/shop get user/42
+        flagstone -p s3://bucket/shop get --hex 0x0001ff > value.bin
+        flagstone -p s3://bucket/shop get user/42 --checkpoint 01740ee5-6459-44af-9a45-85deb6e468e3
+    """
+    call = invocation(context, json=json)
+    wanted = parse_bytes(key, key_form(hex_given=as_hex, base64_given=as_base64))
+    operator, pinned, moment = (
+        parse_merge_operator(merge_operator),
+        parse_checkpoint(checkpoint),
+        parse_as_of(as_of),
+    )
+    connection = call.connect()
+    with connection.reader(checkpoint=pinned, as_of=moment, merge_operator=operator) as reader:
+        row = reader.get_row(wanted, include_expired=include_expired)
+    if row is None:
+        hint = "; for bytes in hexadecimal say --hex" if key[:2].lower() == "0x" and not as_hex else ""
+        sys.stderr.write(f"flagstone: no value for the key {line_text(wanted)}{hint}\n")
+        if call.json:
+            print_json(None)
+        raise typer.Exit(ABSENT)
+    if call.json:
+        print_json(row_json(row))
+    elif sys.stdout.isatty():
+        say(screen_text(row.value))
+    else:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(row.value)
+        sys.stdout.buffer.flush()
+
+
+def put(
+    context: typer.Context,
+    key: Key,
+    value: Annotated[
+        str, typer.Argument(help="The value: text, @FILE for a file's bytes, or - for standard input.")
+    ],
+    as_hex: Hex = False,
+    as_base64: Base64 = False,
+    value_form: Annotated[
+        KeyForm,
+        typer.Option(
+            "--value-form", help="How the value is written; a file or standard input is taken as is."
+        ),
+    ] = KeyForm.utf8,
+    ttl: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="Let it expire after this time, such as 7days or 1h30m."),
+    ] = None,
+    create: Annotated[bool, typer.Option("--create", help="Create the database if there is none.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Set one key, durably.
+
+    The database is opened for writing, which fences off a writer that is running: it closes at its next write. For a
+    database in use, write through its own process.
+
+    For example:
+
+        flagstone -p ./shop put user/42 '{"name": "Ada"}' --create
+        flagstone -p ./shop put image/7 @picture.png --ttl "7days 30min"
+        echo -n hello | flagstone -p ./shop put --hex 00ff -
+    """
+    call = invocation(context, json=json)
+    wanted = parse_bytes(key, key_form(hex_given=as_hex, base64_given=as_base64))
+    lifetime = parse_lifetime(ttl)
+    content = _read_value(value, value_form)
+    with call.connect(patient=True).database(call.settings(), create=create) as database:
+        handle = database.put(wanted, content, ttl=lifetime, await_durable=True)
+    _print_written(call, wanted, handle.seq, f"{len(content):,} bytes")
+
+
+def delete(
+    context: typer.Context,
+    key: Key,
+    as_hex: Hex = False,
+    as_base64: Base64 = False,
+    json: AsJson = False,
+) -> None:
+    """Delete one key, durably, whether or not it is there.
+
+    The database is opened for writing, which fences off a writer that is running: it closes at its next write.
+
+    For example:
+
+        flagstone -p ./shop delete user/42
+        flagstone -p ./shop delete --hex 0x00ff
+    """
+    call = invocation(context, json=json)
+    wanted = parse_bytes(key, key_form(hex_given=as_hex, base64_given=as_base64))
+    with call.connect(patient=True).database(call.settings()) as database:
+        handle = database.delete(wanted, await_durable=True)
+    _print_written(call, wanted, handle.seq, "deleted")
+
+
+def scan(
+    context: typer.Context,
+    prefix: Annotated[str | None, typer.Option(help="Only keys that begin with this.")] = None,
+    start: Annotated[str | None, typer.Option("--start", "--from", help="From this key on.")] = None,
+    stop: Annotated[str | None, typer.Option("--stop", "--to", help="Up to this key, without it.")] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "--max-keys", min=0, help="At most so many rows.")
+    ] = None,
+    reverse: Annotated[bool, typer.Option("--reverse", help="From the last key to the first.")] = False,
+    key: Annotated[
+        KeyForm,
+        typer.Option(help="How keys are given and shown; auto is text, or hexadecimal with a leading 0x."),
+    ] = KeyForm.auto,
+    value: Annotated[
+        ValueForm, typer.Option(help="How values are shown; none leaves them out.")
+    ] = ValueForm.auto,
+    as_hex: Annotated[bool, typer.Option("--hex", help="Short for --key hex.")] = False,
+    as_base64: Annotated[bool, typer.Option("--base64", help="Short for --key base64.")] = False,
+    count: Annotated[bool, typer.Option("--count", help="Only count the rows and their bytes.")] = False,
+    checkpoint: Checkpoint = None,
+    as_of: AsOf = None,
+    include_expired: Annotated[
+        bool, typer.Option("--include-expired", help="Show rows whose time has passed, too.")
+    ] = False,
+    merge_operator: MergeWith = None,
+    json: AsJson = False,
+) -> None:
+    """Print rows in key order, one per line: the key, a tab, the value.
+
+    With --json every line is one row: key, value, seq, created_ms, expires_ms. Writes nothing, and may run beside a
+    writer; it shows one moment, however long it takes.
+
+    For example:
+
+        flagstone -p s3://bucket/shop scan --prefix user/ --limit 10
+        flagstone -p s3://bucket/shop scan --from 0x00 --to 0x10 --value len
+        flagstone -p s3://bucket/shop --json scan --reverse | jq -r .key
+        flagstone -p s3://bucket/shop scan --as-of "2h ago" --count
+    """
+    call = invocation(context, json=json)
+    form = key_form(hex_given=as_hex, base64_given=as_base64, default=key)
+    if prefix is not None and (start is not None or stop is not None):
+        raise InvalidRequest("scan by --prefix or by --start and --stop, not both")
+    bounds = [
+        None if text is None else parse_bytes(text, form, what=name)
+        for name, text in (("prefix", prefix), ("start", start), ("stop", stop))
+    ]
+    operator, pinned, moment = (
+        parse_merge_operator(merge_operator),
+        parse_checkpoint(checkpoint),
+        parse_as_of(as_of),
+    )
+    connection = call.connect()
+    with (
+        connection.reader(checkpoint=pinned, as_of=moment, merge_operator=operator) as reader,
+        reader.scan(
+            bounds[1],
+            bounds[2],
+            prefix=bounds[0],
+            reverse=reverse,
+            limit=limit,
+            include_expired=include_expired,
+        ) as found,
+    ):
+        if count:
+            _count(call, found)
+        elif call.json:
+            for row in found.rows():
+                print_json_line(row_json(row, form, value))
+        else:
+            _print_rows(found, form, value)
+
+
+def row_json(row: Row, key: KeyForm = KeyForm.auto, value: ValueForm = ValueForm.auto) -> dict[str, Any]:
+    """A row for JSON."""
+    shown = {
+        "key": show_key(row.key, key, for_json=True),
+        "value": show_value(row.value, value, for_json=True),
+        "seq": row.seq,
+        "created_ms": row.created_ms,
+        "expires_ms": row.expires_ms,
+    }
+    if value is ValueForm.none:
+        del shown["value"]
+    return shown
+
+
+def _print_rows(pairs: Iterable[tuple[bytes, bytes]], key: KeyForm, value: ValueForm) -> None:
+    write = sys.stdout.write
+    for row_key, row_value in pairs:
+        shown = show_value(row_value, value, for_json=False)
+        name = show_key(row_key, key, for_json=False)
+        write(f"{name}\n" if shown is None else f"{name}\t{shown}\n")
+
+
+def _count(call: Invocation, pairs: Iterable[tuple[bytes, bytes]]) -> None:
+    entries = size = 0
+    for key, value in pairs:
+        entries += 1
+        size += len(key) + len(value)
+    if call.json:
+        print_json({"entries": entries, "bytes": size})
+    else:
+        say(f"{entries} entries, {size} bytes")
+
+
+def _read_value(text: str, form: KeyForm) -> bytes:
+    if text == "-":
+        return sys.stdin.buffer.read()
+    if not text.startswith("@"):
+        return parse_bytes(text, form, what="value")
+    try:
+        return Path(text[1:]).read_bytes()
+    except OSError as error:
+        raise InvalidRequest(
+            f"cannot read the value from {text[1:]}: {error.strerror}; for text that begins with @ pipe it in with -"
+        ) from None
+
+
+def _print_written(call: Invocation, key: bytes, seq: int, what: str) -> None:
+    if call.json:
+        print_json({"key": json_text(key), "seq": seq})
+    else:
+        say(f"{line_text(key)}: {what}, sequence number {seq}")
+
+
+COMMANDS: Final[tuple[Callable[..., None], ...]] = (get, put, delete, scan)

@@ -1,0 +1,100 @@
+"""Where the database is: options, environment, and what never belongs on a command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flagstone.cli.connection import connect
+from flagstone.cli.context import Invocation
+from flagstone.errors import InvalidRequest
+from unit.cli.running import Flagstone
+
+
+@pytest.mark.parametrize(
+    ("variables", "url"),
+    [
+        ({"CLOUD_PROVIDER": "aws", "AWS_BUCKET": "bucket"}, "s3://bucket"),
+        ({"CLOUD_PROVIDER": "AWS", "AWS_BUCKET_NAME": "bucket"}, "s3://bucket"),
+        ({"CLOUD_PROVIDER": "azure", "AZURE_CONTAINER_NAME": "box"}, "az://box"),
+        ({"CLOUD_PROVIDER": "gcp", "GOOGLE_BUCKET": "bucket"}, "gs://bucket"),
+        ({"CLOUD_PROVIDER": "local", "LOCAL_PATH": "/data"}, "file:///data"),
+    ],
+)
+def test_the_environment_of_slatedbs_tools_names_the_store(
+    quiet_environment: Callable[..., None], variables: dict[str, str], url: str
+) -> None:
+    quiet_environment(**variables)
+    found = connect(Invocation(path="team/shop"))
+    assert (found.store.url, found.root) == (url, "team/shop")
+
+
+def test_an_address_of_its_own_wins_over_the_environment(quiet_environment: Callable[..., None]) -> None:
+    quiet_environment(CLOUD_PROVIDER="aws", AWS_BUCKET="bucket")
+    assert connect(Invocation(path="s3://other/shop")).store.url == "s3://other"
+    assert connect(Invocation(path="shop", store="gs://other")).store.url == "gs://other"
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"CLOUD_PROVIDER": "floppy"}, "CLOUD_PROVIDER is 'floppy'"),
+        ({"CLOUD_PROVIDER": "aws"}, "AWS_BUCKET is not set"),
+    ],
+)
+def test_an_environment_that_says_half_is_refused(
+    quiet_environment: Callable[..., None], variables: dict[str, str], words: str
+) -> None:
+    quiet_environment(**variables)
+    with pytest.raises(InvalidRequest, match=words):
+        connect(Invocation(path="shop"))
+
+
+def test_a_folder_needs_no_store(
+    quiet_environment: Callable[..., None], shop: Flagstone, tmp_path: Path
+) -> None:
+    folder = tmp_path / "store"
+    assert shop.json("scan", "--count")["entries"] == 10
+    assert shop.json("--store", str(folder), "scan", "--count", path="shop")["entries"] == 10
+    assert shop.json("--store", f"file://{folder}", "scan", "--count", path="shop")["entries"] == 10
+    quiet_environment(CLOUD_PROVIDER="local", LOCAL_PATH=str(folder))
+    assert shop.json("scan", "--count", path="shop")["entries"] == 10
+
+
+def test_the_log_may_be_elsewhere(cli: Flagstone, tmp_path: Path) -> None:
+    elsewhere = ("--wal-store", str(tmp_path / "log"))
+    cli.ok(*elsewhere, "put", "--create", "k", "v")
+    assert list((tmp_path / "log").rglob("*.sst"))
+    assert not list(cli.path.rglob("wal"))
+    stats = cli.json(*elsewhere, "stats")
+    assert stats["objects"]["wal"]["count"] == 2
+    assert stats["log"]["fences"] == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("secret_access_key=hunter2", "would show a secret"),
+        ("endpoint", "is not NAME=VALUE"),
+        ("endpiont=http://x", "did you mean 'endpoint'"),
+        ("read_timeout=soon", '"soon" as Duration'),
+    ],
+)
+def test_a_bad_store_option_is_refused_without_repeating_secrets(
+    shop: Flagstone, option: str, words: str
+) -> None:
+    told = shop.refused("-o", option, "stats", path="s3://bucket/shop")
+    assert words in told
+    assert "hunter2" not in told
+
+
+@pytest.mark.parametrize("path", ["s3://bucket", "gs://bucket/", "/"])
+def test_a_whole_store_is_no_database(shop: Flagstone, path: str) -> None:
+    assert "database needs a" in shop.refused("stats", path=path)
+
+
+@pytest.mark.parametrize("timeout", ["0s", "soon"])
+def test_a_timeout_is_a_duration(shop: Flagstone, timeout: str) -> None:
+    shop.refused("--timeout", timeout, "stats")
