@@ -15,6 +15,7 @@ from flagstone.types import WalId
 from flagstone.wal.changes import ChangeBatch
 from flagstone.wal.pins import Position
 
+_SHORTEST_WAIT_S: Final = 0.001
 _BACK_OFF: Final = 1.5
 _RECHECK_S: Final = 30.0
 """How often a consumer that waits for a file looks whether that file came and went while it slept."""
@@ -120,4 +121,5 @@ class Turns:
         if timeout_s is None:
             return wait_s
         left_s = self._heard_at + timeout_s - now
-        return None if left_s <= 0 else min(wait_s, left_s)
+        # Not 0: a remainder below what a clock can tell apart would never end.
+        return None if left_s < _SHORTEST_WAIT_S else min(wait_s, left_s)

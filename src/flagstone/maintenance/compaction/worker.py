@@ -192,7 +192,8 @@ class Worker:
         What the store cannot be told, the coordinator finds out when the claims are not renewed.
         """
         try:
-            if self._executions and self._board.jobs is not None:
+            jobs = self._board.jobs
+            if jobs is not None and (self._executions or lifecycle.jobs_of(jobs.value, self.id)):
                 self._board.edit_jobs(lambda now: self._settled(now.value))
         except FlagstoneError as error:
             _log.warning("could not give compaction jobs back error=%s", error)
@@ -237,6 +238,10 @@ class Worker:
                 outputs[job_id] = execution.future.result()
             elif done or self._stopping:
                 unfinished[job_id] = execution.context
+        if self._stopping:
+            # Also what the coordinator of this process gave us last, and we never began.
+            own = lifecycle.jobs_of(jobs, self.id)
+            unfinished |= {job_id: job.context for job_id, job in own.items() if job_id not in self._executions}
         jobs = lifecycle.report_jobs(jobs, self.id, outputs)
         return lifecycle.give_back(jobs, self.id, unfinished)
 

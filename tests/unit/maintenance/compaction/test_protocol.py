@@ -376,6 +376,18 @@ def test_a_worker_that_stops_gives_its_job_back(world: World) -> None:
     assert len(job.context.subcompactions[0].output_ssts) == 1
 
 
+def test_a_worker_that_stops_gives_back_what_it_never_began(world: World) -> None:
+    world.flush_many(4)
+    coordinator, worker = world.pair()
+    coordinator.run_once()
+    assert world.statuses() == [RUNNING], "given to the worker of the same process at once"
+
+    worker.stop(1.0)
+
+    (job,) = world.jobs()
+    assert (job.status, job.worker) == (SCHEDULED, None)
+
+
 def test_a_worker_whose_job_was_taken_away_reports_nothing(world: World) -> None:
     world.flush_many(4)
     worker = world.worker()
