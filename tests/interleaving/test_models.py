@@ -14,6 +14,8 @@ from flagstone.testing.interleaving_log import explore_log
 from flagstone.testing.interleaving_models import explore_sequenced
 from flagstone.testing.interleaving_tables import explore_tables
 
+pytestmark = pytest.mark.slow
+
 FULL = bool(os.environ.get("INTERLEAVINGS_FULL"))
 full_only = pytest.mark.skipif(not FULL, reason="part of `make interleavings`")
 

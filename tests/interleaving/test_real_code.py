@@ -19,6 +19,8 @@ from flagstone.store.port import ObjectChanged, ObjectStore
 from flagstone.testing.interleaving_threads import Runs, Stage, explore_threads
 from interleaving.scenarios import Claims, Duel, RepeatingStore, without_the_boundary
 
+pytestmark = pytest.mark.slow
+
 FULL = bool(os.environ.get("INTERLEAVINGS_FULL"))
 full_only = pytest.mark.skipif(not FULL, reason="part of `make interleavings`")
 

@@ -13,6 +13,8 @@ from flagstone import Admin, Closed, Settings
 from flagstone.format.filter import FixedPrefix
 from flagstone.lsm.operators import Concatenate
 
+pytestmark = pytest.mark.slow
+
 FAR_FUTURE_MS = 10_000_000
 TURNS = 20
 

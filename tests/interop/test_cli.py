@@ -18,6 +18,8 @@ from flagstone.cli.main import app
 from golden.corpus import GoldenDatabase, databases
 from interop.conftest import Wheel
 
+pytestmark = pytest.mark.slow
+
 
 def cli(database: Path, *arguments: str) -> str:
     done = CliRunner().invoke(app, ["--path", str(database), *arguments])

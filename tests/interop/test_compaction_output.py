@@ -25,6 +25,8 @@ from flagstone.store.paths import DbPaths
 from flagstone.table.builder import TableBuilder, TableOptions
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, RunId, Seq
 
+pytestmark = pytest.mark.slow
+
 PATHS = DbPaths("db")
 
 

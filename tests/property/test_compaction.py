@@ -23,6 +23,8 @@ from flagstone.table.builder import TableOptions
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, KeyRange
 from unit.maintenance.compaction_executor.rig import Append, Rig, by_hand, ordered
 
+pytestmark = pytest.mark.slow
+
 CLOCK_MS = 50
 FORMS = ["compiled", "interpreted"] if load_compiled("merge") is not None else ["interpreted"]
 

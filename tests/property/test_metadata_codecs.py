@@ -32,6 +32,8 @@ from flagstone.metadata.compactions_codec import decode_compactions, encode_comp
 from flagstone.metadata.manifest import Checkpoint, ExternalDb, Manifest, Segment, SsTable
 from flagstone.metadata.manifest_codec import decode_manifest, encode_manifest
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = Path(__file__).parent.parent / "golden" / "data"
 
 u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))

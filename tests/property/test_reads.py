@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +21,8 @@ from flagstone.read.view import ReadView
 from flagstone.table.table_store import TableGone, TableStore
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, KeyRange, Row
 from unit.read.read_rig import NOW_MS, Append, PlainMemtable, Rig, oracle
+
+pytestmark = pytest.mark.slow
 
 keys = st.one_of(
     st.text(alphabet="ab", min_size=1, max_size=4).map(str.encode),

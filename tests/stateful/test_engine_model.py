@@ -30,6 +30,8 @@ from flagstone.testing.model import Change, Model
 from flagstone.types import MERGE, TOMBSTONE, VALUE, KeyRange
 from flagstone.write.batch import WriteBatch
 
+pytestmark = pytest.mark.slow
+
 KEYS = [b"\x00", b"a", b"a\x00", b"a\x00b", b"ab", b"b", b"b" * 300, b"ba\xff", b"bb", b"\xff", b"\xff\xff"]
 EDGES = [*KEYS, b"aa", b"c", b"a\\", b"\xff\xff\xff"]
 

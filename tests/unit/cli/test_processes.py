@@ -17,6 +17,8 @@ import pytest
 import flagstone as database
 from unit.cli.running import Flagstone
 
+pytestmark = pytest.mark.slow
+
 MAIN = [sys.executable, "-c", "from flagstone.cli.main import main; main()"]
 SECRET = "wJalrXUtnFEMIK7MDENG"
 

@@ -18,6 +18,8 @@ from flagstone.store.port import ObjectExists, ObjectMissing
 from flagstone.store.two_phase import TwoPhaseStore
 from unit.store.two_phase_rig import Crash, CrashAt, World
 
+pytestmark = pytest.mark.slow
+
 PATH = "gc/boundary"
 Write = Callable[[TwoPhaseStore], None]
 

@@ -21,6 +21,8 @@ from flagstone.store.port import ObjectChanged, ObjectExists, ObjectMissing
 from flagstone.store.two_phase import TwoPhaseStore
 from unit.store.two_phase_rig import Crash, PlainStore, Stepped, World
 
+pytestmark = pytest.mark.slow
+
 PATH = "gc/boundary"
 FOREVER = 1_000_000
 UNKNOWN = "unknown"
