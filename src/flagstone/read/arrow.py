@@ -52,7 +52,7 @@ def scan_arrow(
     if request.reverse or request.limit is not None:
         raise InvalidRequest("an Arrow scan goes forward and has no limit; stop reading when you have enough")
     schema = pa.schema([SCHEMA.field(name) for name in columns])
-    sink = _ArrowSink(replace(request, whole_rows=True), schema)
+    sink = ArrowSink(replace(request, whole_rows=True), schema)
     cursor = ScanCursor(view, request, sink=sink, blocks_at_once=_BLOCKS_AT_ONCE)
     batches = _batches(tables, cursor)
     if batch_rows is not None:
@@ -60,7 +60,7 @@ def scan_arrow(
     return pa.RecordBatchReader.from_batches(schema, batches)
 
 
-class _ArrowSink:
+class ArrowSink:
     """A sink whose chunks are record batches."""
 
     def __init__(self, request: ScanRequest, schema: pa.Schema) -> None:

@@ -1,0 +1,120 @@
+"""The data source "flagstone": what Spark calls, and where.
+
+`schema`, `reader`, `partitions`, `writer`, `commit` and `abort` run in Python processes on the driver's machine, `read`
+and `write` in those of the executors. Nothing is shared between them but what pickles.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamReader,
+    WriterCommitMessage,
+)
+
+from flagstone.errors import InvalidRequest
+from flagstone.spark.loading import abort_load, begin_load, commit_load
+from flagstone.spark.options import WriteOptions, parse_read_options, parse_write_options
+from flagstone.spark.plan import LoadPlan, MadeTable
+from flagstone.spark.reading import FlagstoneReader, PinnedRead, PushingReader, pin
+from flagstone.spark.receipt import write_receipt
+from flagstone.spark.schema import check_write_schema, read_schema
+from flagstone.spark.stream import CHANGE_SCHEMA, ChangeStreamReader
+from flagstone.spark.stream_options import is_stream, parse_stream_options
+from flagstone.spark.tables import write_tables
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+_PUSHDOWN_WORKER = "data_source_pushdown_filters"
+
+
+class FlagstoneDataSource(DataSource):
+    """Reads a database as a DataFrame, and loads a DataFrame into one. See docs/spark.md for the options."""
+
+    _pinned: PinnedRead | None = None
+
+    @classmethod
+    def name(cls) -> str:
+        return "flagstone"
+
+    def schema(self) -> StructType:
+        """The columns; pins the moment that every use of this DataFrame shows. A stream has those of changes."""
+        if is_stream(self.options):
+            parse_stream_options(self.options)
+            return CHANGE_SCHEMA
+        if "key.columns" in self.options:
+            raise InvalidRequest(
+                "the columns of keys and values need types to be read: name all with .schema('region string, id long')"
+            )
+        return read_schema(self._pin().options.columns)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        if is_stream(self.options):
+            raise InvalidRequest("option 'consumer' is for streams: use spark.readStream, or leave it out")
+        # Spark fails where a reader takes filters and its configuration does not allow that, and does not tell the
+        # source which it is. Only one of its workers ever hands filters over: who else asks needs no such reader.
+        asked_by = sys._getframe(1).f_code.co_filename  # noqa: SLF001 - there is no other way to know
+        kind = PushingReader if Path(asked_by).stem == _PUSHDOWN_WORKER else FlagstoneReader
+        return kind(self._pin(), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        options = parse_stream_options(self.options)
+        if schema != CHANGE_SCHEMA:
+            raise InvalidRequest(
+                f"a stream of changes has the columns {CHANGE_SCHEMA.simpleString()}; give it no other schema"
+            )
+        return ChangeStreamReader(options)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        options = parse_write_options(self.options)
+        if options.structure is None:
+            check_write_schema(schema, key=options.key_column, value=options.value_column)
+        else:
+            options = replace(options, structure=options.structure.for_writing(schema))
+        return FlagstoneWriter(begin_load(options.place), options, overwrite=overwrite)
+
+    def _pin(self) -> PinnedRead:
+        if self._pinned is None:
+            self._pinned = pin(parse_read_options(self.options))
+        return self._pinned
+
+
+@dataclass
+class TaskTables(WriterCommitMessage):
+    """What one task made."""
+
+    made: list[MadeTable]
+
+
+class FlagstoneWriter(DataSourceArrowWriter):
+    """A load: tasks make tables, the driver commits them all at once."""
+
+    def __init__(self, plan: LoadPlan, options: WriteOptions, *, overwrite: bool) -> None:
+        self._plan = plan
+        self._options = options
+        self._overwrite = overwrite
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskTables:
+        return TaskTables(write_tables(iterator, self._plan, self._options))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        report = commit_load(self._plan, self._options, _made(messages), replaces_all=self._overwrite)
+        if self._options.receipt is not None:
+            write_receipt(self._options.receipt, report)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        abort_load(self._plan, _made(messages))
+
+
+def _made(messages: list[WriterCommitMessage | None]) -> list[MadeTable]:
+    return [made for message in messages if isinstance(message, TaskTables) for made in message.made]

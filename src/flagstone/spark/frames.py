@@ -1,0 +1,145 @@
+"""`bulk_load`: a DataFrame, in whatever order, into a database with one commit."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+from pyspark.sql.types import BinaryType, StructField, StructType
+
+from flagstone.errors import InvalidRequest
+from flagstone.spark.causes import find_cause
+from flagstone.spark.options import parse_write_options
+from flagstone.spark.receipt import LoadReport, read_receipt
+from flagstone.spark.schema import check_write_schema
+from flagstone.spark.sessions import register
+from flagstone.spark.structure import CARRIED, Structure
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def bulk_load(
+    df: DataFrame,
+    url: str | os.PathLike[str],
+    *,
+    store: str | None = None,
+    store_options: Mapping[str, Any] | None = None,
+    wal_store: str | None = None,
+    key: str = "key",
+    value: str = "value",
+    key_columns: Sequence[str] = (),
+    value_columns: Sequence[str] | None = None,
+    value_format: Literal["row", "json"] = "row",
+    mode: Literal["append", "overwrite"] = "append",
+    partitions: int | None = None,
+    order_by: str | Sequence[str] = (),
+    duplicates: Literal["last", "error"] = "last",
+    presorted: bool = False,
+    **options: Any,
+) -> LoadReport | None:
+    """Load all rows of `df` with one commit: either every row becomes visible or none, later than all before.
+
+    Columns are `key` and `value` (binary, or string as UTF-8), and if you like `op` (put, delete, merge), and `ttl_ms`
+    or `expires_ms`. Of several rows of one key the last in the order of the columns `order_by` is loaded, without them
+    any one; with duplicates="error" the load fails. `presorted` skips partitioning and sorting by key; tasks check the
+    order. `partitions` is the number of tasks; without it Spark sizes them. Other options are those of docs/spark.md.
+
+    With `key_columns` rows are ordinary ones: these columns make the key, `value_columns` (by default all others but
+    `op`, `ttl_ms` and `expires_ms`) the value, in `value_format`. See docs/keys.md for what becomes of them.
+
+    The database is created if there is none. An existing one is claimed for the load: a live writer is fenced and must
+    be opened again afterwards. After an error or a crash nothing is visible, and nothing is left that garbage
+    collection does not remove. `df` is evaluated twice, for its key ranges and for its rows: cache a dear one.
+
+    Returns what was loaded; None when the driver runs on another machine (Spark Connect), where nothing comes back.
+
+    Raises:
+        InvalidRequest: columns, types, nulls, order or options are wrong.
+        Closed: somebody opened the database for writing meanwhile.
+
+    """
+    extra = [order_by] if isinstance(order_by, str) else list(order_by)
+    if mode not in ("append", "overwrite"):
+        raise InvalidRequest(f"mode is 'append' or 'overwrite', not {mode!r}")
+    wanted = {
+        "store": store,
+        "wal_store": wal_store,
+        "key_column": key,
+        "value_column": value,
+        "duplicates": duplicates,
+        "sorted": True,
+        **options,
+        **{f"store.{name}": given for name, given in (store_options or {}).items()},
+    }
+    if key_columns and (key, value) != ("key", "value"):
+        raise InvalidRequest("with key_columns, rows have no `key` and `value` of their own; leave those out")
+    texts = {name: _text(given) for name, given in wanted.items() if given is not None}
+    parse_write_options({**texts, "path": os.fspath(url)})
+    missing = [name for name in extra if name not in df.columns]
+    if missing:
+        raise InvalidRequest(f"order_by names {missing[0]!r}; there are {', '.join(df.columns)}")
+    if key_columns:
+        structure = Structure(
+            tuple(key_columns), None if value_columns is None else tuple(value_columns), value_format
+        )
+        if value_columns is None:
+            rows_schema = df.drop(*(name for name in extra if name not in (*key_columns, *CARRIED))).schema
+        else:
+            rows_schema = df.schema
+        df = _encoded(df, structure.for_writing(rows_schema), extra)
+    kept = df.drop(*(name for name in extra if name not in (key, value, *CARRIED)))
+    check_write_schema(kept.schema, key=key, value=value)
+    rows = df.withColumn(key, F.col(key).cast("binary"))
+    if not presorted:
+        rows = rows.repartitionByRange(partitions, key) if partitions else rows.repartitionByRange(key)
+        rows = rows.sortWithinPartitions(key, *extra)
+    rows = rows.select(*kept.columns)
+    register(df.sparkSession)
+    with tempfile.TemporaryDirectory(prefix="flagstone-load-") as folder:
+        receipt = Path(folder) / "receipt.json"
+        writer = rows.write.format("flagstone").mode(mode).options(**texts).option("receipt", str(receipt))
+        try:
+            writer.save(os.fspath(url))
+        except PySparkException as error:
+            told = find_cause(str(error))
+            if told is None:
+                raise
+            raise told from error
+        return read_receipt(receipt)
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _encoded(df: DataFrame, structure: Structure, extra: Sequence[str]) -> DataFrame:
+    """The frame with `key` and `value` made of its columns; those that a load needs besides stay."""
+    besides = [name for name in dict.fromkeys((*CARRIED, *extra)) if name in df.columns]
+    clash = [name for name in besides if name in ("key", "value")]
+    if clash:
+        raise InvalidRequest(
+            f"order_by names {clash[0]!r}, which the encoded row needs for itself; rename that column"
+        )
+    fields = [
+        StructField("key", BinaryType(), nullable=False),
+        StructField("value", BinaryType(), nullable=False),
+    ]
+    schema = StructType([*fields, *(df.schema[name] for name in besides)])
+
+    def encode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            made = structure.encode(batch)
+            columns = {name: batch.column(name) for name in besides}
+            columns |= {"key": made.column("key"), "value": made.column("value")}
+            yield pa.RecordBatch.from_arrays(
+                [columns[field.name] for field in schema], names=schema.fieldNames()
+            )
+
+    return df.mapInArrow(encode, schema)

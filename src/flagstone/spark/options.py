@@ -1,0 +1,295 @@
+"""The options of the data source: texts from Spark, checked and typed before anything is read or written."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final, TypeVar
+
+from flagstone.config import Settings
+from flagstone.errors import InvalidRequest
+from flagstone.format.codec import Codec
+from flagstone.format.filter import BloomPolicy
+from flagstone.lsm.merge_operator import MergeOperator
+from flagstone.read.arrow import COLUMNS
+from flagstone.spark.structure import Structure
+from flagstone.store.remote_options import OptionValue, nearest
+from flagstone.table.builder import TableOptions
+from flagstone.types import KeyRange
+from flagstone.values import FORMATS
+
+DEFAULT_LIFETIME: Final = timedelta(hours=1)
+DEFAULT_PARTITION_BYTES: Final = 128 * 1024 * 1024
+DEFAULT_TABLE_BYTES: Final = 256 * 1024 * 1024
+
+_STORE_PREFIX: Final = "store."
+PLACE_OPTIONS: Final = frozenset({"path", "store", "wal_store"})
+_STRUCTURE: Final = frozenset({"key.columns", "value.columns", "value.format"})
+_READ: Final = PLACE_OPTIONS | _STRUCTURE | {
+    "as_of", "batch_rows", "checkpoint", "checkpoint_lifetime", "columns", "include_expired", "merge_operator",
+    "partition_bytes", "partitions", "prefix", "start", "stop",
+}  # fmt: skip
+_WRITE: Final = PLACE_OPTIONS | _STRUCTURE | {
+    "compression_codec", "duplicates", "filter_bits_per_key", "key_column", "max_sst_size", "min_filter_keys",
+    "receipt", "sorted", "sst_block_size", "value_column",
+}  # fmt: skip
+_HEX: Final = "hex:"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a database is, as it travels to executors: texts only, opened where they arrive."""
+
+    path: str
+    store: str | None = None
+    wal_store: str | None = None
+    store_options: Mapping[str, OptionValue] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"Place({self.path!r}, store={self.store!r})"  # options may be credentials
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """As `flagstone.open`, `open_reader` and `Admin` take them, after the path."""
+        return {
+            "store": self.store,
+            "wal_store": self.wal_store,
+            "store_options": dict(self.store_options) or None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What a DataFrame shall show. `keys` is one range; filters narrow it further."""
+
+    place: Place
+    columns: tuple[str, ...] = ("key", "value")
+    keys: KeyRange = field(default_factory=KeyRange)
+    checkpoint: str | None = None
+    as_of: int | datetime | None = None
+    lifetime: timedelta = DEFAULT_LIFETIME
+    partitions: int | None = None
+    partition_bytes: int = DEFAULT_PARTITION_BYTES
+    batch_rows: int | None = None
+    include_expired: bool = False
+    merge_operator: str | None = None
+    structure: Structure | None = None
+
+    def load_merge_operator(self) -> MergeOperator | None:
+        """The operator named as `module:name`, imported where it is used."""
+        return None if self.merge_operator is None else _imported(self.merge_operator)
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """How a DataFrame becomes tables."""
+
+    place: Place
+    key_column: str = "key"
+    value_column: str = "value"
+    duplicates: str = "last"
+    presorted: bool = False
+    max_sst_bytes: int = DEFAULT_TABLE_BYTES
+    table: TableOptions = field(default_factory=TableOptions)
+    receipt: str | None = None
+    structure: Structure | None = None
+
+
+def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
+    """Raises `InvalidRequest` for what is unknown, contradicts itself or has a value that makes no sense."""
+    check_known(options, _READ, "reading")
+    take = Taker(options)
+    prefix, start, stop = (take("prefix", key_bytes), take("start", key_bytes), take("stop", key_bytes))
+    keys = KeyRange(start or None, stop)
+    if start is not None and stop is not None and start > stop:
+        raise InvalidRequest(
+            f"the range from {start!r} to {stop!r} is inverted; start must not be above stop"
+        )
+    columns = take("columns", _columns)
+    return ReadOptions(
+        place=parse_place(options),
+        columns=("key", "value") if columns is None else columns,
+        keys=keys if prefix is None else keys.intersect(KeyRange.of_prefix(prefix)),
+        checkpoint=options.get("checkpoint"),
+        as_of=take("as_of", _moment),
+        lifetime=take("checkpoint_lifetime", parse_seconds) or DEFAULT_LIFETIME,
+        partitions=take("partitions", parse_positive),
+        partition_bytes=take("partition_bytes", parse_positive) or DEFAULT_PARTITION_BYTES,
+        batch_rows=take("batch_rows", parse_positive),
+        include_expired=take("include_expired", parse_flag) or False,
+        merge_operator=options.get("merge_operator"),
+        structure=_parse_structure(options),
+    )
+
+
+def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
+    """Raises `InvalidRequest` for what is unknown or has a value that makes no sense."""
+    check_known(options, _WRITE, "writing")
+    take = Taker(options)
+    duplicates = options.get("duplicates", "last")
+    if duplicates not in ("last", "error"):
+        raise InvalidRequest(f"option 'duplicates' is 'last' or 'error', not {duplicates!r}")
+    chosen = {
+        name: options[name]
+        for name in ("compression_codec", "filter_bits_per_key", "min_filter_keys", "sst_block_size")
+        if name in options
+    }
+    settings = Settings.from_dict({name: _setting(value) for name, value in chosen.items()})
+    bits = settings.filter_bits_per_key
+    codec = settings.compression_codec
+    return WriteOptions(
+        place=parse_place(options),
+        key_column=options.get("key_column", "key"),
+        value_column=options.get("value_column", "value"),
+        duplicates=duplicates,
+        presorted=take("sorted", parse_flag) or False,
+        max_sst_bytes=take("max_sst_size", parse_positive) or DEFAULT_TABLE_BYTES,
+        table=TableOptions(
+            block_bytes=settings.sst_block_size,
+            codec=Codec.NONE if codec is None else Codec[codec.upper()],
+            min_filter_keys=settings.min_filter_keys,
+            filters=() if bits is None else (BloomPolicy(bits),),
+        ),
+        receipt=options.get("receipt"),
+        structure=_parse_structure(options),
+    )
+
+
+def key_bytes(text: str) -> bytes:
+    """The bytes an option means: `hex:00ff`, or else the text itself in UTF-8."""
+    if not text.startswith(_HEX):
+        return text.encode()
+    try:
+        return bytes.fromhex(text.removeprefix(_HEX))
+    except ValueError:
+        raise InvalidRequest(f"{text!r} is not hexadecimal; write for instance hex:00ff") from None
+
+
+def key_text(key: bytes) -> str:
+    """The option that means these bytes."""
+    return _HEX + key.hex()
+
+
+class Taker:
+    """Parses options, and says which one it was that made no sense."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._options = options
+
+    def __call__(self, name: str, parse: Callable[[str], T]) -> T | None:
+        text = self._options.get(name)
+        if text is None:
+            return None
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise InvalidRequest(f"option {name!r} is {text!r}: {error}") from None
+
+
+def parse_place(options: Mapping[str, str]) -> Place:
+    """Where the database is. Raises `InvalidRequest` when no option says so."""
+    path = options.get("path")
+    if not path:
+        raise InvalidRequest("where is the database? Name it in load(...) or save(...), or as option 'path'")
+    own = {
+        name.lower().removeprefix(_STORE_PREFIX): value
+        for name, value in options.items()
+        if name.lower().startswith(_STORE_PREFIX)
+    }
+    return Place(path, options.get("store"), options.get("wal_store"), own)
+
+
+def check_known(options: Mapping[str, str], known: frozenset[str], doing: str) -> None:
+    """Raise `InvalidRequest` for an option nobody knows, naming the nearest one."""
+    for name in options:
+        plain = name.lower()
+        if plain not in known and not plain.startswith(_STORE_PREFIX):
+            raise InvalidRequest(f"{doing} has no option {name!r}{nearest(plain, known)}")
+
+
+def _parse_structure(options: Mapping[str, str]) -> Structure | None:
+    if "key.columns" not in options:
+        lonely = [name for name in ("value.columns", "value.format") if name in options]
+        if lonely:
+            raise InvalidRequest(f"option {lonely[0]!r} needs 'key.columns', the columns that make the key")
+        return None
+    chosen = options.get("value.columns")
+    form = options.get("value.format", "row")
+    if form not in FORMATS:
+        raise InvalidRequest(f"option 'value.format' is {form!r}; formats are {', '.join(FORMATS)}")
+    return Structure(_names(options["key.columns"]), None if chosen is None else _names(chosen), form)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _columns(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    unknown = [name for name in names if name not in COLUMNS]
+    if unknown or len(set(names)) < len(names):
+        raise InvalidRequest(f"choose from {', '.join(COLUMNS)}, each once")
+    return names
+
+
+def _moment(text: str) -> int | datetime:
+    if text.isdigit():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidRequest("use a sequence number, or a time like 2026-01-31T12:00:00+00:00") from None
+    if moment.tzinfo is None:
+        raise InvalidRequest("a time needs its zone, as in 2026-01-31T12:00:00+00:00")
+    return moment
+
+
+def parse_positive(text: str) -> int:
+    """A whole number from 1. Raises `InvalidRequest` for anything else."""
+    if not text.isdigit() or int(text) < 1:
+        raise InvalidRequest("use a whole number from 1")
+    return int(text)
+
+
+def parse_seconds(text: str) -> timedelta:
+    """A time in seconds, from 1. Raises `InvalidRequest` for anything else."""
+    try:
+        seconds = float(text.removesuffix("s"))
+    except ValueError:
+        seconds = 0.0
+    if not 1 <= seconds < float("inf"):
+        raise InvalidRequest("use seconds, from 1")
+    return timedelta(seconds=seconds)
+
+
+def parse_flag(text: str) -> bool:
+    """Yes or no. Raises `InvalidRequest` for anything else."""
+    if text.lower() not in ("true", "false"):
+        raise InvalidRequest("use true or false")
+    return text.lower() == "true"
+
+
+def _setting(text: str) -> Any:
+    """A setting as a settings file would have it: numbers and null are no texts."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _imported(name: str) -> Any:
+    module, separator, attribute = name.partition(":")
+    if not separator:
+        raise InvalidRequest(f"option 'merge_operator' is {name!r}; write module:name")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise InvalidRequest(
+            f"the merge operator {name!r} cannot be imported: {error}; its module must be installed on every executor"
+        ) from error
+    return found() if isinstance(found, type) else found

@@ -1,0 +1,35 @@
+"""What a load did, told to whoever asked for it: Spark carries nothing back from where the commit happens."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadReport:
+    """A finished load: all its rows have the sequence number `seq`, and are in manifest `manifest_id`."""
+
+    rows: int
+    tables: int
+    bytes: int
+    seq: int
+    manifest_id: int
+
+
+def write_receipt(path: str, report: LoadReport) -> None:
+    """Leave the report at `path`: whole, or not at all."""
+    temporary = Path(f"{path}.part")
+    temporary.write_text(json.dumps(asdict(report)), encoding="utf-8")
+    temporary.replace(path)
+
+
+def read_receipt(path: str | os.PathLike[str]) -> LoadReport | None:
+    """The report, if the commit ran on a machine that shares this folder with us."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    return LoadReport(**json.loads(text)) if text else None

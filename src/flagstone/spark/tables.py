@@ -1,0 +1,168 @@
+"""One task of a load: Arrow batches in, finished tables on the store out, without a Python object per row.
+
+What is wrong with rows (nulls, operations nobody knows, order where it was promised) ends the task with an error that
+says which, and so the load; tables uploaded by then are never referred to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flagstone.errors import InternalError, InvalidRequest
+from flagstone.metadata.manifest import SsTable
+from flagstone.spark.options import WriteOptions
+from flagstone.spark.ordering import check_sorted, ordered_stretches
+from flagstone.spark.plan import LoadPlan, MadeTable, new_table_id, open_store
+from flagstone.table.builder import TableBuilder
+from flagstone.types import MERGE, TOMBSTONE, VALUE
+
+_OPS: Final = pa.array(["put", "delete", "merge"])
+_KINDS: Final = pa.array([VALUE, TOMBSTONE, MERGE], pa.uint8())
+_PIECE_BYTES: Final = 16 * 1024 * 1024
+"""A batch goes into a table in pieces of about this size, so that a batch of huge values does not make a huge table."""
+
+
+def write_tables(batches: Iterable[pa.RecordBatch], plan: LoadPlan, options: WriteOptions) -> list[MadeTable]:
+    """Build and upload the tables of one partition. They overlap only where its rows are not in order.
+
+    Raises:
+        InvalidRequest: rows are not sorted by key although that was said, a key occurs twice where that is refused,
+            or a row is no row.
+
+    """
+    store, paths = open_store(plan.place)
+    made: list[MadeTable] = []
+
+    def upload(full: TableBuilder, *, has_merges: bool) -> None:
+        encoded = full.finish()
+        table = SsTable(new_table_id(plan), encoded.info, encoded.format_version)
+        store.put(paths.table(table.id), encoded.data)
+        made.append(MadeTable(table, encoded.rows, len(encoded.data), has_merges))
+
+    source = iter(batches)
+    rows = (as_rows(batch, options, plan.created_ms) for batch in source)
+    stretches = iter([check_sorted(rows)]) if options.presorted else ordered_stretches(rows)
+    for stretch in stretches:
+        builder, merges = TableBuilder(options.table), False
+        for batch in one_per_key(stretch, refuse=options.duplicates == "error"):
+            merges = merges or _has_merges(batch)
+            for piece in pieces(batch, min(_PIECE_BYTES, options.max_sst_bytes)):
+                builder.add_batch(piece, seq=plan.seq, created_ms=plan.created_ms)
+                if builder.finished_bytes >= options.max_sst_bytes:
+                    upload(builder, has_merges=merges)
+                    builder = TableBuilder(options.table)
+        if builder.rows:
+            upload(builder, has_merges=merges)
+    if next(source, None) is not None:
+        raise InternalError("a task of a load ended before its rows did; nothing of the load is visible")
+    return made
+
+
+def as_rows(batch: pa.RecordBatch, options: WriteOptions, created_ms: int) -> pa.RecordBatch:
+    """The batch with the columns of rows: `key`, `value`, and where it matters `kind` and `expires_ms`."""
+    if options.structure is not None:
+        batch = options.structure.encode(batch)
+    names = batch.schema.names
+    keys = batch.column(names.index(options.key_column))
+    values = batch.column(names.index(options.value_column))
+    columns: dict[str, Any] = {"key": _binary(keys, options.key_column)}
+    if "op" in names:
+        kinds = _kinds(batch.column(names.index("op")))
+        deleted = pc.equal(kinds, pa.scalar(TOMBSTONE, pa.uint8()))
+        # A tombstone has no value, whatever the column says.
+        columns["value"] = _binary(
+            pc.if_else(deleted, pa.scalar(b"", pa.binary()), values.cast(pa.binary())), options.value_column
+        )
+        columns["kind"] = kinds
+    else:
+        columns["value"] = _binary(values, options.value_column)
+    if "expires_ms" in names:
+        columns["expires_ms"] = batch.column(names.index("expires_ms")).cast(pa.int64())
+    elif "ttl_ms" in names:
+        ttl = batch.column(names.index("ttl_ms")).cast(pa.int64())
+        if pc.any(pc.less(ttl, 0)).as_py():
+            raise InvalidRequest("column 'ttl_ms' has negative numbers; use null for rows that never expire")
+        try:
+            columns["expires_ms"] = pc.add_checked(ttl, pa.scalar(created_ms, pa.int64()))
+        except pa.ArrowInvalid:
+            raise InvalidRequest(
+                "column 'ttl_ms' has a number that goes beyond all time; use null for never"
+            ) from None
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def one_per_key(batches: Iterable[pa.RecordBatch], *, refuse: bool = False) -> Iterator[pa.RecordBatch]:
+    """Of neighbouring rows with the same key the last; or an error. Operands for a merge are never dropped."""
+    held: pa.RecordBatch | None = None  # the last row so far: the next one may have the same key
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        if held is not None:
+            if held["key"][0] == batch["key"][0]:
+                pair = pa.concat_batches([held, batch.slice(0, 1)])
+                _check_repeated(pair, pa.array([False]), refuse=refuse)
+            else:
+                yield held
+        keys, before_last = batch["key"], batch.slice(0, batch.num_rows - 1)
+        last_of_key = pc.not_equal(keys[:-1], keys[1:])
+        if last_of_key.false_count:
+            _check_repeated(batch, last_of_key, refuse=refuse)
+            before_last = before_last.filter(last_of_key)
+        if before_last.num_rows:
+            yield before_last
+        held = batch.slice(batch.num_rows - 1)
+    if held is not None:
+        yield held
+
+
+def pieces(batch: pa.RecordBatch, max_bytes: int) -> Iterator[pa.RecordBatch]:
+    """The batch cut into slices of about `max_bytes`, at least a row each."""
+    size = batch.nbytes
+    if size <= max_bytes or batch.num_rows == 1:
+        yield batch
+        return
+    half = batch.num_rows // 2
+    yield from pieces(batch.slice(0, half), max_bytes)
+    yield from pieces(batch.slice(half), max_bytes)
+
+
+def _check_repeated(batch: pa.RecordBatch, last_of_key: Any, *, refuse: bool) -> None:
+    repeated = pc.invert(last_of_key)
+    kinds = batch["kind"] if "kind" in batch.schema.names else None
+    if kinds is not None:
+        merge = pc.equal(kinds, pa.scalar(MERGE, pa.uint8()))
+        lost = pc.and_(repeated, pc.or_(merge[:-1], merge[1:]))
+        if lost.true_count:
+            key = batch["key"].slice(0, len(lost)).filter(lost)[0].as_py()
+            raise InvalidRequest(
+                f"the key {key!r} occurs more than once, and as a merge: one load holds one row per key. Fold the rows "
+                "of a key before loading them"
+            )
+    if refuse:
+        key = batch["key"].slice(0, len(repeated)).filter(repeated)[0].as_py()
+        raise InvalidRequest(f"the key {key!r} occurs more than once, and duplicates='error' was asked for")
+
+
+def _binary(column: Any, name: str) -> Any:
+    if column.null_count:
+        raise InvalidRequest(f"column {name!r} has {column.null_count} nulls; every row needs one")
+    return column.cast(pa.binary())
+
+
+def _kinds(ops: Any) -> Any:
+    """The kinds of rows; a null means put."""
+    places = pc.index_in(pc.fill_null(ops.cast(pa.string()), "put"), value_set=_OPS)
+    if places.null_count:
+        unknown = ops.filter(pc.is_null(places))[0].as_py()
+        raise InvalidRequest(f"column 'op' has {unknown!r}; it is put, delete or merge")
+    return _KINDS.take(places)
+
+
+def _has_merges(batch: pa.RecordBatch) -> bool:
+    return "kind" in batch.schema.names and bool(
+        pc.any(pc.equal(batch["kind"], pa.scalar(MERGE, pa.uint8()))).as_py()
+    )

@@ -1,0 +1,104 @@
+"""Compactions merged by Spark's executors give what a local one gives, and the wheel's coordinator commits them."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flagstone
+from flagstone import Admin, CorruptData, InvalidRequest
+from flagstone.config import CompactionWorkerOptions, CompactorOptions
+from flagstone.runtime.pool import IoPool
+from flagstone.runtime.sync import Event
+from flagstone.spark.compaction import compact, run_worker
+from spark.load_rig import QUIET, shown
+
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+
+SMALL = CompactorOptions(worker=CompactionWorkerOptions(max_sst_size=20_000))
+
+
+def written(folder: Path) -> dict[bytes, bytes]:
+    """A database of several overlapping L0s with deletions and overwritten rows; what it shows."""
+    chance, model = random.Random(3), dict[bytes, bytes]()
+    with flagstone.open(folder, settings=QUIET) as db:
+        for turn in range(4):
+            for _ in range(1500):
+                key = b"k%05d" % chance.randrange(4000)
+                if chance.random() < 0.2:
+                    db.delete(key)
+                    model.pop(key, None)
+                else:
+                    model[key] = b"%d of turn %d" % (chance.randrange(1000), turn)
+                    db.put(key, model[key])
+            db.flush()
+    return model
+
+
+def everything(folder: Path) -> list[tuple[Any, ...]]:
+    with flagstone.open_reader(folder, mode="latest") as reader:
+        return [tuple(row) for row in reader.scan().rows()]
+
+
+def test_a_full_compaction_equals_the_local_one_row_for_row(spark: Any, tmp_path: Path) -> None:
+    ours, other = tmp_path / "spark", tmp_path / "local"
+    expected = written(ours)
+    shutil.copytree(ours, other)
+
+    jobs = compact(spark, ours, full=True, tasks=3, options=SMALL)
+    Admin(other).compact(full=True, options=SMALL)
+
+    assert len(jobs) == 1
+    tree = Admin(ours).manifest().value.tree
+    assert not tree.l0
+    [run] = tree.runs
+    assert len(run.views) > 1
+    assert everything(ours) == everything(other)
+    assert shown(ours) == expected
+    assert not Admin(ours).verify().findings
+
+
+def test_what_goes_wrong_in_a_task_reaches_the_caller(spark: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "db"
+    with flagstone.open(folder, settings=QUIET) as db:
+        db.put(b"a", b"1")
+        db.flush()
+        db.put(b"b", b"2")
+    [first, *_] = sorted((folder / "compacted").iterdir())
+    stored = first.read_bytes()
+    first.write_bytes(bytes([stored[0] ^ 1]) + stored[1:])
+
+    with pytest.raises(CorruptData, match=r"compacted/.*checksum"):
+        compact(spark, folder, full=True, timeout=timedelta(seconds=60))
+    with pytest.raises(InvalidRequest, match="no manifest"):
+        compact(spark, tmp_path / "nothing")
+
+
+def test_a_job_of_the_wheels_coordinator_is_done_by_spark_and_committed_by_the_wheel(
+    spark: Any, wheel: Any, tmp_path: Path
+) -> None:
+    folder = tmp_path / "db"
+    expected = written(folder)
+    wheel.hold(str(tmp_path), "db", coordinator={})
+    stop, pool = Event(), IoPool(max_workers=1, name="test")
+    quick = CompactionWorkerOptions(compactions_poll_interval=timedelta(milliseconds=50), max_sst_size=20_000)
+    worker = pool.submit(run_worker, spark, folder, options=quick, tasks=2, stop=stop)
+    try:
+        deadline = 60
+        watch = Event()
+        while Admin(folder).manifest().value.tree.l0 and deadline:
+            watch.wait(0.5)
+            deadline -= 0.5
+        assert wheel.held_scan("db") == expected
+    finally:
+        stop.set()
+        worker.result(timeout=60)
+        pool.close()
+        wheel.release("db")
+    assert not Admin(folder).manifest().value.tree.l0
+    assert shown(folder) == expected

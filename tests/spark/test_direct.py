@@ -1,0 +1,125 @@
+"""The quick way through a single source shows exactly what an ordinary scan shows."""
+
+from __future__ import annotations
+
+import random
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flagstone
+from flagstone import Admin, CorruptData, Settings
+from flagstone.config import CompactionWorkerOptions, CompactorOptions
+from flagstone.spark.direct import only_source
+from flagstone.spark.options import parse_read_options
+from flagstone.spark.reading import FlagstoneReader, pin
+from flagstone.spark.schema import read_schema
+from flagstone.store.paths import DbPaths
+from flagstone.types import KeyRange
+from spark.load_rig import QUIET, load, pairs
+
+COLUMNS = ("key", "value", "seq", "created_ms", "expires_ms")
+
+
+class Appending:
+    """A merge operator that tasks can import."""
+
+    def merge(self, key: bytes, existing: bytes | None, operand: bytes) -> bytes:
+        return (existing or b"") + operand
+
+
+def read(folder: Path, **options: str) -> list[tuple[Any, ...]]:
+    chosen = {"path": str(folder), "columns": ",".join(COLUMNS), **options}
+    reader = FlagstoneReader(pin(parse_read_options(chosen)), read_schema(COLUMNS))
+    return [
+        tuple(row[name] for name in COLUMNS)
+        for part in reader.partitions()
+        for batch in reader.read(part)
+        for row in batch.to_pylist()
+    ]
+
+
+def scanned(folder: Path, *, include_expired: bool = False, **options: Any) -> list[tuple[Any, ...]]:
+    with flagstone.open_reader(folder, mode="latest", **options) as reader:
+        rows = reader.scan(include_expired=include_expired).rows()
+        return [(row.key, row.value, row.seq, row.created_ms, row.expires_ms) for row in rows]
+
+
+def is_alone(folder: Path) -> bool:
+    return only_source(Admin(folder).manifest().value, KeyRange(), DbPaths(folder.name)) is not None
+
+
+@pytest.mark.parametrize("codec", [None, "Lz4"])
+@pytest.mark.parametrize("partitions", ["1", "4"])
+def test_versions_deletions_expiry_and_operands_are_treated_alike(
+    tmp_path: Path, codec: Any, partitions: str
+) -> None:
+    folder, chance = tmp_path / "db", random.Random(11)
+    db = flagstone.open(folder, settings=QUIET, merge_operator=Appending())
+    held = []
+    for turn in range(4):
+        for _ in range(600):
+            key = b"k%04d" % chance.randrange(900)
+            match chance.randrange(5):
+                case 0:
+                    db.delete(key)
+                case 1:
+                    db.merge(key, b"+%d" % turn)
+                case 2:
+                    db.put(key, b"short", ttl=timedelta(milliseconds=1))
+                case 3:
+                    db.put(key, b"long" * chance.randrange(200), ttl=timedelta(hours=1))
+                case _:
+                    db.put(key, b"%d" % turn)
+        held.append(db.snapshot())  # its versions are kept
+        db.flush()
+    work = CompactionWorkerOptions(max_sst_size=30_000, compression_codec=codec)
+    Admin(folder).compact(full=True, options=CompactorOptions(worker=work), merge_operator=Appending())
+    for snapshot in held:
+        snapshot.close()
+    db.close()
+    assert is_alone(folder)
+    operator = {"merge_operator": f"{Appending.__module__}:Appending"}
+
+    assert read(folder, partitions=partitions, **operator) == scanned(folder, merge_operator=Appending())
+    assert read(folder, include_expired="true", **operator) == scanned(
+        folder, include_expired=True, merge_operator=Appending()
+    )
+    middle = [row for row in scanned(folder, merge_operator=Appending()) if b"k02" <= row[0] < b"k05"]
+    assert read(folder, start="k02", stop="k05", **operator) == middle
+
+
+def test_a_range_may_have_one_source_where_the_database_has_several(tmp_path: Path) -> None:
+    folder = tmp_path / "db"
+    load(folder, [pairs({b"a%d" % number: b"1" for number in range(9)})])
+    load(folder, [pairs({b"b%d" % number: b"2" for number in range(9)} | {b"a5": b"2"})])
+    manifest, paths = Admin(folder).manifest().value, DbPaths("db")
+
+    assert only_source(manifest, KeyRange(), paths) is None
+    assert only_source(manifest, KeyRange(b"a0", b"a9"), paths) is None
+    assert only_source(manifest, KeyRange(b"c", None), paths) == []
+    alone = only_source(manifest, KeyRange(b"b", None), paths)
+    assert alone is not None
+    assert [part.keys for part in alone] == [KeyRange(b"b", b"b8\0")]
+    for partitions in ("1", "3"):
+        assert read(folder, partitions=partitions) == scanned(folder)
+
+
+def test_damage_is_told_with_the_name_of_the_object(tmp_path: Path) -> None:
+    folder = tmp_path / "db"
+    load(folder, [pairs({b"k%d" % number: b"v" * 50 for number in range(900)})])
+    [table] = (folder / "compacted").iterdir()
+    stored = table.read_bytes()
+    table.write_bytes(stored[:5000] + bytes([stored[5000] ^ 1]) + stored[5001:])
+
+    with pytest.raises(CorruptData, match=table.name):
+        read(folder)
+
+
+def test_an_empty_database_has_no_rows(tmp_path: Path) -> None:
+    folder = tmp_path / "db"
+    flagstone.open(folder, settings=Settings(compactor_options=None)).close()
+
+    assert read(folder) == []

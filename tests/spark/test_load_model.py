@@ -1,0 +1,91 @@
+"""Loads among everything else that happens to a database, against a dictionary, with the wheel as the last reader."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import flagstone
+from flagstone import Admin
+from spark.load_rig import QUIET, load, shown
+
+KEYS = st.integers(0, 12).map(lambda number: b"k%02d" % number)
+ROWS = st.dictionaries(KEYS, st.one_of(st.none(), st.binary(min_size=1, max_size=6)), max_size=8)
+"""None stands for a deletion."""
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("write"), ROWS),
+        st.tuples(st.just("load"), ROWS),
+        st.tuples(st.just("load in two"), ROWS),
+        st.tuples(st.just("replace"), ROWS),
+        st.tuples(st.just("leave in the log"), ROWS),
+        st.tuples(st.sampled_from(["compact", "collect"]), st.just({})),
+    ),
+    max_size=8,
+)
+
+
+def cells(rows: list[tuple[bytes, bytes | None]]) -> dict[str, list[Any]]:
+    return {
+        "key": [key for key, _ in rows],
+        "value": [value for _, value in rows],
+        "op": ["put" if value is not None else "delete" for _, value in rows],
+    }
+
+
+def perform(folder: Path, step: str, rows: dict[bytes, bytes | None]) -> None:
+    listed = list(rows.items())
+    match step:
+        case "write" | "leave in the log":
+            db = flagstone.open(folder, settings=QUIET)
+            for key, value in listed:
+                db.delete(key) if value is None else db.put(key, value)
+            if step == "write":
+                db.close()
+            else:
+                db.flush("wal")  # and never closed: the next who opens it takes it over
+        case "load":
+            load(folder, [cells(listed)])
+        case "load in two":
+            load(folder, [cells(listed[::2])], [cells(listed[1::2])])
+        case "replace":
+            load(folder, [cells(listed)], replaces_all=True)
+        case "compact":
+            Admin(folder).compact(full=True, patience=timedelta(seconds=0.1))
+        case "collect":
+            Admin(folder).collect_garbage(min_age=timedelta())
+
+
+def applied(model: dict[bytes, bytes], step: str, rows: dict[bytes, bytes | None]) -> dict[bytes, bytes]:
+    after: dict[bytes, bytes | None] = {**({} if step == "replace" else model), **rows}
+    return {key: value for key, value in after.items() if value is not None}
+
+
+@pytest.mark.slow
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=30)
+@given(steps=STEPS)
+def test_a_database_with_loads_shows_what_a_dictionary_would(
+    wheel: Any, steps: list[tuple[str, Any]]
+) -> None:
+    home = Path(tempfile.mkdtemp(prefix="flagstone-model-"))
+    folder, model = home / "db", dict[bytes, bytes]()
+    try:
+        load(folder, [cells([])])
+        for step, rows in steps:
+            perform(folder, step, rows)
+            model = applied(model, step, rows)
+            assert shown(folder) == model, step
+            with flagstone.open_reader(folder, mode="latest") as reader:
+                assert {key: value for key in model if (value := reader.get(key)) is not None} == model
+        assert not Admin(folder).verify().findings
+        assert wheel.scan(str(home), "db") == model
+    finally:
+        shutil.rmtree(home)

@@ -1,0 +1,346 @@
+"""Change streams: offsets and rows as Spark asks for them, and a real query that is stopped and started again."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxFiles
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
+
+import flagstone
+from flagstone import Admin, InvalidRequest
+from flagstone.spark import foreach_batch
+from flagstone.spark.schema import arrow_schema
+from flagstone.spark.stream import BEGIN, ChangeStreamReader, plan_end
+from flagstone.spark.stream_options import parse_stream_options
+from flagstone.types import WalId
+from flagstone.wal.tail import WalFile
+from spark.load_rig import QUIET, load, pairs, shown
+
+NOW = timedelta()
+
+
+class Clock:
+    """A clock that stands where it is put."""
+
+    def __init__(self) -> None:
+        self.at = 1_000.0
+
+    def now_ms(self) -> int:
+        return 1_800_000_000_000 + int(self.at * 1000)
+
+    def monotonic(self) -> float:
+        self.at += 5
+        return self.at
+
+    def sleep(self, seconds: float) -> None:
+        self.at += seconds
+
+
+def stream_of(folder: Path, **options: str) -> ChangeStreamReader:
+    return ChangeStreamReader(
+        parse_stream_options({"path": str(folder), "consumer": "test", **options}), clock=Clock()
+    )
+
+
+def rows_between(reader: ChangeStreamReader, start: Any, end: Any) -> list[dict[str, Any]]:
+    task = pickle.loads(pickle.dumps(reader))
+    partitions = pickle.loads(pickle.dumps(list(reader.partitions(start, end))))
+    return [row for partition in partitions for batch in task.read(partition) for row in batch.to_pylist()]
+
+
+def follow(reader: ChangeStreamReader, start: Any = None) -> tuple[list[dict[str, Any]], Any]:
+    """All there is, batch by batch, as a query would read it; and where it ended."""
+    rows: list[dict[str, Any]] = []
+    at = start or reader.initialOffset()
+    while (end := reader.latestOffset(at, reader.getDefaultReadLimit())) != at:
+        rows += rows_between(reader, at, end)
+        reader.commit(end)
+        at = end
+    return rows, at
+
+
+def applied(rows: list[dict[str, Any]], model: dict[bytes, bytes] | None = None) -> dict[bytes, bytes]:
+    result = dict(model or {})
+    for row in rows:
+        if row["op"] == "put":
+            result[row["key"]] = row["value"]
+        else:
+            result.pop(row["key"], None)
+    return result
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "db"
+
+
+def test_a_copy_first_and_then_every_change_once_and_in_order(folder: Path) -> None:
+    load(folder, [pairs({b"k%03d" % number: b"loaded" for number in range(100)})])
+    db = flagstone.open(folder, settings=QUIET)
+    db.put(b"k001", b"in the log before", await_durable=True)
+    reader = stream_of(folder)
+
+    copy, at = follow(reader)
+    assert len(copy) == 100
+    assert {row["op"] for row in copy} == {"put"}
+    assert {row["wal_id"] for row in copy} == {None}
+    assert reader.partitions(at, at) == []
+    db.put(b"k001", b"1")
+    db.delete(b"k002")
+    db.flush("wal")
+    with db.batch() as batch:
+        batch.put(b"a", b"2")
+        batch.put(b"b", b"2")
+    db.flush("wal")
+    changes, _ = follow(reader, at)
+
+    assert [(row["op"], row["key"], row["value"], row["seq"]) for row in changes] == [
+        ("put", b"k001", b"1", 3),
+        ("delete", b"k002", None, 4),
+        ("put", b"a", b"2", 5),
+        ("put", b"b", b"2", 5),
+    ]
+    assert all(row["created_ms"] and row["wal_id"] for row in changes)
+    db.close()
+    assert applied(changes, applied(copy)) == shown(folder)
+
+
+def test_a_batch_that_is_repeated_reads_the_same(folder: Path) -> None:
+    db = flagstone.open(folder, settings=QUIET)
+    db.put(b"a", b"1", await_durable=True)
+    reader = stream_of(folder, starting="earliest")
+    end = reader.latestOffset(dict(BEGIN), ReadAllAvailable())
+    assert rows_between(reader, dict(BEGIN), end) == []
+    more = reader.latestOffset(end, ReadAllAvailable())
+    once = rows_between(reader, end, more)
+    db.put(b"b", b"2", await_durable=True)
+    db.close()
+
+    again = rows_between(stream_of(folder, starting="earliest"), end, more)
+
+    assert once == again
+    assert [row["key"] for row in once] == [b"a"]
+
+
+def test_the_log_is_kept_until_the_query_has_read_it_and_no_longer(folder: Path) -> None:
+    reader = None
+    for turn in range(3):
+        with flagstone.open(folder, settings=QUIET) as db:
+            if reader is None:
+                reader = stream_of(folder)
+                _, at = follow(reader)
+            db.put(b"turn %d" % turn, b"x")
+        Admin(folder).collect_garbage(min_age=NOW)
+    assert reader is not None
+
+    rows, _ = follow(reader, at)
+    reader.stop()
+
+    assert [row["key"] for row in rows] == [b"turn 0", b"turn 1", b"turn 2"]
+    held = len(list((folder / "wal").iterdir()))
+    Admin(folder).collect_garbage(min_age=NOW)
+    assert len(list((folder / "wal").iterdir())) < held
+
+
+def test_what_never_was_in_the_log_is_told_unless_gaps_are_allowed(folder: Path) -> None:
+    with flagstone.open(folder, settings=QUIET) as db:
+        db.put(b"a", b"1")
+    reader, tolerant = stream_of(folder), stream_of(folder, consumer="other", allow_gaps="true")
+    (_, at), (_, other) = follow(reader), follow(tolerant)
+    load(folder, [pairs({b"loaded": b"x"})])
+
+    with pytest.raises(InvalidRequest, match="sequence numbers 2 to 2 are not in the log"):
+        follow(reader, at)
+    with flagstone.open(folder, settings=QUIET) as db:
+        db.put(b"b", b"2")
+    with pytest.raises(InvalidRequest, match="sequence numbers 2 to 2 are not in the log"):
+        follow(reader, at)
+    rows, _ = follow(tolerant, other)
+    assert [row["key"] for row in rows] == [b"b"]
+
+
+def test_files_that_were_removed_are_told(folder: Path) -> None:
+    for turn in range(4):
+        with flagstone.open(folder, settings=QUIET) as db:
+            db.put(b"%d" % turn, b"x")
+    Admin(folder).collect_garbage(min_age=NOW)
+
+    with pytest.raises(InvalidRequest, match="removed by garbage collection"):
+        follow(stream_of(folder, starting="1"))
+
+
+def test_a_stream_from_the_latest_file_shows_only_what_comes(folder: Path) -> None:
+    with flagstone.open(folder, settings=QUIET) as db:
+        db.put(b"before", b"x", await_durable=True)
+        reader = stream_of(folder, starting="latest")
+        nothing, at = follow(reader)
+        db.put(b"after", b"x", await_durable=True)
+        rows, _ = follow(reader, at)
+
+    assert nothing == []
+    assert [row["key"] for row in rows] == [b"after"]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"max_files_per_trigger": "1"}, {"max_bytes_per_trigger": "1"}, {"partitions": "3"}]
+)
+def test_a_model_follows_random_writes_and_restarts(folder: Path, options: dict[str, str]) -> None:
+    chance, model = random.Random(5), dict[bytes, bytes]()
+    reader, at = stream_of(folder, **options) if folder.exists() else None, None
+    for _ in range(6):
+        with flagstone.open(folder, settings=QUIET) as db:
+            for _ in range(20):
+                key = b"%d" % chance.randrange(30)
+                if chance.random() < 0.3:
+                    db.delete(key)
+                else:
+                    db.put(key, b"%d" % chance.randrange(1000))
+                if chance.random() < 0.2:
+                    db.flush("wal")
+        if reader is None or chance.random() < 0.5:
+            reader = stream_of(folder, **options)
+        rows, at = follow(reader, at)
+        model = applied(rows, model)
+        assert model == shown(folder)
+
+
+def test_a_micro_batch_is_as_large_as_allowed_and_never_empty() -> None:
+    files = [WalFile(WalId(number), 100, 0) for number in (3, 4, 5, 7)]
+
+    assert plan_end(files, 3, ReadAllAvailable(), None) == 6
+    assert plan_end(files, 3, ReadAllAvailable(), 5) == 5
+    assert plan_end(files, 3, ReadMaxFiles(2), None) == 5
+    assert plan_end(files, 3, ReadMaxBytes(250), None) == 5
+    assert plan_end(files, 3, ReadMaxBytes(1), None) == 4
+    assert plan_end(files, 2, ReadAllAvailable(), None) == 2
+    assert plan_end([], 1, ReadAllAvailable(), None) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"consumer": ""}, "needs the option 'consumer'"),
+        ({"starting": "tomorrow"}, "snapshot, earliest, latest"),
+        ({"startign": "latest"}, "did you mean 'starting'"),
+        ({"max_files_per_trigger": "1", "max_bytes_per_trigger": "1"}, "keep one of them"),
+    ],
+)
+def test_bad_options_are_refused(folder: Path, options: dict[str, str], told: str) -> None:
+    with pytest.raises(InvalidRequest, match=told):
+        stream_of(folder, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+@pytest.mark.timeout(300)
+def test_a_query_that_is_started_again_goes_on_where_it_stopped(spark: Any, tmp_path: Path) -> None:
+    folder, state, out = tmp_path / "db", tmp_path / "state", tmp_path / "out"
+
+    def run() -> None:
+        source = (
+            spark.readStream.format("flagstone").option("consumer", "lake").option("max_files_per_trigger", 4)
+        )
+        query = (
+            source.load(str(folder))
+            .writeStream.format("parquet")
+            .option("checkpointLocation", str(state))
+            .trigger(availableNow=True)
+            .start(str(out))
+        )
+        query.awaitTermination(120)
+        assert query.exception() is None
+
+    expected: list[tuple[str, bytes]] = []
+    for turn in range(2):
+        with flagstone.open(folder, settings=QUIET) as db:
+            for number in range(6):
+                db.put(b"%d/%d" % (turn, number), b"x", await_durable=True)
+                expected.append(("put", b"%d/%d" % (turn, number)))
+            if turn:
+                db.delete(b"0/0")
+                expected.append(("delete", b"0/0"))
+        run()
+    run()
+
+    found = spark.read.parquet(str(out)).orderBy("seq").collect()
+    assert [(row.op, bytes(row.key)) for row in found] == expected
+    nameless = spark.readStream.format("flagstone").load(str(folder)).writeStream.format("noop").start()
+    with pytest.raises(Exception, match="needs the option 'consumer'"):
+        nameless.awaitTermination(60)
+
+
+class Frame:
+    """As much of a DataFrame as the sink asks for."""
+
+    def __init__(self, cells: dict[str, list[Any]], schema: StructType) -> None:
+        self.schema = schema
+        self._cells = cells
+
+    def toArrow(self) -> pa.Table:  # noqa: N802 - Spark's name
+        return pa.Table.from_pydict(self._cells, schema=arrow_schema(self.schema))
+
+
+SINK = StructType(
+    [StructField("key", BinaryType()), StructField("value", StringType()), StructField("op", StringType())]
+)
+
+
+def sink_frame(*rows: tuple[bytes | None, str | None, str | None]) -> Any:
+    return Frame(dict(zip(("key", "value", "op"), map(list, zip(*rows, strict=True)), strict=True)), SINK)
+
+
+def test_a_micro_batch_is_written_once_however_often_it_comes(folder: Path) -> None:
+    first = sink_frame((b"a", "1", "put"), (b"b", "2", None))
+    second = sink_frame((b"a", None, "delete"), (b"c", "3", "put"))
+    with flagstone.open(folder, settings=QUIET) as db:
+        write = foreach_batch(db, "orders")
+        write(first, 0)
+        write(second, 1)
+    with flagstone.open(folder, settings=QUIET) as db:
+        write = foreach_batch(db, "orders")
+        write(first, 0)
+        write(second, 1)
+        assert dict(db.scan(b"a")) == {b"b": b"2", b"c": b"3"}
+        assert db.status()["committed_seq"] == 2
+        with pytest.raises(InvalidRequest, match="lacks its key or its value"):
+            write(sink_frame((b"x", "1", "put"), (b"y", None, "put")), 2)
+        with pytest.raises(InvalidRequest, match="column 'op' has 'upsert'"):
+            write(sink_frame((b"x", "1", "upsert")), 2)
+        assert db.get(b"x") is None
+        assert db.get(b"\0flagstone/stream/orders") == b"1"
+        with pytest.raises(InvalidRequest, match="needs a name"):
+            foreach_batch(db, "")
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+@pytest.mark.timeout(300)
+def test_a_stream_of_changes_keeps_a_copy_up_to_date(spark: Any, tmp_path: Path) -> None:
+    source, copy = tmp_path / "source", tmp_path / "copy"
+    for turn in range(2):
+        with flagstone.open(source, settings=QUIET) as db:
+            db.put(b"k%d" % turn, b"v")
+            db.put(b"same", b"%d" % turn)
+            db.delete(b"k0") if turn else None
+        with flagstone.open(copy, settings=QUIET) as target:
+            changes = spark.readStream.format("flagstone").option("consumer", "copy").load(str(source))
+            query = (
+                changes.select("op", "key", "value")
+                .writeStream.foreachBatch(foreach_batch(target, "copy"))
+                .option("checkpointLocation", str(tmp_path / "state"))
+                .trigger(availableNow=True)
+                .start()
+            )
+            query.awaitTermination(120)
+            assert query.exception() is None
+        with flagstone.open_reader(copy, mode="latest") as reader:
+            assert dict(reader.scan(b"a")) == shown(source)
