@@ -275,7 +275,9 @@ class Transaction(Reads):
         self._unseen.add(key)
 
     def _with_own_writes(self, view: ReadView) -> ReadView:
-        """Its writes as the newest memtable. They carry the number it reads at: above all it can see."""
+        """Its writes as the newest memtable. They carry the number it reads at, above all it can see, and no time of
+        creation: they have none before they are committed.
+        """
         if not len(self._batch):
             return view
         if self._unseen:
@@ -290,7 +292,7 @@ class Transaction(Reads):
                     default_ttl_ms=env.settings.default_ttl_millis,
                     operator=env.merge_operator,
                 )
-                self._own.set((key, self._state.seq, kind, value, now_ms, expires_ms))
+                self._own.set((key, self._state.seq, kind, value, None, expires_ms))
             self._unseen.clear()
         lent = view.with_memtables((self._own, *view.memtables))
         self._lent.add(lent)

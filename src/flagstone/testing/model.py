@@ -23,7 +23,7 @@ class Version:
     seq: int
     kind: int
     value: bytes
-    created_ms: int
+    created_ms: int | None
     expires_ms: int | None
 
     def expired(self, now_ms: int) -> bool:
@@ -62,7 +62,7 @@ class Model:
         mine = fold_changes(change for change in own if change[0] == key).get(key)
         if mine is not None:
             kind, value, ttl_ms = mine
-            seen.append(Version(own_seq, kind, value, now_ms, None if ttl_ms is None else now_ms + ttl_ms))
+            seen.append(Version(own_seq, kind, value, None, None if ttl_ms is None else now_ms + ttl_ms))
         parts: list[Version] = []
         for version in reversed(seen):
             if version.kind == MERGE:
@@ -79,7 +79,7 @@ class Model:
             key,
             b"".join(part.value for part in reversed(parts)),
             parts[0].seq,
-            max(part.created_ms for part in parts),
+            max((part.created_ms for part in parts if part.created_ms is not None), default=None),
             min(expiries, default=None),
         )
 
