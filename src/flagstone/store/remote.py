@@ -302,7 +302,8 @@ class RemoteStore:
             return opener(
                 place.bucket,
                 prefix=place.prefix or None,
-                client_options=http or None,  # given any, the client forgets what the environment says of http
+                client_options=http
+                or None,  # given any, the client forgets what the environment says of http
                 retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=30)},
                 **config,
             )

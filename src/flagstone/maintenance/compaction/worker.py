@@ -241,7 +241,9 @@ class Worker:
         if self._stopping:
             # Also what the coordinator of this process gave us last, and we never began.
             own = lifecycle.jobs_of(jobs, self.id)
-            unfinished |= {job_id: job.context for job_id, job in own.items() if job_id not in self._executions}
+            unfinished |= {
+                job_id: job.context for job_id, job in own.items() if job_id not in self._executions
+            }
         jobs = lifecycle.report_jobs(jobs, self.id, outputs)
         return lifecycle.give_back(jobs, self.id, unfinished)
 
