@@ -108,7 +108,9 @@ def test_the_version_is_told() -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_shells_can_complete(shell: str) -> None:
+def test_shells_can_complete(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Otherwise the shell is looked for among the parents of this process, and there may be none.
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
     done = CliRunner().invoke(app, ["--show-completion", shell])
     assert done.exit_code == 0
     assert "_FLAGSTONE_COMPLETE" in done.stdout
