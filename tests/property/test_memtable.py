@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from flagstone.kernels import load_compiled, load_interpreted
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple
 
+pytestmark = pytest.mark.slow
+
 KERNELS = [pytest.param(load_interpreted("memtable"), id="interpreted")]
 if load_compiled("memtable") is not None:
     KERNELS.append(pytest.param(load_compiled("memtable"), id="compiled"))

@@ -13,6 +13,8 @@ from flagstone.lsm.json_merge_patch import JsonMergePatch
 from flagstone.lsm.merge_operator import MergeOperator, fold, fold_from_nothing
 from flagstone.lsm.operators import Concatenate, Counter, Maximum, Minimum, SetUnion
 
+pytestmark = pytest.mark.slow
+
 KEY = b"key"
 
 numbers = (st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 3)).map(Counter.encode)

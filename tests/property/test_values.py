@@ -18,6 +18,8 @@ from flagstone.errors import CorruptData, InvalidRequest
 from flagstone.kernels import load_compiled, load_interpreted
 from flagstone.values import row as row_module
 
+pytestmark = pytest.mark.slow
+
 
 def decimals(precision: int, scale: int) -> st.SearchStrategy[Decimal]:
     return st.integers(1 - 10**precision, 10**precision - 1).map(

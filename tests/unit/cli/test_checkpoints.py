@@ -10,6 +10,8 @@ import pytest
 import flagstone
 from unit.cli.running import Flagstone
 
+pytestmark = pytest.mark.slow
+
 NOWHERE = "01740ee5-6459-44af-9a45-85deb6e468e3"
 
 

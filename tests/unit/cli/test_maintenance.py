@@ -20,6 +20,8 @@ from flagstone.runtime.ids import parse_ulid
 from flagstone.types import RunId
 from unit.cli.running import Flagstone
 
+pytestmark = pytest.mark.slow
+
 ULID = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 
 

@@ -10,6 +10,8 @@ import flagstone
 from golden.corpus import GoldenDatabase, databases
 from unit.cli.running import Flagstone
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_manifest_is_shown_whole(shop: Flagstone) -> None:
     manifest = shop.json("read-manifest")

@@ -13,6 +13,8 @@ from flagstone.cli.output import size_text, time_text
 from golden.corpus import GoldenDatabase, databases
 from unit.cli.running import Flagstone
 
+pytestmark = pytest.mark.slow
+
 
 def test_stats_of_a_small_database(shop: Flagstone) -> None:
     stats = shop.json("stats")

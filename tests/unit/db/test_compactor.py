@@ -28,6 +28,8 @@ from flagstone.store.paths import DbPaths
 from flagstone.testing.faults import Crashed, FaultyStore
 from flagstone.types import Row, RunId, Ulid
 
+pytestmark = pytest.mark.slow
+
 QUICK = timedelta(milliseconds=20)
 COMPACTOR = CompactorOptions(
     poll_interval=QUICK,

@@ -20,6 +20,8 @@ from flagstone.types import RunId
 from flagstone.views.restore import restore
 from unit.views.views_rig import World, numbered
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(params=["one store", "log apart"])
 def world(request: pytest.FixtureRequest) -> World:
