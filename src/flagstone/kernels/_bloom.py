@@ -72,6 +72,7 @@ def _siphash(data: cython.p_const_uchar, size: cython.Py_ssize_t) -> cython.ulon
 
 @cython.cfunc
 @cython.inline
+@cython.nogil
 @cython.exceptval(check=False)
 def _wrap(value: cython.ulonglong, modulus: cython.ulonglong) -> cython.ulonglong:
     """`value % modulus` for values barely above it: a subtraction costs a tenth of a division."""
@@ -123,7 +124,10 @@ def hash_column(
 
 
 def build(hashes: array, size: int, probes: int) -> bytes:
-    """The bit array of `size` bytes in which every hash of the array has its `probes` bits set."""
+    """The bit array of `size` bytes in which every hash of the array has its `probes` bits set.
+
+    Does not hold the interpreter's lock: a large table has millions of hashes.
+    """
     bits: bytearray = bytearray(size)
     out: cython.p_uchar = bits
     modulus: cython.ulonglong = size * 8
@@ -136,13 +140,14 @@ def build(hashes: array, size: int, probes: int) -> bytes:
     stride: cython.ulonglong
     if modulus == 0:
         return b""
-    for index in range(total):
-        position = (hashed[index] & MASK32) % modulus
-        stride = (hashed[index] >> 32) % modulus
-        for step in range(turns):
-            stride = _wrap(stride + step, modulus)
-            out[position >> 3] |= 1 << (position & 7)
-            position = _wrap(position + stride, modulus)
+    with cython.nogil:
+        for index in range(total):
+            position = (hashed[index] & MASK32) % modulus
+            stride = (hashed[index] >> 32) % modulus
+            for step in range(turns):
+                stride = _wrap(stride + step, modulus)
+                out[position >> 3] |= 1 << (position & 7)
+                position = _wrap(position + stride, modulus)
     return bytes(bits)
 
 

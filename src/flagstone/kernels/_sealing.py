@@ -1,7 +1,7 @@
-"""Checksums and filter bits of whole tables.
+"""Checksums of many blocks at once.
 
-The same values as `format.checksum` and `_bloom` compute. Compaction handles millions of rows and ten thousands of
-blocks at a time, so here it is done without the interpreter's lock.
+The same values as `format.checksum` computes. Compaction handles ten thousands of blocks at a time, so here it is
+done without the interpreter's lock.
 
 Written in Cython's pure-Python mode; see `_block_writer` for how that works.
 """
@@ -173,33 +173,3 @@ def stamp(chunk: cython.uchar[::1], bounds: cython.const[cython.longlong][::1]) 
             data[stop + 1] = (crc >> 16) & 0xFF
             data[stop + 2] = (crc >> 8) & 0xFF
             data[stop + 3] = crc & 0xFF
-
-
-def build_bloom(hashes: array, size: int, probes: int) -> bytes:
-    """`_bloom.build` without holding the interpreter's lock: a large table has millions of hashes."""
-    bits: bytearray = bytearray(size)
-    out: cython.p_uchar = bits
-    modulus: cython.ulonglong = size * 8
-    hashed: cython.ulonglong[::1] = hashes
-    total: cython.Py_ssize_t = len(hashes)
-    index: cython.Py_ssize_t
-    step: cython.uint
-    turns: cython.uint = probes
-    position: cython.ulonglong
-    stride: cython.ulonglong
-    if modulus == 0:
-        return b""
-    with cython.nogil:
-        for index in range(total):
-            position = (hashed[index] & MASK32) % modulus
-            stride = (hashed[index] >> 32) % modulus
-            for step in range(turns):
-                # Barely above the modulus: subtracting costs a tenth of dividing.
-                stride += step
-                while stride >= modulus:
-                    stride -= modulus
-                out[position >> 3] |= 1 << (position & 7)
-                position += stride
-                if position >= modulus:
-                    position -= modulus
-    return bytes(bits)

@@ -16,10 +16,10 @@ from flagstone.format.block import BLOCK_SIZES, DEFAULT_BLOCK_BYTES, FORMAT_V2
 from flagstone.format.checksum import CHECKSUM_BYTES, seal, seal_parts
 from flagstone.format.codec import Codec
 from flagstone.format.filter import DEFAULT_MIN_FILTER_KEYS, BloomPolicy, FilterBuilder, encode_filters
-from flagstone.format.sst import encode_footer
-from flagstone.format.sst_info import FilterFormat, SsTableInfo, SstType
+from flagstone.format.sst_info import SsTableInfo, SstType
 from flagstone.kernels import block_writer
 from flagstone.kernels import index as index_kernel
+from flagstone.table.tail import encode_tail
 from flagstone.types import EntryTuple
 
 if TYPE_CHECKING:
@@ -123,25 +123,21 @@ class TableBuilder:
         self._collect(self._writer.finish())
         if self._first is None:
             raise InvalidRequest("an SST needs at least one row")
-        filters, stats = self._filter_block(), self._stats_block()
-        index = seal(index_kernel.encode_index(self._offsets, self._index_keys), self.options.codec)
-        index_offset = self._bytes + len(filters)
-        stats_offset = index_offset + len(index)
-        info = SsTableInfo(
+        _, key_bytes, value_bytes = self._writer.totals()
+        info, parts = encode_tail(
+            data_bytes=self._bytes,
+            offsets=self._offsets,
+            index_keys=self._index_keys,
+            counts=self._block_counts,
+            key_bytes=key_bytes,
+            value_bytes=value_bytes,
             first_entry=self._first,
             last_entry=self._last if self._compacted else None,
-            index_offset=index_offset,
-            index_len=len(index),
-            filter_offset=self._bytes,
-            filter_len=len(filters),
+            filters=self._filter_block(),
             codec=self.options.codec,
             sst_type=self.sst_type,
-            stats_offset=stats_offset if stats else 0,
-            stats_len=len(stats),
-            filter_format=FilterFormat.COMPOSITE,
         )
-        footer = encode_footer(info, stats_offset + len(stats))
-        self._data.writelines((filters, index, stats, footer))
+        self._data.writelines(parts)
         return EncodedTable(self._data.getvalue(), info, self.rows)
 
     @property
@@ -174,11 +170,3 @@ class TableBuilder:
             return b""
         named = [(builder.policy.name, builder.finish()) for builder in self._filters]
         return seal(encode_filters(named), self.options.codec)
-
-    def _stats_block(self) -> bytes:
-        if not self._compacted:
-            return b""
-        _, key_bytes, value_bytes = self._writer.totals()
-        puts, deletes, merges = (sum(counts) for counts in zip(*self._block_counts, strict=True))
-        totals = (puts, deletes, merges, key_bytes, value_bytes)
-        return seal(index_kernel.encode_stats(totals, self._block_counts), self.options.codec)

@@ -14,12 +14,11 @@ from typing import Final
 from flagstone.format.checksum import CHECKSUM_BYTES, seal
 from flagstone.format.codec import Codec
 from flagstone.format.filter import BloomPolicy, FilterBuilder, encode_filters
-from flagstone.format.sst import encode_footer
-from flagstone.format.sst_info import FilterFormat, SsTableInfo, SstType
-from flagstone.kernels import index as index_kernel
-from flagstone.kernels import row_writer, sealing
+from flagstone.format.sst_info import SstType
+from flagstone.kernels import bloom, row_writer, sealing
 from flagstone.runtime.sync import Lock
 from flagstone.table.builder import EncodedTable, TableOptions
+from flagstone.table.tail import encode_tail
 from flagstone.types import EntryTuple
 
 SPARE_BYTES: Final = 64 * 1024 * 1024
@@ -116,28 +115,20 @@ class OutputWriter:
         self._collect()
         if not rows:
             return None
-        codec = self._options.codec
-        filters = self._filter_block(rows)
-        index = seal(index_kernel.encode_index(self._offsets, self._index_keys), codec)
-        puts, deletes, merges = (sum(each) for each in zip(*self._counts, strict=True))
-        totals = (puts, deletes, merges, key_bytes, value_bytes)
-        stats = seal(index_kernel.encode_stats(totals, self._counts), codec)
-        index_offset = self._size + len(filters)
-        stats_offset = index_offset + len(index)
-        info = SsTableInfo(
+        info, parts = encode_tail(
+            data_bytes=self._size,
+            offsets=self._offsets,
+            index_keys=self._index_keys,
+            counts=self._counts,
+            key_bytes=key_bytes,
+            value_bytes=value_bytes,
             first_entry=first_key,
             last_entry=last_key,
-            index_offset=index_offset,
-            index_len=len(index),
-            filter_offset=self._size,
-            filter_len=len(filters),
-            codec=codec,
+            filters=self._filter_block(rows),
+            codec=self._options.codec,
             sst_type=SstType.COMPACTED,
-            stats_offset=stats_offset,
-            stats_len=len(stats),
-            filter_format=FilterFormat.COMPOSITE,
         )
-        self._data.writelines((filters, index, stats, encode_footer(info, stats_offset + len(stats))))
+        self._data.writelines(parts)
         self._data.truncate()
         table = EncodedTable(self._data.getvalue(), info, rows)
         self._begin()
@@ -176,5 +167,5 @@ class OutputWriter:
 
     def _bloom(self, policy: BloomPolicy) -> bytes:
         size = (len(self._hashes) * policy.bits_per_key + 7) // 8
-        bits = sealing.build_bloom(self._hashes, size, policy.probes)
+        bits = bloom.build(self._hashes, size, policy.probes)
         return struct.pack(">H", policy.probes) + bits
