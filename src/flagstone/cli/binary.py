@@ -12,6 +12,7 @@ import binascii
 from enum import StrEnum
 
 from flagstone.errors import InvalidRequest
+from flagstone.inspector.text import json_text, line_text
 
 
 class KeyForm(StrEnum):
@@ -61,21 +62,6 @@ def key_form(*, hex_given: bool, base64_given: bool, default: KeyForm = KeyForm.
     if hex_given and base64_given:
         raise InvalidRequest("a key is --hex or --base64, not both")
     return KeyForm.hex if hex_given else KeyForm.base64 if base64_given else default
-
-
-def json_text(data: bytes) -> str:
-    """Bytes for JSON: the text they spell, or 0x and hexadecimal digits."""
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        return f"0x{data.hex()}"
-    return f"0x{data.hex()}" if text[:2].lower() == "0x" else text
-
-
-def line_text(data: bytes) -> str:
-    """Bytes for a line of text: as `json_text`, but also with control characters as hexadecimal digits."""
-    text = json_text(data)
-    return text if text.isprintable() else f"0x{data.hex()}"
 
 
 def screen_text(data: bytes) -> str:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from flagstone.cli.context import AsJson, Invocation, invocation
-from flagstone.cli.output import moment_text, print_json, print_table, say, time_text
+from flagstone.cli.output import moment_text, print_json, print_table, say
 from flagstone.cli.parsing import parse_checkpoint, parse_lifetime, require_checkpoint_id
+from flagstone.inspector.text import time_text
 
 if TYPE_CHECKING:
     from flagstone.metadata.manifest import Checkpoint

@@ -10,8 +10,9 @@ import typer
 
 from flagstone.cli.context import AsJson, invocation
 from flagstone.cli.manifests import End, Start
-from flagstone.cli.output import print_facts, print_json, print_table, size_text, time_text
+from flagstone.cli.output import print_facts, print_json, print_table
 from flagstone.errors import InvalidRequest
+from flagstone.inspector.text import size_text, time_text
 
 if TYPE_CHECKING:
     from flagstone.metadata.compactions import Job

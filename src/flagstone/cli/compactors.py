@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Final, cast
 
 import typer
 
 from flagstone.cli.binary import KeyForm, parse_bytes
 from flagstone.cli.context import AsJson, Invocation, invocation
-from flagstone.cli.output import print_json, say, size_text
+from flagstone.cli.output import print_json, say
 from flagstone.cli.parsing import parse_duration, parse_lifetime, parse_merge_operator
 from flagstone.cli.progress import working
 from flagstone.cli.rows import MergeWith
 from flagstone.cli.signals import service
+from flagstone.cli.spark_jobs import OnSpark, SparkConf, parse_conf, spark_arguments, spark_session
+from flagstone.inspector.text import size_text
 
 if TYPE_CHECKING:
     from flagstone.config import CompactorOptions
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
     from flagstone.db.admin import Admin
     from flagstone.maintenance.compaction.now import Progress
     from flagstone.metadata.manifest import Manifest
+    from flagstone.types import Ulid
 
 
 def compact(
@@ -44,9 +49,11 @@ def compact(
         ),
     ] = "20s",
     merge_operator: MergeWith = None,
+    spark: OnSpark = False,
+    spark_conf: SparkConf = None,
     json: AsJson = False,
 ) -> None:
-    """Compact now, in this process, and return when it is done.
+    """Compact now, in this process or on Spark, and return when it is done.
 
     Without --full that is what the size-tiered scheduler would do. Works beside a writer: a coordinator that is alive
     gets the jobs and this process helps it; if none answers, this process coordinates for the moment. Interrupted, it
@@ -57,8 +64,10 @@ def compact(
 
         flagstone -p s3://bucket/shop compact
         flagstone -p s3://bucket/shop compact --full --deadline 1h --patience 0s
+        flagstone -p s3://bucket/shop compact --full --spark --spark-conf spark.master=spark://host:7077
     """
     call = invocation(context, json=json)
+    conf = parse_conf(spark_conf, spark=spark)
     prefix = None if segment is None else parse_bytes(segment, KeyForm.auto, what="segment")
     limit, waits = parse_lifetime(deadline), parse_duration(patience)
     operator = parse_merge_operator(merge_operator)
@@ -66,13 +75,20 @@ def compact(
     admin = connection.admin()
     options = _options(call, admin)
     latest: list[Progress] = []
-    with working("compacting", connection) as bar:
+    with ExitStack() as work:
+        compact_now: Callable[..., list[Ulid]] = admin.compact
+        if spark:
+            session = work.enter_context(spark_session(conf, command="compact"))
+            from flagstone.spark import compact as compact_on_spark
+
+            compact_now = partial(compact_on_spark, session, **spark_arguments(call))
+        bar = work.enter_context(working("compacting", connection))
 
         def note(progress: Progress) -> None:
             latest[:] = [progress]
             bar.update(progress.bytes_written, progress.bytes_to_read)
 
-        jobs = admin.compact(
+        jobs = compact_now(
             full=full,
             segment=prefix,
             options=options,
@@ -121,23 +137,41 @@ def run_compactor(
         admin.run_compactor(options=options, merge_operator=operator, stop=stop)
 
 
-def run_worker(context: typer.Context, merge_operator: MergeWith = None, json: AsJson = False) -> None:
+def run_worker(
+    context: typer.Context,
+    merge_operator: MergeWith = None,
+    spark: OnSpark = False,
+    spark_conf: SparkConf = None,
+    json: AsJson = False,
+) -> None:
     """Do the compactions that a coordinator elsewhere decides, until interrupted.
 
     The coordinator may be SlateDB's or ours, and any number of workers may serve it. Tells on standard error what it
-    does. Ctrl-C and SIGTERM end it in order: unfinished jobs are given back, with what was done of them.
+    does. Ctrl-C and SIGTERM end it in order: unfinished jobs are given back, with what was done of them. With --spark
+    every job is cut into key ranges, which Spark's executors merge; they need this package and access to the store.
 
     For example:
 
         flagstone -p s3://bucket/shop run-worker
+        flagstone -p s3://bucket/shop run-worker --spark --spark-conf spark.master=spark://host:7077
         flagstone -p s3://bucket/shop --settings SlateDb.toml run-worker --merge-operator counter
     """
     call = invocation(context, json=json)
+    conf = parse_conf(spark_conf, spark=spark)
     operator = parse_merge_operator(merge_operator)
     admin = call.connect(patient=True).admin()
     options = _options(call, admin)
-    with service("run-worker") as stop:
-        admin.run_worker(options=options.worker, merge_operator=operator, stop=stop)
+    if not spark:
+        with service("run-worker") as stop:
+            admin.run_worker(options=options.worker, merge_operator=operator, stop=stop)
+        return
+    # Spark first: it listens to Ctrl-C itself, and here it must be the service that does.
+    with spark_session(conf, command="run-worker") as session, service("run-worker") as stop:
+        from flagstone.spark import run_worker as work_on_spark
+
+        work_on_spark(
+            session, **spark_arguments(call), options=options.worker, merge_operator=operator, stop=stop
+        )
 
 
 def _options(call: Invocation, admin: Admin) -> CompactorOptions:

@@ -139,18 +139,18 @@ def address(call: Invocation, path: str) -> tuple[str, str | None]:
 
 def _connect(call: Invocation, *, patient: bool) -> Connection:
     path, store = address(call, call.require_path())
-    plain, root = resolve_database(path, store, _options(call, store or path, patient=patient))
+    plain, root = resolve_database(path, store, store_options(call, store or path, patient=patient))
     if not root:
         raise InvalidRequest(f"{path!r} names a whole store; a database needs a path inside it")
     main, main_requests = _counted(call, plain, patient=patient)
     if call.wal_store is None:
         return Connection(root, main, None, main_requests, None)
-    log_options = _options(call, call.wal_store, patient=patient)
+    log_options = store_options(call, call.wal_store, patient=patient)
     log, log_requests = _counted(call, resolve(call.wal_store, **log_options), patient=patient)  # type: ignore[arg-type]
     return Connection(root, main, log, main_requests, log_requests)
 
 
-def _options(call: Invocation, url: str, *, patient: bool) -> Mapping[str, OptionValue]:
+def store_options(call: Invocation, url: str, *, patient: bool = True) -> Mapping[str, OptionValue]:
     """What the user gave, and for a remote store timeouts where the user gave none."""
     given: dict[str, OptionValue] = {}
     for text in call.store_options:

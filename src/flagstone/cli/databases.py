@@ -12,10 +12,11 @@ import typer
 from flagstone.cli.binary import KeyForm, parse_bytes
 from flagstone.cli.confirming import can_ask, confirm
 from flagstone.cli.context import AsJson, Invocation, invocation
-from flagstone.cli.output import print_json, say, time_text
+from flagstone.cli.output import print_json, say
 from flagstone.cli.parsing import parse_checkpoint, parse_lifetime, require_checkpoint_id
 from flagstone.cli.progress import working
 from flagstone.errors import InvalidRequest
+from flagstone.inspector.text import time_text
 from flagstone.types import KeyRange
 
 if TYPE_CHECKING:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from flagstone.cli.binary import json_text
-from flagstone.cli.output import time_text
 from flagstone.format.codec import Codec
 from flagstone.format.sst_info import SsTableInfo
+from flagstone.inspector.text import json_text, time_text
 from flagstone.lsm.sequence import SequenceTracker
 from flagstone.lsm.tree import BoundKind, BytesRange, SstView, Tree
 from flagstone.metadata.compactions import Compactions, Job, Spec, TieredSpec

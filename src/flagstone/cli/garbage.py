@@ -12,11 +12,12 @@ import typer
 
 from flagstone.cli.context import AsJson, Invocation, invocation
 from flagstone.cli.exit_codes import UNAVAILABLE
-from flagstone.cli.output import print_json, print_json_line, print_table, say, size_text
+from flagstone.cli.output import print_json, print_json_line, print_table, say
 from flagstone.cli.parsing import parse_duration, parse_lifetime
 from flagstone.cli.progress import working
 from flagstone.cli.signals import service
 from flagstone.errors import InvalidRequest
+from flagstone.inspector.text import size_text
 
 if TYPE_CHECKING:
     from flagstone.config import GarbageCollectorOptions

@@ -17,6 +17,7 @@ from flagstone.cli import (
     databases,
     differences,
     garbage,
+    inspecting,
     manifests,
     rows,
     sequences,
@@ -51,7 +52,7 @@ class Commands(TyperGroup):
         return result
 
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     name="flagstone",
     cls=Commands,
     no_args_is_help=True,
@@ -64,16 +65,23 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 1 not found or declined, 2 bad request, 3 conflict, 4 closed or fenced, "
     "5 store unavailable, 6 damage, 70 internal error, 130 interrupted, 141 nobody reads the output.",
 )
-for panel, commands in (
+for _panel, _commands in (
     ("Rows", rows.COMMANDS + differences.COMMANDS),
-    ("State", statistics.COMMANDS + verification.COMMANDS + manifests.COMMANDS + sequences.COMMANDS),
+    (
+        "State",
+        statistics.COMMANDS
+        + inspecting.COMMANDS
+        + verification.COMMANDS
+        + manifests.COMMANDS
+        + sequences.COMMANDS,
+    ),
     ("Checkpoints", checkpoints.COMMANDS),
     ("Databases", databases.COMMANDS),
     ("Compaction", compactors.COMMANDS + compactions.COMMANDS),
     ("Garbage", garbage.COMMANDS),
 ):
-    for command in commands:
-        app.command(rich_help_panel=panel)(command)
+    for _command in _commands:
+        app.command(rich_help_panel=_panel)(_command)
 
 
 def _print_version(wanted: bool) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from flagstone.cli.context import AsJson, invocation
-from flagstone.cli.output import print_facts, print_json, print_table, say, size_text, time_text
+from flagstone.cli.output import print_facts, print_json, print_table, say
+from flagstone.inspector.text import size_text, time_text
 
 if TYPE_CHECKING:
     from flagstone.lsm.tree import SstView
@@ -147,7 +148,7 @@ def _view(manifest: Manifest, view: SstView) -> tuple[str, str, str | None, str 
 
 
 def _text(key: bytes) -> str:
-    from flagstone.cli.binary import line_text
+    from flagstone.inspector.text import line_text
 
     return line_text(key)
 

@@ -6,14 +6,14 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from io import StringIO
 from typing import TYPE_CHECKING, Any, Final, Literal
+
+from flagstone.inspector.text import time_text
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _WIDE: Final = 10_000
 """Columns of a table that goes into a pipe: nobody wants it folded there."""
 
@@ -89,31 +89,8 @@ def say(text: str) -> None:
     sys.stdout.write(f"{text}\n")
 
 
-def size_text(size: int) -> str:
-    """A size as people say it."""
-    amount = float(size)
-    for unit in _UNITS:
-        if amount < 1024 or unit == _UNITS[-1]:
-            return f"{size} B" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    raise AssertionError
-
-
-def time_text(seconds: float | None) -> str | None:
-    """A moment as RFC 3339 in UTC, to the second; None stays None."""
-    if seconds is None:
-        return None
-    try:
-        moment = datetime.fromtimestamp(seconds, UTC)
-    except (OverflowError, ValueError, OSError):
-        return None
-    return moment.isoformat(timespec="milliseconds" if moment.microsecond else "seconds").replace(
-        "+00:00", "Z"
-    )
-
-
 def moment_text(seconds: float | None) -> str | None:
-    """The same for people: a blank where a line may break, and no fractions."""
+    """A moment for people: as `time_text`, with a blank where a line may break, and no fractions."""
     text = time_text(None if seconds is None else int(seconds))
     return None if text is None else text.replace("T", " ")
 

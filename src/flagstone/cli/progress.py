@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from flagstone.cli.output import size_text
+from flagstone.inspector.text import size_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -12,9 +12,7 @@ import typer
 from flagstone.cli.binary import (
     KeyForm,
     ValueForm,
-    json_text,
     key_form,
-    line_text,
     parse_bytes,
     screen_text,
     show_key,
@@ -25,6 +23,7 @@ from flagstone.cli.exit_codes import ABSENT
 from flagstone.cli.output import print_json, print_json_line, say
 from flagstone.cli.parsing import parse_as_of, parse_checkpoint, parse_lifetime, parse_merge_operator
 from flagstone.errors import InvalidRequest
+from flagstone.inspector.text import json_text, line_text
 
 if TYPE_CHECKING:
     from flagstone.types import Row

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 import typer
 
 from flagstone.cli.context import AsJson, invocation
-from flagstone.cli.output import print_facts, print_json, print_table, say, size_text, time_text
+from flagstone.cli.output import print_facts, print_json, print_table, say
 from flagstone.cli.progress import working
-from flagstone.errors import InvalidRequest
+from flagstone.inspector.text import size_text
 
 if TYPE_CHECKING:
     from flagstone.cli.connection import Connection
-    from flagstone.cli.overview import Overview
-    from flagstone.metadata.manifest import Manifest
+    from flagstone.inspector.looking import Seen
 
 
 def stats(context: typer.Context, json: AsJson = False) -> None:
@@ -31,64 +30,14 @@ def stats(context: typer.Context, json: AsJson = False) -> None:
     """
     call = invocation(context, json=json)
     connection = call.connect()
+    from flagstone.inspector.looking import look
+
     with working("looking", connection):
-        facts, found, manifest = _look(connection)
+        seen = look(connection.store, connection.wal_store, connection.root)
     if call.json:
-        print_json({**facts, **found.to_dict(), "requests": _requests(connection)})
+        print_json({**seen.facts(), **seen.overview.to_dict(), "requests": _requests(connection)})
     else:
-        _print(connection, facts, found, manifest)
-
-
-def _look(connection: Connection) -> tuple[dict[str, Any], Overview, Manifest]:
-    from flagstone.cli.overview import overview
-    from flagstone.metadata.stores import ManifestStore
-    from flagstone.runtime.clock import SYSTEM_CLOCK
-    from flagstone.runtime.pool import shared_pool
-    from flagstone.store.paths import DbPaths
-    from flagstone.store.port import ObjectMissing
-
-    paths = DbPaths(connection.root)
-    manifests = ManifestStore(connection.store, paths)
-    latest = manifests.latest()
-    if latest is None:
-        raise InvalidRequest(f"no database at {connection.root!r} in {connection.store.url}; check the path")
-    manifest = latest.value
-
-    def load(manifest_id: int) -> Manifest | None:
-        try:
-            return manifests.load(manifest_id)
-        except ObjectMissing:
-            return None  # its checkpoint expired, and collection has been there
-
-    wanted = sorted({checkpoint.manifest_id for checkpoint in manifest.checkpoints} - {latest.id})
-    pinned = [found for found in shared_pool().map_ordered(load, wanted) if found is not None]
-    everything = list(connection.store.list(connection.root))
-    log = [meta for meta in everything if meta.path.startswith(f"{paths.wal_folder}/")]
-    objects = [meta for meta in everything if not meta.path.startswith(f"{paths.wal_folder}/")]
-    if connection.wal_store is not None:
-        log += connection.wal_store.list(paths.wal_folder)
-    now_s = SYSTEM_CLOCK.now_ms() // 1000
-    expired = [
-        entry for entry in manifest.checkpoints if entry.expires_s is not None and entry.expires_s <= now_s
-    ]
-    stamped = manifest.last_l0_clock_tick if manifest.last_l0_clock_tick > 0 else None
-    facts = {
-        "path": connection.root,
-        "store": connection.store.url,
-        "manifest_id": latest.id,
-        "initialized": manifest.initialized,
-        "writer_epoch": manifest.writer_epoch,
-        "compactor_epoch": manifest.compactor_epoch,
-        "last_l0_seq": manifest.last_l0_seq,
-        "last_l0_time": time_text(None if stamped is None else stamped / 1000),
-        "checkpoints": {
-            "total": len(manifest.checkpoints),
-            "named": sum(1 for entry in manifest.checkpoints if entry.name),
-            "permanent": sum(1 for entry in manifest.checkpoints if entry.expires_s is None),
-            "expired": len(expired),
-        },
-    }
-    return facts, overview(manifest, pinned, paths, objects, log), manifest
+        _print(connection, seen)
 
 
 def _requests(connection: Connection) -> dict[str, int]:
@@ -99,7 +48,8 @@ def _requests(connection: Connection) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-def _print(connection: Connection, facts: dict[str, Any], found: Overview, manifest: Manifest) -> None:
+def _print(connection: Connection, seen: Seen) -> None:
+    facts, found, manifest = seen.facts(), seen.overview, seen.manifest.value
     tables, log, checkpoints = found.tables, found.log, facts["checkpoints"]
     held = (
         f"{checkpoints['total']}: {checkpoints['named']} named, {checkpoints['permanent']} permanent, "

@@ -11,6 +11,7 @@ from flagstone.cli.context import AsJson, invocation
 from flagstone.cli.exit_codes import DAMAGE
 from flagstone.cli.output import console, print_json
 from flagstone.cli.progress import working
+from flagstone.cli.spark_jobs import OnSpark, SparkConf, parse_conf, spark_arguments, spark_session
 
 if TYPE_CHECKING:
     from flagstone.maintenance.verification.report import Report
@@ -18,11 +19,14 @@ if TYPE_CHECKING:
 _STYLES: Final = {"damage": "bold red", "warning": "yellow", "note": "dim"}
 
 
-def verify(context: typer.Context, json: AsJson = False) -> None:
+def verify(
+    context: typer.Context, spark: OnSpark = False, spark_conf: SparkConf = None, json: AsJson = False
+) -> None:
     """Read every object and check every checksum, filter, order and reference.
 
     Changes nothing, and may run beside a writer. Exits with 6 when there is damage. Every byte of the database is
-    read once: think of the transfer costs before verifying a large one from far away.
+    read once: think of the transfer costs before verifying a large one from far away. With --spark tables and log are
+    read by Spark's executors, many at once.
 
     For example:
 
@@ -30,10 +34,17 @@ def verify(context: typer.Context, json: AsJson = False) -> None:
         flagstone -p s3://bucket/shop --json verify | jq '.findings[] | select(.severity == "damage")'
     """
     call = invocation(context, json=json)
+    conf = parse_conf(spark_conf, spark=spark)
     connection = call.connect(patient=True)
-    with working("verifying", connection) as progress:
-        progress.expect_reading_all()
-        report = connection.admin().verify()
+    if spark:
+        with spark_session(conf, command="verify") as session, working("verifying", connection):
+            from flagstone.spark import verify as verify_on_spark
+
+            report = verify_on_spark(session, **spark_arguments(call), wal_store=call.wal_store)
+    else:
+        with working("verifying", connection) as progress:
+            progress.expect_reading_all()
+            report = connection.admin().verify()
     if call.json:
         print_json(report.to_dict())
     else:

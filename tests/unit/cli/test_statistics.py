@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import flagstone
-from flagstone.cli.output import size_text, time_text
+from flagstone.inspector.text import size_text, time_text
 from golden.corpus import GoldenDatabase, databases
 from unit.cli.running import Flagstone
 

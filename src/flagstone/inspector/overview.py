@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from flagstone.cli.binary import json_text
+from flagstone.inspector.text import json_text
 from flagstone.lsm.tree import Tree
 from flagstone.metadata.manifest import Manifest
 from flagstone.store.paths import DbPaths

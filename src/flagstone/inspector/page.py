@@ -1,0 +1,161 @@
+"""The page that shows a database: plain HTML without scripts, made anew for every request. Pure.
+
+It shows keys at the borders of tables and names of checkpoints, and never a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any, Final
+
+from flagstone.inspector.looking import Seen
+from flagstone.inspector.overview import Weight
+from flagstone.inspector.text import json_text, size_text, time_text
+from flagstone.inspector.tree_picture import MOST_TABLES, draw, lanes
+from flagstone.lsm.tree import Tree
+from flagstone.metadata.compactions import Compactions, TieredSpec
+from flagstone.metadata.manifest import Manifest
+from flagstone.runtime.ids import ulid_ms, ulid_text
+
+DOLLARS_PER_GIB_MONTH: Final = 0.023
+"""S3's list price for its standard class; requests are not in it."""
+
+_GIB: Final = 1 << 30
+_STYLE: Final = """
+:root { color-scheme: light dark; --line: #c8ced8; --l0: #d98a3d; --run: #4f86c6; --dim: #69758a; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2rem auto; padding: 0 1rem; }
+h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+table { border-collapse: collapse; width: 100%; } th { text-align: left; font-weight: 500; color: var(--dim); }
+td, th { padding: .25rem .75rem .25rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+td.number { text-align: right; font-variant-numeric: tabular-nums; }
+svg { width: 100%; font-size: 12px; } svg text { fill: currentColor; }
+.l0 { fill: var(--l0); } .run { fill: var(--run); } .dim { color: var(--dim); }
+"""
+
+
+def render(seen: Seen, *, refresh_s: int | None = None) -> str:
+    """The whole page; with `refresh_s` a browser asks for it again and again."""
+    title = f"{seen.root} in {seen.url}"
+    again = "" if refresh_s is None else f'<meta http-equiv="refresh" content="{refresh_s}">'
+    manifest = seen.manifest.value
+    body = [
+        f"<h1>{escape(title)}</h1>",
+        f'<p class="dim">manifest {seen.manifest.id}, looked at {time_text(seen.now_s)}</p>',
+        _facts(seen),
+        *_trees(manifest),
+        _jobs(seen.compactions),
+        _checkpoints(seen),
+        _folders(seen),
+    ]
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>{again}'
+        f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>'
+        f"<body>{''.join(body)}</body></html>\n"
+    )
+
+
+def _facts(seen: Seen) -> str:
+    facts, found = seen.facts(), seen.overview
+    stored = sum(weight.bytes for weight in found.objects.values())
+    pairs: list[tuple[str, Any]] = [
+        ("state", None if facts["initialized"] else "a clone that is not finished"),
+        ("epochs", f"writer {facts['writer_epoch']}, compactor {facts['compactor_epoch']}"),
+        ("last flush", f"sequence number {facts['last_l0_seq']:,}, {facts['last_l0_time'] or 'never'}"),
+        ("live tables", _weight(found.tables.live)),
+        ("borrowed from others", _weight(found.tables.borrowed) if found.tables.borrowed.count else None),
+        ("kept for checkpoints only", _weight(found.tables.pinned) if found.tables.pinned.count else None),
+        ("garbage, or work under way", _weight(found.tables.unreferenced)),
+        ("log to replay", _weight(found.log.to_replay)),
+        ("space amplification", _ratio(found.space_amplification)),
+        ("stored", f"{size_text(stored)}, about ${stored / _GIB * DOLLARS_PER_GIB_MONTH:,.2f} a month on S3"),
+    ]
+    rows = ((name, value) for name, value in pairs if value is not None)
+    return _table((), rows)
+
+
+def _trees(manifest: Manifest) -> Iterable[str]:
+    named = [("", manifest.tree), *((json_text(each.prefix), each.tree) for each in manifest.segments)]
+    for prefix, tree in named:
+        if prefix or not manifest.segments:
+            yield f"<h2>{'Tree' if not prefix else f'Segment {escape(prefix)}'}</h2>{_tree(manifest, tree)}"
+
+
+def _tree(manifest: Manifest, tree: Tree) -> str:
+    shown = lanes(manifest, tree)
+    if not shown:
+        return '<p class="dim">no tables yet</p>'
+    count = sum(len(lane.tables) for lane in shown)
+    picture = (
+        draw(shown) if count <= MOST_TABLES else f'<p class="dim">{count:,} tables: too many to draw</p>'
+    )
+    rows = [(lane.name, f"{len(lane.tables):,}", size_text(lane.bytes)) for lane in shown]
+    return picture + _table(("asked in this order", "tables", "size"), rows, numbers=(1, 2))
+
+
+def _jobs(compactions: Compactions | None) -> str:
+    rows = []
+    for job in reversed(() if compactions is None else compactions.jobs):
+        spec = job.spec
+        done = sum(len(part.output_ssts) for part in job.context.subcompactions) if job.context else 0
+        target = f"run {spec.destination}" if isinstance(spec, TieredSpec) else "dropped"
+        rows.append(
+            (
+                time_text(ulid_ms(job.id) // 1000),
+                ulid_text(job.id),
+                job.status.name.lower(),
+                f"{len(spec.l0_view_ids)} of L0, {len(spec.sorted_runs)} runs → {target}",
+                f"{len(job.output_ssts) or done} tables",
+            )
+        )
+    return "<h2>Compactions</h2>" + _table(
+        ("begun", "job", "state", "what", "made"), rows, empty="none known"
+    )
+
+
+def _checkpoints(seen: Seen) -> str:
+    rows = [
+        (
+            entry.name or "",
+            str(entry.id),
+            entry.manifest_id,
+            time_text(entry.created_s),
+            "never" if entry.expires_s is None else time_text(entry.expires_s),
+        )
+        for entry in seen.manifest.value.checkpoints
+    ]
+    return "<h2>Checkpoints</h2>" + _table(("name", "id", "manifest", "made", "expires"), rows, empty="none")
+
+
+def _folders(seen: Seen) -> str:
+    rows = [
+        (folder, f"{weight.count:,}", size_text(weight.bytes))
+        for folder, weight in seen.overview.objects.items()
+    ]
+    return "<h2>Objects</h2>" + _table(("folder", "objects", "size"), rows, numbers=(1, 2))
+
+
+def _table(
+    columns: Sequence[str], rows: Iterable[Sequence[Any]], *, numbers: Sequence[int] = (), empty: str = ""
+) -> str:
+    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    lines = [
+        "".join(
+            f'<td class="number">{escape(str(cell))}</td>'
+            if at in numbers
+            else f"<td>{escape(str(cell))}</td>"
+            for at, cell in enumerate(row)
+        )
+        for row in rows
+    ]
+    if not lines and empty:
+        return f'<p class="dim">{escape(empty)}</p>'
+    return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+def _weight(weight: Weight) -> str:
+    return f"{weight.count:,}, {size_text(weight.bytes)}"
+
+
+def _ratio(ratio: float | None) -> str | None:
+    return None if ratio is None else f"{ratio:.2f}×"

@@ -1,0 +1,150 @@
+"""The page about a database: everything is on it, nothing on it is markup of somebody else's, and it stays here."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from html.parser import HTMLParser
+from http.client import HTTPConnection
+from pathlib import Path
+
+import pytest
+
+import flagstone
+from flagstone import Admin, Settings
+from flagstone.errors import InvalidRequest, Unavailable
+from flagstone.inspector.looking import Seen, look
+from flagstone.inspector.page import render
+from flagstone.inspector.server import serve
+from flagstone.inspector.tree_picture import lanes
+from flagstone.runtime.sync import Event
+from flagstone.store.local import LocalStore
+from golden.corpus import GoldenDatabase, databases
+from unit.cli.running import Flagstone
+
+QUIET = Settings(compactor_options=None, garbage_collector_options=None)
+
+
+class Tags(HTMLParser):
+    """Counts tags, keeps texts, and sees to it that what is opened is closed."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.texts: list[str] = []
+        self.feed(page)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    folder = tmp_path / "shop"
+    with flagstone.open(folder, settings=QUIET) as db:
+        for number in range(4):
+            db.put(b"k%d" % number, b"secret value")
+            db.put(b"<script>alert(1)</script>", b"x")
+            db.flush()
+        db.checkpoint(name="<b>bold</b>", lifetime=timedelta(hours=1))
+    return folder
+
+
+def seen_at(folder: Path) -> Seen:
+    return look(LocalStore(folder.parent), None, folder.name, jobs=True)
+
+
+def test_the_page_shows_tables_runs_jobs_checkpoints_and_sizes(shop: Path) -> None:
+    before = Tags(render(seen_at(shop)))
+    assert before.seen.count("rect") == 4
+    Admin(shop).compact(full=True)
+    page = render(seen_at(shop), refresh_s=7)
+    after = Tags(page)
+    assert after.seen.count("rect") == 1
+    assert 'content="7"' in page
+    texts = " ".join(after.texts)
+    for wanted in (
+        "run 0",
+        "completed",
+        "4 of L0, 0 runs → run 0",
+        "compacted",
+        "a month on S3",
+        "<b>bold</b>",
+    ):
+        assert wanted in texts
+
+
+def test_what_is_in_the_database_is_text_and_values_are_not_shown(shop: Path) -> None:
+    page = render(seen_at(shop))
+    assert "<script" not in page
+    assert "<b>" not in page
+    assert "secret" not in page
+
+
+def test_lanes_are_in_the_order_of_reads(shop: Path) -> None:
+    manifest = seen_at(shop).manifest.value
+    assert [lane.tables[0][0] for lane in lanes(manifest, manifest.tree)] == list(manifest.tree.l0)
+
+
+@pytest.mark.parametrize("database", databases(), ids=lambda database: database.name)
+def test_every_database_of_the_wheel_has_a_page(database: GoldenDatabase) -> None:
+    seen = look(LocalStore(database.store), None, database.path, jobs=True)
+    tags = Tags(render(seen))
+    assert tags.seen.count("rect") == sum(1 for _ in seen.manifest.value.views)
+
+
+def test_the_server_answers_this_machine_by_its_address_and_nobody_else() -> None:
+    stop, addresses, answers = Event(), list[str](), iter(["<p>one</p>", Unavailable("the store is away")])
+    ready = threading.Event()
+
+    def page() -> str:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def tell(address: str) -> None:
+        addresses.append(address)
+        ready.set()
+
+    thread = threading.Thread(target=lambda: serve(page, port=0, stop=stop, ready=tell))
+    thread.start()
+    assert ready.wait(10)
+    port = int(addresses[0].rpartition(":")[2].strip("/"))
+
+    def ask(path: str, host: str) -> tuple[int, str]:
+        connection = HTTPConnection("127.0.0.1", port, timeout=10)
+        connection.request("GET", path, headers={"Host": host})
+        answer = connection.getresponse()
+        assert answer.status >= 400 or "default-src 'none'" in str(answer.headers["Content-Security-Policy"])
+        text = answer.read().decode()
+        connection.close()
+        return answer.status, text
+
+    assert ask("/", f"127.0.0.1:{port}") == (200, "<p>one</p>")
+    assert ask("/", "evil.example:80")[0] == 403
+    assert ask("/other", f"localhost:{port}")[0] == 404
+    assert ask("/", f"localhost:{port}") == (503, "the store is away\n")
+    with pytest.raises(InvalidRequest, match="choose another"):
+        serve(page, port=port, stop=stop, ready=tell)
+    stop.set()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_the_command_writes_a_file(shop: Path, tmp_path: Path) -> None:
+    cli = Flagstone(shop)
+    file = tmp_path / "shop.html"
+    assert cli.json("inspect", "--output", str(file)) == {"written": str(file)}
+    assert "shop" in file.read_text(encoding="utf-8")
+    assert "no database" in cli.refused("inspect", path=tmp_path / "nothing")
