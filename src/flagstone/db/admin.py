@@ -19,6 +19,7 @@ from flagstone.maintenance.gc.options import requested_options
 from flagstone.maintenance.gc.plan import Kind
 from flagstone.maintenance.gc.report import GarbageReport
 from flagstone.maintenance.verification.report import Report
+from flagstone.maintenance.verification.subjects import Checker
 from flagstone.maintenance.verification.verifier import Verifier
 from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.stores import ManifestStore
@@ -65,17 +66,18 @@ class Admin(AdminViews, AdminCompaction):
     def __repr__(self) -> str:
         return f"Admin({self._paths.root!r}, store={self._store.url!r})"
 
-    def verify(self) -> Report:
+    def verify(self, *, checker: Checker | None = None) -> Report:
         """Read every object, check every checksum, filter, order and reference, and report what is wrong.
 
-        Reads only, and may run beside a writer.
+        Reads only, and may run beside a writer. A `checker` reads the tables and the log in place of this process.
 
         Raises:
             InvalidRequest: there is no database at that path.
             Unavailable: the store did not answer.
 
         """
-        return Verifier(self._store, self._paths, wal_store=self._wal_store).verify()
+        verifier = Verifier(self._store, self._paths, wal_store=self._wal_store, checker=checker)
+        return verifier.verify()
 
     def collect_garbage(
         self,

@@ -176,6 +176,7 @@ class AsyncDb(AsyncReads):
 
     @property
     def closed(self) -> bool:
+        """Whether it was closed, by us or by a newer writer; every call then raises `Closed`."""
         return self._reads.closed
 
     async def close(self) -> None:

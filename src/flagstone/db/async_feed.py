@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -53,7 +53,7 @@ class AsyncWalReader:
 
     async def follow(
         self,
-        start_id: int | None = None,
+        start_id: int | Sequence[int] | None = None,
         *,
         poll_interval_s: float = DEFAULT_POLL_S,
         max_poll_interval_s: float = DEFAULT_MAX_POLL_S,
@@ -61,7 +61,7 @@ class AsyncWalReader:
         allow_gaps: bool = False,
         stop: Event | None = None,
     ) -> AsyncIterator[ChangeBatch]:
-        """Every file from `start_id` on, for ever; see `WalReader.follow`. Cancelling the task ends it at once."""
+        """Every change from `start_id` on, for ever; see `WalReader.follow`. Cancelling the task ends it at once."""
         pace = Pace(poll_interval_s, max_poll_interval_s, timeout_s)
         turns = self._reader._turns(start_id, pace, allow_gaps=allow_gaps)
         while stop is None or not stop.is_set():

@@ -35,6 +35,7 @@ class AsyncDbReader(AsyncReads):
 
     @property
     def closed(self) -> bool:
+        """Whether it was closed; every call then raises `Closed`."""
         return self._reads.closed
 
     async def close(self) -> None:

@@ -12,6 +12,7 @@ from uuid import UUID
 from flagstone.db.as_of import check_kept
 from flagstone.db.engine import Engine
 from flagstone.db.reading import ReadPlace, Reads
+from flagstone.db.status import describe
 from flagstone.db.transaction import Snapshot, Transaction
 from flagstone.errors import InvalidRequest
 from flagstone.kernels import probe as probe_kernel
@@ -270,7 +271,7 @@ class Db(Reads):
 
     def status(self) -> dict[str, Any]:
         """What an operator wants to know, as plain values."""
-        return self._engine.status()
+        return describe(self._engine)
 
     def metrics(self) -> dict[str, Any]:
         """All metrics under SlateDB's names."""
@@ -284,6 +285,7 @@ class Db(Reads):
 
     @property
     def closed(self) -> bool:
+        """Whether it was closed, by us or by a newer writer; every call then raises `Closed`."""
         return self._engine.closed is not None
 
     def close(self) -> None:

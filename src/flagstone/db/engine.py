@@ -14,12 +14,14 @@ from typing import Any, Final
 from flagstone.config import CompactorOptions
 from flagstone.db.environment import Environment
 from flagstone.db.forking import abandon_in_children, renew_lock
+from flagstone.db.load_adoption import LoadAdoption
 from flagstone.db.maintenance import Maintenance
 from flagstone.db.manifest_follower import ManifestFollower
 from flagstone.db.opening import Opened
 from flagstone.db.read_pins import ReadPins
 from flagstone.db.views import Views
-from flagstone.errors import Closed, FlagstoneError
+from flagstone.errors import Closed, FlagstoneError, Unavailable
+from flagstone.metadata.fencing import Fence
 from flagstone.metadata.manifest import Flush, Manifest, apply_flush, drop_empty_segments
 from flagstone.metadata.sequenced import Versioned
 from flagstone.metadata.stores import ManifestStore
@@ -28,6 +30,7 @@ from flagstone.runtime.sync import Condition, Lock
 from flagstone.types import WalId
 from flagstone.wal.ownership import Ownership, trusted_s
 from flagstone.wal.writer import LogSource, WalWriter
+from flagstone.write.backpressure import Pause
 from flagstone.write.committer import Committer
 from flagstone.write.conflicts import ConflictTracker
 from flagstone.write.durability import DurabilityTracker
@@ -44,18 +47,20 @@ class Engine:
         settings = env.settings
         self.env = env
         self.manifests = manifests
-        self.fence = opened.fence
+        self.fence: Fence = opened.fence
         self.views = views
         self._manifest = opened.manifest
         self._closed: Closed | None = None
         self._closing = False
         self._forked = False
-        self.supervisor = Supervisor(clock=env.clock)
-        self.durability = DurabilityTracker(opened.last_seq, request_flush=self.request_durable)
+        self.supervisor: Supervisor = Supervisor(clock=env.clock)
+        self.durability: DurabilityTracker = DurabilityTracker(
+            opened.last_seq, request_flush=self.request_durable
+        )
         # The lock that orders writes also orders what readers see: one lock, no order of locks to get wrong.
         self._changed = Condition(self.durability.lock)
-        self.conflicts = ConflictTracker()
-        self.committer = Committer(
+        self.conflicts: ConflictTracker = ConflictTracker()
+        self.committer: Committer = Committer(
             opened.memtables,
             self.durability,
             self.conflicts,
@@ -94,7 +99,7 @@ class Engine:
                 upload=self.views.upload,
                 commit=self._commit_flush,
                 manifest=lambda: self._manifest.value,
-                min_seq=self._min_active_seq,
+                min_seq=self.min_active_seq,
                 request_log=self._wal.request,
                 paused=self._on_upload_paused,
             ),
@@ -110,13 +115,16 @@ class Engine:
             metrics=env.metrics,
             wake=lambda: self.supervisor.wake(self._flusher),
         )
-        self._follower = ManifestFollower(self, settings.manifest_poll_interval.total_seconds())
+        self._loads = LoadAdoption(self)
+        self._follower = ManifestFollower(
+            self, self._loads, interval_s=settings.manifest_poll_interval.total_seconds()
+        )
         self._follower_hurries = False
         self._wal_at_freeze = opened.fence_id
         self._adopting = Lock()
-        self.maintenance = Maintenance(self)
+        self.maintenance: Maintenance = Maintenance(self)
         self.view: Any = self.views.prepare(opened.manifest.value).with_memtables(opened.memtables.tables())
-        self.read_pins = ReadPins(
+        self.read_pins: ReadPins = ReadPins(
             manifests,
             commit=self._commit_edit,
             lifetime=(settings.compactor_options or CompactorOptions()).checkpoint_lifetime,
@@ -149,6 +157,11 @@ class Engine:
     def closed(self) -> Closed | None:
         return self._closed
 
+    @property
+    def upload_pause(self) -> Pause | None:
+        """Why the oldest memtable is not being uploaded; None when nothing holds it up."""
+        return self._flusher.pause
+
     def check_open(self) -> None:
         """Raise `Closed` when the database was closed or taken over."""
         if self._closed is not None:
@@ -169,8 +182,8 @@ class Engine:
         return news
 
     def awaits_news(self) -> bool:
-        """Whether writes are held up until a compaction, perhaps another process's, makes room in L0."""
-        self._follower_hurries = self._flusher.pause is not None
+        """Whether others are expected to write: a compaction that makes room in L0, or a bulk load."""
+        self._follower_hurries = self.upload_pause is not None or self._loads.expected
         return self._follower_hurries
 
     def adopt(self, latest: Versioned[Manifest], flushed: FrozenMemtable | None = None) -> None:
@@ -190,6 +203,8 @@ class Engine:
             if prepared is not None and self.read_pins.shown(prepared.forest, latest):
                 self.supervisor.wake(self.read_pins)
         self.supervisor.wake(self._flusher)
+        if not self._follower_hurries and self._loads.expected:
+            self._hurry_follower()
         self.maintenance.note_manifest(latest)
 
     def _publish(self, prepared: Any = None) -> None:
@@ -205,33 +220,6 @@ class Engine:
             base = self.view if prepared is None else prepared
             self.view = base.with_memtables((memtables.active, *waiting))
 
-    def status(self) -> dict[str, Any]:
-        """Where writes, flushes and tables stand, as plain values."""
-        manifest, durability, memtables = self._manifest, self.durability, self.committer.memtables
-        pause = self._flusher.pause
-        failure = durability.failure
-        return {
-            "path": self.env.paths.root,
-            "store": self.env.store.url,
-            "state": "closed" if self._closed else "read-only" if failure else "open",
-            "failure": None if failure is None else str(failure),
-            "manifest_id": manifest.id,
-            "writer_epoch": self.fence.epoch,
-            "last_seq": durability.last_seq,
-            "committed_seq": durability.committed_seq,
-            "durable_seq": durability.durable_seq,
-            "last_l0_seq": manifest.value.last_l0_seq,
-            "unflushed_bytes": memtables.unflushed_bytes,
-            "frozen_memtables": len(memtables.frozen),
-            "writers_paused": self.committer.paused,
-            "upload_paused": None if pause is None else pause.message,
-            "l0_tables": sum(len(tree.l0) for tree in manifest.value.trees),
-            "sorted_runs": sum(len(tree.runs) for tree in manifest.value.trees),
-            "pinned_for_long_reads": self.read_pins.count,
-            "compactor": self.maintenance.status(),
-            "garbage_collector": self.maintenance.garbage_status(),
-        }
-
     # -- durability ---------------------------------------------------------------------------------------
 
     def request_durable(self, seq: int) -> None:
@@ -245,14 +233,20 @@ class Engine:
         """Wait until everything written so far is on the store."""
         self.durability.wait(self.durability.last_seq)
 
-    def flush_memtables(self, unless: Callable[[], bool] = lambda: False) -> None:
+    def flush_memtables(
+        self, unless: Callable[[], bool] = lambda: False, *, timeout_s: float | None = None
+    ) -> None:
         """Wait until everything written so far is in tables, or `unless` says to wait no longer."""
         frozen = self.committer.freeze()
         if frozen is not None:
             self._on_freeze()
         last_seq = self.durability.last_seq
         with self._changed:
-            self._changed.wait_for(lambda: self._flushed_through(last_seq) or self._stopped() or unless())
+            done = self._changed.wait_for(
+                lambda: self._flushed_through(last_seq) or self._stopped() or unless(), timeout=timeout_s
+            )
+        if not done:
+            raise Unavailable(f"what was written is not in tables after {timeout_s} s")
         if not self._flushed_through(last_seq):
             self.durability.raise_failure()
             self.check_open()
@@ -300,11 +294,12 @@ class Engine:
                     )
                 )
             )
+            self._loads.retract()
 
     def flush_all(self) -> None:
         """Put everything into tables; where L0 has no room, the log keeps what the next opening replays."""
         wal_enabled = self.env.settings.wal_enabled
-        self.flush_memtables(unless=lambda: wal_enabled and self._flusher.pause is not None)
+        self.flush_memtables(unless=lambda: wal_enabled and self.upload_pause is not None)
         if wal_enabled:
             self.flush_log()
 
@@ -356,9 +351,12 @@ class Engine:
 
     def _on_upload_paused(self) -> None:
         if not self._follower_hurries:
-            self._follower_hurries = True
-            self.supervisor.wake(self._follower)
+            self._hurry_follower()
         self._notify()
+
+    def _hurry_follower(self) -> None:
+        self._follower_hurries = True
+        self.supervisor.wake(self._follower)
 
     def _notify(self) -> None:
         with self._changed:
@@ -369,7 +367,7 @@ class Engine:
         with self.durability.lock:
             self.conflicts.expire(self.env.clock.now_ms())
 
-    def _min_active_seq(self) -> int | None:
+    def min_active_seq(self) -> int | None:
         with self.durability.lock:
             return self.conflicts.min_active_seq()
 

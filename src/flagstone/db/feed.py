@@ -2,7 +2,7 @@
 
 One manifest version brings both: a checkpoint, which shows the database at one sequence number, and the pin of the
 consumer, which keeps the log behind the last file that this checkpoint shows. So what is committed later is in the
-log that is kept, and what is in a file that the consumer gets although the copy has it is told by its number.
+log that is kept, or in a bulk load that is, and what the consumer gets although the copy has it is told by its number.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from flagstone.store.remote_options import OptionValue
 from flagstone.store.resolve import StoreLike
 from flagstone.types import ManifestId, WalId
 from flagstone.views import checkpoint as checkpoints
-from flagstone.wal.pins import Position
+from flagstone.wal.changes import Position
 from flagstone.wal.tail import WalReader
 
 
@@ -51,7 +51,7 @@ class ChangeFeed(WalReader):
         if self._snapshot is not None:
             return int(self._snapshot.status()["last_seq"])
         position = self._pinned().position
-        return 0 if position is None else position.after_seq
+        return 0 if position is None else max(position.after_seq, 0)
 
     def copied(self) -> None:
         """The snapshot was copied, and the copy is safe: from now on there are changes only.
@@ -86,7 +86,8 @@ class ChangeFeed(WalReader):
             expires_s = checkpoints.expiry(now_s, lifetime)
             pinned = Checkpoint(checkpoint_id, ManifestId(now.next_id), now_s, expires_s)
             shown = max(now.value.wal_id_last_seen, now.value.replay_after_wal_id)
-            return add_checkpoint(now.value, pinned), Position(WalId(shown + 1), copied=False)
+            begins = Position(WalId(shown + 1), now.value.last_l0_seq, copied=False)
+            return add_checkpoint(now.value, pinned), begins
 
         position, written = self._pinned().place(decide)
         if position.copied:

@@ -74,8 +74,8 @@ class LogTail:
     def restart(self) -> None:
         """Forget everything: the next `follow` begins where the tables end."""
         self._parts: list[_Part] = [_Part()]
-        self.last_id = WalId(0)
-        self.last_seq = 0
+        self.last_id: WalId = WalId(0)
+        self.last_seq: int = 0
 
     @property
     def tables(self) -> tuple[Any, ...]:

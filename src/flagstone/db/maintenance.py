@@ -18,6 +18,7 @@ from flagstone.errors import Closed, Unavailable
 from flagstone.maintenance.compaction.board import Board
 from flagstone.maintenance.compaction.compactor import Compactor
 from flagstone.maintenance.compaction.executor import LocalExecutor
+from flagstone.maintenance.compaction.role import release_taken_role
 from flagstone.maintenance.gc.collector import Collector
 from flagstone.maintenance.gc.options import kind_options
 from flagstone.maintenance.gc.report import GarbageReport
@@ -68,6 +69,17 @@ class Maintenance:
         self._manifest_id = manifest.id
         if self._compactor is not None:
             self._compactor.board.note_manifest(manifest)
+
+    def note_load(self, manifest: Manifest) -> None:
+        """Give the compactor's role back, which this process took to add a bulk load."""
+        if self._compactor is not None:
+            self._compactor.claim_back()
+            return
+        env = self._host.env
+        compactions = CompactionsStore(
+            env.store, env.paths, metrics=env.metrics, clock=env.clock, ids=env.ids
+        )
+        release_taken_role(compactions, manifest.compactor_epoch, ids=env.ids, now_ms=env.clock.now_ms())
 
     def halt(self) -> None:
         """Begin nothing more; does not wait."""

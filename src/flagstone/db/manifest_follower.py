@@ -6,6 +6,7 @@ import logging
 from typing import Final, Protocol
 
 from flagstone.errors import Unavailable
+from flagstone.write.durability import DurabilityTracker
 
 _log = logging.getLogger("flagstone.db")
 
@@ -15,6 +16,8 @@ _SLOWEST_S: Final = 10.0
 
 class Following(Protocol):
     """What it needs of the engine."""
+
+    durability: DurabilityTracker
 
     def awaits_news(self) -> bool:
         """Whether writes are held up by something that others are expected to change."""
@@ -27,35 +30,51 @@ class Following(Protocol):
     def expire_read_points(self) -> None: ...
 
 
+class Loads(Protocol):
+    """What it needs of those who take bulk loads in."""
+
+    def announce(self) -> None: ...
+
+    def run(self) -> None: ...
+
+
 class ManifestFollower:
     """A background service that looks for manifests others wrote, and ends what was left open too long.
 
-    It looks once per interval while something new keeps coming or is waited for, and less and less often while
-    nothing is: a sole writer would pay for thousands of answers a day that are all the same. Nothing that must not
-    wait depends on it: a writer that was replaced learns so from its next log file, at once, and one that only reads
-    within ten seconds. Whoever flushes meets the newest manifest anyway.
+    Bulk loads that wait for this writer are taken in here.
+
+    It looks once per interval while something is written, here or by others, or is waited for, and less and less
+    often while nothing is: a sole writer would pay for thousands of answers a day that are all the same. Nothing that
+    must not wait depends on it: a writer that was replaced learns so from its next log file, at once, and one that
+    only reads within ten seconds. Whoever flushes meets the newest manifest anyway.
     """
 
     name = "manifest-follower"
 
-    def __init__(self, engine: Following, interval_s: float) -> None:
+    def __init__(self, engine: Following, loads: Loads, *, interval_s: float) -> None:
         self._engine = engine
+        self._loads = loads
         self._interval_s = interval_s
         self._quiet = 0
+        self._last_seq = engine.durability.last_seq
         self._just_opened = True
 
     def run_once(self) -> float | None:
         """Look once. A store that does not answer is asked again at the next turn."""
+        self._loads.announce()
         if self._just_opened:
             self._just_opened = False
             return self._interval_s
         self._engine.expire_read_points()
         try:
             news = self._engine.poll()
+            self._loads.run()
         except Unavailable as error:
             _log.warning("cannot look for a newer manifest error=%s", error)
             news = True
-        self._quiet = 0 if self._engine.awaits_news() or news else self._quiet + 1
+        last_seq, self._last_seq = self._last_seq, self._engine.durability.last_seq
+        busy = news or self._engine.awaits_news() or last_seq != self._last_seq
+        self._quiet = 0 if busy else self._quiet + 1
         return plan_delay(self._interval_s, self._quiet)
 
 

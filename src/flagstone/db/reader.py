@@ -87,6 +87,7 @@ class DbReader(Reads):
 
     @property
     def closed(self) -> bool:
+        """Whether it was closed; every call then raises `Closed`."""
         return self._following.closed
 
     def close(self) -> None:

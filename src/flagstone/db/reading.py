@@ -53,13 +53,13 @@ class ReadPlace:
         retained_seq: Callable[[], int],
         prefix_extractor: PrefixExtractor | None = None,
     ) -> None:
-        self.tables = tables
-        self.clock = clock
-        self.merge_operator = merge_operator
-        self.refresh = refresh
-        self.view = view
-        self.retained_seq = retained_seq
-        self.prefix_extractor = prefix_extractor
+        self.tables: TableStore = tables
+        self.clock: Clock = clock
+        self.merge_operator: MergeOperator | None = merge_operator
+        self.refresh: Callable[[], None] = refresh
+        self.view: Callable[[], ReadView] = view
+        self.retained_seq: Callable[[], int] = retained_seq
+        self.prefix_extractor: PrefixExtractor | None = prefix_extractor
 
     def prefix_probe(self, prefix: bytes | None) -> PrefixProbe | None:
         """What a scan of `prefix` may ask the filters for, if its keys all have one extracted prefix."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from flagstone.errors import InvalidRequest
 from flagstone.metadata.boundary import Boundary
 from flagstone.metadata.compactions import Compactions
 from flagstone.metadata.compactions_codec import decode_compactions, encode_compactions
 from flagstone.metadata.invariants import check_compactions, check_manifest
 from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.manifest_codec import decode_manifest, encode_manifest
-from flagstone.metadata.sequenced import Naming, SequencedObject
+from flagstone.metadata.sequenced import Naming, SequencedObject, Versioned
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.ids import SYSTEM_IDS, Ids
 from flagstone.runtime.metrics import Metrics
@@ -47,6 +48,13 @@ class ManifestStore(SequencedObject[Manifest]):
         )
         boundary = Boundary(store, paths.boundary("manifest"), metrics=metrics)
         super().__init__(store, naming, boundary, clock=clock, ids=ids)
+
+    def require_latest(self) -> Versioned[Manifest]:
+        """The current version; raises InvalidRequest where there is no database."""
+        found = self.latest()
+        if found is None:
+            raise InvalidRequest(f"no database at {self.paths.root!r} in {self._store.url}; check the path")
+        return found
 
 
 class CompactionsStore(SequencedObject[Compactions]):

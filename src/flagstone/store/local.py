@@ -205,21 +205,25 @@ class LocalStore:
         for path in paths:
             self.delete(path)
 
-    def sweep_staging(self, older_than_ms: int) -> int:
-        """Remove staging files that nobody wrote to for that long, and return how many there were.
+    def sweep_staging(
+        self, older_than_ms: int, *, folder: str = "", dry_run: bool = False
+    ) -> tuple[str, ...]:
+        """Remove staging files in `folder` that nobody wrote to for that long; returns which.
 
         They are what crashed writers left. A writer so slow that its file is swept gets `NotWritten`.
         """
         horizon_ms = self._clock.now_ms() - older_than_ms
-        swept = 0
         try:
-            for path, status in walk(self._base, "", None):
-                if is_staging(path) and status.st_mtime_ns // 1_000_000 <= horizon_ms:
-                    discard(self._base + path)
-                    swept += 1
+            left = tuple(
+                path
+                for path, status in walk(self._base, f"{folder}/" if folder else "", None)
+                if is_staging(path) and status.st_mtime_ns // 1_000_000 <= horizon_ms
+            )
+            for path in () if dry_run else left:
+                discard(self._base + path)
         except OSError as error:
             raise _read_outcome(error, self.url) from error
-        return swept
+        return left
 
     def _replace(
         self, path: str, fill: Fill, *, expected: ObjectVersion | None = None, token: str | None = None

@@ -20,6 +20,10 @@ from typing import Protocol
 from flagstone.errors import InvalidRequest, TransactionConflict, Unavailable
 
 
+class AccessRefused(InvalidRequest):
+    """The service does not take who asks: credentials are missing, wrong, or do not allow this."""
+
+
 class ObjectMissing(InvalidRequest):
     """There is no object under that path."""
 

@@ -14,11 +14,13 @@ from obstore.exceptions import (
     AlreadyExistsError,
     BaseError,
     GenericError,
+    PermissionDeniedError,
     PreconditionError,
+    UnauthenticatedError,
 )
 
 from flagstone.errors import FlagstoneError, InvalidRequest, Unavailable
-from flagstone.store.port import ObjectChanged, ObjectExists, ObjectMissing
+from flagstone.store.port import AccessRefused, ObjectChanged, ObjectExists, ObjectMissing
 
 RAISED: Final = (BaseError, OSError, NotImplementedError, ValueError)
 """Everything that obstore's calls raise on purpose."""
@@ -30,6 +32,7 @@ _NO_BUCKET: Final = ("NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted
 _TRANSIENT: Final = frozenset([408, 409, 425, 429])
 _PASSING: Final = ("RequestTimeout", "SlowDown")
 _RANGE_ERRORS: Final = ("status code: 416", "CONTENT_RANGE", "InvalidRange", "Requested range")
+_REFUSED: Final = "; the credentials are wrong, have expired, or do not allow this"
 _WRITING: Final = frozenset(["put", "put_if_absent", "list"])
 
 
@@ -70,6 +73,8 @@ def outcome(error: BaseException, verb: str, path: str, *, secrets: Iterable[str
                 return Unavailable(f"{told}; it changed meanwhile")
     if isinstance(error, GenericError):
         return _generic(text, told)
+    if isinstance(error, PermissionDeniedError | UnauthenticatedError):
+        return AccessRefused(f"{told}{_REFUSED}")
     if isinstance(error, OSError):
         return Unavailable(told)
     return InvalidRequest(told)
@@ -78,12 +83,15 @@ def outcome(error: BaseException, verb: str, path: str, *, secrets: Iterable[str
 def _generic(text: str, told: str) -> FlagstoneError:
     if "builder error" in text:
         return InvalidRequest(f"{told}; plain http:// needs the option allow_http=True")
-    if "/latest/api/token" in text or "metadata.google.internal" in text:
+    anonymous = "/latest/api/token" in text or "metadata.google.internal" in text
+    if anonymous:
         told += "; no credentials were given, and this machine has no identity of its own"
     status = _STATUS.search(text)
     if status is not None:
         code = int(status[1])
+        if code in (401, 403):
+            return AccessRefused(told if anonymous else told + _REFUSED)
         ours = 400 <= code < 500 and code not in _TRANSIENT and not any(mark in text for mark in _PASSING)
         if ours or code == 501:
-            return InvalidRequest(told)
+            return AccessRefused(told) if anonymous else InvalidRequest(told)
     return Unavailable(told)

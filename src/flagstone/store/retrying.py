@@ -31,7 +31,7 @@ from typing import Final, NoReturn, TypeVar
 from flagstone.errors import InvalidRequest, Unavailable
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.ids import SYSTEM_IDS, Ids
-from flagstone.runtime.metrics import Metrics
+from flagstone.runtime.metrics import Counter, Metrics
 from flagstone.store.port import (
     NotWritten,
     ObjectChanged,
@@ -90,10 +90,10 @@ class RetryingStore:
         metrics: Metrics | None = None,
     ) -> None:
         self.inner = inner
-        self.policy = policy or RetryPolicy()
+        self.policy: RetryPolicy = policy or RetryPolicy()
         self.clock = clock
         self.ids = ids
-        self.retries = (metrics or Metrics()).counter("flagstone.object_store.retry_count")
+        self.retries: Counter = (metrics or Metrics()).counter("flagstone.object_store.retry_count")
 
     @property
     def url(self) -> str:

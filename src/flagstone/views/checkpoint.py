@@ -19,7 +19,7 @@ from flagstone.runtime.clock import Clock
 from flagstone.runtime.ids import Ids
 from flagstone.store.port import ObjectMissing
 from flagstone.types import ManifestId, WalId
-from flagstone.wal.pins import decode_pin
+from flagstone.wal.pins import decode_pin, settle_loads
 
 _SHORTEST: Final = timedelta(seconds=1)
 _LAST_SECOND: Final = 2**32 - 1
@@ -81,7 +81,14 @@ def refresh_checkpoint(
 
 def delete_checkpoint(manifests: ManifestStore, checkpoint_id: UUID) -> None:
     """Release what the checkpoint pins. One that is gone already is fine."""
-    manifests.update(lambda now: remove_checkpoint(now.value, checkpoint_id))
+
+    def edit(now: Versioned[Manifest]) -> Manifest:
+        held = now.value.checkpoint(checkpoint_id)
+        left = remove_checkpoint(now.value, checkpoint_id)
+        # Loads that were kept for that consumer alone get an end; those that are over are left to garbage collection.
+        return left if held is None or decode_pin(held) is None else settle_loads(left, now_s=0)
+
+    manifests.update(edit)
 
 
 def replace_checkpoint(

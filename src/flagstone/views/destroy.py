@@ -35,7 +35,6 @@ from flagstone.views.marks import (
     ORIGIN,
     Destroyed,
     load_destroyed,
-    load_origin,
     save_destroyed,
 )
 from flagstone.wal.fencing import write_fence
@@ -237,11 +236,12 @@ class Destroyer:
             *_ours(self._store, paths.compactions_folder, paths.parse_compactions),
             *_ours(self._store, paths.gc_folder, paths.parse_boundary),
             *_ours(self._store, paths.manifest_folder, paths.parse_manifest),
+            *(meta.path for meta in self._store.list(paths.own_folder)),
         ]
-        if load_origin(self._store, paths) is not None:
-            found.append(paths.own(ORIGIN))
-        kept = None if current_id is None else paths.manifest(ManifestId(current_id))
-        return tuple(path for path in found if path != kept)
+        kept = {paths.own(DESTROYED)}
+        if current_id is not None:
+            kept.add(paths.manifest(ManifestId(current_id)))
+        return tuple(path for path in found if path not in kept)
 
     def _destroy_remains(self, mark: Destroyed | None, *, dry_run: bool) -> Destruction:
         """Delete what an interrupted destruction, or a clone that never got a manifest, has left."""

@@ -5,7 +5,8 @@ that are yet to be written. A log pin therefore is a checkpoint whose name begin
 names manifest 0, an object that belongs to no history (the first manifest is 1) and that nobody takes for the latest.
 It is ours alone and says one thing: of the log, all files behind its `replay_after_wal_id` are needed, without an end.
 Every collector that follows SlateDB's rules, SlateDB's own included, then keeps what a consumer has not read, however
-long the consumer is away and whoever writes meanwhile. It refers to no table, so a slow consumer costs nothing but log.
+long the consumer is away and whoever writes meanwhile. It refers to no table, so a slow consumer costs nothing but log
+(and the tables of bulk loads it has yet to pass: `load_marks`).
 
 The position of a consumer stands in the name of its checkpoint, and changes with the manifest, atomically. Manifest
 0 follows: it keeps the log from the smallest position on, and never less than the latest manifest does, so that
@@ -21,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, NamedTuple
 from urllib.parse import parse_qs, quote, unquote
@@ -36,6 +36,8 @@ from flagstone.runtime.clock import Clock
 from flagstone.runtime.ids import Ids
 from flagstone.store.port import ObjectChanged, ObjectExists, ObjectMissing, ObjectStore, ObjectVersion
 from flagstone.types import ManifestId, WalId
+from flagstone.wal.changes import Position
+from flagstone.wal.load_marks import Waiting, settle_marks
 
 LOG_PIN_PREFIX: Final = "flagstone.log-pin/"
 PIN_MANIFEST_ID: Final = ManifestId(0)
@@ -49,18 +51,6 @@ _LONGEST: Final = timedelta(days=10_000)
 
 _ATTEMPTS: Final = 100
 _PAUSE_S: Final = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """Where a consumer goes on: it needs the files from `next_id` on, and of those the rows above `after_seq`.
-
-    Without `copied` it has yet to copy the database, and starts over if it is interrupted.
-    """
-
-    next_id: WalId
-    after_seq: int = 0
-    copied: bool = True
 
 
 class HeldPin(NamedTuple):
@@ -81,6 +71,7 @@ def encode_pin(name: str, position: Position) -> str:
     return (
         f"{LOG_PIN_PREFIX}{quote(name, safe='')}"
         f"?next={position.next_id}&after={position.after_seq}&copied={int(position.copied)}"
+        f"{f'&loaded={position.loaded}' if position.loaded else ''}"
     )
 
 
@@ -92,7 +83,10 @@ def decode_pin(checkpoint: Checkpoint) -> HeldPin | None:
     said = parse_qs(stated)
     try:
         position = Position(
-            WalId(int(said["next"][0])), int(said["after"][0]), copied=bool(int(said["copied"][0]))
+            WalId(int(said["next"][0])),
+            int(said["after"][0]),
+            int(said.get("loaded", ["0"])[0]),
+            copied=bool(int(said["copied"][0])),
         )
     except (KeyError, ValueError):
         return None
@@ -107,6 +101,12 @@ def held_pins(manifest: Manifest) -> list[HeldPin]:
 def find_pin(manifest: Manifest, name: str) -> HeldPin | None:
     """The pin of that name."""
     return next((pin for pin in held_pins(manifest) if pin.name == name), None)
+
+
+def settle_loads(manifest: Manifest, *, now_s: int) -> Manifest:
+    """The manifest that keeps the bulk loads which its pins have yet to pass; see `load_marks`."""
+    pins = [Waiting(pin.position, pin.checkpoint.expires_s) for pin in held_pins(manifest)]
+    return settle_marks(manifest, pins, now_s=now_s)
 
 
 def plan_log_start(manifest: Manifest) -> WalId | None:
@@ -212,7 +212,9 @@ class LogPin:
 
         def edit(now: Versioned[Manifest]) -> Manifest:
             held = find_pin(now.value, self.name)
-            return now.value if held is None else remove_checkpoint(now.value, held.checkpoint.id)
+            if held is None:
+                return now.value
+            return settle_loads(remove_checkpoint(now.value, held.checkpoint.id), now_s=self._now_s())
 
         self._manifests.update(edit)
         self._settle(lazily=True)
@@ -220,18 +222,19 @@ class LogPin:
     def _with(
         self, manifest: Manifest, checkpoint_id: UUID, position: Position, held: HeldPin | None
     ) -> Manifest:
-        now_s = self._clock.now_ms() // 1000
+        now_s = self._now_s()
         expires_s = None if self._lifetime_s is None else now_s + self._lifetime_s
-        return add_checkpoint(
-            manifest,
-            Checkpoint(
-                checkpoint_id,
-                PIN_MANIFEST_ID,
-                now_s if held is None else held.checkpoint.created_s,
-                expires_s,
-                encode_pin(self.name, position),
-            ),
+        pinned = Checkpoint(
+            checkpoint_id,
+            PIN_MANIFEST_ID,
+            now_s if held is None else held.checkpoint.created_s,
+            expires_s,
+            encode_pin(self.name, position),
         )
+        return settle_loads(add_checkpoint(manifest, pinned), now_s=now_s)
+
+    def _now_s(self) -> int:
+        return self._clock.now_ms() // 1000
 
     def _ensure(self) -> None:
         """Make manifest 0 before a checkpoint names it: a collector that found only the name would have to stop."""

@@ -11,7 +11,8 @@ from flagstone.metadata.sequenced import Versioned
 from flagstone.runtime.clock import Clock
 from flagstone.runtime.sync import Lock
 from flagstone.types import WalId
-from flagstone.wal.pins import Decide, LogPin, Position
+from flagstone.wal.changes import Position, further
+from flagstone.wal.pins import Decide, LogPin
 
 SAVE_EVERY_S: Final = 10.0
 """How often a pin moves at most: each time is a manifest version."""
@@ -28,26 +29,24 @@ class PinnedPosition:
         self._turn = Lock()
         self.position: Position | None = None
 
-    def begin(self, start_id: WalId | None, oldest: Callable[[], WalId]) -> Position:
-        """Find the pin again, or set it: at `start_id`, by default where it stood, else at the oldest file.
+    def begin(self, start: Position | None, oldest: Callable[[], WalId]) -> Position:
+        """Find the pin again, or set it: at `start`, by default where it stood, else at the oldest file.
 
         Raises:
             InvalidRequest: the consumer has yet to copy the database.
 
         """
-        if self.position is not None and start_id is None:
+        if self.position is not None and start is None:
             self._check_copied(self.position)
             return self.position
-        first = oldest() if start_id is None and self._pin.find() is None else None
+        first = oldest() if start is None and self._pin.find() is None else None
 
         def where(held: Position | None) -> Position:
             if held is not None:
                 self._check_copied(held)
-            if held is not None and start_id is None:
+            if held is not None and (start is None or start == Position(held.next_id)):
                 return held
-            if held is not None and start_id is not None and start_id >= held.next_id:
-                return Position(start_id, held.after_seq)
-            return Position(start_id or first or WalId(1))
+            return start or Position(first or WalId(1))
 
         placed, _ = self.place(lambda now, held: (now.value, where(held)))
         while first is not None and placed.next_id == first and (left := oldest()) > first:
@@ -72,14 +71,13 @@ class PinnedPosition:
                 self.position = Position(self.position.next_id, seq)
                 self._save()
 
-    def use(self, next_id: WalId, last_seq: int) -> None:
-        """The consumer needs nothing before `next_id` any more; told to the store now and then."""
+    def use(self, position: Position) -> None:
+        """The consumer needs nothing before `position` any more; told to the store now and then."""
         with self._turn:
             if self.position is None or not self.position.copied:
                 raise InvalidRequest("nothing was followed yet, so nothing can be committed")
             # Batches may be used side by side and committed in another order; what is behind stays behind.
-            before = self.position
-            self.position = Position(max(before.next_id, next_id), max(before.after_seq, last_seq))
+            self.position = further(self.position, position)
         self.tend()
 
     def tend(self) -> None:

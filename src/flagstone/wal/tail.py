@@ -1,14 +1,14 @@
-"""Change data: every committed change of a database, in commit order, read from its log.
+"""Change data: every committed change of a database, in commit order, read from its log and from bulk loads.
 
-The position of a consumer is a WAL id: a file is used as a whole, and the next one is its id plus one. Ids are
-never skipped, so a consumer that falls behind garbage collection gets an error, not a gap. With a pin (`pins.py`)
-it does not fall behind: the log is kept for it.
+The position of a consumer is a WAL id and a sequence number: a file is used as a whole, and the next one is its id plus
+one. Ids are never skipped, so a consumer that falls behind garbage collection gets an error, not a gap. With a pin
+(`pins.py`) it does not fall behind: the log is kept for it, and so are the rows of loads.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
@@ -24,10 +24,13 @@ from flagstone.store.remote_options import OptionValue
 from flagstone.store.resolve import StoreLike, resolve_database, resolve_wal_store
 from flagstone.store.retrying import patient
 from flagstone.types import WalId
-from flagstone.wal.changes import Change, ChangeBatch, change_of
+from flagstone.wal.changes import UNKNOWN_SEQ, Change, ChangeBatch, Position, change_of
 from flagstone.wal.encoding import decode_wal
 from flagstone.wal.fetching import fetch_in_order
-from flagstone.wal.pins import LogPin, Position
+from flagstone.wal.load_finding import LoadFinder
+from flagstone.wal.load_marks import ToldLoad
+from flagstone.wal.load_rows import LoadRows, fetch_load_tables
+from flagstone.wal.pins import LogPin
 from flagstone.wal.positions import PinnedPosition
 from flagstone.wal.turns import Pace, Turns
 
@@ -88,6 +91,7 @@ class WalReader:
 
     def _connect(self) -> None:
         main, ids, pin, lifetime = self._origin
+        self._main = main
         self._manifests = ManifestStore(main, self._paths, clock=self._clock, ids=ids)
         self._pin: PinnedPosition | None = None
         if pin is not None:
@@ -96,7 +100,8 @@ class WalReader:
 
     def __getstate__(self) -> dict[str, Any]:
         # The position is not taken along: the pin is found again by its name.
-        return {name: value for name, value in vars(self).items() if name not in ("_manifests", "_pin")}
+        made = ("_main", "_manifests", "_pin")
+        return {name: value for name, value in vars(self).items() if name not in made}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -125,7 +130,8 @@ class WalReader:
     def batches(self, start_id: int | None = None, *, stop_id: int | None = None) -> Iterator[ChangeBatch]:
         """The files from `start_id` (None: the oldest there is) up to `stop_id`, exclusive, or to the end there is now.
 
-        Fences, the empty files that tell one writer from the next, are passed over.
+        Fences, the empty files that tell one writer from the next, are passed over. What is in no file, the rows of
+        bulk loads, comes with `follow` only.
 
         Raises:
             InvalidRequest: garbage collection has removed a file in that range; the message says what is left.
@@ -158,7 +164,7 @@ class WalReader:
 
     def follow(
         self,
-        start_id: int | None = None,
+        start_id: int | Sequence[int] | None = None,
         *,
         poll_interval_s: float = DEFAULT_POLL_S,
         max_poll_interval_s: float = DEFAULT_MAX_POLL_S,
@@ -166,16 +172,19 @@ class WalReader:
         allow_gaps: bool = False,
         stop: Event | None = None,
     ) -> Iterator[ChangeBatch]:
-        """Every file from `start_id` on, for ever: waits for those yet to come. Fences are passed over.
+        """Every change from `start_id` on, for ever: waits for those yet to come. Fences are passed over.
 
-        None begins where the pin stands, without one with the oldest file there is. Ends when `stop` is set, or
-        when nothing came for `timeout_s`; without either, when the caller stops iterating. A file is looked for
-        after `poll_interval_s`, and less and less often while none comes, up to `max_poll_interval_s`. Once a
-        batch was used, `commit` it, or store its `next_id`: after a crash, begin there.
+        `start_id` is a file, or the `position` of a batch. None begins where the pin stands, without one with the
+        oldest file there is. Ends when `stop` is set, or when nothing came for `timeout_s`; without either, when the
+        caller stops iterating. What comes next is looked for after `poll_interval_s`, and less and less often while
+        nothing comes, up to `max_poll_interval_s`. Once a batch was used, `commit` it, or store its `position`: after
+        a crash, begin there.
+
+        The rows of a bulk load come at their place, as batches without a `wal_id`.
 
         Raises:
-            InvalidRequest: garbage collection removed the next file before it was read, or the pin is gone, or
-                something happened to the database that is not in its log (unless `allow_gaps`).
+            InvalidRequest: garbage collection removed what comes next before it was read, or the pin is gone, or
+                something happened to the database that cannot be told as changes (unless `allow_gaps`).
 
         """
         turns = self._turns(
@@ -201,10 +210,9 @@ class WalReader:
         """The pinned consumer has used `batch` and all before it: after a crash it begins behind it.
 
         Told to the store every ten seconds and on `close`, so a crash may bring some batches again. Who must not
-        see them twice stores `next_id` together with what it made of the batch, and begins there.
+        see them twice stores `position` together with what it made of the batch, and begins there.
         """
-        last_seq = batch.changes[-1].seq if batch.changes else 0
-        self._pinned().use(batch.next_id, last_seq)
+        self._pinned().use(batch.position)
 
     def close(self) -> None:
         """Tell the store what was committed; the pin stays. Closing twice is fine, and so is going on."""
@@ -223,12 +231,14 @@ class WalReader:
     ) -> None:
         self.close()
 
-    def _turns(self, start_id: int | None, pace: Pace, *, allow_gaps: bool) -> Turns:
-        start = None if start_id is None else _checked(start_id)
+    def _turns(self, start_id: int | Sequence[int] | None, pace: Pace, *, allow_gaps: bool) -> Turns:
+        start = None if start_id is None else _position(start_id)
         return Turns(
             begin=lambda: self._begin(start),
             load=self._load,
             ahead=self.batches,
+            loads=LoadFinder(self._manifests, self._clock).find,
+            rows=self._load_rows,
             check=self._check_missing,
             tend=lambda: None if self._pin is None else self._pin.tend(),
             clock=self._clock,
@@ -236,10 +246,15 @@ class WalReader:
             allow_gaps=allow_gaps,
         )
 
-    def _begin(self, start: WalId | None) -> Position:
+    def _begin(self, start: Position | None) -> Position:
         if self._pin is not None:
             return self._pin.begin(start, self._oldest)
-        return Position(self._oldest() if start is None else start)
+        return start or Position(self._oldest())
+
+    def _load_rows(self, load: ToldLoad, at: Position) -> Iterator[ChangeBatch]:
+        rows = LoadRows(self._main, self._paths, pool=self._pool or shared_pool())
+        used = at.loaded if at.after_seq == load.place.seq else 0
+        return rows.batches(load, fetch_load_tables(self._manifests, load), at.next_id, skip=used)
 
     def _pinned(self) -> PinnedPosition:
         if self._pin is None:
@@ -265,8 +280,9 @@ class WalReader:
         return self._decode(wal_id, stored)
 
     def _decode(self, wal_id: WalId, stored: bytes) -> ChangeBatch:
-        rows = decode_wal(stored, self._paths.wal(wal_id))
-        return ChangeBatch(wal_id, [change_of(row, wal_id) for row in rows])
+        changes = [change_of(row, wal_id) for row in decode_wal(stored, self._paths.wal(wal_id))]
+        last_seq = changes[-1].seq if changes else UNKNOWN_SEQ
+        return ChangeBatch(wal_id, changes, Position(WalId(wal_id + 1), last_seq))
 
     def _check_missing(self, wal_id: WalId, seen_seq: int) -> None:
         """Raise if waiting for `wal_id` is in vain: it is gone, or rows came into the database without the log."""
@@ -277,8 +293,8 @@ class WalReader:
             return
         raise InvalidRequest(
             f"the tables of {self._paths.root} have rows up to sequence number {latest.value.last_l0_seq}, its log "
-            f"only up to {seen_seq}: the others came by a bulk load or from a writer without a log; copy the database "
-            "once more"
+            f"only up to {seen_seq}: the others came from a writer without a log, or by a bulk load that replaced "
+            "everything or was not kept for this consumer; copy the database once more"
         )
 
     def _check_not_removed(self, wal_id: WalId) -> None:
@@ -292,6 +308,18 @@ class WalReader:
             f"changes can be read from {left.wal_id} on, and what was missed is in the tables: copy the database "
             "once more before going on from there"
         )
+
+
+def _position(given: int | Sequence[int]) -> Position:
+    """The position that a caller has stored, perhaps as a list, or the begin of a file."""
+    try:
+        position = Position(WalId(given)) if isinstance(given, int) else Position(*given)  # type: ignore[arg-type]
+    except TypeError:
+        raise InvalidRequest(
+            f"{given!r} is no position: take one from a batch, or the number of a file"
+        ) from None
+    _checked(position.next_id)
+    return position
 
 
 def _checked(wal_id: int) -> WalId:

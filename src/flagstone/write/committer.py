@@ -7,7 +7,8 @@ in the log.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from typing import Final
 
@@ -15,8 +16,8 @@ from flagstone.errors import FlagstoneError, InvalidRequest
 from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.runtime.clock import Clock
 from flagstone.runtime.metrics import Metrics
-from flagstone.runtime.sync import Condition
-from flagstone.types import Seq, WalId
+from flagstone.runtime.sync import Condition, Lock
+from flagstone.types import KeyRange, Seq, WalId
 from flagstone.write.backpressure import plan_write_pause
 from flagstone.write.batch import BY_DEFAULT, Expiry, WriteBatch
 from flagstone.write.conflicts import ConflictTracker, TransactionState
@@ -59,9 +60,9 @@ class Committer:
         self.memtables = memtables
         self.durability = durability
         self.conflicts = conflicts
-        self.lock = durability.lock
+        self.lock: Lock = durability.lock
         self.merge_operator = merge_operator
-        self.last_wal_id = last_wal_id
+        self.last_wal_id: WalId = last_wal_id
         self._clock = clock
         self._tick_ms = last_tick_ms
         self._freeze_bytes = freeze_bytes
@@ -74,6 +75,7 @@ class Committer:
         self._room = Condition(self.lock)
         self._refusal: FlagstoneError | None = None
         self._crowded = False
+        self._held = False
         self._armed = False
         self._next_point_ms = 0
         self._rows_in_frozen = 0
@@ -198,6 +200,27 @@ class Committer:
         with self.lock:
             return self._freeze()
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Let writers wait while the block runs, as they wait for room. Those that were let in are through."""
+        with self.lock:
+            self._held = self._crowded = True
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._held = False
+                self._make_room()
+
+    def take_load(self, seq: int, ranges: Sequence[KeyRange]) -> None:
+        """Rows of these ranges were written under `seq`, in tables: what is written from now on comes after them.
+
+        For the holder of the writers (`held`), when all they wrote is durable.
+        """
+        with self.lock:
+            self.durability.skip_to(seq)
+            self.conflicts.record_load(seq, ranges)
+
     def note_logged(self, wal_id: WalId) -> None:
         """The log has one more file."""
         with self.lock:
@@ -209,9 +232,7 @@ class Committer:
         The caller holds the lock, and publishes.
         """
         self.memtables.drop(frozen)
-        self._crowded = self._is_crowded()
-        if not self._crowded:
-            self._room.notify_all()
+        self._make_room()
 
     def refuse(self, reason: FlagstoneError) -> None:
         """Take no more writes; those that wait for room are told as well."""
@@ -241,7 +262,14 @@ class Committer:
             self._publish()
         return frozen
 
+    def _make_room(self) -> None:
+        self._crowded = self._is_crowded()
+        if not self._crowded:
+            self._room.notify_all()
+
     def _is_crowded(self) -> bool:
+        if self._held:
+            return True
         pause = plan_write_pause(
             unflushed_bytes=self.memtables.unflushed_bytes, max_unflushed_bytes=self._max_unflushed_bytes
         )

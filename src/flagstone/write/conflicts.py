@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from heapq import heappop, heappush
 from typing import Final, Literal
 
@@ -39,11 +39,11 @@ class ReadPoint:
     __slots__ = ("deadline_ms", "ended", "expired", "seq", "ticket")
 
     def __init__(self, seq: int, ticket: int, deadline_ms: int | None) -> None:
-        self.seq = seq
-        self.ticket = ticket
-        self.deadline_ms = deadline_ms
-        self.ended = False
-        self.expired = False
+        self.seq: int = seq
+        self.ticket: int = ticket
+        self.deadline_ms: int | None = deadline_ms
+        self.ended: bool = False
+        self.expired: bool = False
 
 
 class TransactionState(ReadPoint):
@@ -100,6 +100,7 @@ class ConflictTracker:
         "_committed_seq",
         "_forgotten_seq",
         "_latest",
+        "_loads",
         "_max_keys",
         "_oldest",
         "_points",
@@ -125,6 +126,7 @@ class ConflictTracker:
         self._unsorted: list[bytes] = []
         self._forgotten_seq = 0
         self._committed_seq = 0
+        self._loads: list[tuple[int, Sequence[KeyRange]]] = []
 
     @property
     def transactions(self) -> int:
@@ -195,6 +197,10 @@ class ConflictTracker:
             raise TransactionExpired(
                 f"more than {self._max_keys} keys were written since the transaction began; run it again, shorter"
             )
+        if self._meets_load(state):
+            raise TransactionConflict(
+                f"rows were loaded into what the transaction depends on after it began at {state.seq}; run it again"
+            )
         key = self._conflicting_key(state)
         if key is not None:
             raise TransactionConflict(
@@ -223,6 +229,13 @@ class ConflictTracker:
             self._forgotten_seq = self._commits[0][0]
             self._forget_through(self._forgotten_seq)
 
+    def record_load(self, seq: int, ranges: Sequence[KeyRange]) -> None:
+        """Rows anywhere in `ranges` were written under `seq`, all of them visible from now on."""
+        self._committed_seq = max(self._committed_seq, seq)
+        self._loads = [load for load in self._loads if load[0] > self._needed_above()]
+        if self._transactions:
+            self._loads.append((seq, ranges))
+
     def _add(self, point: ReadPoint) -> None:
         self._points[point.ticket] = point
         heappush(self._oldest, (point.seq, point.ticket))
@@ -249,6 +262,16 @@ class ConflictTracker:
             self._sorted, self._unsorted = [], []
         elif len(self._sorted) + len(self._unsorted) > 2 * len(latest):
             self._sorted, self._unsorted = [], list(latest)
+
+    def _meets_load(self, state: TransactionState) -> bool:
+        """Whether a load since its start touched the ranges it depends on: which keys they had is not remembered."""
+        ranges = [keys for seq, loaded in self._loads if seq > state.seq for keys in loaded]
+        return any(
+            any(key in keys for key in state.write_keys)
+            or any(key in keys for key in state.read_keys)
+            or any(not keys.intersect(read).empty for read in state.read_ranges)
+            for keys in ranges
+        )
 
     def _conflicting_key(self, state: TransactionState) -> bytes | None:
         latest, started = self._latest, state.seq

@@ -60,10 +60,10 @@ class DurabilityTracker:
     def __init__(
         self, last_seq: int, *, request_flush: Callable[[int], None], lock: Lock | None = None
     ) -> None:
-        self.lock = Lock() if lock is None else lock
-        self.last_seq = last_seq
-        self.durable_seq = last_seq
-        self.committed_seq = last_seq
+        self.lock: Lock = Lock() if lock is None else lock
+        self.last_seq: int = last_seq
+        self.durable_seq: int = last_seq
+        self.committed_seq: int = last_seq
         self._changed = Condition(self.lock)
         self._request_flush = request_flush
         self._pending: deque[int] = deque()
@@ -95,6 +95,18 @@ class DurabilityTracker:
             self._pending.append(seq)
         elif not self._pending:
             self.committed_seq = seq
+
+    def skip_to(self, seq: int) -> None:
+        """The numbers up to `seq` were used by rows that are on the store and in tables. The caller holds `lock`.
+
+        Everything before them must be durable. A smaller number than the last one changes nothing.
+        """
+        if self.durable_seq != self.last_seq:
+            raise InternalError(
+                f"{self.last_seq} is not durable yet, only {self.durable_seq}: cannot go on at {seq}"
+            )
+        if seq > self.last_seq:
+            self.last_seq = self.durable_seq = self.committed_seq = seq
 
     def advance_durable(self, seq: int) -> None:
         """Everything up to `seq` is on the store: commit what waited for it and wake who waited.
@@ -201,8 +213,8 @@ class WriteHandle:
 
     def __init__(self, tracker: DurabilityTracker, seq: Seq, created_ms: int) -> None:
         self._tracker = tracker
-        self.seq = seq
-        self.created_ms = created_ms
+        self.seq: Seq = seq
+        self.created_ms: int = created_ms
 
     def __repr__(self) -> str:
         state = "durable" if self._tracker.durable_seq >= self.seq else "in memory"

@@ -47,10 +47,10 @@ class Memtables:
     """The active memtable, the frozen ones, and how far each has been logged."""
 
     def __init__(self) -> None:
-        self.active = kernel.Memtable()
+        self.active: kernel.Memtable = kernel.Memtable()
         self.frozen: tuple[FrozenMemtable, ...] = ()
         """Newest first, as reads want them."""
-        self.points = SequenceTracker()
+        self.points: SequenceTracker = SequenceTracker()
         self._unlogged: deque[tuple[kernel.Memtable, LogPosition]] = deque([(self.active, START)])
         self._frozen_bytes = 0
 

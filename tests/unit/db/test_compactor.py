@@ -408,7 +408,7 @@ def test_requests_that_make_no_sense_change_nothing() -> None:
         lambda: admin.run_worker(stop=threading.Event()),
         lambda: admin.run_compactor(stop=threading.Event()),
     ):
-        with pytest.raises(InvalidRequest, match="no manifest"):
+        with pytest.raises(InvalidRequest, match="no database"):
             request()
     assert [*store.list("")] == []
     flagstone.open("db", store=store, settings=settings(compactor_options=None)).close()

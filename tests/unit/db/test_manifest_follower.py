@@ -17,6 +17,7 @@ from flagstone.errors import Closed, Unavailable
 from flagstone.runtime.clock import SYSTEM_CLOCK
 from flagstone.store.counting import CountingStore
 from flagstone.store.memory import MemoryStore
+from flagstone.write.durability import DurabilityTracker
 from unit.db.upkeep import Upkeep
 
 
@@ -27,6 +28,9 @@ class Engine:
     waiting = False
     down = False
     expired = 0
+
+    def __init__(self) -> None:
+        self.durability = DurabilityTracker(0, request_flush=lambda _: None)
 
     def poll(self) -> bool:
         if self.down:
@@ -40,9 +44,22 @@ class Engine:
         self.expired += 1
 
 
+class Loads:
+    """Loads that wait for the writer; there are none."""
+
+    announced = 0
+    looked = 0
+
+    def announce(self) -> None:
+        self.announced += 1
+
+    def run(self) -> None:
+        self.looked += 1
+
+
 def test_it_slows_down_while_nothing_happens_and_hurries_when_something_does() -> None:
-    engine = Engine()
-    follower = ManifestFollower(engine, 1.0)
+    engine, loads = Engine(), Loads()
+    follower = ManifestFollower(engine, loads, interval_s=1.0)
     assert follower.run_once() == 1, "opening has just looked"
     assert [follower.run_once() for _ in range(6)] == [2, 4, 8, 10, 10, 10]
     engine.news = True
@@ -53,9 +70,12 @@ def test_it_slows_down_while_nothing_happens_and_hurries_when_something_does() -
     assert [follower.run_once() for _ in range(3)] == [1, 1, 1]
     engine.waiting = False
     assert follower.run_once() == 2
+    engine.durability.record(1)
+    assert [follower.run_once() for _ in range(2)] == [1, 2]
+    assert loads.looked == 15
     engine.down = True
     assert [follower.run_once() for _ in range(2)] == [1, 1]
-    assert engine.expired == 15
+    assert (engine.expired, loads.announced, loads.looked) == (17, 18, 15)
 
 
 @pytest.mark.parametrize(("interval_s", "slowest_s"), [(0.05, 0.5), (1.0, 10.0), (3.0, 10.0), (30.0, 30.0)])

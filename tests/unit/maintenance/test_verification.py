@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flagstone import Admin, InvalidRequest
+from flagstone.format.sst_info import SstType
 from flagstone.maintenance.verification.report import Report
+from flagstone.maintenance.verification.subjects import LocalChecker, Subject, plan_batches
+from flagstone.maintenance.verification.tables import TableCheck
+from flagstone.store.resolve import resolve
 from golden.corpus import DATA
 
 
@@ -164,3 +170,47 @@ def test_the_report_is_plain_data(compaction: Path) -> None:
     assert described["ok"] is True
     assert described["objects"]["table"] == 11
     assert described["rows"] == 1851
+
+
+class ElsewhereChecker:
+    """Checks as if on other machines: each object for itself, in any order, with results that travelled."""
+
+    def __init__(self, folder: Path) -> None:
+        store = resolve(folder)
+        self._local = LocalChecker(store, store)
+        self.seen: list[str] = []
+
+    def check(self, subjects: Sequence[Subject]) -> list[TableCheck | None]:
+        found: dict[str, TableCheck | None] = {}
+        for subject in reversed(subjects):
+            self.seen.append(subject.path)
+            travelled = pickle.dumps(next(self._local.check([subject])))
+            assert len(travelled) < 2_000, "what travels is small, whatever the table"
+            found[subject.path] = pickle.loads(travelled)
+        return [found[subject.path] for subject in subjects]
+
+
+@pytest.mark.parametrize("name", ["compaction", "crash", "checkpoints", "gc", "basic"])
+def test_whoever_reads_the_tables_the_report_is_the_same(name: str, tmp_path: Path) -> None:
+    shutil.copytree(DATA / name, tmp_path / "store")
+    files = [file for file in (tmp_path / "store/db").rglob("*.sst") if file.stat().st_size > 10]
+    for file in sorted(files)[::3]:
+        change_byte(file, file.stat().st_size // 2)
+    elsewhere = ElsewhereChecker(tmp_path / "store")
+
+    report = Admin("db", store=str(tmp_path / "store")).verify(checker=elsewhere)
+
+    assert report == verify(tmp_path / "store")
+    assert sorted(elsewhere.seen) == sorted(
+        str(file.relative_to(tmp_path / "store")) for file in (tmp_path / "store/db").rglob("*.sst")
+    )
+
+
+@given(sizes=st.lists(st.integers(0, 1 << 27), max_size=40))
+def test_few_objects_and_few_bytes_are_fetched_at_once(sizes: list[int]) -> None:
+    subjects = [Subject(str(at), SstType.COMPACTED, size) for at, size in enumerate(sizes)]
+    batches = list(plan_batches(subjects))
+    assert [subject for batch in batches for subject in batch] == subjects
+    for batch in batches:
+        assert 1 <= len(batch) <= 8
+        assert len(batch) == 1 or sum(subject.bytes for subject in batch) <= 1 << 26

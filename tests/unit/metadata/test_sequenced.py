@@ -45,7 +45,7 @@ def collect(manifests: ManifestStore, upto: int) -> None:
 
 def test_nothing_there(manifests: ManifestStore) -> None:
     assert manifests.latest() is None
-    with pytest.raises(InvalidRequest, match="no manifest"):
+    with pytest.raises(InvalidRequest, match="no database at"):
         manifests.require_latest()
     with pytest.raises(ObjectMissing):
         manifests.load(1)

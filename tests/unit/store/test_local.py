@@ -195,8 +195,10 @@ def test_staging_files_of_crashed_writers_are_hidden_skipped_and_swept(tmp_path:
     store.put("db/x", b"2")
 
     assert [meta.path for meta in store.list("")] == ["db/x"]
-    assert store.sweep_staging(60_000) == 1
-    assert store.sweep_staging(0) == 2
+    assert len(store.sweep_staging(60_000)) == 1
+    assert len(store.sweep_staging(0, dry_run=True)) == 2
+    assert len(store.sweep_staging(0)) == 2
+    assert store.sweep_staging(0) == ()
     assert [file.name for file in (tmp_path / "db").iterdir()] == ["x"]
 
 

@@ -13,7 +13,7 @@ import pytest
 from obstore import exceptions as raw
 
 from flagstone.errors import FlagstoneError, InvalidRequest, Unavailable
-from flagstone.store.port import ObjectChanged, ObjectExists, ObjectMissing, ObjectVersion
+from flagstone.store.port import AccessRefused, ObjectChanged, ObjectExists, ObjectMissing, ObjectVersion
 from flagstone.store.remote import RemoteStore
 from flagstone.store.remote_errors import first_line, outcome
 
@@ -58,8 +58,14 @@ def store() -> RemoteStore:
         (raw.PreconditionError("x"), "put_if_match", ObjectChanged),
         (raw.AlreadyExistsError("x"), "put_if_match", ObjectChanged),
         (raw.PreconditionError("x"), "get_tail", Unavailable),
-        (raw.PermissionDeniedError("403"), "get", InvalidRequest),
-        (raw.UnauthenticatedError("401"), "get", InvalidRequest),
+        (raw.PermissionDeniedError("403"), "get", AccessRefused),
+        (raw.UnauthenticatedError("401"), "get", AccessRefused),
+        (raw.GenericError(STATUS + "403 Forbidden"), "list", AccessRefused),
+        (
+            raw.GenericError("PUT http://169.254.169.254/latest/api/token " + STATUS + "404"),
+            "get",
+            AccessRefused,
+        ),
         (raw.NotSupportedError("x"), "get", InvalidRequest),
         (raw.UnknownConfigurationKeyError("x"), "get", InvalidRequest),
         (NotImplementedError("x"), "put_if_match", InvalidRequest),

@@ -14,7 +14,8 @@ from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectMissing, ObjectStore
 from flagstone.testing.wal_files import encode_wal
 from flagstone.types import VALUE, Seq, WalId
-from flagstone.wal.pins import LogPin, Position, find_pin
+from flagstone.wal.changes import Position
+from flagstone.wal.pins import LogPin, find_pin
 from flagstone.wal.tail import WalReader
 
 PATHS = DbPaths("db")

@@ -19,9 +19,9 @@ from flagstone.store.port import ObjectStore
 from flagstone.store.two_phase import TwoPhaseStore
 from flagstone.testing.faults import Crashed, Fault, FaultyStore
 from flagstone.types import ManifestId, WalId
+from flagstone.wal.changes import Position
 from flagstone.wal.pins import (
     PIN_MANIFEST_ID,
-    Position,
     decode_pin,
     encode_pin,
     held_pins,

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from flagstone.errors import InvalidRequest
+from flagstone.metadata.manifest import new_manifest
+from flagstone.metadata.stores import ManifestStore
 from flagstone.runtime.clock import VirtualClock
 from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
@@ -153,20 +155,31 @@ def test_following_an_empty_log_waits_for_its_first_file(log: Log) -> None:
     assert next(reader(log, Writing(log, 1, 1)).follow()).wal_id == 1
 
 
-def test_waiting_costs_one_request_per_poll_and_a_listing_every_half_minute(log: Log) -> None:
+def test_waiting_costs_two_small_requests_per_poll_and_a_listing_every_half_minute(log: Log) -> None:
     class Later(Writing):
         def sleep(self, seconds: float) -> None:
             self.next = 2 if self.monotonic() >= 99 else 3
             super().sleep(seconds)
 
     log.add_files(1, 1)
-    followed = reader(log, Later(log, 3, 2)).follow(1, poll_interval_s=1, max_poll_interval_s=1)
+    clock = Later(log, 3, 2)
+    ManifestStore(log.memory, DbPaths("db"), clock=clock).create_next(new_manifest(), None)
+    followed = reader(log, clock).follow(1, poll_interval_s=1, max_poll_interval_s=1)
     next(followed)
     log.store.reset()
 
     assert next(followed).wal_id == 2
-    assert log.requests["get"] == 101 + 3  # three looks at the boundary of the manifests
-    assert log.requests["list"] == 3 * 2  # and at the manifests themselves, of which there are none
+    # For the next file and the next manifest; every half minute, and once a minute, the boundary of manifests as well.
+    assert log.requests["get"] <= 2 * 101 + 3 * 3 + 2
+    assert log.requests["list"] == 3, "of the log: whether the file came and went"
+
+
+def test_a_log_without_a_database_is_followed_as_well(log: Log) -> None:
+    log.add_files(1, 1)
+    followed = reader(log, Writing(log, 2, 3)).follow(1, poll_interval_s=1, max_poll_interval_s=1)
+
+    assert [next(followed).wal_id for _ in range(3)] == [1, 2, 3]
+    assert log.requests["list"] == 2, "of files and, once in half a minute, of manifests"
 
 
 def test_a_consumer_that_overslept_gets_an_error_instead_of_a_gap(log: Log) -> None:

@@ -95,6 +95,12 @@ class Compactor:
             self.worker.cancel()
         self._wake()
 
+    def claim_back(self) -> None:
+        """Go on as coordinator: this process itself took the role for a moment, and is done with it."""
+        if self.coordinator is not None:
+            self.coordinator.claim_back()
+        self._wake()
+
     def stop(self, timeout_s: float = _STOP_TIMEOUT_S) -> None:
         """End the work; jobs that are not done go back to where another worker finds them.
 

@@ -25,7 +25,7 @@ from flagstone.maintenance.compaction.board import Board
 from flagstone.maintenance.compaction.commit import commit_result
 from flagstone.maintenance.compaction.picker import Scheduler, SizeTieredScheduler
 from flagstone.maintenance.compaction.results import Result, is_applied, plan_drain, plan_trivial_move
-from flagstone.maintenance.compaction.role import RoleWatch, claim_role
+from flagstone.maintenance.compaction.role import RoleWatch, claim_role, mint_job
 from flagstone.maintenance.compaction.validation import find_commit_problem, find_problem
 from flagstone.metadata.compactions import Compactions, Job, JobStatus, Spec, Worker, add_job, trim_finished
 from flagstone.metadata.fencing import Fence
@@ -33,7 +33,7 @@ from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.sequenced import Versioned
 from flagstone.runtime import metric_names as names
 from flagstone.runtime.clock import Clock
-from flagstone.runtime.ids import Ids, ulid_ms, ulid_text
+from flagstone.runtime.ids import Ids, ulid_text
 from flagstone.runtime.metrics import Metrics
 from flagstone.types import Ulid
 
@@ -108,6 +108,7 @@ class Coordinator:
         self._retry_at = 0.0
         self._failure: Exception | None = None
         self._lost: Closed | None = None
+        self._claims_back = False
         self._stopped = False
         self._epoch = metrics.gauge(names.COMPACTOR_EPOCH)
         self._last_commit = metrics.gauge(names.COMPACTOR_LAST_COMPACTION_TIMESTAMP_SEC)
@@ -120,11 +121,13 @@ class Coordinator:
         """One tick. What fails is kept for `status` and tried again, ever less often; a newer coordinator ends it."""
         if self._stopped:
             return None
-        wait_s = self._retry_at - self._clock.monotonic()
-        if wait_s > 0:
+        if self._claims_back:
+            self._claim_at = self._clock.monotonic() if self._fence or self._lost else self._claim_at
+            self._claims_back, self._fence, self._lost, self._retry_at = False, None, None, 0.0
+        if (wait_s := self._retry_at - self._clock.monotonic()) > 0:
             return wait_s
         try:
-            if self._lost is not None and not self._reclaims():
+            if self._lost and not self._reclaims():
                 self._retry_at = self._clock.monotonic() + self._most_patient_s
                 return self._most_patient_s
             delay = self._tick()
@@ -154,6 +157,10 @@ class Coordinator:
         self._lost, self._claim_at = None, now
         return True
 
+    def claim_back(self) -> None:
+        """Claim the role again, which this process itself took for a moment. Wake it afterwards."""
+        self._claims_back = True
+
     def stop(self) -> None:
         """Begin nothing more. What is under way stays in the compactions file for the next coordinator."""
         self._stopped = True
@@ -163,8 +170,8 @@ class Coordinator:
         fence = self._fence
         if fence is not None and self._board.jobs is not None:
             with suppress(FlagstoneError):
-                now_ms = self._clock.now_ms()
-                self._board.edit_jobs(fence.guard(lambda now: lifecycle.release_role(now.value, now_ms)))
+                now_ms, free = self._clock.now_ms(), lifecycle.release_role
+                self._board.edit_jobs(fence.guard(lambda now: free(now.value, self._mint, now_ms=now_ms)))
 
     def raise_fenced(self) -> None:
         """Raise `Closed` when a newer coordinator has taken over."""
@@ -190,17 +197,12 @@ class Coordinator:
         elif self._stopped:
             state = "stopped"
         jobs = self._board.jobs
+        active = [] if jobs is None else [job for job in jobs.value.jobs if not job.status.finished]
         return {
             "state": state,
             "failure": None if failure is None else f"{type(failure).__name__}: {failure}",
             "epoch": None if self._fence is None else self._fence.epoch,
-            "jobs": {}
-            if jobs is None
-            else {
-                ulid_text(job.id): job.status.name.lower()
-                for job in jobs.value.jobs
-                if not job.status.finished
-            },
+            "jobs": {ulid_text(job.id): job.status.name.lower() for job in active},
         }
 
     # -- one tick -----------------------------------------------------------------------------------------
@@ -292,8 +294,7 @@ class Coordinator:
         return Worker(local.id, self._clock.now_ms())
 
     def _mint(self, jobs: Compactions) -> Ulid:
-        newest = jobs.newest_job
-        return self._ids.ulid(0 if newest is None else ulid_ms(newest))
+        return mint_job(jobs, self._ids)
 
     # -- committing ---------------------------------------------------------------------------------------
 

@@ -36,6 +36,9 @@ from flagstone.types import KeyRange, Seq
 MERGE_SECONDS: Final = "flagstone.compactor.merge_seconds"
 """How long jobs took, from the plan to the last upload."""
 
+ROWS_WRITTEN: Final = "flagstone.compactor.rows_written"
+"""How many rows are in the tables that were uploaded."""
+
 
 class LocalExecutor:
     """Merges with threads of this process. Several jobs may run at once, each called from its own thread.
@@ -82,6 +85,7 @@ class LocalExecutor:
         registry = metrics or Metrics(clock=clock)
         self._purged = registry.counter(metric_names.COMPACTOR_EXPIRED_ENTRIES_PURGED)
         self._seconds = registry.histogram(MERGE_SECONDS)
+        self._rows = registry.counter(ROWS_WRITTEN)
 
     def run(
         self,
@@ -201,6 +205,7 @@ class LocalExecutor:
         # Not older than the job: SlateDB refuses such an output, and its garbage collector would take it for old.
         table_id = self._ids.ulid(ulid_ms(job.task.job_id))
         self._store.put(self._paths.table(table_id), table.data)
+        self._rows.add(table.rows)
         job.progress.add(number, SsTable(table_id, table.info, table.format_version))
 
 

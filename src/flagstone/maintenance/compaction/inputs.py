@@ -162,8 +162,8 @@ class _Request:
 class Source:
     """The chunks of one L0 view or one run, whose parts come in key order. Used by one thread.
 
-    Begins with one small request ahead of the merge. Whenever the merge had to wait, requests become larger, up to
-    `bytes_to_fetch`, and after that more, up to `max_fetch_tasks`.
+    Begins with one request of `first_bytes` ahead of the merge. Whenever the merge had to wait, requests become larger,
+    up to `bytes_to_fetch`, and after that more, up to `max_fetch_tasks`.
     """
 
     def __init__(
@@ -174,12 +174,13 @@ class Source:
         pool: IoPool,
         bytes_to_fetch: int,
         max_fetch_tasks: int,
+        first_bytes: int = FIRST_FETCH_BYTES,
     ) -> None:
         self._fetcher = fetcher
         self._pool = pool
         self._max_bytes = bytes_to_fetch
         self._max_tasks = max_fetch_tasks
-        self._bytes = min(FIRST_FETCH_BYTES, bytes_to_fetch)
+        self._bytes = min(first_bytes, bytes_to_fetch)
         self._tasks = 1
         self._requests = self._plan(parts)
         self._under_way: deque[Future[Chunk]] = deque()

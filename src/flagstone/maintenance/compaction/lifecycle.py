@@ -17,13 +17,14 @@ from flagstone.metadata.compactions import (
     JobContext,
     JobStatus,
     Spec,
+    TieredSpec,
     Worker,
     add_job,
     edit_job,
     trim_finished,
 )
 from flagstone.metadata.manifest import Manifest, SsTable
-from flagstone.types import Ulid
+from flagstone.types import RunId, Ulid
 
 
 def reset_jobs(compactions: Compactions) -> Compactions:
@@ -124,11 +125,17 @@ def add_jobs(
     return compactions, refused
 
 
-def release_role(compactions: Compactions, now_ms: int) -> Compactions:
+def release_role(
+    compactions: Compactions, mint: Callable[[Compactions], Ulid], *, now_ms: int
+) -> Compactions:
     """The coordinator leaves in order. Says so where there is room for it: as the worker of the last finished job.
 
-    Nobody but us looks there. With the next claim the epoch changes, and the note counts no more.
+    Where none has finished, a completed job that merged nothing carries the note. Nobody but us looks there. With the
+    next claim the epoch changes, and the note counts no more.
     """
+    if not any(job.status.finished for job in compactions.jobs):
+        nothing = TieredSpec((), (), RunId(0))
+        compactions = add_job(compactions, Job(mint(compactions), nothing, JobStatus.COMPLETED))
     finished = [job.id for job in compactions.jobs if job.status.finished]
     note = Worker(_released(compactions.compactor_epoch), now_ms)
     return _edit_each(compactions, finished[-1:], lambda job: replace(job, worker=note))

@@ -1,4 +1,4 @@
-"""Assembles the tables a merge writes, from the blocks of `kernels.row_writer`.
+"""Assembles the tables that a merge or a bulk load writes, from the blocks of `kernels.row_writer`.
 
 The result equals what `table.builder.TableBuilder` makes of the same rows, byte for byte. A table under
 construction is in memory only: a crash loses nothing but work.
@@ -20,6 +20,9 @@ from flagstone.runtime.sync import Lock
 from flagstone.table.builder import EncodedTable, TableOptions
 from flagstone.table.tail import encode_tail
 from flagstone.types import EntryTuple
+
+RowColumns = tuple[int, memoryview, memoryview, memoryview, memoryview, memoryview, memoryview, memoryview]
+"""How many rows, then the columns of `RowWriter.write_columns`, from the offsets of keys on."""
 
 SPARE_BYTES: Final = 64 * 1024 * 1024
 """How much memory an idle executor keeps."""
@@ -100,6 +103,14 @@ class OutputWriter:
         at = start
         while at < len(stream) and not self.full:
             at = self._writer.write(stream, at, self._max_bytes - self._size)
+            self._collect()
+        return at
+
+    def write_columns(self, columns: RowColumns, start: int, *, seq: int, created_ms: int) -> int:
+        """Append rows of columns from number `start` on; returns where it stopped, at the end or because it is full."""
+        at = start
+        while at < columns[0] and not self.full:
+            at = self._writer.write_columns(at, *columns, seq, created_ms, self._max_bytes - self._size)
             self._collect()
         return at
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 
+from flagstone.errors import FlagstoneError
 from flagstone.maintenance.compaction.board import Board
-from flagstone.maintenance.compaction.lifecycle import is_released, reset_jobs
+from flagstone.maintenance.compaction.lifecycle import is_released, release_role, reset_jobs
+from flagstone.metadata.compactions import Compactions
 from flagstone.metadata.fencing import Fence, claim_compactions, claim_compactor
 from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.sequenced import SequencedConflict
+from flagstone.metadata.stores import CompactionsStore
+from flagstone.runtime.ids import Ids, ulid_ms
+from flagstone.types import Ulid
 
 _log = logging.getLogger("flagstone.compaction")
 
@@ -37,6 +43,28 @@ def claim_role(board: Board) -> Fence:
     board.note_jobs(current)
     _log.info("became compaction coordinator epoch=%d", fence.epoch)
     return fence
+
+
+def mint_job(jobs: Compactions, ids: Ids) -> Ulid:
+    """An id for a new job: not older than any there is."""
+    newest = jobs.newest_job
+    return ids.ulid(0 if newest is None else ulid_ms(newest))
+
+
+def release_taken_role(compactions: CompactionsStore, epoch: int, *, ids: Ids, now_ms: int) -> None:
+    """After a manifest took the role under `epoch` for a moment: say that it is free for the coordinator that had it.
+
+    What the store cannot be told costs a restart of that coordinator.
+    """
+    with suppress(FlagstoneError):
+        if compactions.latest() is not None:
+            fence = Fence("compactor", epoch)
+            claim_compactions(compactions, fence)
+            compactions.update(
+                fence.guard(
+                    lambda now: release_role(now.value, lambda jobs: mint_job(jobs, ids), now_ms=now_ms)
+                )
+            )
 
 
 class RoleWatch:

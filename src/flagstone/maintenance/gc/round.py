@@ -24,7 +24,7 @@ from flagstone.maintenance.gc.reach import PinnedManifests, Reach, pinned_ids
 from flagstone.maintenance.gc.report import GarbageReport
 from flagstone.maintenance.gc.store_clock import StoreClock
 from flagstone.maintenance.gc.tables import TableObject, compacted_l0, plan_tables, table_cutoff
-from flagstone.maintenance.gc.two_phase import collect_leftovers, find_two_phase
+from flagstone.maintenance.gc.two_phase import collect_leftovers, find_inside, find_two_phase
 from flagstone.maintenance.gc.wal import WalObject, kept_ranges, plan_wal
 from flagstone.metadata.compactions import Compactions
 from flagstone.metadata.manifest import Manifest, remove_expired_checkpoints
@@ -32,10 +32,14 @@ from flagstone.metadata.sequenced import SequencedObject, Versioned
 from flagstone.metadata.stores import CompactionsStore, ManifestStore
 from flagstone.runtime.clock import Clock
 from flagstone.runtime.metrics import Metrics
+from flagstone.store.local import LocalStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
 
 _BATCH: Final = 1000
+_LONGEST_UPLOAD_MS: Final = 60 * 60 * 1000
+"""No upload to a folder pauses for longer; one that does fails and says so."""
+
 _REACHING: Final[frozenset[Kind]] = frozenset(["wal", "wal_fence", "compacted", "detach"])
 """Kinds that need to know what the manifests behind the checkpoints say."""
 
@@ -189,6 +193,7 @@ class Round:
                     compacted=compacted_l0(latest),
                 )
                 self._delete(subject.store, self._main_clock, plan)
+                self._sweep_uploads()
         with self._failing_alone("detach"):
             if "detach" in self._kinds:
                 self._detach(reach)
@@ -238,6 +243,17 @@ class Round:
                 remove(batch)
             for verdict in batch:
                 entry.remove(verdict.meta.path, verdict.meta.size)
+
+    def _sweep_uploads(self) -> None:
+        """Remove what killed processes left of their uploads. Only folders keep such files."""
+        subject, entry = self._subject, self._report.of("compacted")
+        age_ms = max(subject.options["compacted"].min_age_ms, _LONGEST_UPLOAD_MS)
+        for store in dict.fromkeys(
+            find_inside(each, LocalStore) for each in (subject.store, subject.wal_store)
+        ):
+            if store is not None:
+                for path in store.sweep_staging(age_ms, folder=subject.paths.root, dry_run=entry.dry_run):
+                    entry.act(path, "upload of a process that died")
 
     def _detach(self, reach: Reach) -> None:
         entry = self._report.of("detach")

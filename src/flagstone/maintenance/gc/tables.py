@@ -11,7 +11,8 @@ commits afterwards. The two are told apart without a clock, by the order in whic
 3. It reads the manifest. A writer gives out ids of tables in the order in which it commits them, and none
    older than the newest of L0. So what it is about to commit is not older than the newest L0 of this
    manifest: kept. A writer that was replaced commits nothing any more. One such table is known to have been
-   committed already: the one that the tree remembers as the newest L0 that was compacted.
+   committed already: the one that the tree remembers as the newest L0 that was compacted. A bulk load beside a
+   writer has its mark in the manifest before its first table, and ids no older than the mark says: kept.
 
 SlateDB demands more of the second step: that the file has at least one job, finished or not, whose id is newer. Without
 a compactor it therefore never deletes a table. The argument above does not need that, because the list was made
@@ -27,6 +28,7 @@ from typing import NamedTuple
 
 from flagstone.maintenance.gc.plan import Plan, Verdict, drop, keep
 from flagstone.metadata.compactions import Compactions
+from flagstone.metadata.hand_over import oldest_open_ms
 from flagstone.metadata.manifest import Manifest
 from flagstone.runtime.ids import ulid_ms
 from flagstone.store.port import ObjectMeta
@@ -53,11 +55,14 @@ def table_cutoff(latest: Manifest, compactions: Compactions | None) -> Cutoff:
     if newest_l0 is None:
         return Cutoff(0, "perhaps the first flush")
     flushes = Cutoff(ulid_ms(newest_l0), "perhaps of a flush under way")
+    cutoffs = [flushes]
     active = [job.id for job in compactions.jobs if not job.status.finished] if compactions else []
-    if not active:
-        return flushes
-    jobs = Cutoff(ulid_ms(min(active)), "perhaps of a compaction under way")
-    return min(jobs, flushes, key=lambda cutoff: cutoff.before_ms)
+    if active:
+        cutoffs.append(Cutoff(ulid_ms(min(active)), "perhaps of a compaction under way"))
+    loading_ms = oldest_open_ms(latest)
+    if loading_ms is not None:
+        cutoffs.append(Cutoff(loading_ms, "perhaps of a bulk load under way"))
+    return min(cutoffs, key=lambda cutoff: cutoff.before_ms)
 
 
 def compacted_l0(latest: Manifest) -> set[Ulid]:

@@ -31,7 +31,10 @@ class Finding:
 
 @dataclass(slots=True)
 class Report:
-    """The outcome of one verification. `ok` means: nothing is lost, and nothing would be read wrongly."""
+    """The outcome of one verification. `ok` means: nothing is lost, and nothing would be read wrongly.
+
+    Two reports are equal when they found the same, however long it took.
+    """
 
     database: str
     manifest_id: int | None = None
@@ -39,6 +42,7 @@ class Report:
     bytes: int = 0
     rows: int = 0
     findings: list[Finding] = field(default_factory=list)
+    seconds: float = field(default=0.0, compare=False)
 
     @property
     def ok(self) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from flagstone.errors import CorruptData, InvalidRequest
 from flagstone.format.filter import Filters
 from flagstone.format.sst import FOOTER_BYTES, SstImage, decode_sst
-from flagstone.format.sst_info import SstType
+from flagstone.format.sst_info import SsTableInfo, SstType
 from flagstone.format.stats import BlockStats, SstStats
 from flagstone.kernels import block_writer
 from flagstone.maintenance.verification.report import Finding
@@ -16,17 +16,22 @@ from flagstone.types import EntryTuple
 
 @dataclass(slots=True)
 class TableCheck:
-    """What reading one SST showed. `image` is None when its footer could not be read, or it is a fence."""
+    """What reading one SST showed: small, whatever its size. Without `info` it is a fence, or has no sound footer."""
 
     path: str
     size: int
-    image: SstImage | None = None
+    info: SsTableInfo | None = None
+    version: int = 0
     rows: int = 0
     first_key: bytes | None = None
     last_key: bytes | None = None
     min_seq: int | None = None
     max_seq: int | None = None
     problems: list[Finding] = field(default_factory=list)
+
+    @property
+    def is_fence(self) -> bool:
+        return self.info is None and not self.problems
 
     def fail(self, problem: str, offset: int | None = None) -> None:
         self.problems.append(Finding("damage", self.path, problem, offset))
@@ -38,7 +43,8 @@ def check_table(data: bytes, path: str, expected_type: SstType) -> TableCheck:
     if expected_type is SstType.WAL and len(data) <= FOOTER_BYTES:
         return check
     try:
-        image = check.image = decode_sst(data, path)
+        image = decode_sst(data, path)
+        check.info, check.version = image.info, image.version
         if image.info.sst_type is not expected_type:
             check.fail(f"an SST of type {image.info.sst_type.name} in the place of {expected_type.name}")
         blocks = _check_rows(check, image)

@@ -3,34 +3,37 @@
 The walk goes from the latest manifest and the manifests its checkpoints pin to every SST and WAL file they
 reach, and then over all remaining objects in the database's folders. It reads only; a writer may be at work
 meanwhile. When damage shows and the database has moved on under the walk, the walk is taken again.
+
+Manifests are read first, and say with the listings which SSTs there are to check (`subjects`). Each of those is read
+and checked for itself, in this process or by whatever `Checker` is given; then what refers to them is judged
+(`references`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from flagstone.errors import CorruptData, InternalError, InvalidRequest
 from flagstone.format.sst_info import SstType
-from flagstone.lsm.tree import SstView
+from flagstone.maintenance.verification.references import judge_log, judge_tables, table_paths
 from flagstone.maintenance.verification.report import SEVERITIES, Report, Severity
-from flagstone.maintenance.verification.tables import TableCheck, check_table
+from flagstone.maintenance.verification.subjects import Checker, LocalChecker, Subject
+from flagstone.maintenance.verification.tables import TableCheck
 from flagstone.metadata.compactions_codec import decode_compactions
 from flagstone.metadata.invariants import check_compactions, check_manifest, check_replaced_state
-from flagstone.metadata.manifest import Manifest, SsTable
+from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.manifest_codec import decode_manifest
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
-from flagstone.runtime.ids import ulid_text
 from flagstone.runtime.pool import shared_pool
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectMeta, ObjectMissing, ObjectStore
-from flagstone.types import ManifestId, WalId
-from flagstone.wal.pins import PIN_MANIFEST_ID, decode_pin
+from flagstone.types import ManifestId
+from flagstone.wal.pins import PIN_MANIFEST_ID
 
 _ATTEMPTS: Final = 3
 _BATCH: Final = 8
-"""How many objects are fetched at once: enough to hide latency, few enough for memory."""
+"""How many manifests are fetched at once: enough to hide latency, few enough for memory."""
 
 
 class Verifier:
@@ -42,30 +45,32 @@ class Verifier:
         paths: DbPaths,
         *,
         wal_store: ObjectStore | None = None,
+        checker: Checker | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._store = store
         self._wal_store = wal_store or store
         self._paths = paths
+        self._checker = checker or LocalChecker(store, self._wal_store)
         self._clock = clock
         self._report = Report("")
-        self._tables: dict[str, TableCheck | None] = {}
 
     def verify(self) -> Report:
         """Read everything.
 
         Raises `InvalidRequest` when there is no database, `Unavailable` when the store does not answer.
         """
-        for _ in range(_ATTEMPTS - 1):
+        started = self._clock.monotonic()
+        for attempt in range(_ATTEMPTS):
             report = self._walk()
-            if report.ok or self._newest_manifest() == report.manifest_id:
-                return report
+            if report.ok or attempt + 1 == _ATTEMPTS or self._newest_manifest() == report.manifest_id:
+                break
             # Somebody is at work: what the walk missed may have been replaced and collected under it.
-        return self._walk()
+        report.seconds = self._clock.monotonic() - started
+        return report
 
     def _walk(self) -> Report:
         self._report = Report(f"{self._store.url} {self._paths.root}".strip())
-        self._tables = {}
         manifests = self._read_manifests()
         if not manifests:
             raise InvalidRequest(
@@ -76,12 +81,19 @@ class Verifier:
         self._check_boundary("manifest", latest_id)
         self._check_boundary("compactions", self._read_compactions())
         latest = manifests[latest_id]
-        self._check_wal(latest, manifests)
+        reached = {} if latest is None else dict(self._reachable(latest_id, latest, manifests))
+        log = self._list_log()
+        tables = self._plan_tables(reached.values())
+        orphans = self._list_orphans(tables)
+        subjects = [*log.values(), *tables.values(), *orphans.values()]
+        checks = dict(zip([each.path for each in subjects], self._checker.check(subjects), strict=True))
+        self._fold_log(latest, manifests, {wal_id: checks[each.path] for wal_id, each in log.items()})
+        self._fold_tables(tables, checks)
+        for manifest_id, manifest in reached.items():
+            judge_tables(self._report, manifest, self._paths.manifest(manifest_id), self._paths, checks)
         if latest is not None:
-            for manifest_id, manifest in self._reachable(latest_id, latest, manifests):
-                self._check_tables(manifest_id, manifest)
             self._check_parents(latest)
-        self._check_rest()
+        self._fold_orphans(orphans, checks)
         self._report.findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
         return self._report
 
@@ -174,82 +186,6 @@ class Verifier:
                 seen.add(checkpoint.manifest_id)
                 yield checkpoint.manifest_id, pinned
 
-    # -- tables -------------------------------------------------------------------------------------------
-
-    def _check_tables(self, manifest_id: ManifestId, manifest: Manifest) -> None:
-        owners = {sst_id: DbPaths(db.path) for db in manifest.external_dbs for sst_id in db.sst_ids}
-        where = {sst_id: owners.get(sst_id, self._paths).table(sst_id) for sst_id in manifest.ssts}
-        self._read_tables(where.values())
-        source = self._paths.manifest(manifest_id)
-        for sst_id, table in manifest.ssts.items():
-            check = self._tables[where[sst_id]]
-            if check is None:
-                self._report.add("damage", where[sst_id], f"missing, but {source} refers to it")
-            elif check.image is not None:
-                self._compare_with_manifest(check, table, manifest, source)
-        trees = [(b"", manifest.tree), *((segment.prefix, segment.tree) for segment in manifest.segments)]
-        for prefix, tree in trees:
-            for view in tree.views:
-                self._check_view(view, manifest.table(view), prefix, source)
-            for run in tree.runs:
-                self._check_run(run.views, manifest, f"run {run.id}", source)
-
-    def _read_tables(self, paths: Iterable[str]) -> None:
-        """Read the SSTs that were not read before; several at a time, counted once each."""
-        todo = [path for path in dict.fromkeys(paths) if path not in self._tables]
-        for start in range(0, len(todo), _BATCH):
-            batch = todo[start : start + _BATCH]
-            for path, data in zip(batch, shared_pool().map_ordered(self._get_or_none, batch), strict=True):
-                if data is None:
-                    self._tables[path] = None
-                    continue
-                check = check_table(data, path, SstType.COMPACTED)
-                self._report.count("table", len(data))
-                self._report.rows += check.rows
-                self._report.findings.extend(check.problems)
-                self._tables[path] = check
-
-    def _get_or_none(self, path: str) -> bytes | None:
-        try:
-            return self._store.get(path).data
-        except ObjectMissing:
-            return None
-
-    def _compare_with_manifest(
-        self, check: TableCheck, table: SsTable, manifest: Manifest, source: str
-    ) -> None:
-        assert check.image is not None
-        if check.image.info != table.info:
-            self._report.add("damage", check.path, f"SsTableInfo differs from the one in {source}")
-        if check.image.version != table.format_version:
-            self._report.add(
-                "damage",
-                check.path,
-                f"format version {check.image.version}, {source} says {table.format_version}",
-            )
-        if check.max_seq is not None and check.max_seq > manifest.last_l0_seq:
-            self._report.add(
-                "warning",
-                check.path,
-                f"holds seq {check.max_seq}, beyond last_l0_seq {manifest.last_l0_seq} of {source}",
-            )
-
-    def _check_view(self, view: SstView, table: SsTable, prefix: bytes, source: str) -> None:
-        visible = view.effective_range(table.info)
-        if visible.empty:
-            self._report.add("damage", source, f"a view of {ulid_text(table.id)} shows none of its keys")
-        for key in (table.info.first_entry, table.info.last_entry):
-            if key is not None and key in visible and not key.startswith(prefix):
-                self._report.add("damage", source, f"segment {prefix!r} holds the foreign key {key!r}")
-
-    def _check_run(self, views: tuple[SstView, ...], manifest: Manifest, name: str, source: str) -> None:
-        """Views of a run ascend and touch at most in one key."""
-        ranges = [view.effective_range(manifest.table(view).info) for view in views]
-        for one, following in pairwise(ranges):
-            # Neighbours may share one key: then the first stops right behind it, at its zero-byte successor.
-            if one.stop is None or following.start is None or one.stop > following.start + b"\0":
-                self._report.add("damage", source, f"{name}: its tables overlap or are out of order")
-
     def _check_parents(self, latest: Manifest) -> None:
         """Databases we borrow from must hold our checkpoint, or their collector may delete what we need."""
         for parent in latest.external_dbs:
@@ -276,84 +212,61 @@ class Verifier:
                     f"{parent.final_checkpoint_id}; its garbage collection may delete them",
                 )
 
-    # -- log ----------------------------------------------------------------------------------------------
+    # -- tables and log -----------------------------------------------------------------------------------
 
-    def _check_wal(self, latest: Manifest | None, manifests: dict[ManifestId, Manifest | None]) -> None:
-        present: dict[int, TableCheck] = {}
-        for meta, data in self._fetch_folder(self._wal_store, self._paths.wal_folder):
+    def _list_log(self) -> dict[int, Subject]:
+        """The files of the log by id, ascending."""
+        found: dict[int, Subject] = {}
+        for meta in self._wal_store.list(self._paths.wal_folder):
             wal_id = self._paths.parse_wal(meta.path)
             if wal_id is None:
                 self._report.add("note", meta.path, "not an object of this database; left alone")
-                continue
-            check = present[wal_id] = check_table(data, meta.path, SstType.WAL)
-            self._report.count(
-                "wal fence" if check.image is None and not check.problems else "wal", len(data)
-            )
-            self._report.rows += check.rows
-            self._report.findings.extend(check.problems)
-        if latest is None:
-            return
-        self._check_continuity(latest, sorted(present))
-        self._check_pinned_wal(latest, manifests, present.keys())
-        files = [check for _, check in sorted(present.items()) if check.max_seq is not None]
-        for one, following in pairwise(files):
-            if following.min_seq is not None and one.max_seq is not None and following.min_seq <= one.max_seq:
-                self._report.add(
-                    "damage",
-                    following.path,
-                    f"begins at seq {following.min_seq}, but {one.path} ends at {one.max_seq}",
-                )
-
-    def _check_continuity(self, latest: Manifest, present: list[int]) -> None:
-        """Ids above the replay point are contiguous: a hole would hide everything behind it from replay."""
-        needed = [wal_id for wal_id in present if wal_id > latest.replay_after_wal_id]
-        last = max([*needed, latest.wal_id_last_seen])
-        missing = sorted(set(range(latest.replay_after_wal_id + 1, last + 1)) - set(needed))
-        for wal_id in missing:
-            hidden = sum(1 for other in needed if other > wal_id)
-            self._report.add(
-                "damage",
-                self._paths.wal(WalId(wal_id)),
-                f"missing; replay stops here, {hidden} files before the end",
-            )
-
-    def _check_pinned_wal(
-        self, latest: Manifest, manifests: dict[ManifestId, Manifest | None], present: Iterable[int]
-    ) -> None:
-        """A checkpoint keeps the log from its manifest's replay point to the last file that manifest knew.
-
-        The pin of a consumer keeps it from where the consumer stands to its end.
-        """
-        have = set(present)
-        now_s = self._clock.now_ms() // 1000
-        for checkpoint in latest.checkpoints:
-            pinned = manifests.get(checkpoint.manifest_id)
-            if pinned is None or (checkpoint.expires_s is not None and checkpoint.expires_s <= now_s):
-                continue
-            consumer = decode_pin(checkpoint)
-            if consumer is None:
-                wanted = range(pinned.replay_after_wal_id + 1, pinned.wal_id_last_seen + 1)
             else:
-                wanted = range(consumer.position.next_id, max(have, default=0) + 1)
-            for wal_id in sorted(set(wanted) - have):
-                self._report.add(
-                    "damage",
-                    self._paths.wal(WalId(wal_id)),
-                    f"missing, but checkpoint {checkpoint.id} needs it",
-                )
+                found[wal_id] = Subject(meta.path, SstType.WAL, meta.size)
+        return found
 
-    # -- the rest -----------------------------------------------------------------------------------------
+    def _plan_tables(self, manifests: Iterable[Manifest]) -> dict[str, Subject]:
+        """The tables that the manifests refer to, by path, each once."""
+        planned: dict[str, Subject] = {}
+        for manifest in manifests:
+            for sst_id, path in table_paths(manifest, self._paths).items():
+                size = manifest.ssts[sst_id].info.estimated_size
+                planned.setdefault(path, Subject(path, SstType.COMPACTED, size))
+        return planned
 
-    def _check_rest(self) -> None:
+    def _list_orphans(self, referenced: Mapping[str, Subject]) -> dict[str, Subject]:
         """Tables nobody refers to: uploads under way, leftovers of crashes, or compactions' old inputs."""
-        orphans: list[str] = []
+        found: dict[str, Subject] = {}
         for meta in self._store.list(self._paths.table_folder):
             if self._paths.parse_table(meta.path) is None:
                 self._report.add("note", meta.path, "not an object of this database; left alone")
-            elif meta.path not in self._tables:
-                orphans.append(meta.path)
+            elif meta.path not in referenced:
+                found[meta.path] = Subject(meta.path, SstType.COMPACTED, meta.size)
+        return found
+
+    def _fold_log(
+        self,
+        latest: Manifest | None,
+        manifests: Mapping[ManifestId, Manifest | None],
+        checks: Mapping[int, TableCheck | None],
+    ) -> None:
+        # Collected between listing and reading: it was not needed any more.
+        present = {wal_id: check for wal_id, check in checks.items() if check is not None}
+        for check in present.values():
+            self._note("wal fence" if check.is_fence else "wal", check)
+        if latest is not None:
+            now_s = self._clock.now_ms() // 1000
+            judge_log(self._report, latest, manifests, present, paths=self._paths, now_s=now_s)
+
+    def _fold_tables(self, tables: Iterable[str], checks: Mapping[str, TableCheck | None]) -> None:
+        for path in tables:
+            check = checks[path]
+            if check is not None:
+                self._note("table", check)
+
+    def _fold_orphans(self, orphans: Mapping[str, Subject], checks: Mapping[str, TableCheck | None]) -> None:
         before = len(self._report.findings)
-        self._read_tables(orphans)
+        self._fold_tables(orphans, checks)
         # Damage in a table that nobody reads harms nobody.
         self._report.findings[before:] = [
             type(finding)("warning", finding.object, finding.problem, finding.offset)
@@ -365,6 +278,11 @@ class Verifier:
                 self._paths.table_folder,
                 f"{len(orphans)} tables that no current manifest or checkpoint refers to",
             )
+
+    def _note(self, kind: str, check: TableCheck) -> None:
+        self._report.count(kind, check.size)
+        self._report.rows += check.rows
+        self._report.findings.extend(check.problems)
 
     def _fetch_folder(self, store: ObjectStore, folder: str) -> Iterator[tuple[ObjectMeta, bytes]]:
         """All objects of a folder with their bytes, a few at a time."""

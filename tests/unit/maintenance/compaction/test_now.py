@@ -83,6 +83,19 @@ def test_with_nothing_to_do_it_writes_nothing(world: World) -> None:
     assert world.versions() == before
 
 
+def test_one_that_left_without_having_done_a_job_says_so_too(world: World) -> None:
+    idle = world.coordinator()
+    idle.run_once()
+    idle.stop()
+    idle.release()
+    world.flush_many(3)
+    started = world.clock.monotonic()
+
+    assert len(now(world).run()) == 1
+
+    assert world.clock.monotonic() - started < 5
+
+
 def test_a_coordinator_that_answers_keeps_its_role(world: World) -> None:
     coordinator = world.coordinator()
     coordinator.run_once()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -10,7 +11,9 @@ from uuid import UUID
 
 import pytest
 
-from flagstone.config import GarbageCollectorOptions
+import flagstone
+from flagstone import Admin
+from flagstone.config import GarbageCollectorOptions, Settings
 from flagstone.errors import InvalidRequest, Unavailable
 from flagstone.maintenance.gc.collector import Collector
 from flagstone.maintenance.gc.options import KindOptions, kind_options, requested_options
@@ -33,6 +36,9 @@ from flagstone.testing.faults import Crashed, Fault, FaultyStore
 from flagstone.types import CompactionsId, ManifestId, Ulid, WalId
 from flagstone.views.checkpoint import delete_checkpoint
 from unit.maintenance.gc.world import World, no_checkpoint
+
+QUIET = Settings(compactor_options=None, garbage_collector_options=None)
+UPLOAD = "upload of a process that died"
 
 
 @pytest.fixture
@@ -98,6 +104,28 @@ def test_the_boundary_keeps_advancing_on_a_folder(tmp_path: Path) -> None:
         boundaries.append(world.manifests.read_boundary())
     assert boundaries == [2, 4, 6]
     assert world.manifest_ids() == [7]
+
+
+def test_what_a_killed_process_left_of_an_upload_to_a_folder_goes_after_an_hour(tmp_path: Path) -> None:
+    with flagstone.open(tmp_path / "db", settings=QUIET) as db:
+        db.put(b"k", b"v")
+    table = next((tmp_path / "db" / "compacted").iterdir())
+    left, fresh, elsewhere = (
+        Path(f"{table}#1"),
+        Path(f"{table}#2"),
+        tmp_path / "other" / "compacted" / f"{table.name}#1",
+    )
+    elsewhere.parent.mkdir(parents=True)
+    for path in (left, fresh, elsewhere):
+        path.write_bytes(b"half")
+    for path in (left, elsewhere):
+        os.utime(path, (0, 0))
+    admin = Admin(tmp_path / "db")
+    assert admin.collect_garbage(min_age=timedelta(), dry_run=True).of("compacted").reasons[UPLOAD] == 1
+    assert left.exists()
+    admin.collect_garbage(min_age=timedelta())
+    assert (left.exists(), fresh.exists(), elsewhere.exists()) == (False, True, True)
+    assert table.exists()
 
 
 def test_a_boundary_that_cannot_be_advanced_deletes_nothing(world: World) -> None:
@@ -516,7 +544,7 @@ def test_a_collector_that_is_told_to_stop_stops(world: World) -> None:
 
 def test_an_empty_place_is_refused_and_stays_empty() -> None:
     store = MemoryStore()
-    with pytest.raises(InvalidRequest, match="no manifest"):
+    with pytest.raises(InvalidRequest, match="no database"):
         Collector(store, DbPaths("nothing"), {"wal": KindOptions(0)}).collect()
     assert [*store.list("")] == []
 
