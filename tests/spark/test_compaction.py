@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import shutil
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -45,7 +47,16 @@ def everything(folder: Path) -> list[tuple[Any, ...]]:
         return [tuple(row) for row in reader.scan().rows()]
 
 
-def test_a_full_compaction_equals_the_local_one_row_for_row(spark: Any, tmp_path: Path) -> None:
+def jobs_of(spark: Any) -> list[Any]:
+    """What Spark's pages show."""
+    found = spark._jsc.sc().statusStore().jobsList(None)
+    return [found.apply(at) for at in range(found.size())]
+
+
+def test_a_full_compaction_equals_the_local_one_row_for_row(
+    spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "flagstone.spark")
     ours, other = tmp_path / "spark", tmp_path / "local"
     expected = written(ours)
     shutil.copytree(ours, other)
@@ -60,6 +71,11 @@ def test_a_full_compaction_equals_the_local_one_row_for_row(spark: Any, tmp_path
     assert len(run.views) > 1
     assert everything(ours) == everything(other)
     assert shown(ours) == expected
+    made = [line for line in caplog.messages if line.startswith("compacted database=spark ")]
+    assert f" rows={len(everything(ours))} " in made[0], "a full compaction leaves one version of a key"
+    assert "mb_per_s=" in made[0]
+    told = {job.description().get() for job in jobs_of(spark) if job.description().isDefined()}
+    assert {f"flagstone: compact spark, range {number} of 3" for number in (1, 2, 3)} <= told
     assert not Admin(ours).verify().findings
 
 
@@ -75,16 +91,65 @@ def test_what_goes_wrong_in_a_task_reaches_the_caller(spark: Any, tmp_path: Path
 
     with pytest.raises(CorruptData, match=r"compacted/.*checksum"):
         compact(spark, folder, full=True, timeout=timedelta(seconds=60))
-    with pytest.raises(InvalidRequest, match="no manifest"):
+    with pytest.raises(InvalidRequest, match="no database"):
         compact(spark, tmp_path / "nothing")
 
 
-def test_a_job_of_the_wheels_coordinator_is_done_by_spark_and_committed_by_the_wheel(
-    spark: Any, wheel: Any, tmp_path: Path
+def test_a_worker_that_is_told_to_stop_gives_its_job_back_and_leaves_at_once(
+    spark: Any, tmp_path: Path
 ) -> None:
+    class Latest:
+        """Travels to the tasks with its code. When slow, it would take minutes for what is there."""
+
+        def __init__(self, pause_s: float) -> None:
+            self.pause_s = pause_s
+
+        def merge(self, key: bytes, existing: bytes | None, operand: bytes) -> bytes:
+            time.sleep(self.pause_s)
+            return operand
+
+    with flagstone.open(tmp_path / "db", settings=QUIET, merge_operator=Latest(0)) as db:
+        for _ in range(4):
+            for number in range(2000):
+                db.merge(b"%04d" % number, b"x")
+            db.flush()
+    stop, left, pool = Event(), Event(), IoPool(max_workers=2, name="test")
+    coordinator = CompactorOptions(worker=None, poll_interval=timedelta(milliseconds=50))
+    quick = CompactionWorkerOptions(compactions_poll_interval=timedelta(milliseconds=50))
+    admin = Admin(tmp_path / "db")
+    coordinating = pool.submit(admin.run_compactor, options=coordinator, stop=left)
+    worker = pool.submit(
+        run_worker, spark, tmp_path / "db", options=quick, tasks=2, merge_operator=Latest(0.05), stop=stop
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not spark.sparkContext.statusTracker().getActiveJobsIds():
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        told = time.monotonic()
+        stop.set()
+        worker.result(timeout=100)
+        assert time.monotonic() - told < 25, "nobody waited for the tasks"
+    finally:
+        stop.set()
+        left.set()
+        coordinating.result(timeout=60)
+        pool.close()
+    [job] = [job for job in admin.compactions().value.jobs if job.spec.l0_view_ids]
+    assert job.worker is None, "anybody may have it now"
+    assert job.context is not None
+    assert len(job.context.subcompactions) == 2, "and goes on with the same ranges"
+    assert not spark.sparkContext.statusTracker().getActiveJobsIds()
+
+
+def test_a_job_of_the_wheels_coordinator_is_done_by_spark_and_committed_by_the_wheel(
+    spark: Any, wheel: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "flagstone.spark")
     folder = tmp_path / "db"
     expected = written(folder)
     wheel.hold(str(tmp_path), "db", coordinator={})
+    coordinator = Admin(folder).manifest().value.compactor_epoch
     stop, pool = Event(), IoPool(max_workers=1, name="test")
     quick = CompactionWorkerOptions(compactions_poll_interval=timedelta(milliseconds=50), max_sst_size=20_000)
     worker = pool.submit(run_worker, spark, folder, options=quick, tasks=2, stop=stop)
@@ -100,5 +165,10 @@ def test_a_job_of_the_wheels_coordinator_is_done_by_spark_and_committed_by_the_w
         worker.result(timeout=60)
         pool.close()
         wheel.release("db")
-    assert not Admin(folder).manifest().value.tree.l0
+    manifest = Admin(folder).manifest().value
+    assert not manifest.tree.l0
+    assert manifest.compactor_epoch == coordinator, "whoever committed it had the role before we came"
+    [line] = [line for line in caplog.messages if line.startswith("compacted database=db ")]
+    [run] = manifest.tree.runs
+    assert f" ranges=2 tables={len(run.views)} " in line, "every table of the run was made by Spark"
     assert shown(folder) == expected

@@ -91,18 +91,19 @@ def test_an_empty_load_changes_nothing(folder: Path) -> None:
     assert shown(folder) == ROWS
 
 
-def test_rows_that_are_only_in_the_log_are_older_than_the_load(folder: Path) -> None:
-    db = flagstone.open(folder, settings=QUIET)
-    db.put(b"k00001", b"old").wait()
-    db.put(b"only in the log", b"kept").wait()
+def test_a_live_writer_of_slatedbs_is_fenced_and_what_is_only_in_its_log_is_older(
+    folder: Path, wheel: Any
+) -> None:
+    wheel.hold(str(folder.parent), folder.name)
+    wheel.held_put(folder.name, b"k00001", b"old")
+    wheel.held_put(folder.name, b"only in the log", b"kept")
 
     report = load(folder, [pairs(ROWS)])
 
     assert report.seq == 3
     assert shown(folder) == ROWS | {b"only in the log": b"kept"}
-    with pytest.raises(Closed):
-        db.put(b"k00001", b"too late").wait()
-    db.close()
+    assert wheel.held_put(folder.name, b"k00001", b"too late") != "durable"
+    wheel.release(folder.name)
     with flagstone.open(folder, settings=QUIET) as again:
         assert again.get(b"k00001") == b"value 1"
         again.put(b"k00001", b"newer")

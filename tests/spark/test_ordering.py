@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from flagstone.errors import InvalidRequest
 from flagstone.spark.ordering import check_sorted, ordered_stretches
-from flagstone.spark.tables import one_per_key, pieces
+from flagstone.spark.tables import one_per_key
 
 BATCHES = st.lists(st.lists(st.binary(min_size=1, max_size=2), max_size=6), max_size=8)
 
@@ -73,10 +73,3 @@ def test_one_row_is_left_of_each_key_and_it_is_the_last(keys: list[list[bytes]])
     if any(a[0] == b[0] for a, b in pairwise(rows)):
         with pytest.raises(InvalidRequest, match="occurs more than once"):
             list(one_per_key(numbered(cut), refuse=True))
-
-
-@given(keys=st.lists(st.binary(min_size=1, max_size=9), min_size=1, max_size=40), size=st.integers(1, 200))
-def test_pieces_are_the_batch(keys: list[bytes], size: int) -> None:
-    [batch] = numbered([keys])
-
-    assert rows_of(pieces(batch, size)) == rows_of([batch])

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import pickle
 import random
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxFiles
-from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 import flagstone
 from flagstone import Admin, InvalidRequest
 from flagstone.spark import foreach_batch
-from flagstone.spark.schema import arrow_schema
 from flagstone.spark.stream import BEGIN, ChangeStreamReader, plan_end
 from flagstone.spark.stream_options import parse_stream_options
 from flagstone.types import WalId
@@ -154,7 +152,8 @@ def test_what_never_was_in_the_log_is_told_unless_gaps_are_allowed(folder: Path)
         db.put(b"a", b"1")
     reader, tolerant = stream_of(folder), stream_of(folder, consumer="other", allow_gaps="true")
     (_, at), (_, other) = follow(reader), follow(tolerant)
-    load(folder, [pairs({b"loaded": b"x"})])
+    with flagstone.open(folder, settings=replace(QUIET, wal_enabled=False)) as db:
+        db.put(b"not in the log", b"x")
 
     with pytest.raises(InvalidRequest, match="sequence numbers 2 to 2 are not in the log"):
         follow(reader, at)
@@ -275,49 +274,6 @@ def test_a_query_that_is_started_again_goes_on_where_it_stopped(spark: Any, tmp_
     nameless = spark.readStream.format("flagstone").load(str(folder)).writeStream.format("noop").start()
     with pytest.raises(Exception, match="needs the option 'consumer'"):
         nameless.awaitTermination(60)
-
-
-class Frame:
-    """As much of a DataFrame as the sink asks for."""
-
-    def __init__(self, cells: dict[str, list[Any]], schema: StructType) -> None:
-        self.schema = schema
-        self._cells = cells
-
-    def toArrow(self) -> pa.Table:  # noqa: N802 - Spark's name
-        return pa.Table.from_pydict(self._cells, schema=arrow_schema(self.schema))
-
-
-SINK = StructType(
-    [StructField("key", BinaryType()), StructField("value", StringType()), StructField("op", StringType())]
-)
-
-
-def sink_frame(*rows: tuple[bytes | None, str | None, str | None]) -> Any:
-    return Frame(dict(zip(("key", "value", "op"), map(list, zip(*rows, strict=True)), strict=True)), SINK)
-
-
-def test_a_micro_batch_is_written_once_however_often_it_comes(folder: Path) -> None:
-    first = sink_frame((b"a", "1", "put"), (b"b", "2", None))
-    second = sink_frame((b"a", None, "delete"), (b"c", "3", "put"))
-    with flagstone.open(folder, settings=QUIET) as db:
-        write = foreach_batch(db, "orders")
-        write(first, 0)
-        write(second, 1)
-    with flagstone.open(folder, settings=QUIET) as db:
-        write = foreach_batch(db, "orders")
-        write(first, 0)
-        write(second, 1)
-        assert dict(db.scan(b"a")) == {b"b": b"2", b"c": b"3"}
-        assert db.status()["committed_seq"] == 2
-        with pytest.raises(InvalidRequest, match="lacks its key or its value"):
-            write(sink_frame((b"x", "1", "put"), (b"y", None, "put")), 2)
-        with pytest.raises(InvalidRequest, match="column 'op' has 'upsert'"):
-            write(sink_frame((b"x", "1", "upsert")), 2)
-        assert db.get(b"x") is None
-        assert db.get(b"\0flagstone/stream/orders") == b"1"
-        with pytest.raises(InvalidRequest, match="needs a name"):
-            foreach_batch(db, "")
 
 
 @pytest.mark.slow

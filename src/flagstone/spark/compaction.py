@@ -10,33 +10,44 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final
-
-from pyspark.errors import PySparkException
+from typing import TYPE_CHECKING, Final
 
 from flagstone.config import CompactionWorkerOptions, CompactorOptions
 from flagstone.db.admin import Admin
-from flagstone.errors import InternalError
+from flagstone.errors import InternalError, Unavailable
 from flagstone.format.codec import Codec
 from flagstone.lsm.merge_operator import MergeOperator
-from flagstone.maintenance.compaction.executor import LocalExecutor
+from flagstone.maintenance.compaction.executor import ROWS_WRITTEN, LocalExecutor
 from flagstone.maintenance.compaction.inputs import TableFetcher
-from flagstone.maintenance.compaction.now import Progress
+from flagstone.maintenance.compaction.now import PATIENCE_S, Progress
 from flagstone.maintenance.compaction.planning import plan_sources
+from flagstone.maintenance.compaction.results import source_bytes
 from flagstone.maintenance.compaction.split import plan_ranges, sample_view
 from flagstone.maintenance.compaction.task import Cancelled, CompactionTask
 from flagstone.metadata.compactions import JobContext, Subcompaction
 from flagstone.metadata.manifest import SsTable
-from flagstone.runtime.ids import SYSTEM_IDS
+from flagstone.runtime.clock import SYSTEM_CLOCK
+from flagstone.runtime.ids import SYSTEM_IDS, ulid_text
+from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.pool import IoPool, shared_pool
 from flagstone.runtime.sync import Event
 from flagstone.spark.causes import find_cause
 from flagstone.spark.options import Place
+from flagstone.spark.parallelism import parallelism
+from flagstone.spark.places import shared_place
 from flagstone.spark.plan import open_store
+from flagstone.spark.progress import (
+    cancel_tagged,
+    database_name,
+    described,
+    log_done,
+    session_ended,
+    tag_thread,
+)
 from flagstone.store.remote_options import OptionValue
 from flagstone.table.builder import TableOptions
 from flagstone.types import Ulid
@@ -46,8 +57,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _LOOK_S: Final = 0.2
-_DEFAULT_TASKS: Final = 8
-_REMOTE_STOP: Final = timedelta(seconds=60)
+_INTERRUPTIONS: Final = 60
+_INTERRUPTION_S: Final = 1.0
 
 
 def compact(
@@ -55,6 +66,7 @@ def compact(
     url: str | os.PathLike[str],
     *,
     full: bool = False,
+    segment: bytes | None = None,
     store: str | None = None,
     store_options: Mapping[str, OptionValue] | None = None,
     tasks: int | None = None,
@@ -62,19 +74,21 @@ def compact(
     merge_operator: MergeOperator | None = None,
     progress: Callable[[Progress], None] = lambda _: None,
     timeout: timedelta | None = None,
+    patience: timedelta = timedelta(seconds=PATIENCE_S),
 ) -> list[Ulid]:
     """Compact a database now, with Spark's executors doing the merging; the ids of the jobs.
 
-    As `Admin.compact`: with `full` everything becomes one run, otherwise what the size-tiered scheduler would do is
-    done until it has no more ideas; works beside a writer and under whatever coordinator is alive. `tasks` is how many
-    key ranges a job is cut into at most, by default as many as Spark runs at once. `merge_operator` must pickle.
+    As `Admin.compact`: with `full` everything (or `segment`) becomes one run, otherwise what the size-tiered scheduler
+    would do is done until it has no more ideas; works beside a writer and under whatever coordinator is alive, which
+    gets `patience` to answer. `tasks` is how many key ranges a job is cut into at most, by default as many as Spark
+    runs at once. `merge_operator` must pickle. How much was merged, and how fast, is logged for every job.
 
     Raises:
-        InvalidRequest: there is no database, or merges without a `merge_operator`.
+        InvalidRequest: there is no database or segment, or merges without a `merge_operator`.
         Unavailable: not done within `timeout`, or the store did not answer. What was committed stays.
 
     """
-    place = Place(os.fspath(url), store, None, dict(store_options or {}))
+    place = shared_place(url, store=store, store_options=store_options)
     chosen = options or CompactorOptions()
     executor = SparkExecutor(
         spark,
@@ -85,11 +99,13 @@ def compact(
     )
     return _admin(place).compact(
         full=full,
+        segment=segment,
         options=chosen,
         merge_operator=merge_operator,
         executor=executor,
         progress=progress,
         timeout=timeout,
+        patience=patience,
     )
 
 
@@ -106,20 +122,29 @@ def run_worker(
 ) -> None:
     """Do the compactions that a coordinator elsewhere decides, ours or SlateDB's, with Spark's executors.
 
-    Returns when `stop` is set, or the call is interrupted. Other workers may serve the same database.
+    Returns when `stop` is set, or the call is interrupted: jobs under way are given back, with the ranges that are
+    finished. Other workers may serve the same database.
 
     Raises:
         InvalidRequest: there is no database.
+        Unavailable: Spark has ended meanwhile; `stop` is then set, too.
 
     """
-    place = Place(os.fspath(url), store, None, dict(store_options or {}))
-    work = options or CompactionWorkerOptions()
-    executor = SparkExecutor(spark, place, work, tasks=tasks, merge_operator=merge_operator)
-    _admin(place).run_worker(options=work, executor=executor, merge_operator=merge_operator, stop=stop)
+    place = shared_place(url, store=store, store_options=store_options)
+    work, asked = options or CompactionWorkerOptions(), Event() if stop is None else stop
+    executor = SparkExecutor(
+        spark, place, work, tasks=tasks, merge_operator=merge_operator, spark_ended=asked.set
+    )
+    _admin(place).run_worker(options=work, executor=executor, merge_operator=merge_operator, stop=asked)
+    if executor.lost is not None:
+        raise executor.lost
 
 
 class SparkExecutor:
-    """An `Executor` (`maintenance.compaction.task`) whose ranges are Spark jobs of one task each."""
+    """An `Executor` (`maintenance.compaction.task`) whose ranges are Spark jobs of one task each.
+
+    When Spark itself is gone, no job can ever be done here: then `lost` says so, and `spark_ended` is called.
+    """
 
     def __init__(
         self,
@@ -129,12 +154,15 @@ class SparkExecutor:
         *,
         tasks: int | None = None,
         merge_operator: MergeOperator | None = None,
+        spark_ended: Callable[[], None] = lambda: None,
     ) -> None:
+        self.lost: Unavailable | None = None
         self._spark = spark
         self._place = place
         self._work = work
-        self._tasks = tasks or _parallelism(spark)
+        self._tasks = tasks or parallelism(spark)
         self._merge_operator = merge_operator
+        self._spark_ended = spark_ended
 
     def run(
         self,
@@ -144,34 +172,54 @@ class SparkExecutor:
         cancelled: Callable[[], bool],
     ) -> tuple[SsTable, ...]:
         """See `task.Executor`."""
+        started = SYSTEM_CLOCK.monotonic()
         context = task.context
         if context is None or not context.subcompactions:
             context = self._planned(task)
         parts = list(context.subcompactions)
         record(context)
         tag, pool = f"flagstone-{SYSTEM_IDS.token()}", IoPool(max_workers=len(parts), name="flagstone-spark")
-        running: dict[Future[tuple[SsTable, ...]], int] = {
-            pool.submit(
-                self._run_range, tag, replace(task, context=replace(context, subcompactions=(part,)))
-            ): at
-            for at, part in enumerate(parts)
-        }
+        running: dict[Future[_Merged], int] = {}
+        rows = 0
         try:
+            for at, part in enumerate(parts):
+                alone = replace(task, context=replace(context, subcompactions=(part,)))
+                about = f"compact {database_name(self._place)}, range {at + 1} of {len(parts)}"
+                running[pool.submit(self._run_range, alone, tag, about)] = at
             while running:
-                done, _ = wait(running, timeout=_LOOK_S)
+                done, _ = wait(running, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
                 for future in done:
-                    at = running.pop(future)
-                    parts[at] = replace(parts[at], output_ssts=future.result())
+                    at, merged = running.pop(future), future.result()
+                    parts[at] = replace(parts[at], output_ssts=merged.tables)
+                    rows += merged.rows
                     context = replace(context, subcompactions=tuple(parts))
                     record(context)
                 if cancelled():
                     raise Cancelled
         finally:
-            if running:
-                self._spark.interruptTag(tag)
-                wait(running, timeout=_REMOTE_STOP.total_seconds())
+            self._interrupt(tag, running)
             pool.close()
-        return tuple(table for part in parts for table in part.output_ssts)
+        tables = tuple(table for part in parts for table in part.output_ssts)
+        log_done(
+            "compacted",
+            database=database_name(self._place),
+            job=ulid_text(task.job_id),
+            ranges=len(parts),
+            tables=len(tables),
+            rows=rows,
+            bytes_written=sum(table.info.estimated_size for table in tables),
+            bytes=source_bytes(task.manifest, task.spec),
+            seconds=SYSTEM_CLOCK.monotonic() - started,
+        )
+        return tables
+
+    def _interrupt(self, tag: str, running: Collection[Future[_Merged]]) -> None:
+        """End what still runs; again and again, because a job may only just be about to start."""
+        for _ in range(_INTERRUPTIONS):
+            if not running or session_ended(self._spark):
+                return
+            cancel_tagged(self._spark, tag)
+            _, running = wait(running, timeout=_INTERRUPTION_S)
 
     def _planned(self, task: CompactionTask) -> JobContext:
         store, paths = open_store(self._place)
@@ -188,19 +236,29 @@ class SparkExecutor:
             tuple(Subcompaction(keys) for keys in ranges), task.manifest.recent_snapshot_min_seq
         )
 
-    def _run_range(self, tag: str, task: CompactionTask) -> tuple[SsTable, ...]:
+    def _run_range(self, task: CompactionTask, tag: str, about: str) -> _Merged:
         """One Spark job with one task; blocks until it is done."""
-        self._spark.addTag(tag)  # of this thread
         try:
-            merge = _RangeMerge(self._place, self._work, self._merge_operator, task)
-            [row] = self._spark.range(0, 1, 1, 1).mapInArrow(merge, "tables binary").collect()
-        except PySparkException as error:
-            raise find_cause(str(error)) or InternalError(f"a Spark task failed: {error}") from error
-        else:
-            tables: tuple[SsTable, ...] = pickle.loads(bytes(row.tables))  # noqa: S301 - made by our own task
-            return tables
-        finally:
-            self._spark.removeTag(tag)
+            tag_thread(self._spark, tag)
+            with described(self._spark, about):
+                merge = _RangeMerge(self._place, self._work, self._merge_operator, task)
+                [row] = self._spark.range(0, 1, 1, 1).mapInArrow(merge, "merged binary").collect()
+        except Exception as error:
+            if session_ended(self._spark):
+                self.lost = Unavailable("Spark has ended; start it, and this worker, again")
+                self._spark_ended()
+                raise self.lost from error
+            raise find_cause(str(error)) or InternalError(f"a Spark job failed: {error}") from error
+        merged: _Merged = pickle.loads(bytes(row.merged))  # noqa: S301 - made by our own task
+        return merged
+
+
+@dataclass(frozen=True)
+class _Merged:
+    """What came of a range: all its tables, also those that were recorded before, and how many rows this task wrote."""
+
+    tables: tuple[SsTable, ...]
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -217,11 +275,12 @@ class _RangeMerge:
 
         for _ in batches:
             pass
-        tables = self.run()
-        yield pa.RecordBatch.from_arrays([pa.array([pickle.dumps(tables)], pa.binary())], names=["tables"])
+        merged = pickle.dumps(self.run())
+        yield pa.RecordBatch.from_arrays([pa.array([merged], pa.binary())], names=["merged"])
 
-    def run(self) -> tuple[SsTable, ...]:
+    def run(self) -> _Merged:
         store, paths = open_store(self.place)
+        metrics = Metrics()
         codec = self.work.compression_codec
         executor = LocalExecutor(
             store,
@@ -235,15 +294,11 @@ class _RangeMerge:
             max_fetch_tasks=self.work.max_fetch_tasks,
             bytes_to_fetch=self.work.bytes_to_fetch,
             merge_operator=self.merge_operator,
+            metrics=metrics,
         )
-        return executor.run(self.task, record=lambda _: None, cancelled=lambda: False)
+        tables = executor.run(self.task, record=lambda _: None, cancelled=lambda: False)
+        return _Merged(tables, metrics.counter(ROWS_WRITTEN).value)
 
 
 def _admin(place: Place) -> Admin:
     return Admin(place.path, store=place.store, store_options=dict(place.store_options) or None)
-
-
-def _parallelism(spark: Any) -> int:
-    """How many tasks Spark runs at once, where it says so; a session of Spark Connect does not."""
-    context = getattr(spark, "_sc", None)
-    return _DEFAULT_TASKS if context is None else max(1, int(context.defaultParallelism))

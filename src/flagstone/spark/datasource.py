@@ -16,11 +16,14 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
     DataSourceReader,
+    DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     WriterCommitMessage,
 )
 
 from flagstone.errors import InvalidRequest
+from flagstone.spark.causes import in_task
+from flagstone.spark.filters import SCANS_ARE_APART
 from flagstone.spark.loading import abort_load, begin_load, commit_load
 from flagstone.spark.options import WriteOptions, parse_read_options, parse_write_options
 from flagstone.spark.plan import LoadPlan, MadeTable
@@ -29,6 +32,7 @@ from flagstone.spark.receipt import write_receipt
 from flagstone.spark.schema import check_write_schema, read_schema
 from flagstone.spark.stream import CHANGE_SCHEMA, ChangeStreamReader
 from flagstone.spark.stream_options import is_stream, parse_stream_options
+from flagstone.spark.stream_sink import StreamSink, parse_sink_options
 from flagstone.spark.tables import write_tables
 
 if TYPE_CHECKING:
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _PUSHDOWN_WORKER = "data_source_pushdown_filters"
+_COMMIT_WORKER = "python_streaming_sink_runner"
 
 
 class FlagstoneDataSource(DataSource):
@@ -63,9 +68,10 @@ class FlagstoneDataSource(DataSource):
             raise InvalidRequest("option 'consumer' is for streams: use spark.readStream, or leave it out")
         # Spark fails where a reader takes filters and its configuration does not allow that, and does not tell the
         # source which it is. Only one of its workers ever hands filters over: who else asks needs no such reader.
-        asked_by = sys._getframe(1).f_code.co_filename  # noqa: SLF001 - there is no other way to know
-        kind = PushingReader if Path(asked_by).stem == _PUSHDOWN_WORKER else FlagstoneReader
-        return kind(self._pin(), schema)
+        hands_over, pinned = _asked_by() == _PUSHDOWN_WORKER, self._pin()
+        wished = pinned.options.pushdown
+        pushing = hands_over and (SCANS_ARE_APART if wished is None else wished)
+        return (PushingReader if pushing else FlagstoneReader)(pinned, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         options = parse_stream_options(self.options)
@@ -76,17 +82,39 @@ class FlagstoneDataSource(DataSource):
         return ChangeStreamReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        options = parse_write_options(self.options)
-        if options.structure is None:
-            check_write_schema(schema, key=options.key_column, value=options.value_column)
-        else:
-            options = replace(options, structure=options.structure.for_writing(schema))
+        options = _for_schema(parse_write_options(self.options), schema)
         return FlagstoneWriter(begin_load(options.place), options, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
+        options = parse_sink_options(self.options)
+        if overwrite:
+            raise InvalidRequest(
+                "output mode 'complete' would replace the whole database with every micro-batch. Use foreachBatch with "
+                "flagstone.spark.foreach_batch and output mode 'update': the key of a row says which one it replaces"
+            )
+        options = replace(options, write=_for_schema(options.write, schema))
+        # Spark makes a second writer to commit, which must not claim the database from the first.
+        commits = _asked_by() == _COMMIT_WORKER
+        return StreamSink(None if commits else begin_load(options.write.place, owner=options.owner), options)
 
     def _pin(self) -> PinnedRead:
         if self._pinned is None:
             self._pinned = pin(parse_read_options(self.options))
         return self._pinned
+
+
+def _for_schema(options: WriteOptions, schema: StructType) -> WriteOptions:
+    """The options for rows of that schema. Raises `InvalidRequest` unless they can be written."""
+    if options.structure is not None:
+        return replace(options, structure=options.structure.for_writing(schema))
+    check_write_schema(schema, key=options.key_column, value=options.value_column)
+    return options
+
+
+def _asked_by() -> str:
+    """Which of Spark's workers called the data source."""
+    asked_by = sys._getframe(2).f_code.co_filename  # noqa: SLF001 - there is no other way to know
+    return Path(asked_by).stem
 
 
 @dataclass
@@ -105,7 +133,8 @@ class FlagstoneWriter(DataSourceArrowWriter):
         self._overwrite = overwrite
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskTables:
-        return TaskTables(write_tables(iterator, self._plan, self._options))
+        with in_task():
+            return TaskTables(write_tables(iterator, self._plan, self._options))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         report = commit_load(self._plan, self._options, _made(messages), replaces_all=self._overwrite)

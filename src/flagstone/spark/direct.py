@@ -23,6 +23,8 @@ from flagstone.store.port import ObjectStore
 from flagstone.types import KeyRange
 
 _FETCH_BYTES: Final = 2 * 1024 * 1024
+"""From the first request on: each becomes a batch, and Spark likes batches of ten thousand rows and more."""
+
 _FETCH_TASKS: Final = 4
 
 
@@ -63,14 +65,13 @@ def read_directly(
         pool=shared_pool(),
         bytes_to_fetch=_FETCH_BYTES,
         max_fetch_tasks=_FETCH_TASKS,
+        first_bytes=_FETCH_BYTES,
     )
     try:
         while (chunk := source.next_chunk()) is not None:
-            data, bounds = chunk.data, chunk.bounds
-            blocks = [data[bounds[at] : bounds[at + 1]] for at in range(0, len(bounds), 2)]
             out: Chunk = []
             try:
-                sink.add_blocks(blocks, chunk.low, chunk.high, out)
+                sink.add_chunk(chunk.data, chunk.bounds, chunk.low, chunk.high, out)
             except CorruptData as error:
                 raise error.within(chunk.part.path) from None
             yield from out

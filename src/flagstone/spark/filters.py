@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from pyspark.sql.datasource import (
+    DataSourceReader,
     EqualNullSafe,
     EqualTo,
     Filter,
@@ -18,6 +19,14 @@ from pyspark.sql.datasource import (
 )
 
 from flagstone.types import KeyRange
+
+SCANS_ARE_APART: Final = hasattr(DataSourceReader, "pushLimit")
+"""Whether Spark keeps a filter to the scan that it was pushed to.
+
+Up to 4.3 it keeps the last read it planned with the DataFrame: once a filter was pushed down for one use of it, other
+uses, with other filters or none, read only what that filter had left, also within one query. The release whose readers
+have `pushLimit` keeps scans apart.
+"""
 
 
 @dataclass(frozen=True, slots=True)

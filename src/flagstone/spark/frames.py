@@ -5,29 +5,38 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import BinaryType, StructField, StructType
 
+from flagstone.db.database import Db
 from flagstone.errors import InvalidRequest
+from flagstone.runtime.clock import SYSTEM_CLOCK
 from flagstone.spark.causes import find_cause
-from flagstone.spark.options import parse_write_options
+from flagstone.spark.options import Place, parse_write_options
+from flagstone.spark.progress import database_name, described, log_done
 from flagstone.spark.receipt import LoadReport, read_receipt
 from flagstone.spark.schema import check_write_schema
 from flagstone.spark.sessions import register
+from flagstone.spark.shuffle import sort_by_key
 from flagstone.spark.structure import CARRIED, Structure
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
+_SHOWN_WITHIN_S: Final = 10.0
+_LOOK_S: Final = 0.01
+
+
 def bulk_load(
     df: DataFrame,
-    url: str | os.PathLike[str],
+    target: str | os.PathLike[str] | Db,
     *,
     store: str | None = None,
     store_options: Mapping[str, Any] | None = None,
@@ -54,17 +63,19 @@ def bulk_load(
     With `key_columns` rows are ordinary ones: these columns make the key, `value_columns` (by default all others but
     `op`, `ttl_ms` and `expires_ms`) the value, in `value_format`. See docs/keys.md for what becomes of them.
 
-    The database is created if there is none. An existing one is claimed for the load: a live writer is fenced and must
-    be opened again afterwards. After an error or a crash nothing is visible, and nothing is left that garbage
-    collection does not remove. `df` is evaluated twice, for its key ranges and for its rows: cache a dear one.
+    `target` is the address of the database, or the database itself, open in this process. It is created if there is
+    none. A writer of ours that has it open, here or elsewhere, takes the rows in and goes on; one of SlateDB's is
+    fenced and must be opened again afterwards. After an error or a crash nothing is visible, and nothing is left that
+    garbage collection does not remove. `df` is evaluated twice, for its key ranges and for its rows: cache a dear one.
 
     Returns what was loaded; None when the driver runs on another machine (Spark Connect), where nothing comes back.
 
     Raises:
         InvalidRequest: columns, types, nulls, order or options are wrong.
-        Closed: somebody opened the database for writing meanwhile.
+        Closed: SlateDB opened the database for writing meanwhile.
 
     """
+    url, store = _address(target, store)
     extra = [order_by] if isinstance(order_by, str) else list(order_by)
     if mode not in ("append", "overwrite"):
         raise InvalidRequest(f"mode is 'append' or 'overwrite', not {mode!r}")
@@ -81,7 +92,7 @@ def bulk_load(
     if key_columns and (key, value) != ("key", "value"):
         raise InvalidRequest("with key_columns, rows have no `key` and `value` of their own; leave those out")
     texts = {name: _text(given) for name, given in wanted.items() if given is not None}
-    parse_write_options({**texts, "path": os.fspath(url)})
+    parse_write_options({**texts, "path": url})
     missing = [name for name in extra if name not in df.columns]
     if missing:
         raise InvalidRequest(f"order_by names {missing[0]!r}; there are {', '.join(df.columns)}")
@@ -98,21 +109,56 @@ def bulk_load(
     check_write_schema(kept.schema, key=key, value=value)
     rows = df.withColumn(key, F.col(key).cast("binary"))
     if not presorted:
-        rows = rows.repartitionByRange(partitions, key) if partitions else rows.repartitionByRange(key)
-        rows = rows.sortWithinPartitions(key, *extra)
+        rows = sort_by_key(rows, key, extra, partitions)
     rows = rows.select(*kept.columns)
     register(df.sparkSession)
+    name, started = database_name(Place(url)), SYSTEM_CLOCK.monotonic()
     with tempfile.TemporaryDirectory(prefix="flagstone-load-") as folder:
         receipt = Path(folder) / "receipt.json"
         writer = rows.write.format("flagstone").mode(mode).options(**texts).option("receipt", str(receipt))
         try:
-            writer.save(os.fspath(url))
+            with described(df.sparkSession, f"load {name}"):
+                writer.save(url)
         except PySparkException as error:
             told = find_cause(str(error))
             if told is None:
                 raise
             raise told from error
-        return read_receipt(receipt)
+        report = read_receipt(receipt)
+    if report is None:
+        return None
+    if isinstance(target, Db):
+        _await_shown(target, report)
+    report = replace(report, seconds=SYSTEM_CLOCK.monotonic() - started)
+    log_done(
+        "loaded",
+        database=name,
+        tables=report.tables,
+        seq=report.seq,
+        rows=report.rows,
+        bytes=report.bytes,
+        seconds=report.seconds,
+    )
+    return report
+
+
+def _address(target: str | os.PathLike[str] | Db, store: str | None) -> tuple[str, str | None]:
+    """Where the rows go, as executors can be told."""
+    if not isinstance(target, Db):
+        return os.fspath(target), store
+    status = target.status()
+    if status["store"].startswith("memory://"):
+        raise InvalidRequest(
+            "the database is in the memory of this process, where executors cannot write; use a folder or a bucket"
+        )
+    return status["path"], store or status["store"]
+
+
+def _await_shown(db: Db, report: LoadReport) -> None:
+    """The load is in the manifest; wait for the moment until the writer in this process shows it to its readers."""
+    deadline = SYSTEM_CLOCK.monotonic() + _SHOWN_WITHIN_S
+    while report.tables and db.status()["committed_seq"] < report.seq and SYSTEM_CLOCK.monotonic() < deadline:
+        SYSTEM_CLOCK.sleep(_LOOK_S)
 
 
 def _text(value: Any) -> str:

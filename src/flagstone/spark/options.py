@@ -22,6 +22,7 @@ from flagstone.types import KeyRange
 from flagstone.values import FORMATS
 
 DEFAULT_LIFETIME: Final = timedelta(hours=1)
+DEFAULT_HAND_OVER_TIMEOUT: Final = timedelta(seconds=30)
 DEFAULT_PARTITION_BYTES: Final = 128 * 1024 * 1024
 DEFAULT_TABLE_BYTES: Final = 256 * 1024 * 1024
 
@@ -29,12 +30,12 @@ _STORE_PREFIX: Final = "store."
 PLACE_OPTIONS: Final = frozenset({"path", "store", "wal_store"})
 _STRUCTURE: Final = frozenset({"key.columns", "value.columns", "value.format"})
 _READ: Final = PLACE_OPTIONS | _STRUCTURE | {
-    "as_of", "batch_rows", "checkpoint", "checkpoint_lifetime", "columns", "include_expired", "merge_operator",
-    "partition_bytes", "partitions", "prefix", "start", "stop",
+    "as_of", "batch_rows", "checkpoint", "checkpoint_lifetime", "columns", "include_expired", "keys",
+    "merge_operator", "partition_bytes", "partitions", "prefix", "pushdown", "start", "stop",
 }  # fmt: skip
-_WRITE: Final = PLACE_OPTIONS | _STRUCTURE | {
-    "compression_codec", "duplicates", "filter_bits_per_key", "key_column", "max_sst_size", "min_filter_keys",
-    "receipt", "sorted", "sst_block_size", "value_column",
+WRITE_OPTIONS: Final = PLACE_OPTIONS | _STRUCTURE | {
+    "compression_codec", "duplicates", "filter_bits_per_key", "hand_over_timeout", "key_column", "max_sst_size",
+    "min_filter_keys", "receipt", "sorted", "sst_block_size", "value_column",
 }  # fmt: skip
 _HEX: Final = "hex:"
 
@@ -65,11 +66,16 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What a DataFrame shall show. `keys` is one range; filters narrow it further."""
+    """What a DataFrame shall show. `keys` is one range, `points` some keys by name; filters narrow it further.
+
+    `pushdown` says whether filters may do that; None leaves it to what this Spark can be trusted with.
+    """
 
     place: Place
     columns: tuple[str, ...] = ("key", "value")
     keys: KeyRange = field(default_factory=KeyRange)
+    points: tuple[bytes, ...] | None = None
+    pushdown: bool | None = None
     checkpoint: str | None = None
     as_of: int | datetime | None = None
     lifetime: timedelta = DEFAULT_LIFETIME
@@ -87,15 +93,21 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """How a DataFrame becomes tables."""
+    """How a DataFrame becomes tables.
+
+    With `in_order` the last row of a key is that of the last task; otherwise tasks have no order. A writer that has
+    the database open is given `hand_over_timeout` to take the rows in.
+    """
 
     place: Place
     key_column: str = "key"
     value_column: str = "value"
     duplicates: str = "last"
     presorted: bool = False
+    in_order: bool = False
     max_sst_bytes: int = DEFAULT_TABLE_BYTES
     table: TableOptions = field(default_factory=TableOptions)
+    hand_over_timeout: timedelta = DEFAULT_HAND_OVER_TIMEOUT
     receipt: str | None = None
     structure: Structure | None = None
 
@@ -115,6 +127,8 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
         place=parse_place(options),
         columns=("key", "value") if columns is None else columns,
         keys=keys if prefix is None else keys.intersect(KeyRange.of_prefix(prefix)),
+        points=take("keys", _points),
+        pushdown=take("pushdown", parse_flag),
         checkpoint=options.get("checkpoint"),
         as_of=take("as_of", _moment),
         lifetime=take("checkpoint_lifetime", parse_seconds) or DEFAULT_LIFETIME,
@@ -129,7 +143,7 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
 
 def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     """Raises `InvalidRequest` for what is unknown or has a value that makes no sense."""
-    check_known(options, _WRITE, "writing")
+    check_known(options, WRITE_OPTIONS, "writing")
     take = Taker(options)
     duplicates = options.get("duplicates", "last")
     if duplicates not in ("last", "error"):
@@ -147,6 +161,7 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
         key_column=options.get("key_column", "key"),
         value_column=options.get("value_column", "value"),
         duplicates=duplicates,
+        hand_over_timeout=take("hand_over_timeout", parse_seconds) or DEFAULT_HAND_OVER_TIMEOUT,
         presorted=take("sorted", parse_flag) or False,
         max_sst_bytes=take("max_sst_size", parse_positive) or DEFAULT_TABLE_BYTES,
         table=TableOptions(
@@ -227,6 +242,11 @@ def _parse_structure(options: Mapping[str, str]) -> Structure | None:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _points(text: str) -> tuple[bytes, ...]:
+    """Keys with commas between them; one that has a comma itself must be written as `hex:`."""
+    return tuple(key_bytes(part.strip()) for part in text.split(",") if part.strip())
 
 
 def _columns(text: str) -> tuple[str, ...]:

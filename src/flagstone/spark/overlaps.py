@@ -7,6 +7,7 @@ their tables before the commit; `bulk_load`, which lets Spark partition by key f
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right, insort
 from collections.abc import Sequence
 from typing import Final
 
@@ -30,14 +31,25 @@ def plan_layers(made: Sequence[MadeTable]) -> list[list[MadeTable]]:
     """The tables in as few layers as possible, each in key order and without overlaps. Pure."""
     layers: list[list[MadeTable]] = []
     ends: list[tuple[bytes, int]] = []
-    for each in sorted(made, key=lambda one: one.table.info.first_entry or b""):
-        first, last = each.table.info.first_entry or b"", each.table.info.last_entry or b""
+    for each in sorted(made, key=_first):
+        first, last = _first(each), _last(each)
         if ends and ends[0][0] < first:
             _, layer = heapq.heapreplace(ends, (last, ends[0][1]))
             layers[layer].append(each)
         else:
             heapq.heappush(ends, (last, len(layers)))
             layers.append([each])
+    return layers
+
+
+def plan_ordered_layers(made: Sequence[MadeTable]) -> list[list[MadeTable]]:
+    """The tables in layers, maybe more of them: of two that overlap the later one is in the earlier layer. Pure."""
+    layers: list[list[MadeTable]] = []
+    for each in reversed(made):
+        at = 1 + max((at for at, layer in enumerate(layers) if _overlap(layer, each)), default=-1)
+        if at == len(layers):
+            layers.append([])
+        insort(layers[at], each, key=_first)
     return layers
 
 
@@ -50,7 +62,8 @@ def merge_overlaps(plan: LoadPlan, options: WriteOptions, made: Sequence[MadeTab
         InvalidRequest: a key is in two of the tables, and duplicates are refused or one is a merge.
 
     """
-    layers = plan_layers(made)
+    # Of rows with one key and one number the merger keeps that of the earliest source.
+    layers = plan_ordered_layers(made) if options.in_order else plan_layers(made)
     if len(layers) <= 1:
         return list(made)
     store, paths = open_store(plan.place)
@@ -91,6 +104,20 @@ def merge_overlaps(plan: LoadPlan, options: WriteOptions, made: Sequence[MadeTab
             source.close()
     _check_nothing_lost(made, merged, options)
     return merged
+
+
+def _first(each: MadeTable) -> bytes:
+    return each.table.info.first_entry or b""
+
+
+def _last(each: MadeTable) -> bytes:
+    return each.table.info.last_entry or b""
+
+
+def _overlap(layer: Sequence[MadeTable], table: MadeTable) -> bool:
+    """Whether a table shares keys with one of a layer, which is in order and has no overlaps itself."""
+    at = bisect_right(layer, _last(table), key=_first)
+    return at > 0 and _last(layer[at - 1]) >= _first(table)
 
 
 def _check_nothing_lost(

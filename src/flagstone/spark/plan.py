@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from uuid import UUID
 
 from flagstone.errors import InvalidRequest
 from flagstone.metadata.manifest import SsTable
@@ -17,13 +18,18 @@ from flagstone.types import Seq, Ulid
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """What was fixed when a load began. Travels to every task and to the commit."""
+    """What was fixed when a load began. Travels to every task and to the commit.
+
+    Without a `mark` the load has claimed the database as its writer, under `epoch`; with one it is handed over to the
+    writer of that epoch, or a later one.
+    """
 
     place: Place
     epoch: int
     seq: Seq
     created_ms: int
     id_ms: int
+    mark: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)

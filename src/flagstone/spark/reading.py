@@ -6,6 +6,7 @@ table does yet, every task reads for itself.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -24,15 +25,19 @@ from flagstone.metadata.manifest import Manifest
 from flagstone.read.scan import ScanRequest
 from flagstone.runtime.clock import SYSTEM_CLOCK
 from flagstone.runtime.pool import shared_pool
+from flagstone.spark.causes import in_task
 from flagstone.spark.direct import only_source, read_directly
 from flagstone.spark.filters import Wanted, narrow
 from flagstone.spark.options import ReadOptions
 from flagstone.spark.partitioning import plan_count, plan_partitions, split_points
 from flagstone.spark.plan import open_store
+from flagstone.spark.progress import database_name
 from flagstone.spark.schema import arrow_schema, check_read_schema
 from flagstone.spark.structure import narrow_range
 from flagstone.store.paths import DbPaths
 from flagstone.views.checkpoint import parse_checkpoint_id, require_live_checkpoint
+
+_log = logging.getLogger("flagstone.spark")
 
 CHECKPOINT_NAME: Final = "spark read"
 
@@ -110,7 +115,8 @@ class FlagstoneReader(DataSourceReader):
         self._structure = None if structure is None else structure.for_reading(schema)
         self._pinned = pinned
         self._schema = schema
-        self._wanted = Wanted(pinned.options.keys)
+        wanted, points = Wanted(pinned.options.keys), pinned.options.points
+        self._wanted = wanted if points is None else wanted.among(points)
 
     def partitions(self) -> Sequence[InputPartition]:
         return self.plan()
@@ -135,7 +141,15 @@ class FlagstoneReader(DataSourceReader):
             partitions=options.partitions,
             partition_bytes=options.partition_bytes,
         )
-        return [KeyPartition(Wanted(keys)) for keys in plan_partitions(anchors, wanted.keys, count)]
+        planned = [KeyPartition(Wanted(keys)) for keys in plan_partitions(anchors, wanted.keys, count)]
+        _log.info(
+            "planned read database=%s checkpoint=%s partitions=%d bytes=%d",
+            database_name(options.place),
+            self._pinned.checkpoint,
+            len(planned),
+            sum(anchor.size for anchor in anchors),
+        )
+        return planned
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, KeyPartition), "partitions() makes no others"
@@ -144,7 +158,7 @@ class FlagstoneReader(DataSourceReader):
             return
         schema, structure = arrow_schema(self._schema), self._structure
         columns = tuple(self._schema.fieldNames())
-        with self._pinned.open() as reader:
+        with in_task(), self._pinned.open() as reader:
             if structure is None:
                 yield from _shaped(self._rows(reader, wanted, columns), schema)
                 return

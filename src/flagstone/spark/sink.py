@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from flagstone.db.database import Db
 from flagstone.errors import InvalidRequest
+from flagstone.spark.marks import MARK_PREFIX, QUERY_ID, Mark, is_written, mark_key
 from flagstone.spark.schema import check_write_schema
 from flagstone.write.batch import WriteBatch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-MARK_PREFIX: Final = b"\x00flagstone/stream/"
-"""Where the marks are, unless the caller says otherwise: before all keys that people read."""
+__all__ = ["MARK_PREFIX", "foreach_batch"]
 
 
 def foreach_batch(
@@ -25,26 +25,31 @@ def foreach_batch(
     Rows are those of a bulk load: key, value, and if you like op, ttl_ms or expires_ms. The rows of a micro-batch and
     the mark, a row under `mark_prefix` and the name of the query, are one write: after a crash, or when Spark repeats
     a batch, the mark says that it is there. A batch is collected in this process, so keep it small with the limits of
-    its source. Of several rows of one key any one counts; merges are folded with the operator of the database.
+    its source. Of several rows of one key the last counts; merges are folded with the operator of the database. A batch
+    without rows writes nothing.
 
-    Use one name per query, and another one when it begins anew with an empty Spark checkpoint.
+    Use one name per query, and another one when it begins anew with an empty Spark checkpoint; a query that finds the
+    mark of another one fails with `InvalidRequest`.
     """
     if not query:
         raise InvalidRequest(
             "a stream needs a name, under which the database remembers what was written of it"
         )
-    mark = mark_prefix + query.encode()
+    row = mark_key(query, mark_prefix)
 
     def write(frame: DataFrame, batch_id: int) -> None:
         check_write_schema(frame.schema, key=key, value=value)
-        written = db.get(mark)
-        if written is not None and int(written) >= batch_id:
+        mark = Mark(batch_id, frame.sparkSession.sparkContext.getLocalProperty(QUERY_ID))
+        if is_written(db.get(row), mark, row):
+            # Written, but maybe not yet durable: an earlier attempt may have failed while it waited for that.
+            db.flush("wal")
             return
         batch = WriteBatch()
         for rows in frame.toArrow().to_batches():
             _add(batch, rows.to_pydict(), key, value)
-        batch.put(mark, b"%d" % batch_id)
-        db.write(batch, await_durable=True)
+        if len(batch):
+            batch.put(row, mark.encode())
+            db.write(batch, await_durable=True)
 
     return write
 
@@ -71,7 +76,7 @@ def _add(batch: WriteBatch, cells: dict[str, list[Any]], key: str, value: str) -
             case "delete":
                 batch.delete(name)
             case "merge":
-                batch.merge(name, _bytes(row_value), ttl=ttl_ms)
+                batch.merge(name, _bytes(row_value), ttl=ttl_ms, expire_at=expires_ms)
             case _:
                 raise InvalidRequest(f"column 'op' has {op!r}; it is put, delete or merge")
 

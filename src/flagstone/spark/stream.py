@@ -1,18 +1,19 @@
-"""A stream of changes: the whole database at one moment, if wanted, and then its log, file by file.
+"""A stream of changes: the whole database at one moment, if wanted, then its log, file by file, and bulk loads.
 
 An offset says how far a query has come: `wal_id` is the next file of the log, `seq` the last sequence number before
 it, and `checkpoint` the one that a copy of the whole database was read from. Spark stores the end of a micro-batch
 before it runs it, so a batch that is repeated reads exactly the same. A file holds whole batches of writes: no
-transaction is ever split between two micro-batches.
+transaction is ever split between two micro-batches. A bulk load is a micro-batch of its own, at the end of which
+`wal_id` is what it was and `seq` the number of the load.
 
-The log is kept for the consumer from before the first offset is given out until Spark says that a batch is done.
+The log is kept for the consumer from before the first offset is given out until Spark says that a batch is done, and
+the tables of loads are, too.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
@@ -29,22 +30,25 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 
 from flagstone.db.admin import Admin
 from flagstone.errors import InvalidRequest
+from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.stores import ManifestStore
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.ids import SYSTEM_IDS
 from flagstone.runtime.pool import shared_pool
-from flagstone.spark.filters import Wanted
 from flagstone.spark.options import ReadOptions
 from flagstone.spark.plan import open_store
 from flagstone.spark.reading import FlagstoneReader, KeyPartition, PinnedRead
 from flagstone.spark.schema import arrow_schema, read_schema
 from flagstone.spark.stream_options import StreamOptions
+from flagstone.spark.stream_parts import LoadPartition, LogPartition, SnapshotPartition, record_batches
 from flagstone.store.resolve import resolve_wal_store
 from flagstone.store.retrying import patient
 from flagstone.types import WalId
-from flagstone.wal.changes import Change, change_of
+from flagstone.wal.changes import Change, Position, change_of
 from flagstone.wal.encoding import decode_wal
 from flagstone.wal.fetching import fetch_in_order
+from flagstone.wal.load_marks import ToldLoad, check_gapless, check_told, find_load, gone, next_load
+from flagstone.wal.load_rows import LoadRows, fetch_load_tables
 from flagstone.wal.pins import LogPin
 from flagstone.wal.positions import PinnedPosition
 from flagstone.wal.tail import WalFile, WalReader
@@ -61,38 +65,12 @@ CHANGE_SCHEMA: Final = StructType(
     ]
 )
 _ROW_COLUMNS: Final = ("key", "value", "seq", "created_ms", "expires_ms")
-_ROWS_PER_BATCH: Final = 16_384
 _LOOK_EVERY_S: Final = 1.0
 """How long a query that has read everything waits before it looks for more."""
 
 Offset = dict[str, Any]
 BEGIN: Final[Offset] = {"wal_id": 0, "seq": 0, "checkpoint": ""}
 """Where a query stands that has not read anything."""
-
-
-@dataclass
-class LogPartition(InputPartition):
-    """Files of the log from `first` up to, not including, `stop`; `after_seq` is the last number before, if known."""
-
-    first: int
-    stop: int
-    after_seq: int | None
-
-    def __init__(self, first: int, stop: int, after_seq: int | None) -> None:
-        super().__init__(None)
-        self.first, self.stop, self.after_seq = first, stop, after_seq
-
-
-@dataclass
-class SnapshotPartition(InputPartition):
-    """Some keys of the database as the checkpoint shows it."""
-
-    wanted: Wanted
-    checkpoint: str
-
-    def __init__(self, wanted: Wanted, checkpoint: str) -> None:
-        super().__init__(None)
-        self.wanted, self.checkpoint = wanted, checkpoint
 
 
 def plan_end(files: Sequence[WalFile], first: int, limit: ReadLimit, until: int | None) -> int:
@@ -119,13 +97,14 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: StreamOptions, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._options = options
         self._clock = clock
-        self._until: int | None = None
+        self._until: Position | None = None
         self._idle_until = -math.inf
         self._position: PinnedPosition | None = None
+        self._known: ManifestStore | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # The pin belongs to the process that gives out offsets; tasks need none.
-        return {**vars(self), "_position": None}
+        return {**vars(self), "_position": None, "_known": None}
 
     # -- on the driver ------------------------------------------------------------------------------------
 
@@ -140,35 +119,44 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         files = self._log().files()
-        self._until = files[-1].wal_id + 1 if files else 1
+        # In this order: a load that comes after the last file is in the manifest, or it comes after this moment.
+        last_seq = self._manifests().require_latest().value.last_l0_seq
+        self._until = Position(WalId(files[-1].wal_id + 1 if files else 1), last_seq)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         """How far the next micro-batch goes.
 
         Raises:
-            InvalidRequest: a file was removed before it was read, or the database changed without its log.
+            InvalidRequest: a file was removed before it was read, or the database changed in a way that cannot be
+                told as changes.
 
         """
         pinned = self._pinned(start)
         if start == BEGIN:
             return self._first_offset(pinned)
         pinned.tend()
-        first = int(start["wal_id"])
-        if self._until is not None and first >= self._until:
-            return start
         # Spark asks again and again while there is nothing to do; the store should not notice.
         if self._clock.monotonic() < self._idle_until:
             return start
+        at = _position_of(start)
         log = self._log()
-        files = log.files(first)
-        end = plan_end(files, first, limit, self._until)
-        if end == first:
-            if files and files[0].wal_id > first:
-                log.read(first)  # says that it was removed, and what is left
-            self._check_log_is_all(start)
+        files = log.files(at.next_id)
+        # Read after the listing: what was loaded before one of these files was written is in this manifest. Of files
+        # that a batch shall have it must be the latest beyond doubt, because Spark would repeat a wrong one for ever.
+        manifest = (self._manifests().require_latest() if files else self._manifests().poll()).value
+        load = self._next_load(manifest, at)
+        if load is not None and at.next_id > load.place.wal_id:
+            return self._load_offset(at, load)
+        end = plan_end(files, at.next_id, limit, self._last_file(load))
+        if end > at.next_id:
+            last_seq = self._last_seq(end, at)
+            return {"wal_id": end, "seq": last_seq, "checkpoint": ""}
+        if self._until is None or at.next_id < self._until.next_id:
+            if files and files[0].wal_id > at.next_id:
+                log.read(at.next_id)  # says that it was removed, and what is left
+            self._check_log_is_all(at, manifest)
             self._idle_until = self._clock.monotonic() + _LOOK_EVERY_S
-            return start
-        return {"wal_id": end, "seq": self._last_seq(end, int(start["seq"]), first), "checkpoint": ""}
+        return start
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         if start == end:  # nothing is new, and a copy must not come twice
@@ -176,17 +164,18 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if end["checkpoint"]:
             snapshot = self._snapshot(end["checkpoint"])
             return [SnapshotPartition(part.wanted, end["checkpoint"]) for part in snapshot.plan()]
-        first, stop = int(start["wal_id"]) or int(end["wal_id"]), int(end["wal_id"])
-        if first >= stop:
+        if start == BEGIN:
             return []
-        groups = min(self._options.partitions, stop - first)
-        edges = [first + (stop - first) * at // groups for at in range(groups + 1)]
-        known: list[int | None] = [int(start["seq"]), *([None] * (groups - 1))]
-        return [LogPartition(a, b, seq) for (a, b), seq in zip(pairwise(edges), known, strict=True)]
+        begin, stop = _position_of(start), int(end["wal_id"])
+        if begin.next_id == stop:
+            return self._load_partitions(int(end["seq"]))
+        groups = min(self._options.partitions, stop - begin.next_id)
+        edges = [begin.next_id + (stop - begin.next_id) * at // groups for at in range(groups + 1)]
+        return [LogPartition(a, b, begin) for a, b in pairwise(edges)]
 
     def commit(self, end: Offset) -> None:
         if self._position is not None:
-            self._position.use(WalId(int(end["wal_id"])), int(end["seq"]))
+            self._position.use(_position_of(end))
 
     def stop(self) -> None:
         if self._position is not None:
@@ -200,23 +189,25 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(partition, SnapshotPartition):
             yield from self._snapshot_rows(partition, schema)
         elif isinstance(partition, LogPartition):
-            for changes in _chunks(self._changes(partition), _ROWS_PER_BATCH):
-                columns = zip(*changes, strict=True)
-                arrays = [
-                    pa.array(list(cells), field.type) for cells, field in zip(columns, schema, strict=True)
-                ]
-                yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+            yield from record_batches(self._changes(partition), schema)
+        elif isinstance(partition, LoadPartition):
+            yield from record_batches(self._loaded(partition), schema)
 
     def _changes(self, partition: LogPartition) -> Iterator[Change]:
-        seen = partition.after_seq
-        if seen is None:
-            seen = self._last_seq(partition.first, 0, 1)
+        seen = self._last_seq(partition.first, partition.begin)
         for wal_id, rows in self._files(range(partition.first, partition.stop)):
             for row in rows:
-                if seen and row[1] > seen + 1 and not self._options.allow_gaps:
-                    raise _gap(seen, row[1])
+                if row[1] > seen + 1 and not self._options.allow_gaps:
+                    check_gapless(seen, row[1])
                 seen = max(seen, row[1])
                 yield change_of(row, wal_id)
+
+    def _loaded(self, partition: LoadPartition) -> Iterator[Change]:
+        store, paths = open_store(self._options.place)
+        rows = LoadRows(store, paths, pool=shared_pool())
+        for piece in rows.pieces(partition.load, partition.table):
+            for row in piece:
+                yield change_of(row, None)
 
     def _files(self, wal_ids: Iterable[int]) -> Iterator[tuple[WalId, list[Any]]]:
         place = self._options.place
@@ -253,9 +244,9 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _pinned(self, start: Offset) -> PinnedPosition:
         """The pin of this consumer, which keeps the log from `start` on, or from its end for one that begins."""
         if self._position is None:
-            store, paths = open_store(self._options.place)
+            store, _ = open_store(self._options.place)
             pin = LogPin(
-                ManifestStore(store, paths),
+                self._manifests(),
                 store,
                 self._options.consumer,
                 lifetime=self._options.pin_lifetime,
@@ -263,7 +254,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 ids=SYSTEM_IDS,
             )
             position = PinnedPosition(pin, self._clock)
-            position.begin(WalId(int(start["wal_id"])) if start != BEGIN else None, self._oldest)
+            position.begin(None if start == BEGIN else _position_of(start), self._oldest)
             self._position = position
         return self._position
 
@@ -283,52 +274,78 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 next_id = reader.manifest().wal_id_last_seen + 1
             return {"wal_id": next_id, "seq": status["last_seq"], "checkpoint": str(created.id)}
         if starting == "earliest":
-            first = int(self._oldest())
+            first = Position(self._oldest())
         elif starting == "latest":
-            files = self._log().files()
-            first = files[-1].wal_id + 1 if files else 1
+            first = self._end()
         else:
-            first = int(starting)
-        pinned.begin(WalId(first), self._oldest)
-        return {"wal_id": first, "seq": 0, "checkpoint": ""}
+            first = Position(WalId(int(starting)))
+        pinned.begin(first, self._oldest)
+        return {"wal_id": first.next_id, "seq": first.after_seq, "checkpoint": ""}
 
-    def _last_seq(self, end: int, known: int, first: int) -> int:
-        """The last sequence number in the files from `first` up to `end`, or `known` where they are all empty."""
-        for wal_id in range(end - 1, first - 1, -1):
+    def _end(self) -> Position:
+        """Behind everything there is now, in the log and in tables."""
+        last_seq = self._manifests().require_latest().value.last_l0_seq
+        files = self._log().files()
+        if not files:
+            return Position(WalId(1), last_seq)
+        return Position(
+            WalId(files[-1].wal_id + 1),
+            self._last_seq(files[-1].wal_id + 1, Position(files[0].wal_id, last_seq)),
+        )
+
+    def _last_seq(self, end: int, begin: Position) -> int:
+        """The last sequence number before file `end`, counted from `begin`."""
+        for wal_id in range(end - 1, begin.next_id - 1, -1):
             try:
                 changes = self._log().read(wal_id).changes
             except InvalidRequest:
-                return known
+                break
             if changes:
-                return max(known, changes[-1].seq)
-        return known
+                return max(begin.after_seq, changes[-1].seq)
+        return begin.after_seq
 
-    def _check_log_is_all(self, start: Offset) -> None:
+    # -- loads --------------------------------------------------------------------------------------------
+
+    def _manifests(self) -> ManifestStore:
+        if self._known is None:
+            self._known = ManifestStore(*open_store(self._options.place))
+        return self._known
+
+    def _next_load(self, manifest: Manifest, at: Position) -> ToldLoad | None:
+        """The load that comes next, unless it came after a query began that shall end."""
+        load = next_load(manifest, at)
+        if load is None or (self._until is not None and load.seq > self._until.after_seq):
+            return None
+        return load
+
+    def _load_offset(self, at: Position, load: ToldLoad) -> Offset:
+        if not self._options.allow_gaps:
+            check_told(load, at.after_seq)
+        return {"wal_id": at.next_id, "seq": load.seq, "checkpoint": ""}
+
+    def _last_file(self, load: ToldLoad | None) -> int | None:
+        """The file at which a micro-batch ends at the latest: behind it comes a load, or the end for good."""
+        ends = [] if load is None else [load.place.wal_id + 1]
+        if self._until is not None:
+            ends.append(self._until.next_id)
+        return min(ends, default=None)
+
+    def _load_partitions(self, seq: int) -> list[InputPartition]:
+        load = find_load(self._manifests().require_latest().value, seq)
+        if load is None and not self._options.allow_gaps:
+            raise gone(seq)
+        if load is None or load.replaces:
+            return []
+        return [LoadPartition(load, table) for table in fetch_load_tables(self._manifests(), load)]
+
+    def _check_log_is_all(self, at: Position, latest: Manifest) -> None:
         """Raise if rows came into the database without the log: waiting for them there would be in vain."""
-        seen = int(start["seq"])
-        store, paths = open_store(self._options.place)
-        latest = ManifestStore(store, paths).require_latest().value
-        if self._options.allow_gaps or not 0 < seen < latest.last_l0_seq:
+        if self._options.allow_gaps or not 0 < at.after_seq < latest.last_l0_seq:
             return
         # Asked again after the manifest: the file may have been written since.
-        if not self._log().files(int(start["wal_id"])):
-            raise _gap(seen, latest.last_l0_seq + 1)
+        if not self._log().files(at.next_id):
+            check_gapless(at.after_seq, latest.last_l0_seq + 1)
 
 
-def _gap(seen: int, found: int) -> InvalidRequest:
-    return InvalidRequest(
-        f"sequence numbers {seen + 1} to {found - 1} are not in the log: they came by a bulk load or from a writer "
-        "without a log, or an older state was restored. Begin again with a new Spark checkpoint and a copy of the "
-        "database, or set allow_gaps"
-    )
-
-
-def _chunks(changes: Iterable[Change], size: int) -> Iterator[list[Change]]:
-    chunk: list[Change] = []
-    for change in changes:
-        chunk.append(change)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
+def _position_of(offset: Offset) -> Position:
+    return Position(WalId(int(offset["wal_id"])), int(offset["seq"]))

@@ -31,6 +31,8 @@ CARRIED: Final = ("op", "ttl_ms", "expires_ms")
 METADATA: Final = ("seq", "created_ms", "expires_ms")
 """Columns of a read that no value holds."""
 
+_RESERVED: Final = frozenset([*CARRIED, *METADATA])
+
 
 @dataclass(frozen=True, slots=True)
 class Structure:
@@ -60,6 +62,12 @@ class Structure:
         if twice:
             raise InvalidRequest(
                 f"column {twice[0]!r} is part of the key; it cannot be part of the value, too"
+            )
+        taken = [name for name in (*self.key_columns, *chosen) if name in _RESERVED]
+        if taken:
+            others = ", ".join(sorted(_RESERVED - {taken[0]}))
+            raise InvalidRequest(
+                f"column {taken[0]!r} has a meaning of its own, like {others}: rename it to have it in a key or a value"
             )
         complete = Structure(self.key_columns, chosen, self.value_format)
         types = arrow_schema(schema)

@@ -13,17 +13,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flagstone.errors import InternalError, InvalidRequest
+from flagstone.kernels.columns import NOTHING, fixed, present, view, words
+from flagstone.maintenance.compaction.outputs import OutputWriter, RowColumns, SpareBuffers
 from flagstone.metadata.manifest import SsTable
 from flagstone.spark.options import WriteOptions
 from flagstone.spark.ordering import check_sorted, ordered_stretches
 from flagstone.spark.plan import LoadPlan, MadeTable, new_table_id, open_store
-from flagstone.table.builder import TableBuilder
 from flagstone.types import MERGE, TOMBSTONE, VALUE
 
 _OPS: Final = pa.array(["put", "delete", "merge"])
 _KINDS: Final = pa.array([VALUE, TOMBSTONE, MERGE], pa.uint8())
-_PIECE_BYTES: Final = 16 * 1024 * 1024
-"""A batch goes into a table in pieces of about this size, so that a batch of huge values does not make a huge table."""
+_SPARE: Final = SpareBuffers()
+"""Memory of finished tables, for the next task: Spark's workers stay."""
 
 
 def write_tables(batches: Iterable[pa.RecordBatch], plan: LoadPlan, options: WriteOptions) -> list[MadeTable]:
@@ -36,29 +37,32 @@ def write_tables(batches: Iterable[pa.RecordBatch], plan: LoadPlan, options: Wri
     """
     store, paths = open_store(plan.place)
     made: list[MadeTable] = []
+    buffer = _SPARE.take()
 
-    def upload(full: TableBuilder, *, has_merges: bool) -> None:
-        encoded = full.finish()
-        table = SsTable(new_table_id(plan), encoded.info, encoded.format_version)
-        store.put(paths.table(table.id), encoded.data)
-        made.append(MadeTable(table, encoded.rows, len(encoded.data), has_merges))
+    def upload(writer: OutputWriter, *, has_merges: bool) -> None:
+        encoded = writer.finish()
+        if encoded is not None:
+            table = SsTable(new_table_id(plan), encoded.info, encoded.format_version)
+            store.put(paths.table(table.id), encoded.data)
+            made.append(MadeTable(table, encoded.rows, len(encoded.data), has_merges))
 
     source = iter(batches)
     rows = (as_rows(batch, options, plan.created_ms) for batch in source)
     stretches = iter([check_sorted(rows)]) if options.presorted else ordered_stretches(rows)
     for stretch in stretches:
-        builder, merges = TableBuilder(options.table), False
+        writer = OutputWriter(options.table, max_bytes=options.max_sst_bytes, buffer=buffer)
+        merges = False
         for batch in one_per_key(stretch, refuse=options.duplicates == "error"):
             merges = merges or _has_merges(batch)
-            for piece in pieces(batch, min(_PIECE_BYTES, options.max_sst_bytes)):
-                builder.add_batch(piece, seq=plan.seq, created_ms=plan.created_ms)
-                if builder.finished_bytes >= options.max_sst_bytes:
-                    upload(builder, has_merges=merges)
-                    builder = TableBuilder(options.table)
-        if builder.rows:
-            upload(builder, has_merges=merges)
+            columns, at = row_columns(batch), 0
+            while at < batch.num_rows:
+                at = writer.write_columns(columns, at, seq=plan.seq, created_ms=plan.created_ms)
+                if writer.full:
+                    upload(writer, has_merges=merges)
+        upload(writer, has_merges=merges)
     if next(source, None) is not None:
         raise InternalError("a task of a load ended before its rows did; nothing of the load is visible")
+    _SPARE.give_back(buffer)
     return made
 
 
@@ -97,37 +101,44 @@ def as_rows(batch: pa.RecordBatch, options: WriteOptions, created_ms: int) -> pa
 
 def one_per_key(batches: Iterable[pa.RecordBatch], *, refuse: bool = False) -> Iterator[pa.RecordBatch]:
     """Of neighbouring rows with the same key the last; or an error. Operands for a merge are never dropped."""
-    held: pa.RecordBatch | None = None  # the last row so far: the next one may have the same key
+    held: pa.RecordBatch | None = None  # its last row counts only if the next batch begins with another key
     for batch in batches:
         if not batch.num_rows:
             continue
         if held is not None:
-            if held["key"][0] == batch["key"][0]:
-                pair = pa.concat_batches([held, batch.slice(0, 1)])
+            last = held.num_rows - 1
+            if held["key"][last] == batch["key"][0]:
+                pair = pa.concat_batches([held.slice(last), batch.slice(0, 1)])
                 _check_repeated(pair, pa.array([False]), refuse=refuse)
-            else:
+                held = held.slice(0, last)
+            if held.num_rows:
                 yield held
-        keys, before_last = batch["key"], batch.slice(0, batch.num_rows - 1)
+        keys = batch["key"]
         last_of_key = pc.not_equal(keys[:-1], keys[1:])
         if last_of_key.false_count:
             _check_repeated(batch, last_of_key, refuse=refuse)
-            before_last = before_last.filter(last_of_key)
-        if before_last.num_rows:
-            yield before_last
-        held = batch.slice(batch.num_rows - 1)
+            held = batch.filter(pa.concat_arrays([last_of_key, pa.array([True])]))
+        else:
+            held = batch
     if held is not None:
         yield held
 
 
-def pieces(batch: pa.RecordBatch, max_bytes: int) -> Iterator[pa.RecordBatch]:
-    """The batch cut into slices of about `max_bytes`, at least a row each."""
-    size = batch.nbytes
-    if size <= max_bytes or batch.num_rows == 1:
-        yield batch
-        return
-    half = batch.num_rows // 2
-    yield from pieces(batch.slice(0, half), max_bytes)
-    yield from pieces(batch.slice(half), max_bytes)
+def row_columns(batch: pa.RecordBatch) -> RowColumns:
+    """The rows of `as_rows` as the writer takes them, without a copy."""
+    names = batch.schema.names
+    kinds = fixed(batch["kind"], 1) if "kind" in names else NOTHING
+    expires, has_expires = NOTHING.cast("q"), NOTHING
+    if "expires_ms" in names:
+        expires = words(batch["expires_ms"]).cast("B").cast("q")
+        has_expires = present(batch["expires_ms"])
+    return (batch.num_rows, *_spans(batch["key"]), *_spans(batch["value"]), kinds, expires, has_expires)
+
+
+def _spans(column: pa.Array) -> tuple[memoryview, memoryview]:
+    """Offsets and bytes of a binary column: row `i` is `data[offsets[i] : offsets[i + 1]]`."""
+    _, offsets, data = column.buffers()
+    return view(offsets, "i")[column.offset : column.offset + len(column) + 1], view(data, "B")
 
 
 def _check_repeated(batch: pa.RecordBatch, last_of_key: Any, *, refuse: bool) -> None:

@@ -1,0 +1,56 @@
+"""A query as Spark runs it, in this process: one writer for the tasks, another to commit, batches that are repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from flagstone.spark.loading import begin_load
+from flagstone.spark.options import Place
+from flagstone.spark.stream_sink import SinkOptions, StreamSink, parse_sink_options
+from flagstone.store.port import ObjectStore
+from spark.load_rig import Cells, batch_of
+
+QUERY = "orders"
+MARK = b"\0flagstone/stream/orders"
+
+
+def sink_options(folder: Path, **options: str) -> SinkOptions:
+    """As Spark hands them over: its own options among them."""
+    given: Mapping[str, str] = {
+        "path": str(folder),
+        "query": QUERY,
+        "checkpointLocation": "/some/where",
+        **options,
+    }
+    return parse_sink_options(given)
+
+
+def on_store(store: ObjectStore) -> SinkOptions:
+    """For a database named `db` on a store that is an object; who left it without a word is not waited for."""
+    options, place = sink_options(Path("db")), Place("db", store=store)  # type: ignore[arg-type]
+    return replace(options, write=replace(options.write, place=place, hand_over_timeout=timedelta(0)))
+
+
+def run_tasks(options: SinkOptions, *tasks: Iterable[Cells]) -> list[Any]:
+    """The messages of the tasks of one micro-batch."""
+    sink = StreamSink(begin_load(options.write.place, owner=options.owner), options)
+    return [sink.write(map(batch_of, task)) for task in tasks]
+
+
+def commit(options: SinkOptions, batch_id: int, messages: Sequence[Any]) -> None:
+    StreamSink(None, options).commit(list(messages), batch_id)
+
+
+def run_batch(options: SinkOptions, batch_id: int, *tasks: Iterable[Cells]) -> list[Any]:
+    """A whole micro-batch; where it fails the tables are given up, as Spark does."""
+    messages = run_tasks(options, *tasks)
+    try:
+        commit(options, batch_id, messages)
+    except Exception:
+        StreamSink(None, options).abort(messages, batch_id)
+        raise
+    return messages

@@ -1,0 +1,340 @@
+"""Loads into a database that a writer has open: it takes them in, is not fenced, and nothing it wrote is lost."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flagstone
+from flagstone import Admin, Closed, Settings, TransactionConflict, Unavailable
+from flagstone.metadata.hand_over import SEQ_GAP, held_marks
+from flagstone.metadata.stores import ManifestStore
+from flagstone.spark import bulk_load
+from flagstone.spark.hand_over import begin_hand_over
+from flagstone.spark.loading import abort_load, begin_load, commit_load
+from flagstone.spark.plan import LoadPlan, open_store
+from flagstone.spark.receipt import LoadReport
+from spark import load_rig
+from spark.load_rig import QUIET, pairs, place_of, run_task, shown, write_options
+
+POLL_S = 0.2
+LIVE = Settings(
+    compactor_options=None,
+    garbage_collector_options=None,
+    manifest_poll_interval=timedelta(seconds=POLL_S),
+)
+ROWS = {b"k%05d" % number: b"loaded %d" % number for number in range(2000)}
+NOW = timedelta()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "db"
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 20) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
+def announced(folder: Path) -> bool:
+    return (folder / "flagstone" / "writer").exists()
+
+
+def open_live(folder: Path, **options: Any) -> flagstone.Db:
+    db = flagstone.open(folder, settings=options.pop("settings", LIVE), **options)
+    wait_until(lambda: announced(folder))
+    return db
+
+
+def wait_for_load(db: flagstone.Db, report: LoadReport) -> None:
+    """The driver sees the load in the manifest a moment before the writer shows it to its readers."""
+    wait_until(
+        lambda: db.status()["committed_seq"] >= report.seq and db.status()["last_l0_seq"] >= report.seq
+    )
+
+
+def load(db: flagstone.Db, folder: Path, *tasks: Any, **options: Any) -> LoadReport:
+    report = load_rig.load(folder, *tasks, **options)
+    wait_for_load(db, report)
+    return report
+
+
+def begin(folder: Path, owner: str = "") -> LoadPlan:
+    plan = begin_load(place_of(folder), owner=owner)
+    assert plan.mark is not None, "the writer that has it open was not asked"
+    return plan
+
+
+def marks(folder: Path) -> list[str]:
+    manifests = ManifestStore(*open_store(place_of(folder)))
+    return [held.mark.state for held in held_marks(manifests.require_latest().value)]
+
+
+def tables_of(folder: Path) -> set[str]:
+    return {path.name for path in (folder / "compacted").iterdir()}
+
+
+def assert_sound(folder: Path) -> None:
+    report = Admin(folder).verify()
+    assert report.ok, report.findings
+
+
+def test_a_live_writer_takes_a_load_in_and_goes_on_behind_it(folder: Path) -> None:
+    with open_live(folder) as db:
+        before = db.put(b"k00000", b"older than the load", await_durable=True)
+        db.put(b"mine", b"not in the load")
+        report = load(db, folder, [pairs(ROWS)])
+        assert report.seq > before.seq + SEQ_GAP // 2
+        assert db.get(b"k00000") == b"loaded 0"
+        assert db.get(b"k01999") == b"loaded 1999"
+        assert db.get(b"mine") == b"not in the load"
+        after = db.put(b"k00001", b"newer than the load", await_durable=True)
+        assert after.seq == report.seq + 1
+        assert dict(db.scan()) == {**ROWS, b"mine": b"not in the load", b"k00001": b"newer than the load"}
+        assert db.status()["state"] == "open"
+        assert db.status()["l0_tables"] == 0
+    expected = {**ROWS, b"mine": b"not in the load", b"k00001": b"newer than the load"}
+    assert shown(folder) == expected
+    assert_sound(folder)
+    with flagstone.open(folder, settings=QUIET) as db:
+        assert dict(db.scan()) == expected
+        assert db.put(b"next", b"").seq == report.seq + 2
+
+
+def test_writers_under_load_lose_nothing_and_see_the_load_within_two_looks(folder: Path) -> None:
+    acknowledged: dict[bytes, bytes] = {}
+    stop = threading.Event()
+    with open_live(folder) as db:
+
+        def write() -> None:
+            number = 0
+            while not stop.is_set():
+                key, value = b"w%06d" % (number % 500), b"%d" % number
+                db.put(key, value, await_durable=number % 10 == 0)
+                acknowledged[key] = value
+                number += 1
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            for turn in range(3):
+                plan = begin(folder)
+                rows = dict.fromkeys(ROWS, b"turn %d" % turn)
+                made = run_task(plan, folder, [pairs(rows)])
+                left_at = time.monotonic()
+                wait_for_load(db, commit_load(plan, write_options(folder), made))
+                taken_s = time.monotonic() - left_at
+                assert db.get(b"k00017") == b"turn %d" % turn
+                print(f"turn {turn}: visible after {taken_s:.2f} s, looks every {POLL_S} s")
+        finally:
+            stop.set()
+            writer.join()
+        assert db.status()["state"] == "open"
+        expected = {**dict.fromkeys(ROWS, b"turn 2"), **acknowledged}
+        assert dict(db.scan()) == expected
+    assert shown(folder) == expected
+    assert_sound(folder)
+
+
+def test_a_writer_without_a_log_takes_loads_in_as_well(folder: Path) -> None:
+    with open_live(folder, settings=replace(LIVE, wal_enabled=False)) as db:
+        for turn in range(5):
+            db.put(b"own %d" % turn, b"row")
+            load(db, folder, [pairs(dict.fromkeys(ROWS, b"turn %d" % turn))])
+            assert db.get(b"k00017") == b"turn %d" % turn
+    expected = {**dict.fromkeys(ROWS, b"turn 4"), **{b"own %d" % turn: b"row" for turn in range(5)}}
+    assert shown(folder) == expected
+
+
+def test_an_overwriting_load_replaces_all_in_one_step(folder: Path) -> None:
+    with open_live(folder) as db:
+        db.put(b"old", b"row", await_durable=True)
+        with db.snapshot() as snapshot:
+            load(db, folder, [pairs(ROWS)], replaces_all=True)
+            assert dict(db.scan()) == ROWS
+            assert dict(snapshot.scan()) == {b"old": b"row"}
+        db.put(b"new", b"row")
+        assert dict(db.scan()) == {**ROWS, b"new": b"row"}
+    assert_sound(folder)
+
+
+def test_snapshots_and_transactions_from_before_stay_before_it(folder: Path) -> None:
+    with open_live(folder) as db:
+        db.put(b"k00005", b"before")
+        snapshot = db.snapshot()
+        meeting = db.transaction("snapshot")
+        reading = db.transaction("serializable")
+        apart = db.transaction("serializable")
+        assert meeting.get(b"k00005") == b"before"
+        assert list(reading.scan(b"k0", b"k1")) == [(b"k00005", b"before")]
+        assert apart.get(b"z") is None
+        load(db, folder, [pairs(ROWS)])
+        assert snapshot.get(b"k00005") == b"before"
+        assert meeting.get(b"k00005") == b"before"
+        meeting.put(b"k00005", b"lost update")
+        with pytest.raises(TransactionConflict, match="loaded"):
+            meeting.commit()
+        reading.put(b"elsewhere", b"")
+        with pytest.raises(TransactionConflict, match="loaded"):
+            reading.commit()
+        apart.put(b"z", b"fine")
+        apart.commit()
+        with db.transaction("serializable") as later:
+            later.put(b"k00005", later.get(b"k00005") or b"")
+        assert db.get(b"k00005") == b"loaded 5"
+        snapshot.close()
+
+
+def test_the_embedded_compactor_goes_on_after_a_load(folder: Path) -> None:
+    settings = Settings(
+        garbage_collector_options=None, manifest_poll_interval=timedelta(seconds=POLL_S), l0_max_ssts=8
+    )
+    with open_live(folder, settings=settings) as db:
+        rows: dict[bytes, bytes] = {}
+        for turn in range(3):
+            for number in range(6):
+                key = b"own %d %d" % (turn, number)
+                rows[key] = b"x"
+                db.put(key, b"x")
+                db.flush()
+            load(db, folder, [pairs(ROWS)])
+        wait_until(lambda: db.status()["compactor"]["state"] == "coordinating", timeout_s=60)
+        wait_until(lambda: db.status()["sorted_runs"] + db.status()["l0_tables"] < 12, timeout_s=60)
+        assert dict(db.scan()) == {**rows, **ROWS}
+    assert_sound(folder)
+
+
+def test_what_a_load_has_made_is_kept_while_it_runs_and_collected_when_it_is_called_off(folder: Path) -> None:
+    with open_live(folder) as db:
+        plan = begin(folder)
+        made = run_task(plan, folder, [pairs(ROWS)])
+        orphan = run_task(plan, folder, [pairs(ROWS)])
+        for number in range(3):
+            db.put(b"own %d" % number, b"")
+            db.flush()
+        Admin(folder).collect_garbage(min_age=NOW)
+        assert len(tables_of(folder)) == 5
+        commit_load(plan, write_options(folder), made)
+        db.put(b"own", b"")
+        db.flush()
+        for held in Admin(folder).checkpoints():
+            Admin(folder).delete_checkpoint(held.id)
+        Admin(folder).collect_garbage(min_age=NOW)
+        assert len(tables_of(folder)) == 5, "the load and four of our own"
+        assert orphan[0].table.id not in db.manifest().ssts
+        second = begin(folder)
+        made = run_task(second, folder, [pairs(ROWS)])
+        assert abort_load(second, made) == 1
+        assert abort_load(second, made) == 0
+        with pytest.raises(Closed, match="called off"):
+            commit_load(second, write_options(folder), made)
+    assert_sound(folder)
+
+
+def test_an_aborted_load_that_was_taken_in_loses_no_table(folder: Path) -> None:
+    with open_live(folder) as db:
+        plan = begin(folder)
+        made = run_task(plan, folder, [pairs(ROWS)])
+        wait_for_load(db, commit_load(plan, write_options(folder), made))
+        assert abort_load(plan, made) == 0
+        assert dict(db.scan()) == ROWS
+
+
+def test_a_writer_that_crashed_is_replaced_after_a_while(folder: Path) -> None:
+    first = open_live(folder)
+    first.put(b"acknowledged", b"row", await_durable=True)
+    first._engine.supervisor.stop(10)  # nobody looks any more, as after a crash
+    report = load_rig.load(folder, [pairs(ROWS)], hand_over_timeout="1")
+    assert report.rows == len(ROWS)
+    assert shown(folder) == {**ROWS, b"acknowledged": b"row"}
+    assert_sound(folder)
+
+
+def test_a_load_that_waits_is_taken_in_by_the_next_writer(folder: Path) -> None:
+    first = open_live(folder)
+    first._engine.supervisor.stop(10)
+    plan = begin(folder)
+    made = run_task(plan, folder, [pairs(ROWS)])
+    committed = threading.Thread(target=lambda: commit_load(plan, write_options(folder), made))
+    committed.start()
+    wait_until(lambda: marks(folder) == ["ready"])
+    with flagstone.open(folder, settings=LIVE) as second:
+        wait_until(lambda: second.get(b"k00000") is not None)
+        committed.join(10)
+        assert not committed.is_alive()
+        assert dict(second.scan()) == ROWS
+
+
+def test_after_closing_a_load_claims_the_database_at_once(folder: Path) -> None:
+    open_live(folder).close()
+    assert begin_hand_over(place_of(folder)) is None
+    assert begin_load(place_of(folder)).mark is None
+
+
+def test_of_two_loads_of_one_query_only_the_later_counts(folder: Path) -> None:
+    with open_live(folder) as db:
+        early = begin(folder, owner="query")
+        made_early = run_task(early, folder, [pairs(dict.fromkeys(ROWS, b"early"))])
+        other = begin(folder)
+        late = begin(folder, owner="query")
+        made_late = run_task(late, folder, [pairs(dict.fromkeys(ROWS, b"late"))])
+        with pytest.raises(Closed, match="called off"):
+            commit_load(early, write_options(folder), made_early)
+        wait_for_load(db, commit_load(late, write_options(folder), made_late))
+        assert db.get(b"k00000") == b"late"
+        # The other one began before it, so its number has been passed.
+        made_other = run_task(other, folder, [pairs({b"other": b""})])
+        with pytest.raises(Unavailable, match="passed its number"):
+            commit_load(other, write_options(folder), made_other)
+        assert db.get(b"other") is None
+    assert_sound(folder)
+
+
+def test_an_empty_load_leaves_no_mark(folder: Path) -> None:
+    with open_live(folder):
+        report = load_rig.load(folder)
+        assert (report.rows, report.tables) == (0, 0)
+        assert marks(folder) == []
+
+
+def test_the_wheel_reads_and_writes_what_was_handed_over(folder: Path, wheel: Any) -> None:
+    with open_live(folder) as db:
+        db.put(b"k00003", b"older")
+        load(db, folder, [pairs(ROWS)])
+        db.put(b"k00004", b"newer", await_durable=True)
+    expected = {**ROWS, b"k00004": b"newer"}
+    assert wheel.scan(str(folder.parent), folder.name) == expected
+    wheel.apply(str(folder.parent), folder.name, [("put", b"k00005", b"theirs")])
+    with flagstone.open(folder, settings=LIVE) as db:
+        assert dict(db.scan()) == {**expected, b"k00005": b"theirs"}
+    assert_sound(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+@pytest.mark.timeout(300)
+def test_bulk_load_takes_the_open_database_itself(folder: Path, spark: Any) -> None:
+    frame = spark.createDataFrame(list(ROWS.items()), "key binary, value binary")
+    with open_live(folder) as db:
+        db.put(b"mine", b"row")
+        report = bulk_load(frame, db)
+        assert report is not None
+        assert report.rows == len(ROWS)
+        assert dict(db.scan()) == {**ROWS, b"mine": b"row"}
+        assert db.put(b"after", b"").seq == report.seq + 1
+    with (
+        flagstone.open("memory://nowhere/db") as hidden,
+        pytest.raises(flagstone.InvalidRequest, match="memory of this process"),
+    ):
+        bulk_load(frame, hidden)

@@ -1,0 +1,130 @@
+"""Every store call of a writer that takes a load in fails in every way: the load comes whole, and no row is lost.
+
+The first run counts the calls. Then each of them in turn fails before its effect, fails after it, or ends the process
+before or after it. What is waited out must not show; after a crash the next writer takes the load in.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+from functools import cache
+
+import pytest
+
+from flagstone.config import Settings
+from flagstone.db.admin import Admin
+from flagstone.db.feed import open_feed
+from flagstone.db.open import open_database
+from flagstone.errors import FlagstoneError
+from flagstone.metadata.hand_over import is_writer_announced
+from flagstone.metadata.stores import ManifestStore
+from flagstone.spark.loading import begin_load, commit_load
+from flagstone.spark.options import Place, WriteOptions
+from flagstone.spark.plan import open_store
+from flagstone.spark.tables import write_tables
+from flagstone.store.resolve import resolve_database
+from flagstone.testing.faults import Crashed, Effect, Fault, FaultyStore
+from spark.load_rig import batch_of, pairs
+
+SETTINGS = Settings(
+    compactor_options=None,
+    garbage_collector_options=None,
+    manifest_poll_interval=timedelta(milliseconds=30),
+)
+LOADED = {b"%03d" % number: b"loaded" for number in range(50)}
+MOST_CALLS = 25
+BUT_THE_LOG = "db/[!w]*"
+
+pytestmark = pytest.mark.slow
+
+
+def take_in_with(name: str, fault: Fault | None) -> int:
+    """One case; returns how many calls but those to the log the writer made while the load waited for it."""
+    place = Place(f"memory://hand-over-{name}/db")
+    inner, root = resolve_database(place.path, None, None)
+    faulty = FaultyStore(inner)
+    db = open_database(root, store=faulty, settings=SETTINGS)
+    manifests = ManifestStore(*open_store(place))
+    while not is_writer_announced(*open_store(place), manifests.require_latest().value):
+        pass
+    acknowledged = {b"007": b"older than the load", b"own": b"row"}
+    for key, value in acknowledged.items():
+        db.put(key, value, await_durable=True)
+    with open_feed(place.path, "copy") as feed:
+        assert feed.snapshot is not None
+        began = dict(feed.snapshot.scan())
+        feed.copied()
+    plan = begin_load(place)
+    assert plan.mark is not None
+    options = WriteOptions(place, hand_over_timeout=timedelta(seconds=60))
+    made = write_tables([batch_of(pairs(LOADED))], plan, options)
+    db.put(b"unflushed", b"row", await_durable=True)
+    acknowledged[b"unflushed"] = b"row"
+    before = len(faulty.calls)
+    if fault is not None:
+        faulty.faults.append(fault)
+    stop = threading.Event()
+
+    def write() -> None:
+        number = 0
+        with suppress(FlagstoneError, Crashed):
+            while not stop.is_set():
+                key = b"w%04d" % number
+                db.put(key, b"%d" % number, await_durable=True)
+                acknowledged[key] = b"%d" % number
+                number += 1
+                stop.wait(0.01)
+
+    with ThreadPoolExecutor(2) as pool:
+        writing = pool.submit(write)
+        committing = pool.submit(commit_load, plan, options, made)
+        try:
+            if fault is not None and fault.effect.startswith("crash"):
+                while not faulty.dead and not committing.done():
+                    pass
+                if faulty.dead:
+                    with open_database(root, store=inner, settings=SETTINGS):
+                        committing.result(60)
+            report = committing.result(60)
+        finally:
+            stop.set()
+        writing.result(60)
+    calls = sum(not path.startswith("db/wal/") for _, path in faulty.calls[before:])
+    faulty.faults.clear()
+    with suppress(FlagstoneError, Crashed):
+        db.close()
+    with open_database(root, store=inner, settings=SETTINGS) as after:
+        found, expected = dict(after.scan()), {**acknowledged, **LOADED}
+        assert {key: found.get(key) for key in expected} == expected
+        # What the crash left unanswered may be there, or not.
+        assert len(found.keys() - expected.keys()) <= 1
+        loaded = after.get_row(b"007")
+        assert loaded is not None
+        assert (loaded.seq, report.rows) == (plan.seq, len(LOADED))
+        after.put(b"007", b"newer than the load", await_durable=True)
+        assert after.get(b"007") == b"newer than the load"
+        changes = [change for batch in feed.follow(timeout_s=0) for change in batch.changes]
+        copied = {**began, **{change.key: change.value for change in changes}}
+        assert copied == dict(after.scan()), (
+            "a feed that began before lacks nothing, and ends with the last write"
+        )
+        assert len({(change.seq, change.key) for change in changes}) == len(changes)
+    assert Admin(place.path).verify().ok
+    return calls
+
+
+@cache
+def calls_without_faults() -> int:
+    return take_in_with("counted", None)
+
+
+@pytest.mark.parametrize("effect", ["error", "lost_reply", "crash", "crash_after"])
+def test_a_load_is_taken_in_whole_whichever_call_fails(effect: Effect) -> None:
+    calls = min(calls_without_faults(), MOST_CALLS)
+    assert calls > 4
+    print(f"{calls} calls")
+    for nth in range(1, calls + 1):
+        take_in_with(f"{effect}-{nth}", Fault(nth=nth, effect=effect, path=BUT_THE_LOG))

@@ -1,0 +1,127 @@
+"""Executors killed with SIGKILL in the middle of a load, a read, a compaction and a stream: as if nothing had happened.
+
+The session runs in a process of its own (`kill_session.py`), with two executors that are processes. `SPARK_KILLS` is
+the number of rounds, `SPARK_KILLS_SEED` decides who is killed: `make spark-kills`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zlib
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flagstone
+from flagstone import Admin
+from flagstone.lsm.operators import Counter
+from spark.kill_session import CHANGES, ROWS
+from spark.load_rig import QUIET, shown
+
+ROUNDS = int(os.environ.get("SPARK_KILLS", "1"))
+SEED = int(os.environ.get("SPARK_KILLS_SEED", "1"))
+TIMEOUT_S = 420 + 180 * ROUNDS
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.spark,
+    pytest.mark.xdist_group("spark"),
+    pytest.mark.timeout(TIMEOUT_S + 60),
+    pytest.mark.skipif(
+        not ROUNDS, reason="starts three Java processes: set SPARK_KILLS, or `make spark-kills`"
+    ),
+]
+
+
+def row(number: int, text: str) -> tuple[bytes, bytes]:
+    return b"k%08d" % number, f"{text} {number}{'.' * 80}".encode()
+
+
+LOADED = dict(row(number, "loaded") for number in range(ROWS))
+
+
+@pytest.fixture(scope="module")
+def rounds(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    base = tmp_path_factory.mktemp("kills")
+    script = Path(__file__).with_name("kill_session.py")
+    log = base / "log"
+    with log.open("w") as output:
+        done = subprocess.run(
+            [sys.executable, str(script), str(base), str(ROUNDS), str(SEED)],
+            stdout=output,
+            stderr=output,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    print(log.read_text()[-4000:])
+    assert done.returncode == 0
+    told: list[dict[str, Any]] = json.loads((base / "report.json").read_text())
+    assert len(told) == ROUNDS
+    return told
+
+
+def assert_no_orphans(folder: Path) -> None:
+    """Nothing is left after garbage collection but what the newest manifest refers to, and all of that is sound."""
+    for checkpoint in Admin(
+        folder
+    ).checkpoints():  # of reads and of what a compaction replaced: they expire later
+        Admin(folder).delete_checkpoint(checkpoint.id)
+    # What is newer than all tables of L0 may be about to be committed, for all that a collector can know (ADR 0017).
+    with flagstone.open(folder, settings=QUIET) as db:
+        db.put(b"after", b"here")
+    Admin(folder).collect_garbage(min_age=timedelta())
+    # Objects: who is killed in the middle of a put leaves an unfinished file, which is none to the store.
+    held = {path.name for path in (folder / "compacted").glob("*.sst")}
+    assert len(held) == len(Admin(folder).manifest().value.ssts), sorted(held)
+    report = Admin(folder).verify()
+    assert not report.findings, report.findings
+
+
+def test_something_was_killed_in_the_middle_of_every_job(rounds: list[dict[str, Any]]) -> None:
+    for told in rounds:
+        assert [kill["job"] for kill in told["kills"]] == ["load", "read", "compaction", "stream"]
+        assert all(kill["tasks_lost"] for kill in told["kills"]), told["kills"]
+
+
+def test_a_load_and_a_read_show_every_row_once(rounds: list[dict[str, Any]]) -> None:
+    checksum = sum(zlib.crc32(key + value) for key, value in LOADED.items())
+    for told in rounds:
+        assert told["answers"]["load"] == ROWS
+        assert told["answers"]["read"] == {"rows": ROWS, "keys": ROWS, "checksum": checksum}
+
+
+def test_a_compaction_shows_the_newest_of_every_row_and_leaves_no_orphan(
+    rounds: list[dict[str, Any]],
+) -> None:
+    expected = dict(LOADED)
+    for turn in range(2):
+        expected |= dict(
+            row(number, f"turn {turn}") for number in range(ROWS) if zlib.crc32(b"k%08d" % number) % 3 == turn
+        )
+    for told in rounds:
+        folder = Path(told["folder"]) / "db"
+        manifest = Admin(folder).manifest().value
+        # One number for each of three loads: no one was committed twice.
+        assert manifest.last_l0_seq == 3
+        assert told["answers"]["compaction"] == 1
+        assert len(manifest.tree.runs) == 1
+        assert shown(folder) == expected
+        assert_no_orphans(folder)
+
+
+def test_a_stream_brings_every_change_once_and_leaves_no_orphan(rounds: list[dict[str, Any]]) -> None:
+    for told in rounds:
+        folder = Path(told["folder"]) / "target"
+        assert told["answers"]["stream"] is None
+        counts = {
+            key: Counter.decode(value)
+            for key, value in shown(folder, merge_operator=Counter()).items()
+            if not key.startswith(b"\0")
+        }
+        assert counts == {b"c%06d" % number: 1 for number in range(CHANGES)}
+        assert_no_orphans(folder)

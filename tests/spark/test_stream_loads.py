@@ -1,0 +1,211 @@
+"""Change streams that meet bulk loads: offsets and rows as Spark asks for them, and one real query."""
+
+from __future__ import annotations
+
+import random
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
+
+import flagstone
+from flagstone import Admin, InvalidRequest
+from flagstone.runtime.clock import SYSTEM_CLOCK
+from flagstone.spark.stream import BEGIN, ChangeStreamReader
+from flagstone.spark.stream_options import parse_stream_options
+from flagstone.spark.stream_parts import LoadPartition
+from spark.load_rig import QUIET, load, pairs, shown
+from spark.test_stream import Clock, applied, follow, rows_between
+
+NOW = timedelta()
+
+
+class Present(Clock):
+    """Its time of day is that of the loads, whose rows would have expired long ago otherwise."""
+
+    def now_ms(self) -> int:
+        return SYSTEM_CLOCK.now_ms()
+
+
+def stream_of(folder: Path, **options: str) -> ChangeStreamReader:
+    return ChangeStreamReader(
+        parse_stream_options({"path": str(folder), "consumer": "test", **options}), clock=Present()
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "db"
+
+
+def write(folder: Path, *keys: bytes) -> None:
+    with flagstone.open(folder, settings=QUIET) as db:
+        for key in keys:
+            db.put(key, b"written", await_durable=True)
+
+
+def test_a_load_is_a_micro_batch_of_its_own_with_a_task_per_table(folder: Path) -> None:
+    write(folder, b"a")
+    reader = stream_of(folder)
+    _, at = follow(reader)
+    write(folder, b"b")
+    report = load(folder, [pairs({b"l1": b"x"})], [pairs({b"l2": b"x"})], [pairs({b"l3": b"x"})])
+    write(folder, b"c")
+
+    before = reader.latestOffset(at, ReadAllAvailable())
+    loaded = reader.latestOffset(before, ReadMaxBytes(1))
+    after = reader.latestOffset(loaded, ReadAllAvailable())
+
+    assert [row["key"] for row in rows_between(reader, at, before)] == [b"b"]
+    assert loaded == {"wal_id": before["wal_id"], "seq": report.seq, "checkpoint": ""}
+    tasks = reader.partitions(before, loaded)
+    assert [type(task) for task in tasks] == [LoadPartition] * 3
+    rows = rows_between(reader, before, loaded)
+    assert [(row["op"], row["key"], row["value"], row["seq"], row["wal_id"]) for row in rows] == [
+        ("put", b"l%d" % number, b"x", report.seq, None) for number in (1, 2, 3)
+    ]
+    assert all(row["created_ms"] for row in rows)
+    assert [row["key"] for row in rows_between(reader, loaded, after)] == [b"c"]
+    assert reader.latestOffset(after, ReadAllAvailable()) == after
+
+
+def test_a_load_at_the_end_of_the_log_does_not_wait_for_the_next_file(folder: Path) -> None:
+    write(folder, b"a")
+    reader = stream_of(folder)
+    _, at = follow(reader)
+    load(folder, [pairs({b"one": b"x"})])
+    rows, at = follow(reader, at)
+    assert [row["key"] for row in rows] == [b"one"]
+    load(folder, [pairs({b"two": b"x"})])
+    load(folder, [pairs({b"three": b"x"})])
+    rows, _ = follow(reader, at)
+    assert [row["key"] for row in rows] == [b"two", b"three"]
+
+
+def test_a_load_is_kept_until_its_batch_is_done_and_reads_the_same_when_repeated(folder: Path) -> None:
+    write(folder, b"a")
+    reader = stream_of(folder)
+    _, at = follow(reader)
+    reader.stop()
+    load(folder, [pairs({b"k%03d" % number: b"x" for number in range(300)})])
+    write(folder, b"b")
+    end = reader.latestOffset(reader.latestOffset(at, ReadAllAvailable()), ReadAllAvailable())
+    start = {**end, "seq": end["seq"] - 1}
+    once = rows_between(reader, start, end)
+    Admin(folder).compact(full=True)
+    for entry in Admin(folder).checkpoints():
+        if entry.manifest_id and not (entry.name or "").startswith("flagstone.load/"):
+            Admin(folder).delete_checkpoint(entry.id)
+    Admin(folder).collect_garbage(min_age=NOW)
+
+    again = stream_of(folder)
+
+    assert rows_between(again, start, end) == once
+    assert len(once) == 300
+    rows, _ = follow(again, end)
+    assert [row["key"] for row in rows] == [b"b"]
+    again.stop()
+    (mark,) = [entry for entry in Admin(folder).checkpoints() if entry.manifest_id]
+    assert mark.expires_s is not None
+
+
+def test_a_query_that_shall_end_ends_with_the_loads_there_were_when_it_began(folder: Path) -> None:
+    write(folder, b"a")
+    reader = stream_of(folder)
+    _, at = follow(reader)
+    load(folder, [pairs({b"in time": b"x"})])
+    reader.prepareForTriggerAvailableNow()
+    load(folder, [pairs({b"too late": b"x"})])
+    write(folder, b"as well")
+
+    rows, at = follow(reader, at)
+
+    assert [row["key"] for row in rows] == [b"in time"]
+    rows, _ = follow(stream_of(folder), at)
+    assert [row["key"] for row in rows] == [b"too late", b"as well"]
+
+
+@pytest.mark.parametrize("starting", ["earliest", "1", "latest"])
+def test_a_stream_without_a_copy_begins_with_the_loads_behind_its_place(folder: Path, starting: str) -> None:
+    load(folder, [pairs({b"first": b"x"})])
+    reader = stream_of(folder, starting=starting)
+    begin = reader.latestOffset(dict(BEGIN), ReadAllAvailable())
+    write(folder, b"a")
+    load(folder, [pairs({b"second": b"x"})])
+
+    rows, _ = follow(reader, begin)
+
+    expected = [b"a", b"second"] if starting == "latest" else [b"first", b"a", b"second"]
+    assert [row["key"] for row in rows] == expected
+
+
+def test_an_overwriting_load_ends_the_stream_unless_gaps_are_allowed(folder: Path) -> None:
+    write(folder, b"a")
+    reader, tolerant = stream_of(folder), stream_of(folder, consumer="other", allow_gaps="true")
+    (_, at), (_, other) = follow(reader), follow(tolerant)
+    load(folder, [pairs({b"l": b"x"})], replaces_all=True)
+    write(folder, b"b")
+
+    with pytest.raises(InvalidRequest, match=r"replaced everything .* begin anew with a copy"):
+        follow(reader, at)
+    rows, _ = follow(tolerant, other)
+    assert [row["key"] for row in rows] == [b"b"]
+
+
+@pytest.mark.parametrize("options", [{}, {"max_bytes_per_trigger": "1"}, {"partitions": "3"}])
+def test_a_model_follows_writes_and_loads_through_restarts(folder: Path, options: dict[str, str]) -> None:
+    chance, model, at = random.Random(7), dict[bytes, bytes](), None
+    write(folder, b"0")
+    reader = stream_of(folder, **options)
+    for _ in range(10):
+        keys = {b"%d" % chance.randrange(30): b"%d" % chance.randrange(1000) for _ in range(6)}
+        match chance.randrange(4):
+            case 0:
+                load(folder, [pairs(keys)])
+            case 1:
+                load(folder, [{**pairs(keys), "op": ["delete"] * len(keys)}])
+            case _:
+                write(folder, *keys)
+        if chance.random() < 0.3:
+            Admin(folder).compact(full=True)
+            Admin(folder).collect_garbage(min_age=NOW)
+        if chance.random() < 0.4:
+            rows, at = follow(reader, at)
+            reader = stream_of(folder, **options)
+            model = applied(rows, model)
+            assert model == shown(folder)
+    rows, _ = follow(reader, at)
+    assert applied(rows, model) == shown(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+@pytest.mark.timeout(300)
+def test_a_query_gets_loads_at_their_place_and_once(spark: Any, tmp_path: Path) -> None:
+    folder, state, out = tmp_path / "db", tmp_path / "state", tmp_path / "out"
+
+    def run() -> None:
+        source = spark.readStream.format("flagstone").option("consumer", "lake").load(str(folder))
+        query = (
+            source.writeStream.format("parquet")
+            .option("checkpointLocation", str(state))
+            .trigger(availableNow=True)
+            .start(str(out))
+        )
+        query.awaitTermination(120)
+        assert query.exception() is None
+
+    write(folder, b"a")
+    run()
+    report = load(folder, [pairs({b"l%02d" % number: b"x" for number in range(20)})], [pairs({b"m": b"x"})])
+    Admin(folder).collect_garbage(min_age=NOW)
+    run()
+    write(folder, b"b")
+    run()
+
+    found = [(row.seq, bytes(row.key), row.wal_id is None) for row in spark.read.parquet(str(out)).collect()]
+    loaded = [(report.seq, b"l%02d" % number, True) for number in range(20)] + [(report.seq, b"m", True)]
+    assert sorted(found) == [(1, b"a", True), *loaded, (report.seq + 1, b"b", False)]

@@ -1,0 +1,581 @@
+"""Streams into a database: every micro-batch once, whatever happens to it; first without Spark, then on a real one."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
+
+import flagstone
+from flagstone import Admin, Closed, CorruptData, FlagstoneError, InternalError, InvalidRequest
+from flagstone.db.open import open_database
+from flagstone.db.reader import open_reader
+from flagstone.format.sst_info import SsTableInfo
+from flagstone.lsm.operators import Concatenate
+from flagstone.metadata.hand_over import held_marks
+from flagstone.metadata.manifest import SsTable
+from flagstone.runtime.ids import SYSTEM_IDS
+from flagstone.spark import foreach_batch
+from flagstone.spark.datasource import FlagstoneDataSource
+from flagstone.spark.layout import order_tables
+from flagstone.spark.loading import commit_load
+from flagstone.spark.marks import Mark, is_written, mark_key
+from flagstone.spark.overlaps import plan_layers, plan_ordered_layers
+from flagstone.spark.plan import MadeTable
+from flagstone.spark.schema import arrow_schema
+from flagstone.spark.stream_sink import StreamSink
+from flagstone.store.memory import MemoryStore
+from flagstone.testing.faults import Crashed, Effect, Fault, FaultyStore
+from spark.load_rig import QUIET, pairs, shown
+from spark.stream_rig import MARK, commit, on_store, run_batch, run_tasks, sink_options
+
+NOW = timedelta()
+
+
+def merges(*keys: bytes) -> dict[str, list[Any]]:
+    return {"key": list(keys), "value": [b"x"] * len(keys), "op": ["merge"] * len(keys)}
+
+
+def rows_of(folder: Path, **options: Any) -> dict[bytes, bytes]:
+    """What people read: everything but the marks."""
+    return {key: value for key, value in shown(folder, **options).items() if not key.startswith(b"\0")}
+
+
+def tables_of(folder: Path) -> int:
+    return len(list((folder / "compacted").iterdir()))
+
+
+def assert_sound(folder: Path) -> None:
+    report = Admin(folder).verify()
+    assert not report.findings, report.findings
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "db"
+
+
+def test_rows_and_mark_become_visible_with_one_version_and_one_number(folder: Path) -> None:
+    options = sink_options(folder)
+    run_batch(options, 0, [pairs({b"a": b"1", b"c": b"1"})], [pairs({b"b": b"1", b"d": b"1"})])
+    before = Admin(folder).manifest()
+
+    messages = run_tasks(options, [pairs({b"a": b"2"})], [])
+    claimed = Admin(folder).manifest()
+    assert shown(folder)[MARK] == b"0"
+    commit(options, 1, messages)
+
+    after = Admin(folder).manifest()
+    assert after.id == claimed.id + 1
+    assert after.value.last_l0_seq == before.value.last_l0_seq + 1 == 2
+    assert rows_of(folder) == {b"a": b"2", b"b": b"1", b"c": b"1", b"d": b"1"}
+    with flagstone.open_reader(folder, mode="latest") as reader:
+        mark, row = reader.get_row(MARK), reader.get_row(b"a")
+        assert mark is not None
+        assert row is not None
+        assert (mark.value, mark.seq) == (b"1", row.seq)
+    assert_sound(folder)
+
+
+def test_a_batch_that_comes_again_is_left_out_and_its_tables_go(folder: Path) -> None:
+    options = sink_options(folder)
+    run_batch(options, 0, [merges(b"a", b"b")])
+    run_batch(options, 1, [merges(b"a")])
+    held = tables_of(folder)
+
+    run_batch(options, 1, [merges(b"a")])
+    run_batch(options, 0, [merges(b"a", b"b")])
+
+    assert rows_of(folder, merge_operator=Concatenate()) == {b"a": b"xx", b"b": b"x"}
+    assert tables_of(folder) == held
+    run_batch(options, 2, [merges(b"b")])
+    assert rows_of(folder, merge_operator=Concatenate()) == {b"a": b"xx", b"b": b"xx"}
+
+
+def test_a_commit_that_is_repeated_deletes_nothing_of_what_it_committed(folder: Path) -> None:
+    options = sink_options(folder)
+    run_batch(options, 0, [pairs({b"a": b"1"})])
+    messages = run_tasks(options, [pairs({b"a": b"2"})])
+    commit(options, 1, messages)
+    Admin(folder).compact(full=True)
+
+    commit(options, 1, messages)
+    StreamSink(None, options).abort(messages, 1)
+
+    assert rows_of(folder) == {b"a": b"2"}
+    assert_sound(folder)
+    # Tables that a compaction has replaced are still there for who reads a former version.
+    assert tables_of(folder) > len(Admin(folder).manifest().value.ssts)
+
+
+def test_an_aborted_batch_leaves_nothing_and_can_be_repeated(folder: Path) -> None:
+    options = sink_options(folder)
+    run_batch(options, 0, [merges(b"a")])
+    held = tables_of(folder)
+    messages = run_tasks(options, [merges(b"a")], [merges(b"b")])
+
+    StreamSink(None, options).abort([messages[0], messages[1], None], 1)
+    StreamSink(None, options).abort([None, None], 1)
+
+    assert tables_of(folder) == held
+    with pytest.raises(Closed):
+        commit(options, 1, messages)
+    run_batch(options, 1, [merges(b"a")], [merges(b"b")])
+    assert rows_of(folder, merge_operator=Concatenate()) == {b"a": b"xx", b"b": b"x"}
+
+
+def test_a_run_that_was_replaced_cannot_commit(folder: Path) -> None:
+    options = sink_options(folder)
+    stale = run_tasks(options, [merges(b"a")])
+    fresh = run_tasks(options, [merges(b"a")])
+
+    with pytest.raises(Closed, match="opened while it was being loaded"):
+        commit(options, 0, stale)
+    commit(options, 0, fresh)
+    commit(options, 0, stale)  # the mark says that it is there
+
+    assert rows_of(folder, merge_operator=Concatenate()) == {b"a": b"x"}
+
+
+def open_live(folder: Path) -> flagstone.Db:
+    """A writer that has said that it takes loads in."""
+    quick = replace(QUIET, manifest_poll_interval=timedelta(seconds=0.05))
+    db = flagstone.open(folder, settings=quick, merge_operator=Concatenate())
+    until = time.monotonic() + 30
+    while not (folder / "flagstone" / "writer").exists():
+        assert time.monotonic() < until, "it never said so"
+        time.sleep(0.01)
+    return db
+
+
+def test_a_writer_that_is_open_takes_the_batches_in_and_goes_on(folder: Path) -> None:
+    options = sink_options(folder)
+    with open_live(folder) as db:
+        for batch_id in (0, 1, 1, 0):
+            db.put(b"mine", b"%d" % batch_id)
+            run_batch(options, batch_id, [merges(b"a")], [merges(b"a%d" % batch_id)])
+        run_batch(options, 2, [])
+        stale = run_tasks(options, [merges(b"a")])
+        fresh = run_tasks(options, [merges(b"a")])
+        with pytest.raises(Closed, match="called off"):
+            commit(options, 3, stale)
+        commit(options, 3, fresh)
+        commit(options, 3, stale)
+
+        expected = {b"a": b"xxx", b"a0": b"x", b"a1": b"x", b"mine": b"0"}
+        assert dict(db.scan(b"\1")) == expected
+        db.put(b"still", b"the owner", await_durable=True)
+        assert not [held for held in held_marks(Admin(folder).manifest().value) if held.mark.open]
+    assert rows_of(folder, merge_operator=Concatenate()) == expected | {b"still": b"the owner"}
+
+
+def test_what_a_former_run_meant_for_a_writer_that_is_gone_never_comes(folder: Path) -> None:
+    options = sink_options(folder)
+    with open_live(folder):
+        [stale] = run_tasks(options, [merges(b"a")])
+        [other] = run_tasks(sink_options(folder, query="other"), [merges(b"b")])
+
+    fresh = run_tasks(options, [merges(b"a")])
+
+    with pytest.raises(Closed, match="called off"):
+        commit_load(stale.plan, options.write, stale.made)
+    commit(options, 0, fresh)
+    commit_load(other.plan, replace(options.write, hand_over_timeout=NOW), other.made)
+    assert rows_of(folder, merge_operator=Concatenate()) == {b"a": b"x", b"b": b"x"}
+
+
+def test_batches_without_rows_change_nothing(folder: Path) -> None:
+    options = sink_options(folder)
+    run_batch(options, 0, [pairs({b"a": b"1"})])
+    before = Admin(folder).manifest().value.last_l0_seq
+
+    run_batch(options, 1, [], [])
+    commit(options, 2, [])
+
+    assert Admin(folder).manifest().value.last_l0_seq == before
+    assert shown(folder) == {MARK: b"0", b"a": b"1"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [{b"a": b"1"}, {}], ids=["rows", "nothing"])
+def test_a_batch_costs_the_same_however_many_came_before(rows: dict[bytes, bytes]) -> None:
+    store = FaultyStore(MemoryStore())
+    calls = []
+    for batch_id in range(45):
+        before = len(store.calls)
+        run_batch(on_store(store), batch_id, [pairs(rows)] if rows else [])
+        calls.append(len(store.calls) - before)
+
+    assert max(calls[25:]) <= max(calls[:25])
+    assert max(calls) < 70
+
+
+def test_queries_have_marks_of_their_own_and_may_take_turns(folder: Path) -> None:
+    one, two = sink_options(folder), sink_options(folder, query="other", mark_prefix="hex:ff2f")
+    for turn in range(3):
+        run_batch(one, turn, [merges(b"one")])
+        run_batch(two, turn, [merges(b"two")])
+        run_batch(one, turn, [merges(b"one")])
+
+    found = shown(folder, merge_operator=Concatenate())
+    assert found == {MARK: b"2", b"\xff/other": b"2", b"one": b"xxx", b"two": b"xxx"}
+
+
+def test_a_query_that_goes_on_through_an_open_database_finds_its_mark(folder: Path) -> None:
+    frame = sink_frame((b"a", "x", "merge"))
+    options = sink_options(folder)
+    run_batch(options, 0, [merges(b"a")])
+    with flagstone.open(folder, settings=QUIET, merge_operator=Concatenate()) as db:
+        write = foreach_batch(db, "orders")
+        write(frame, 0)
+        write(frame, 1)
+
+    run_batch(options, 1, [merges(b"a")])
+    run_batch(options, 2, [merges(b"a")])
+
+    assert rows_of(folder, merge_operator=Concatenate()) == {b"a": b"xxx"}
+
+
+def test_another_query_of_the_same_name_is_refused_and_not_taken_for_written(folder: Path) -> None:
+    options = sink_options(folder)
+    for batch_id in range(2):
+        messages = run_tasks(options, [merges(b"a")])
+        commit(options, batch_id, [replace(message, query_id="first") for message in messages])
+    assert shown(folder, merge_operator=Concatenate())[MARK] == b"1 first"
+
+    messages = [replace(message, query_id="second") for message in run_tasks(options, [merges(b"a")])]
+    with pytest.raises(InvalidRequest, match="batch 1 of another query under the same name"):
+        commit(options, 0, messages)
+
+    assert rows_of(folder, merge_operator=Concatenate()) == {b"a": b"xx"}
+
+
+def test_a_query_without_a_name_has_that_of_spark_or_is_refused(folder: Path) -> None:
+    options = replace(sink_options(folder), query=None)
+    with pytest.raises(InvalidRequest, match="name it with the option 'query'"):
+        run_tasks(options, [pairs({b"a": b"1"})])
+    [message] = run_tasks(sink_options(folder), [pairs({b"a": b"1"})])
+
+    commit(options, 0, [replace(message, query_id="7f3c")])
+
+    assert shown(folder) == {b"a": b"1", b"\0flagstone/stream/7f3c": b"0 7f3c"}
+
+
+def test_a_row_with_the_key_of_the_mark_does_not_replace_it(folder: Path) -> None:
+    run_batch(sink_options(folder), 7, [pairs({MARK: b"99", b"a": b"1"})], [pairs({b"\0": b"0", b"b": b"1"})])
+
+    assert shown(folder) == {b"\0": b"0", MARK: b"7", b"a": b"1", b"b": b"1"}
+
+
+def test_the_last_row_of_a_key_counts_in_the_order_of_tasks_and_rows(folder: Path) -> None:
+    tasks = [
+        [{"key": [b"k", b"z", b"k"], "value": [b"1", b"1", b"2"]}, {"key": [b"a"], "value": [b"1"]}],
+        [{"key": [b"m", b"z", b"a"], "value": [b"3", b"3", b"3"]}],
+        [{"key": [b"m", b"b"], "value": [b"4", b"4"]}],
+    ]
+
+    run_batch(sink_options(folder), 0, *tasks)
+
+    assert rows_of(folder) == {b"a": b"3", b"b": b"4", b"k": b"2", b"m": b"4", b"z": b"3"}
+
+
+def made_of(first: int, width: int) -> MadeTable:
+    low, high = bytes([first]), bytes([first + width])
+    return MadeTable(SsTable(SYSTEM_IDS.ulid(), SsTableInfo(low, high, 0, 0, 0, 0)), 1, 1)
+
+
+@given(st.lists(st.builds(made_of, st.integers(0, 60), st.integers(0, 20)), max_size=12))
+def test_layers_hold_every_table_once_and_later_ones_come_first(made: list[MadeTable]) -> None:
+    fewest, ordered = plan_layers(made), plan_ordered_layers(made)
+
+    assert len(ordered) >= len(fewest)
+    for layers in (fewest, ordered):
+        assert sorted(each.table.id for layer in layers for each in layer) == sorted(
+            each.table.id for each in made
+        )
+        for layer in layers:
+            order_tables([each.table for each in layer])  # refuses what overlaps
+            keys = [each.table.info.first_entry for each in layer]
+            assert keys == sorted(keys)
+    number = {each.table.id: at for at, layer in enumerate(ordered) for each in layer}
+    for earlier, later in combinations(made, 2):
+        one, two = earlier.table.info, later.table.info
+        if one.first_entry <= two.last_entry and two.first_entry <= one.last_entry:
+            assert number[later.table.id] < number[earlier.table.id]
+
+
+def test_rows_said_to_be_sorted_are_checked_and_the_mark_may_lie_among_them(folder: Path) -> None:
+    options = sink_options(folder, sorted="true")
+    run_batch(options, 0, [pairs({b"\0": b"before", b"a": b"after"})], [pairs({b"b": b"1"})])
+    with pytest.raises(InvalidRequest, match="overlapping keys"):
+        run_batch(options, 1, [pairs({b"a": b"1", b"c": b"1"})], [pairs({b"b": b"1"})])
+    with pytest.raises(InvalidRequest, match="not sorted by key"):
+        run_batch(options, 1, [{"key": [b"b", b"a"], "value": [b"1", b"2"]}])
+
+    assert shown(folder) == {b"\0": b"before", MARK: b"0", b"a": b"after", b"b": b"1"}
+
+
+def test_deletes_times_and_compression_are_those_of_a_load(folder: Path) -> None:
+    with flagstone.open(folder, settings=QUIET) as db:
+        db.put(b"gone", b"old")
+        db.put(b"kept", b"old")
+    options = sink_options(folder, compression_codec="Zstd", key_column="id")
+
+    cells = {
+        "id": [b"gone", b"late", b"soon"],
+        "value": [None, b"1", b"1"],
+        "op": ["delete", "put", None],
+        "ttl_ms": [None, 3_600_000, 0],
+    }
+    run_batch(options, 0, [cells])
+
+    assert rows_of(folder) == {b"kept": b"old", b"late": b"1"}
+    with pytest.raises(InvalidRequest, match="one row per key"):
+        run_batch(sink_options(folder), 1, [merges(b"a", b"a")])
+
+
+def test_what_is_left_of_failed_tasks_is_garbage_after_the_next_batch(folder: Path) -> None:
+    options = sink_options(folder)
+    run_batch(options, 0, [merges(b"a")])
+    run_tasks(options, [merges(b"b")])  # nobody ever hears of it
+    run_batch(options, 1, [merges(b"a")], [merges(b"a0", b"b")], [merges(b"aa", b"ab")])
+
+    Admin(folder).collect_garbage(min_age=NOW)
+
+    assert tables_of(folder) == len(Admin(folder).manifest().value.ssts)
+    assert rows_of(folder, merge_operator=Concatenate())[b"a"] == b"xx"
+    assert_sound(folder)
+
+
+def micro_batches(store: Any, failing: Any, first: int) -> None:
+    """Three micro-batches; from the one that fails on they are repeated by a process that is healthy."""
+    done = first
+    with suppress(Crashed, FlagstoneError):
+        for batch_id in range(first, 3):
+            run_batch(on_store(failing), batch_id, [merges(b"a", b"c")], [merges(b"b", b"%d" % batch_id)])
+            done = batch_id + 1
+    for batch_id in range(done, 3):
+        run_batch(on_store(store), batch_id, [merges(b"a", b"c")], [merges(b"b", b"%d" % batch_id)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("effect", ["error", "lost_reply", "crash", "crash_after"])
+def test_every_change_comes_once_wherever_the_store_fails(effect: Effect) -> None:
+    healthy = FaultyStore(MemoryStore())
+    micro_batches(healthy, healthy, 0)
+    expected = {b"a": b"xxx", b"b": b"xxx", b"c": b"xxx", b"0": b"x", b"1": b"x", b"2": b"x"}
+    # The calls of the third batch are those of the second again. Faults that are waited out take time: some will do.
+    calls, step = len(healthy.calls) * 2 // 3, 1 if effect.startswith("crash") else 5
+    assert calls > 40
+    for nth in range(1, calls + 1, step):
+        store = MemoryStore()
+        micro_batches(store, FaultyStore(store, [Fault(effect, nth=nth)]), 0)
+        with open_reader("db", store=store, mode="latest", merge_operator=Concatenate()) as reader:
+            found = dict(reader.scan(b"\1"))
+            assert (found, reader.get(MARK)) == (expected, b"2"), (effect, nth)
+        with open_database("db", store=store, settings=QUIET) as db:
+            db.put(b"after", b"here")
+        Admin("db", store=store).collect_garbage(min_age=NOW)
+        tables = sum(meta.path.endswith(".sst") for meta in store.list("db/compacted"))
+        assert tables == len(Admin("db", store=store).manifest().value.ssts), (effect, nth)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"qurey": "a"}, "a stream into a database has no option 'qurey'; did you mean 'query'"),
+        ({"receipt": "/tmp/x"}, "no option 'receipt'"),
+        ({"query": ""}, "option 'query' is empty"),
+        ({"mark_prefix": "hex:0"}, "not hexadecimal"),
+        ({"duplicates": "first"}, "'last' or 'error'"),
+    ],
+)
+def test_bad_options_are_refused(folder: Path, options: dict[str, str], told: str) -> None:
+    with pytest.raises(InvalidRequest, match=told):
+        sink_options(folder, **options)
+
+
+def test_a_source_refuses_what_it_cannot_write_before_it_claims_anything(folder: Path) -> None:
+    source = FlagstoneDataSource({"path": str(folder)})
+    with pytest.raises(InvalidRequest, match="output mode 'complete' would replace the whole database"):
+        source.streamWriter(SINK, True)
+    with pytest.raises(InvalidRequest, match="rows need a column 'value'"):
+        source.streamWriter(StructType([StructField("key", BinaryType())]), False)
+    assert not folder.exists()
+    with pytest.raises(InternalError, match="claimed no database"):
+        StreamSink(None, sink_options(folder)).write(iter([]))
+    with pytest.raises(InternalError, match="1 of 1 tasks missing"):
+        StreamSink(None, sink_options(folder)).commit([None], 0)
+
+
+def test_marks_are_texts_and_anything_else_is_told() -> None:
+    key = mark_key("q")
+    assert Mark.decode(Mark(17).encode(), key) == Mark(17)
+    assert Mark.decode(Mark(17, "id").encode(), key) == Mark(17, "id")
+    assert not is_written(None, Mark(0), key)
+    assert is_written(b"3", Mark(3, "id"), key)
+    assert is_written(b"3 id", Mark(2), key)
+    assert not is_written(b"3 id", Mark(4, "id"), key)
+    for other in (b"", b"-1", b"three"):
+        with pytest.raises(CorruptData, match="not the number of a micro-batch"):
+            is_written(other, Mark(0), key)
+
+
+class Frame:
+    """As much of a DataFrame as `foreach_batch` asks for."""
+
+    def __init__(self, cells: dict[str, list[Any]], schema: StructType, query_id: str | None) -> None:
+        self.schema = schema
+        self.sparkSession = self.sparkContext = self
+        self._cells = cells
+        self._query_id = query_id
+
+    def getLocalProperty(self, name: str) -> str | None:  # noqa: N802 - Spark's name
+        assert name == "sql.streaming.queryId"
+        return self._query_id
+
+    def toArrow(self) -> pa.Table:  # noqa: N802
+        return pa.Table.from_pydict(self._cells, schema=arrow_schema(self.schema))
+
+
+SINK = StructType(
+    [StructField("key", BinaryType()), StructField("value", StringType()), StructField("op", StringType())]
+)
+
+
+def sink_frame(*rows: tuple[bytes | None, str | None, str | None], query_id: str | None = None) -> Any:
+    cells = {name: [row[at] for row in rows] for at, name in enumerate(("key", "value", "op"))}
+    return Frame(cells, SINK, query_id)
+
+
+def test_an_open_database_takes_a_micro_batch_once_however_often_it_comes(folder: Path) -> None:
+    first = sink_frame((b"a", "1", "put"), (b"b", "2", None))
+    second = sink_frame((b"a", None, "delete"), (b"c", "3", "put"))
+    with flagstone.open(folder, settings=QUIET) as db:
+        write = foreach_batch(db, "orders")
+        write(first, 0)
+        write(second, 1)
+    with flagstone.open(folder, settings=QUIET) as db:
+        write = foreach_batch(db, "orders")
+        write(first, 0)
+        write(second, 1)
+        write(sink_frame(), 2)
+        assert dict(db.scan(b"a")) == {b"b": b"2", b"c": b"3"}
+        assert db.status()["committed_seq"] == 2
+        with pytest.raises(InvalidRequest, match="lacks its key or its value"):
+            write(sink_frame((b"x", "1", "put"), (b"y", None, "put")), 2)
+        with pytest.raises(InvalidRequest, match="column 'op' has 'upsert'"):
+            write(sink_frame((b"x", "1", "upsert")), 2)
+        assert db.get(b"x") is None
+        assert db.get(MARK) == b"1"
+        write(sink_frame((b"x", "1", "put"), query_id="first"), 2)
+        with pytest.raises(InvalidRequest, match="batch 2 of another query"):
+            write(sink_frame((b"x", "1", "put"), query_id="second"), 0)
+        with pytest.raises(InvalidRequest, match="needs a name"):
+            foreach_batch(db, "")
+
+
+def test_an_open_database_says_written_only_of_what_is_durable() -> None:
+    store = MemoryStore()
+    failing = FaultyStore(store)
+    frame = sink_frame((b"a", "x", "merge"))
+    db = open_database("db", store=failing, settings=QUIET, merge_operator=Concatenate())
+    write = foreach_batch(db, "orders")
+    failing.faults.append(Fault("crash", op="put*", path="*/wal/*"))
+    with pytest.raises((Crashed, FlagstoneError)):
+        write(frame, 0)
+
+    # The row is in memory, and the log cannot be written: Spark must not hear that all is well.
+    with pytest.raises((Crashed, FlagstoneError)):
+        write(frame, 0)
+
+    with suppress(Crashed, FlagstoneError):
+        db.close()
+    with open_database("db", store=store, settings=QUIET, merge_operator=Concatenate()) as again:
+        foreach_batch(again, "orders")(frame, 0)
+        assert again.get(b"a") == b"x"
+
+
+def start(frame: Any, folder: Path, state: Path, *, mode: str = "append", **options: str) -> Any:
+    return (
+        frame.writeStream.format("flagstone")
+        .outputMode(mode)
+        .options(checkpointLocation=str(state), **options)
+        .trigger(availableNow=True)
+        .start(str(folder))
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+@pytest.mark.timeout(300)
+def test_a_query_keeps_a_copy_up_to_date_in_commit_order(spark: Any, tmp_path: Path) -> None:
+    source, copy = tmp_path / "source", tmp_path / "copy"
+    ids = set()
+    for turn in range(2):
+        with flagstone.open(source, settings=QUIET) as db:
+            for number in range(30):
+                db.put(b"k%d" % (number % 7), b"%d of %d" % (number, turn))
+                db.delete(b"k%d" % (number % 5))
+                db.flush("wal")
+        changes = (
+            spark.readStream.format("flagstone")
+            .options(consumer="copy", starting="earliest", max_files_per_trigger="21", partitions="3")
+            .load(str(source))
+        )
+        query = start(changes.select("op", "key", "value"), copy, tmp_path / "state", max_sst_size="4096")
+        query.awaitTermination(120)
+        assert query.exception() is None
+        ids.add(query.id)
+        assert rows_of(copy) == shown(source)
+
+    [query_id] = ids
+    # Batch 0 says where to begin, and has no rows.
+    number, _, owner = shown(copy)[mark_key(query_id)].partition(b" ")
+    assert owner.decode() == query_id
+    assert int(number) >= 3
+    assert_sound(copy)
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.xdist_group("spark")
+@pytest.mark.timeout(300)
+def test_a_query_says_what_it_cannot_do(spark: Any, tmp_path: Path) -> None:
+    rows = tmp_path / "rows"
+    frame = spark.createDataFrame([(7, "seven"), (8, "eight")], "id long, name string")
+    frame.write.parquet(str(rows))
+    stream = spark.readStream.schema(frame.schema).parquet(str(rows))
+    folder = tmp_path / "db"
+
+    def fails(number: int, streamed: Any, told: str, **options: Any) -> None:
+        with pytest.raises(Exception, match=told):
+            start(streamed, folder, tmp_path / f"state {number}", **options).awaitTermination(120)
+
+    fails(0, stream, "rows need a column 'key'")
+    fails(1, stream, "did you mean 'key.columns'", **{"key.colums": "id"})
+    counted = stream.groupBy("name").count().selectExpr("name as key", "cast(count as string) as value")
+    fails(2, counted, "output mode 'complete' would replace", mode="complete")
+    fails(3, counted, "does not support Update mode", mode="update")
+    assert not folder.exists()
+    fails(4, stream.selectExpr("name as key", "cast(null as string) as value"), "column 'value' has")
+    assert shown(folder) == {}
+
+    query = start(stream, folder, tmp_path / "state", **{"key.columns": "id", "query": "names"})
+    query.awaitTermination(120)
+    found = spark.read.format("flagstone").schema(frame.schema).option("key.columns", "id")
+    start_key = flagstone.keys.encode(0).hex()
+    read = found.option("start", f"hex:{start_key}").load(str(folder))
+    assert sorted((row.id, row.name) for row in read.collect()) == [(7, "seven"), (8, "eight")]
+    assert shown(folder)[mark_key("names")].startswith(b"0 ")

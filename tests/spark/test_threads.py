@@ -1,0 +1,33 @@
+"""Spark looks for data sources in the session that is active in the calling thread; a new thread has none."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flagstone.spark import LoadReport, bulk_load, register
+
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+
+
+def test_another_thread_loads_and_reads(spark: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "db"
+
+    def load() -> LoadReport | None:
+        rows = spark.range(10).selectExpr("cast(id as string) as key", "'v' as value")
+        return bulk_load(rows, folder, partitions=1)
+
+    def count() -> int:
+        register(spark)
+        return int(spark.read.format("flagstone").load(str(folder)).count())
+
+    with ThreadPoolExecutor(1) as pool:
+        report = pool.submit(load).result(timeout=280)
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(count).result(timeout=280)
+
+    assert report is not None
+    assert report.rows == found == 10
