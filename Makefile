@@ -10,7 +10,7 @@ WORKERS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test quick check format fuzz model crash races interleavings gc-soak bench demo clean
+.PHONY: help setup test quick check format fuzz model crash races interleavings gc-soak spark-kills bench demo docs dist clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -57,11 +57,22 @@ interleavings: setup ## every order of stalled writers and garbage collection, m
 gc-soak: setup ## writers, compaction, readers, clones, crashes and an eager garbage collector, 10 minutes and more
 	GC_SOAK_SECONDS=600 timeout 1200 $(PYTEST) -rP tests/soak/test_gc_soak.py --timeout 1100
 
-bench: setup ## ratios against the interpreted form and the peers; results into bench/results
-	$(BIN)/python -m bench
+spark-kills: setup ## executors killed in load, read, compaction and stream; streams restarted 20 times, at most 60 minutes
+	SPARK_KILLS=8 STREAM_RESTARTS=20 timeout 3600 $(PYTEST) -rP tests/spark/test_kills.py tests/spark/test_stream_restarts.py --timeout 3500
 
-demo: setup ## the main job end to end on a local folder
-	$(BIN)/python examples/demo.py
+bench: setup ## every comparison, scaling and latency, with charts, into bench/results; `BENCH=engine` for one
+	$(BIN)/python -m bench $(BENCH)
+
+demo: setup ## the main job end to end on a local folder and a local Spark; `ROWS=10000000` for more orders
+	@$(BIN)/python examples/demo $(if $(ROWS),--rows $(ROWS))
+
+docs: setup ## the documentation site into build/site, offline, and how many code blocks are tested
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@$(BIN)/python tests/docs/code_blocks.py
+
+dist: setup ## source distribution and wheel into dist, installed and tried in an empty environment
+	rm -rf dist && $(BIN)/python -m build --outdir dist
+	FLAGSTONE_DIST=dist $(PYTEST) -q tests/distribution
 
 clean: ## remove everything that was made
 	rm -rf $(VENV) build dist .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache src/*.egg-info

@@ -57,7 +57,8 @@ def kernel_extensions():
         Extension(
             f"flagstone.kernels._compiled.{name}",
             [str(KERNEL_FOLDER / f"{name}.py")],
-            extra_compile_args=["-O3"] if os.name == "posix" else [],
+            # Without debugging symbols, which would be four fifths of what is installed.
+            extra_compile_args=["-O3", "-g0"] if os.name == "posix" else [],
         )
         for name in present
     ]

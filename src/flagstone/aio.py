@@ -45,6 +45,7 @@ class _AsyncClosable(Protocol):
 
 
 _P = ParamSpec("_P")
+_Result = TypeVar("_Result")
 _Blocking = TypeVar("_Blocking", bound=_Closable)
 _Face = TypeVar("_Face", bound=_AsyncClosable)
 
@@ -89,16 +90,33 @@ async def _open(open_blocking: Callable[[], _Blocking], face: Callable[[_Blockin
         raise
 
 
-def _awaitable(
-    open_blocking: Callable[_P, _Blocking], face: Callable[[_Blocking], _Face]
-) -> Callable[_P, Opening[_Face]]:
-    @wraps(open_blocking)
-    def opening(*args: _P.args, **kwargs: _P.kwargs) -> Opening[_Face]:
-        return Opening(partial(open_blocking, *args, **kwargs), face)
+def _called_like(blocking: Callable[_P, object]) -> Callable[[Callable[..., _Result]], Callable[_P, _Result]]:
+    """Gives a function the parameters and the docstring of `blocking`, for people and for type checkers."""
 
-    return opening
+    def dressed(function: Callable[..., _Result]) -> Callable[_P, _Result]:
+        # At run time also the docstring: the whole story, where the one below is for those who read the source.
+        @wraps(blocking)
+        def call(*args: _P.args, **kwargs: _P.kwargs) -> _Result:
+            return function(*args, **kwargs)
+
+        return call
+
+    return dressed
 
 
-open = _awaitable(open_database, AsyncDb)  # noqa: A001 - the name users expect
-open_reader = _awaitable(_open_reader, AsyncDbReader)
-open_feed = _awaitable(_open_feed, AsyncChangeFeed)
+@_called_like(open_database)
+def open(*args: Any, **kwargs: Any) -> Opening[AsyncDb]:  # noqa: A001 - the name users expect
+    """A database open for writing; takes the arguments of `flagstone.open`. Await it, or use `async with`."""
+    return Opening(partial(open_database, *args, **kwargs), AsyncDb)
+
+
+@_called_like(_open_reader)
+def open_reader(*args: Any, **kwargs: Any) -> Opening[AsyncDbReader]:
+    """A reader; takes the arguments of `flagstone.open_reader`. Await it, or use `async with`."""
+    return Opening(partial(_open_reader, *args, **kwargs), AsyncDbReader)
+
+
+@_called_like(_open_feed)
+def open_feed(*args: Any, **kwargs: Any) -> Opening[AsyncChangeFeed]:
+    """A change feed; takes the arguments of `flagstone.open_feed`. Await it, or use `async with`."""
+    return Opening(partial(_open_feed, *args, **kwargs), AsyncChangeFeed)

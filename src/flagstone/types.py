@@ -57,6 +57,7 @@ class KeyRange:
 
     @property
     def empty(self) -> bool:
+        """Whether no key can be in it."""
         return self.start is not None and self.stop is not None and self.start >= self.stop
 
     def intersect(self, other: KeyRange) -> KeyRange:

@@ -41,7 +41,7 @@ class Field:
 
     def __init__(self, code: str, *, default: int | None = 0) -> None:
         self.code = code
-        self.size = struct.calcsize("<" + code)
+        self.size: int = struct.calcsize("<" + code)
         self.default = default
 
 
@@ -192,10 +192,10 @@ class Shape(Generic[T]):
         self.fields = fields
         self.make = make
         self.take = take
-        self.defaults = tuple(field.default for field in fields)
+        self.defaults: tuple[int | None, ...] = tuple(field.default for field in fields)
         indirect = {slot: field for slot, field in enumerate(fields) if isinstance(field, Indirect)}
-        self.children = tuple((slot, indirect[slot]) for slot in (order or indirect))
-        self.required = [slot for slot, field in indirect.items() if field.required]
+        self.children: list[tuple[int, Indirect]] = [(at, indirect[at]) for at in order or indirect]
+        self.required: list[int] = [slot for slot, field in indirect.items() if field.required]
         self.layouts: dict[tuple[int, int], _Layout] = {}
         self.plans: dict[bytes, _Plan] = {}
         if len(self.children) != len(indirect):

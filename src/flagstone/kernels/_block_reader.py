@@ -6,6 +6,8 @@ an offset inside the block, never in a crash of the interpreter. Rows are entry 
 
 from __future__ import annotations
 
+from typing import Any
+
 import cython
 from cython.cimports.libc.string import memcpy
 
@@ -216,7 +218,7 @@ def _cursor(block: bytes) -> _Cursor:
     return cursor
 
 
-def decode_rows(block: bytes) -> list:
+def decode_rows(block: bytes) -> list[Any]:
     """All rows of a block, as entry tuples in stored order."""
     cursor: _Cursor = _cursor(block)
     rows: list = []
@@ -250,7 +252,7 @@ def decode_rows(block: bytes) -> list:
     return rows
 
 
-def seq_range(rows: list) -> tuple:
+def seq_range(rows: list[Any]) -> tuple[int, int]:
     """The smallest and the largest sequence number of some entry tuples; there must be one."""
     row: tuple
     seq: cython.ulonglong
@@ -265,7 +267,7 @@ def seq_range(rows: list) -> tuple:
     return smallest, largest
 
 
-def lookup(block: bytes, key: bytes, max_seq: int) -> tuple | None:
+def lookup(block: bytes, key: bytes, max_seq: int) -> tuple[Any, ...] | None:
     """The newest row of `key` with seq <= `max_seq` in this block, as an entry tuple, or None.
 
     Versions of one key may continue in the next block; None therefore means "not in this block".
@@ -273,7 +275,7 @@ def lookup(block: bytes, key: bytes, max_seq: int) -> tuple | None:
     return _search(block, key, max_seq, None)
 
 
-def lookup_versions(block: bytes, key: bytes, max_seq: int) -> list:
+def lookup_versions(block: bytes, key: bytes, max_seq: int) -> list[Any]:
     """Every row of `key` with seq <= `max_seq` in this block, newest first."""
     found: list = []
     _search(block, key, max_seq, found)
@@ -313,7 +315,7 @@ def _search(block: bytes, key: bytes, max_seq: cython.ulonglong, collect: list |
     return None
 
 
-def measure(blocks: list) -> tuple:
+def measure(blocks: list[Any]) -> tuple[int, int, int]:
     """How many rows, key bytes and value bytes the blocks hold: what `decode_columns` needs room for."""
     rows: cython.longlong = 0
     key_bytes: cython.longlong = 0
@@ -329,7 +331,7 @@ def measure(blocks: list) -> tuple:
 
 
 def decode_columns(
-    blocks: list,
+    blocks: list[Any],
     key_offsets: cython.int[::1],
     keys: cython.uchar[::1],
     value_offsets: cython.int[::1],

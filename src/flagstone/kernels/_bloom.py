@@ -9,6 +9,7 @@ one more each step. Written in Cython's pure-Python mode; see `_block` for how t
 from __future__ import annotations
 
 from array import array
+from typing import Any
 
 import cython
 
@@ -86,7 +87,7 @@ def siphash13(data: bytes) -> int:
     return _siphash(data, len(data))
 
 
-def hash_keys(keys: list) -> array:
+def hash_keys(keys: list[Any]) -> array[int]:
     """The hashes of many keys, as unsigned 64-bit integers."""
     total: cython.Py_ssize_t = len(keys)
     hashes = array("Q", bytes(8 * total))
@@ -101,7 +102,7 @@ def hash_keys(keys: list) -> array:
 
 def hash_column(
     total: int, offsets: cython.const[cython.longlong][::1], data: cython.const[cython.uchar][::1]
-) -> array:
+) -> array[int]:
     """The hashes of `total` keys that lie Arrow-style in one run of bytes."""
     hashes = array("Q", bytes(8 * total))
     out: cython.ulonglong[::1] = hashes
@@ -123,7 +124,7 @@ def hash_column(
     return hashes
 
 
-def build(hashes: array, size: int, probes: int) -> bytes:
+def build(hashes: array[int], size: int, probes: int) -> bytes:
     """The bit array of `size` bytes in which every hash of the array has its `probes` bits set.
 
     Does not hold the interpreter's lock: a large table has millions of hashes.

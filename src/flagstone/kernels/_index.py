@@ -14,6 +14,8 @@ Written in Cython's pure-Python mode; see `_block_writer` for how that works.
 
 from __future__ import annotations
 
+from typing import Any
+
 import cython
 from cython.cimports.libc.string import memcpy
 
@@ -67,7 +69,7 @@ class _Backwards:
             self.out[at + index] = (value >> (8 * index)) & 0xFF
 
 
-def encode_index(offsets: list, first_keys: list) -> bytes:
+def encode_index(offsets: list[Any], first_keys: list[Any]) -> bytes:
     """The FlatBuffers bytes of an index with these entries."""
     total: cython.Py_ssize_t = len(offsets)
     key_bytes: cython.Py_ssize_t = 0
@@ -135,7 +137,7 @@ def encode_index(offsets: list, first_keys: list) -> bytes:
     return bytes(buffer.buffer[buffer.capacity - buffer.used :])
 
 
-def encode_stats(totals: tuple, blocks: list) -> bytes:
+def encode_stats(totals: tuple[Any, ...], blocks: list[Any]) -> bytes:
     """The FlatBuffers bytes of the statistics: five totals, and the three counts of each block."""
     total: cython.Py_ssize_t = len(blocks)
     buffer: _Backwards = _Backwards(total * 28 + 96)
@@ -259,7 +261,7 @@ class _Bounded:
         return table + offset if offset else -1
 
 
-def decode_index(raw: bytes) -> tuple:
+def decode_index(raw: bytes) -> tuple[Any, Any]:
     """The block offsets and first keys of an index. Raises `CorruptData` with an offset inside `raw`."""
     buffer: _Bounded = _Bounded(raw)
     offsets: list = []

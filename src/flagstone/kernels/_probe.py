@@ -28,9 +28,9 @@ class Need:
     __slots__ = ("index", "numbers", "table")
 
     def __init__(self, table: Any, index: Any, numbers: list[int]) -> None:
-        self.table = table
-        self.index = index
-        self.numbers = numbers
+        self.table: Any = table
+        self.index: Any = index
+        self.numbers: list[int] = numbers
 
 
 @cython.cclass
@@ -245,7 +245,9 @@ def _collect(rows: list, versions: list) -> cython.int:
     return 0
 
 
-def find(memtables: tuple, layers: list, key: bytes, max_seq: object, pinned: dict | None) -> Any:
+def find(
+    memtables: tuple[Any, ...], layers: list[Any], key: bytes, max_seq: object, pinned: dict[Any, Any] | None
+) -> Any:
     """The newest row of `key` with seq <= `max_seq`; None when there is none; a `Need` when memory lacks something.
 
     Memtables and layers are asked newest first, and the first that has the key answers. Only a merge operand

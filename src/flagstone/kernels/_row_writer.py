@@ -1,9 +1,8 @@
-"""Fills the blocks of tables from the stream that `_merge` produces: the second half of compaction's inner loop.
+"""Fills the blocks of tables: from the stream that `_merge` produces, or from the columns of a bulk load.
 
 It writes the same blocks as `_block_writer` and keeps beside them what a table needs besides: a separator, row
-counts per block, and the hash of every key. Two things are different: it reads packed rows instead of Python
-objects or columns, and it works without the interpreter's lock, for which everything that grows is plain C memory
-(interpreted: byte arrays and lists).
+counts per block, and the hash of every key. Unlike that one it works without the interpreter's lock, for which
+everything that grows is plain C memory (interpreted: byte arrays and lists).
 
 Written in Cython's pure-Python mode; see `_block_writer` for how that works.
 """
@@ -18,7 +17,7 @@ from cython.cimports.cpython.memoryview import PyMemoryView_FromMemory
 from cython.cimports.libc.stdlib import free, malloc, realloc
 from cython.cimports.libc.string import memcpy, memmove
 
-from flagstone.errors import CorruptData
+from flagstone.errors import CorruptData, InvalidRequest
 
 # Constants of more than 31 bits are declared, or compiled code would compute with them as Python integers.
 MASK64 = cython.declare(cython.ulonglong, 0xFFFFFFFFFFFFFFFF)
@@ -35,8 +34,11 @@ STRIDE = cython.declare(cython.Py_ssize_t, 65_536 + 192)
 MAX_RESTARTS = cython.declare(cython.Py_ssize_t, 512)
 RECORD = cython.declare(cython.Py_ssize_t, 6)
 
+MAX_KEY_BYTES = cython.declare(cython.Py_ssize_t, 65_535)
+
 _BAD_ORDER = cython.declare(cython.int, 1)
 _NO_MEMORY = cython.declare(cython.int, 2)
+_BAD_ROW = cython.declare(cython.int, 3)
 
 
 @cython.cfunc
@@ -357,6 +359,77 @@ class RowWriter:
             self._raise()
         return at
 
+    def write_columns(
+        self,
+        start: int,
+        total: int,
+        key_offsets: cython.const[cython.int][::1],
+        keys: cython.const[cython.uchar][::1],
+        value_offsets: cython.const[cython.int][::1],
+        values: cython.const[cython.uchar][::1],
+        kinds: cython.const[cython.uchar][::1],
+        expires: cython.const[cython.longlong][::1],
+        has_expires: cython.const[cython.uchar][::1],
+        seq: int,
+        created_ms: int,
+        room: int,
+    ) -> int:
+        """Append the rows from number `start` on of `total` in columns; returns where it stopped, as `write` does.
+
+        Keys and values are Arrow-style: `offsets[i]` to `offsets[i + 1]` of one run of bytes. All rows have the same
+        sequence number and time of creation. Empty `kinds` mean values only, empty `expires` rows without end, an empty
+        `has_expires` one in every row. Raises `InvalidRequest` for what is no row, and when keys do not ascend.
+        """
+        nothing: bytes = b"\0"
+        key_data: cython.p_const_uchar = nothing
+        value_data: cython.p_const_uchar = nothing
+        tail: bytearray = bytearray(25)
+        at: cython.Py_ssize_t = start
+        allowed: cython.Py_ssize_t = room if room < self.soft_limit else self.soft_limit
+        if min(len(key_offsets), len(value_offsets)) <= total:
+            raise InvalidRequest(f"a column has fewer than {total} rows")
+        for size in (len(kinds), len(expires), len(has_expires)):
+            if 0 < size < total:
+                raise InvalidRequest(f"a column has {size} rows instead of {total}")
+        self._drop_taken()
+        if cython.compiled:
+            if len(keys):
+                key_data = cython.address(keys[0])
+            if len(values):
+                value_data = cython.address(values[0])
+        else:
+            key_data = keys
+            value_data = values
+        at = self._write_columns(
+            at,
+            total,
+            key_offsets,
+            key_data,
+            len(keys),
+            value_offsets,
+            value_data,
+            len(values),
+            kinds,
+            expires,
+            has_expires,
+            seq,
+            created_ms,
+            tail,
+            allowed,
+        )
+        if self.error == _BAD_ROW:
+            key_size = key_offsets[at + 1] - key_offsets[at]
+            value_size = value_offsets[at + 1] - value_offsets[at]
+            raise InvalidRequest(
+                f"row {self.rows} of the table has a key of {key_size} bytes, a value of {value_size}, and kind "
+                f"{kinds[at] if len(kinds) else 0}; a key has 1 to {MAX_KEY_BYTES} bytes, and a deletion no value"
+            )
+        if self.error == _BAD_ORDER:
+            raise InvalidRequest(f"row {self.rows} of the table: its key is not above the one before")
+        if self.error:
+            self._raise()
+        return at
+
     def add_row(self, row: tuple) -> None:
         """Append one entry tuple."""
         tail: bytearray = bytearray(25)
@@ -505,6 +578,73 @@ class RowWriter:
             at = tail_at + tail_size
             if self.block_start > room:
                 break
+        return at
+
+    @cython.cfunc
+    @cython.exceptval(check=False)
+    def _write_columns(
+        self,
+        at: cython.Py_ssize_t,
+        stop: cython.Py_ssize_t,
+        key_offsets: cython.const[cython.int][::1],
+        keys: cython.p_const_uchar,
+        key_limit: cython.Py_ssize_t,
+        value_offsets: cython.const[cython.int][::1],
+        values: cython.p_const_uchar,
+        value_limit: cython.Py_ssize_t,
+        kinds: cython.const[cython.uchar][::1],
+        expires: cython.const[cython.longlong][::1],
+        has_expires: cython.const[cython.uchar][::1],
+        seq: cython.ulonglong,
+        created_ms: cython.longlong,
+        tail: cython.p_uchar,
+        room: cython.Py_ssize_t,
+    ) -> cython.Py_ssize_t:
+        key_at: cython.Py_ssize_t
+        key_size: cython.Py_ssize_t
+        value_at: cython.Py_ssize_t
+        value_size: cython.Py_ssize_t
+        kind: cython.int = 0
+        with_kinds: cython.bint = len(kinds) > 0
+        ending: cython.bint = len(expires) > 0
+        some_end: cython.bint = len(has_expires) > 0
+        with cython.nogil:
+            _put_u64(tail, 0, seq)
+            while at < stop:
+                key_at = key_offsets[at]
+                key_size = key_offsets[at + 1] - key_at
+                value_at = value_offsets[at]
+                value_size = value_offsets[at + 1] - value_at
+                if with_kinds:
+                    kind = kinds[at]
+                if (
+                    key_at < 0
+                    or key_size < 1
+                    or key_size > MAX_KEY_BYTES
+                    or key_at + key_size > key_limit
+                    or value_at < 0
+                    or value_size < 0
+                    or value_at + value_size > value_limit
+                    or kind & 0xF6
+                    or kind == 0x09
+                    or (kind == TOMBSTONE_KIND and value_size)
+                ):
+                    self.error = _BAD_ROW
+                    break
+                if ending and (not some_end or has_expires[at]):
+                    tail[8] = kind | EXPIRE_FLAG | CREATE_FLAG
+                    _put_u64(tail, 9, cython.cast(cython.ulonglong, expires[at]))
+                    _put_u64(tail, 17, cython.cast(cython.ulonglong, created_ms))
+                    if self._add(keys, key_at, key_size, values, value_at, value_size, tail, 0, 25):
+                        break
+                else:
+                    tail[8] = kind | CREATE_FLAG
+                    _put_u64(tail, 9, cython.cast(cython.ulonglong, created_ms))
+                    if self._add(keys, key_at, key_size, values, value_at, value_size, tail, 0, 17):
+                        break
+                at += 1
+                if self.block_start > room:
+                    break
         return at
 
     @cython.cfunc

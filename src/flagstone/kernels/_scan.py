@@ -29,6 +29,7 @@ MAX_KEY_BYTES = cython.declare(cython.Py_ssize_t, 65_535)
 
 @cython.cfunc
 @cython.inline
+@cython.nogil
 @cython.exceptval(check=False)
 def _get_u64(data: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.ulonglong:
     value: cython.ulonglong = 0
@@ -40,6 +41,7 @@ def _get_u64(data: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.ulongl
 
 @cython.cfunc
 @cython.inline
+@cython.nogil
 @cython.exceptval(check=False)
 def _get_i64(data: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.longlong:
     value: cython.ulonglong = _get_u64(data, at)
@@ -385,3 +387,404 @@ class ChunkIterator:
         self.chunk = []
         self.at = 0
         self.ended = True
+
+
+@cython.cclass
+class ColumnSieve:
+    """Chooses like `Sieve`, and writes what is visible into columns; for blocks that hold no operands.
+
+    Stateless between calls but for `decided_key`, and without the interpreter's lock. Damage is not told here but left
+    to `Sieve`, which words it for everybody.
+    """
+
+    max_seq: cython.ulonglong
+    now_ms: cython.longlong
+    hide_expired: cython.bint
+    shared: cython.Py_ssize_t
+    unshared: cython.Py_ssize_t
+    value_size: cython.Py_ssize_t
+    flags: cython.int
+    at: cython.Py_ssize_t
+    rows: cython.Py_ssize_t
+    key_bytes: cython.longlong
+    value_bytes: cython.longlong
+    decided: bytes
+
+    def __init__(self, max_seq: int, now_ms: int, hide_expired: bool) -> None:
+        self.max_seq = max_seq
+        self.now_ms = now_ms
+        self.hide_expired = hide_expired
+        self.shared = self.unshared = self.value_size = self.at = self.rows = 0
+        self.flags = 0
+        self.key_bytes = self.value_bytes = 0
+        self.decided = b""
+
+    def decided_key(self) -> bytes:
+        """The last key of the last `fill`, if what is visible of it was decided; b"" while that is open."""
+        return self.decided
+
+    def measure(self, chunk: bytes, bounds: cython.const[cython.longlong][::1]) -> tuple | None:
+        """Rows, key bytes and value bytes of blocks, whose begins and ends `bounds` has; None when one is damaged."""
+        data: cython.p_const_uchar = chunk
+        blocks: cython.Py_ssize_t = len(bounds) // 2
+        sound: cython.bint
+        if blocks and not _inside(bounds, blocks, len(chunk)):
+            return None
+        with cython.nogil:
+            sound = self._measure(data, bounds, blocks)
+        return (self.rows, self.key_bytes, self.value_bytes) if sound else None
+
+    def fill(
+        self,
+        chunk: bytes,
+        bounds: cython.const[cython.longlong][::1],
+        decided: bytes,
+        start: bytes | None,
+        stop: bytes | None,
+        key_offsets: cython.int[::1],
+        keys: cython.uchar[::1],
+        value_offsets: cython.int[::1],
+        values: cython.uchar[::1],
+        seqs: cython.ulonglong[::1],
+        created: cython.longlong[::1],
+        has_created: cython.uchar[::1],
+        expires: cython.longlong[::1],
+        has_expires: cython.uchar[::1],
+    ) -> int:
+        """Write the visible rows with keys in [start, stop) into columns sized by `measure`; returns their number.
+
+        All of `decided`, the key before the first, was dealt with already. Offsets have one element more than there are
+        rows. What of values, numbers and times is not wanted is empty. -1 when there is a visible operand, or damage:
+        then `Sieve` must take these blocks.
+        """
+        blocks: cython.Py_ssize_t = len(bounds) // 2
+        room: cython.Py_ssize_t = len(key_offsets) - 1
+        low: bytes = b"" if start is None else start
+        high: bytes = b"" if stop is None else stop
+        if blocks and not _inside(bounds, blocks, len(chunk)):
+            return -1
+        for size in (
+            len(value_offsets) - 1,
+            len(seqs),
+            len(created),
+            len(has_created),
+            len(expires),
+            len(has_expires),
+        ):
+            if 0 < size < room:
+                raise ValueError("a column is shorter than key_offsets")
+        key_offsets[0] = 0
+        if len(value_offsets):
+            value_offsets[0] = 0
+        if room == 0:
+            return 0
+        return self._fill(
+            chunk, bounds, blocks, decided, low, high, stop is not None, room, key_offsets, keys, value_offsets, values,
+            seqs, created, has_created, expires, has_expires,
+        )  # fmt: skip
+
+    @cython.cfunc
+    @cython.inline
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def _step(self, data: cython.p_const_uchar, end: cython.Py_ssize_t) -> cython.bint:
+        """Read the lengths and flags of the entry at `self.at`, which moves behind the lengths; False when damaged."""
+        at: cython.Py_ssize_t = self.at
+        flags_at: cython.Py_ssize_t
+        rest: cython.Py_ssize_t
+        if at + 3 <= end and (data[at] | data[at + 1] | data[at + 2]) < 0x80:
+            self.shared = data[at]
+            self.unshared = data[at + 1]
+            self.value_size = data[at + 2]
+            self.at = at = at + 3
+        else:
+            self.shared = self._length(data, end)
+            self.unshared = self._length(data, end)
+            self.value_size = self._length(data, end)
+            if self.shared < 0 or self.unshared < 0 or self.value_size < 0:
+                return False
+            at = self.at
+        if self.shared + self.unshared > MAX_KEY_BYTES:
+            return False
+        flags_at = at + self.unshared + self.value_size + 8
+        if flags_at >= end:
+            return False
+        self.flags = data[flags_at]
+        rest = end - flags_at - 1
+        return (
+            not self.flags & 0xF0
+            and self.flags & 0x09 != 0x09
+            and rest >= 8 * (((self.flags & EXPIRE_FLAG) >> 1) + ((self.flags & CREATE_FLAG) >> 2))
+        )
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def _length(self, data: cython.p_const_uchar, end: cython.Py_ssize_t) -> cython.Py_ssize_t:
+        """The LEB128 u32 at `self.at`, which moves behind it; -1 when there is none."""
+        value: cython.longlong = 0
+        shift: cython.int = 0
+        byte: cython.int
+        while shift < 35:
+            if self.at >= end:
+                return -1
+            byte = data[self.at]
+            self.at += 1
+            value |= cython.cast(cython.longlong, byte & 0x7F) << shift
+            if byte < 0x80:
+                break
+            shift += 7
+        return -1 if shift == 35 or value > MAX_LENGTH else value
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def _measure(
+        self,
+        data: cython.p_const_uchar,
+        bounds: cython.const[cython.longlong][::1],
+        blocks: cython.Py_ssize_t,
+    ) -> cython.bint:
+        number: cython.Py_ssize_t
+        end: cython.Py_ssize_t
+        rows: cython.Py_ssize_t = 0
+        key_bytes: cython.longlong = 0
+        value_bytes: cython.longlong = 0
+        for number in range(blocks):
+            self.at = bounds[2 * number]
+            end = _entries_end(data, self.at, bounds[2 * number + 1])
+            if end < 0:
+                return False
+            while self.at < end:
+                if not self._step(data, end):
+                    return False
+                rows += 1
+                key_bytes += self.shared + self.unshared
+                value_bytes += self.value_size
+                self.at += self.unshared + self.value_size + 9
+                self.at += 8 * (((self.flags & EXPIRE_FLAG) >> 1) + ((self.flags & CREATE_FLAG) >> 2))
+        self.rows = rows
+        self.key_bytes = key_bytes
+        self.value_bytes = value_bytes
+        return True
+
+    @cython.cfunc
+    @cython.exceptval(-2)
+    def _fill(
+        self,
+        chunk: bytes,
+        bounds: cython.const[cython.longlong][::1],
+        blocks: cython.Py_ssize_t,
+        decided: bytes,
+        start: bytes,
+        stop: bytes,
+        stops: cython.bint,
+        room: cython.Py_ssize_t,
+        key_offsets: cython.int[::1],
+        keys: cython.uchar[::1],
+        value_offsets: cython.int[::1],
+        values: cython.uchar[::1],
+        seqs: cython.ulonglong[::1],
+        created: cython.longlong[::1],
+        has_created: cython.uchar[::1],
+        expires: cython.longlong[::1],
+        has_expires: cython.uchar[::1],
+    ) -> cython.Py_ssize_t:
+        data: cython.p_const_uchar = chunk
+        low: cython.p_const_uchar = start
+        high: cython.p_const_uchar = stop
+        # The key before: the one decided last, or the last in the column, or behind that one that is not to be seen.
+        before: cython.p_const_uchar = decided
+        before_at: cython.Py_ssize_t = 0
+        before_size: cython.Py_ssize_t = len(decided)
+        key_out: cython.p_uchar
+        value_out: cython.p_uchar
+        key_room: cython.Py_ssize_t = len(keys)
+        value_room: cython.Py_ssize_t = len(values)
+        with_values: cython.bint = len(value_offsets) > 0
+        with_seqs: cython.bint = len(seqs) > 0
+        with_created: cython.bint = len(created) > 0
+        with_expires: cython.bint = len(expires) > 0
+        low_size: cython.Py_ssize_t = len(start)
+        high_size: cython.Py_ssize_t = len(stop)
+        inside: cython.bint = low_size == 0
+        known: cython.bint = True
+        over: cython.bint = False
+        first: cython.bint
+        row: cython.Py_ssize_t = 0
+        key_at: cython.Py_ssize_t = 0
+        key_size: cython.Py_ssize_t
+        value_at: cython.Py_ssize_t = 0
+        at: cython.Py_ssize_t
+        tail_at: cython.Py_ssize_t
+        number: cython.Py_ssize_t
+        end: cython.Py_ssize_t
+        size: cython.Py_ssize_t
+        order: cython.int
+        seq: cython.ulonglong
+        time: cython.longlong
+        outcome: cython.Py_ssize_t = 0
+        if key_room == 0:
+            return -1
+        if cython.compiled:
+            key_out = cython.address(keys[0])
+            value_out = cython.address(values[0]) if value_room else key_out
+        else:
+            key_out = keys
+            value_out = values
+        with cython.nogil:
+            for number in range(blocks):
+                self.at = bounds[2 * number]
+                end = _entries_end(data, self.at, bounds[2 * number + 1])
+                if end < 0:
+                    outcome = -1
+                    break
+                first = True
+                while self.at < end:
+                    if not self._step(data, end) or self.shared > before_size or (first and self.shared):
+                        outcome = -1
+                        break
+                    first = False
+                    at = self.at
+                    tail_at = at + self.unshared + self.value_size
+                    self.at = tail_at + 9
+                    self.at += 8 * (((self.flags & EXPIRE_FLAG) >> 1) + ((self.flags & CREATE_FLAG) >> 2))
+                    key_size = self.shared + self.unshared
+                    if key_size != before_size or not _equal(
+                        before, before_at + self.shared, data, at, self.unshared
+                    ):
+                        if key_at + key_size > key_room:
+                            outcome = -1
+                            break
+                        if before is not key_out or before_at != key_at:
+                            _copy(key_out, key_at, before, before_at, self.shared)
+                        _copy(key_out, key_at + self.shared, data, at, self.unshared)
+                        before = key_out
+                        before_at = key_at
+                        before_size = key_size
+                        known = False
+                        if not inside:
+                            size = low_size if low_size < key_size else key_size
+                            order = _order(key_out, key_at, low, size)
+                            inside = order > 0 or (order == 0 and key_size >= low_size)
+                        if stops:
+                            size = high_size if high_size < key_size else key_size
+                            order = _order(key_out, key_at, high, size)
+                            if order > 0 or (order == 0 and key_size >= high_size):
+                                over = True
+                                break
+                    if known or not inside:
+                        continue
+                    seq = _get_u64(data, tail_at)
+                    if seq > self.max_seq:
+                        continue
+                    if self.flags & MERGE_KIND:
+                        outcome = -1
+                        break
+                    known = True
+                    if self.flags & TOMBSTONE_KIND:
+                        continue
+                    time = 0
+                    if self.flags & EXPIRE_FLAG:
+                        time = _get_i64(data, tail_at + 9)
+                        if self.hide_expired and time <= self.now_ms:
+                            continue
+                    if row >= room or (with_values and value_at + self.value_size > value_room):
+                        outcome = -1
+                        break
+                    if with_values:
+                        _copy(value_out, value_at, data, at + self.unshared, self.value_size)
+                        value_at += self.value_size
+                        value_offsets[row + 1] = value_at
+                    if with_seqs:
+                        seqs[row] = seq
+                    if with_expires:
+                        expires[row] = time
+                        has_expires[row] = (self.flags & EXPIRE_FLAG) >> 1
+                    if with_created:
+                        created[row] = _get_i64(data, self.at - 8) if self.flags & CREATE_FLAG else 0
+                        has_created[row] = (self.flags & CREATE_FLAG) >> 2
+                    key_at += key_size
+                    row += 1
+                    key_offsets[row] = key_at
+                if outcome or over:
+                    break
+        if outcome:
+            return outcome
+        # A key at or behind `stop` belongs to others, and one without a version old enough is still open.
+        self.decided = b"" if over or not known else _piece(before, before_at, before_at + before_size)
+        return row
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _inside(
+    bounds: cython.const[cython.longlong][::1], blocks: cython.Py_ssize_t, size: cython.Py_ssize_t
+) -> cython.bint:
+    """Whether all blocks lie within a chunk of that size."""
+    number: cython.Py_ssize_t
+    for number in range(blocks):  # noqa: SIM110 - a generator would not compile to a loop
+        if not 0 <= bounds[2 * number] <= bounds[2 * number + 1] <= size:
+            return False
+    return True
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _entries_end(
+    data: cython.p_const_uchar, start: cython.Py_ssize_t, stop: cython.Py_ssize_t
+) -> cython.Py_ssize_t:
+    """Where the entries of the block from `start` to `stop` end; -1 when its restart points do not fit."""
+    end: cython.Py_ssize_t
+    if stop - start < 2:
+        return -1
+    end = stop - 2 - 2 * ((data[stop - 2] << 8) | data[stop - 1])
+    return end if end >= start else -1
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _order(
+    one: cython.p_const_uchar, at: cython.Py_ssize_t, two: cython.p_const_uchar, size: cython.Py_ssize_t
+) -> cython.int:
+    """`_differ` from the beginning of the second, without the interpreter's lock."""
+    if cython.compiled:
+        return memcmp(one + at, two, size)
+    return _differ(one, at, two, 0, size)
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _equal(
+    one: cython.p_const_uchar,
+    one_at: cython.Py_ssize_t,
+    two: cython.p_const_uchar,
+    two_at: cython.Py_ssize_t,
+    size: cython.Py_ssize_t,
+) -> cython.bint:
+    if cython.compiled:
+        return memcmp(one + one_at, two + two_at, size) == 0
+    return _differ(one, one_at, two, two_at, size) == 0
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _copy(
+    out: cython.p_uchar,
+    at: cython.Py_ssize_t,
+    source: cython.p_const_uchar,
+    start: cython.Py_ssize_t,
+    size: cython.Py_ssize_t,
+) -> cython.void:
+    if cython.compiled:
+        memcpy(out + at, source + start, size)
+    else:
+        out[at : at + size] = source[start : start + size]

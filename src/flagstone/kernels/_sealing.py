@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import zlib
 from array import array
+from typing import Any
 
 import cython
 
@@ -90,7 +91,7 @@ def _crc32(
     return crc ^ cython.cast(cython.uint, MASK32)
 
 
-def bounds_within(offsets: list, stops: list, first: int, last: int, trailer: int) -> array:
+def bounds_within(offsets: list[Any], stops: list[Any], first: int, last: int, trailer: int) -> array[int]:
     """Begin and end of the blocks `first` to `last` in what is read from the first one's offset on.
 
     Ends are `trailer` bytes before the stops.

@@ -6,6 +6,7 @@ column. Rows that were merged, and blocks with merge operands, go through the sa
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -14,7 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flagstone.errors import CorruptData, InvalidRequest
-from flagstone.format.columns import SCHEMA, decode_columns
+from flagstone.format.columns import MAX_COLUMN_BYTES, SCHEMA, decode_columns
+from flagstone.kernels import scan
+from flagstone.kernels.columns import bitmap, room, view
 from flagstone.read.drivers import next_chunk
 from flagstone.read.scan import Chunk, ScanCursor, ScanRequest, leave_off, make_sieve
 from flagstone.read.view import ReadView
@@ -65,6 +68,7 @@ class ArrowSink:
 
     def __init__(self, request: ScanRequest, schema: pa.Schema) -> None:
         self._sieve = make_sieve(request)
+        self._chooser = scan.ColumnSieve(request.max_seq, request.now_ms, not request.include_expired)
         self._max_seq = pa.scalar(request.max_seq, pa.uint64())
         self._now_ms = None if request.include_expired else pa.scalar(request.now_ms, pa.int64())
         self._schema = schema
@@ -85,6 +89,18 @@ class ArrowSink:
                     out.append(visible.select(self._schema.names))
             self._done += len(group)
 
+    def add_chunk(
+        self, data: bytes, bounds: array[int], start: bytes | None, stop: bytes | None, out: Chunk
+    ) -> None:
+        """`add_blocks` for blocks in one run of bytes, each from one bound to the next; copies only what is seen."""
+        batch = None if self._sieve.collecting() else self._choose(data, bounds, start, stop)
+        if batch is None:
+            # Operands, or damage: the sieve knows what to do with the one, and how to word the other.
+            blocks = [data[bounds[at] : bounds[at + 1]] for at in range(0, len(bounds), 2)]
+            self.add_blocks(blocks, start, stop, out)
+        elif batch.num_rows:
+            out.append(batch)
+
     def blocks_done(self) -> int:
         return self._done + self._sieve.blocks_done()
 
@@ -103,6 +119,49 @@ class ArrowSink:
         at = leave_off(self._sieve, head, rest)
         self._append(rest, out)
         return at
+
+    def _choose(
+        self, data: bytes, bounds: array[int], start: bytes | None, stop: bytes | None
+    ) -> pa.RecordBatch | None:
+        measured = self._chooser.measure(data, bounds)
+        if measured is None or max(measured[1:]) > MAX_COLUMN_BYTES:
+            return None
+        rows, key_bytes, value_bytes = measured
+        names = self._schema.names
+        valued, numbered = rows if self._values else 0, rows if "seq" in names else 0
+        created, expiring = (rows if name in names else 0 for name in ("created_ms", "expires_ms"))
+        key_offsets, keys = room(4 * (rows + 1)), room(key_bytes)
+        value_offsets, values = room(4 * (valued + 1) if valued else 0), room(value_bytes if valued else 0)
+        seqs, created_ms, expires_ms = room(8 * numbered), room(8 * created), room(8 * expiring)
+        has_created, has_expires = room(created), room(expiring)
+        shown = self._chooser.fill(
+            data,
+            bounds,
+            self._sieve.decided_key(),
+            start,
+            stop,
+            view(key_offsets, "i"),
+            view(keys, "B"),
+            view(value_offsets, "i"),
+            view(values, "B"),
+            view(seqs, "Q"),
+            view(created_ms, "q"),
+            view(has_created, "B"),
+            view(expires_ms, "q"),
+            view(has_expires, "B"),
+        )
+        if shown < 0:
+            return None
+        self._sieve.pass_over(self._chooser.decided_key())
+        buffers = {
+            "key": lambda: [None, key_offsets, keys],
+            "value": lambda: [None, value_offsets, values],
+            "seq": lambda: [None, seqs],
+            "created_ms": lambda: [bitmap(has_created, shown), created_ms],
+            "expires_ms": lambda: [bitmap(has_expires, shown), expires_ms],
+        }
+        arrays = [pa.Array.from_buffers(field.type, shown, buffers[field.name]()) for field in self._schema]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _visible(self, batch: pa.RecordBatch, start: bytes | None, stop: bytes | None) -> pa.RecordBatch:
         """The rows a reader sees: of each key the newest version it may know, if that is a value."""

@@ -46,9 +46,12 @@ _key_of = itemgetter(0)
 class Source:
     """The buffer and frontier of one input; `reverse` decides what they mean."""
 
+    rows: list[EntryTuple]
+    frontier: bytes
+
     def __init__(self, frontier: bytes, *, reverse: bool) -> None:
         self.reverse = reverse
-        self.rows: list[EntryTuple] = []
+        self.rows = []
         self.frontier = frontier
 
     def take(self, edge: bytes) -> list[EntryTuple]:
@@ -86,6 +89,9 @@ class Source:
 class MemtableSource(Source):
     """The rows of one memtable."""
 
+    rows: list[EntryTuple]
+    frontier: bytes
+
     def __init__(self, cursor: MemtableCursor, *, reverse: bool) -> None:
         super().__init__(HIGHEST if reverse else LOWEST, reverse=reverse)
         self._cursor = cursor
@@ -116,6 +122,9 @@ class LayerSource(Source):
 
     `pinned` is shared by all sources of a scan and holds what was fetched for it; blocks leave it as they are used.
     """
+
+    rows: list[EntryTuple]
+    frontier: bytes
 
     def __init__(
         self,

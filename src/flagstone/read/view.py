@@ -8,7 +8,7 @@ be deleted from the store when no checkpoint holds them; see `table.table_store.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
 from typing import Protocol
 
@@ -71,9 +71,9 @@ class Forest:
         prefixes: Sequence[bytes] | None = None,
         segments: Sequence[list[Layer]] = (),
     ) -> None:
-        self.layers = layers
-        self.prefixes = prefixes
-        self.segments = segments
+        self.layers: list[Layer] = layers
+        self.prefixes: Sequence[bytes] | None = prefixes
+        self.segments: Sequence[list[Layer]] = segments
         self._merged: list[Layer] | None = None
 
     def layers_of(self, key: bytes) -> list[Layer]:
@@ -105,12 +105,14 @@ class ReadView:
     )  # fmt: skip
 
     def __init__(self, memtables: Iterable[Memtable], forest: Forest) -> None:
-        self.memtables = tuple(memtables)
-        self.get_newest = self.memtables[0].get_value if self.memtables else _nothing
-        self.older_memtables = self.memtables[1:]
-        self.forest = forest
-        self.layers = forest.layers
-        self.segmented = forest.prefixes is not None
+        self.memtables: tuple[Memtable, ...] = tuple(memtables)
+        self.get_newest: Callable[[bytes, int], bytes | EntryTuple | None] = (
+            self.memtables[0].get_value if self.memtables else _nothing
+        )
+        self.older_memtables: tuple[Memtable, ...] = self.memtables[1:]
+        self.forest: Forest = forest
+        self.layers: list[Layer] = forest.layers
+        self.segmented: bool = forest.prefixes is not None
 
     def with_memtables(self, memtables: Iterable[Memtable]) -> ReadView:
         """The same tables below other memtables."""

@@ -65,7 +65,7 @@ class TableBuilder:
     """
 
     def __init__(self, options: TableOptions | None = None, *, sst_type: SstType = SstType.COMPACTED) -> None:
-        self.options = options or TableOptions()
+        self.options: TableOptions = options or TableOptions()
         self.sst_type = sst_type
         block_bytes = self.options.block_bytes if self._compacted else WAL_BLOCK_BYTES
         self._writer = block_writer.BlockWriter(block_bytes, self._compacted)

@@ -22,7 +22,7 @@ from flagstone.format.sst import (
 )
 from flagstone.format.sst_info import SsTableInfo
 from flagstone.kernels import block_reader, bloom
-from flagstone.kernels import probe as probe_kernel
+from flagstone.table.resident import Resident
 from flagstone.types import EntryTuple, Ulid
 
 META: Final = -1
@@ -46,7 +46,7 @@ class TableMeta:
         return self.index, self.index.first_keys, None if known is None else known.whole_key_bloom
 
 
-class Table(probe_kernel.Resident):
+class Table(Resident):
     """One SST. Two tables are the same only when they are the same object.
 
     With `fetched_whole` the request for index and filters brings the blocks, too.

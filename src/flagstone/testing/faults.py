@@ -50,9 +50,9 @@ class FaultyStore:
         self, inner: ObjectStore, faults: Iterable[Fault] = (), *, clock: Clock = SYSTEM_CLOCK
     ) -> None:
         self.inner = inner
-        self.faults = list(faults)
+        self.faults: list[Fault] = list(faults)
         self.calls: list[tuple[str, str]] = []
-        self.dead = False
+        self.dead: bool = False
         self._clock = clock
         self._lock = Lock()
         self._seen: dict[int, int] = {}

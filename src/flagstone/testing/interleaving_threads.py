@@ -67,8 +67,8 @@ class Stage:
 
     def __init__(self) -> None:
         self._players: dict[str, _Player] = {}
-        self.parked = _closed_gate()
-        self.abandoned = False
+        self.parked: Lock = _closed_gate()
+        self.abandoned: bool = False
         self.trace: list[str] = []
 
     def wrap(self, target: Any, actor: str, *, private: Callable[[str], bool] = lambda _: False) -> Any:
@@ -105,9 +105,9 @@ class Stage:
 class _Player:
     def __init__(self, stage: Stage, name: str) -> None:
         self.name = name
-        self.gate = _closed_gate()
+        self.gate: Lock = _closed_gate()
         self.history: int = 0
-        self.ended = False
+        self.ended: bool = False
         self.outcome: Any = None
         self._stage = stage
         self._thread: ThreadHandle | None = None

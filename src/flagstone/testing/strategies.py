@@ -6,15 +6,17 @@ from hypothesis import strategies as st
 
 from flagstone.types import MAX_SEQ, MERGE, TOMBSTONE, VALUE, EntryTuple
 
-times = st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1))
-seqs = st.integers(0, MAX_SEQ)
-keys = st.one_of(
+times: st.SearchStrategy[int | None] = st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1))
+seqs: st.SearchStrategy[int] = st.integers(0, MAX_SEQ)
+keys: st.SearchStrategy[bytes] = st.one_of(
     st.binary(min_size=1, max_size=12),
     st.text(alphabet="ab", min_size=1, max_size=6).map(str.encode),
     st.integers(0, 300).map(lambda number: b"%08d" % number),
     st.integers(100, 700).map(lambda size: b"k" * size),
 )
-values = st.one_of(st.binary(max_size=20), st.integers(0, 6000).map(lambda size: b"v" * size))
+values: st.SearchStrategy[bytes] = st.one_of(
+    st.binary(max_size=20), st.integers(0, 6000).map(lambda size: b"v" * size)
+)
 
 
 @st.composite

@@ -24,7 +24,7 @@ class ValueCodec(ABC):
             raise InvalidRequest("a value needs at least one column")
         if len(set(names)) < len(names):
             raise InvalidRequest(f"each column may be part of a value once, not {', '.join(names)}")
-        self.schema = pa.schema(list(schema))
+        self.schema: Any = pa.schema(list(schema))
         for field in self.schema:
             self._check_type(field.name, field.type)
 

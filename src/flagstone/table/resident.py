@@ -1,0 +1,44 @@
+"""`Resident`, the compiled part of a table, under a type that every checker understands.
+
+The kernel's class carries a decorator of Cython's, behind which type checkers see nothing. They get its methods from
+here; at run time this is the kernel's class itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from flagstone.errors import CorruptData
+from flagstone.format.sst import BlockIndex
+from flagstone.kernels import probe
+from flagstone.types import EntryTuple
+
+__all__ = ["Resident"]
+
+if TYPE_CHECKING:
+
+    class Resident:
+        """What of one table is in memory; see `kernels/_probe.py`, whose signatures these are."""
+
+        def __init__(
+            self,
+            may_contain: Callable[..., Any],
+            find_row: Callable[[bytes, bytes, int], Any],
+            find_versions: Callable[[bytes, bytes, int], list[EntryTuple]],
+        ) -> None: ...
+        def hold_meta(self, index: BlockIndex, first_keys: list[bytes], bloom: bytes | None) -> None: ...
+        def release_meta(self) -> None: ...
+        def held_index(self) -> BlockIndex | None: ...
+        def hold_block(self, number: int, raw: bytes, count: int) -> None: ...
+        def release_block(self, number: int) -> bytes | None: ...
+        def holds(self, number: int) -> bool: ...
+        def held_numbers(self) -> list[int]: ...
+        def held_block(self, number: int) -> bytes | None: ...
+        def held_blocks(self, start: int, stop: int) -> list[bytes]: ...
+        def take_touch(self, number: int) -> bool: ...
+        def take_counts(self) -> tuple[int, int, int, int, int]: ...
+        def damaged(self, number: int, error: CorruptData) -> CorruptData: ...
+
+else:
+    Resident = probe.Resident
