@@ -11,6 +11,7 @@ import json
 import os
 import random
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -19,11 +20,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.harness import interleave, write_markdown
+from bench.harness import FLAGSTONE, ROCKS, WHEEL, Measurement, compared, interleave, sized, write_markdown
 
-KEYS = 50_000
-FLUSH_ROWS = 480_000
+KEYS = sized(50_000, quickly=5_000)
+FLUSH_ROWS = sized(480_000, quickly=5_000)
 """About 64 MB of keys and values with what a memtable adds to them."""
+
+CALLS = sized(10_000, quickly=500)
+WHEEL_CALLS = CALLS // 10
+ROUNDS = sized(5, quickly=1)
+WAL_FILES = sized(500, quickly=20)
 
 VALUE = os.urandom(100)
 
@@ -33,7 +39,7 @@ def key(number: int) -> bytes:
 
 
 class Flagstone:
-    name = "flagstone"
+    name = FLAGSTONE
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         import flagstone
@@ -74,7 +80,7 @@ class Flagstone:
 
 
 class Wheel:
-    name = "slatedb 0.17"
+    name = WHEEL
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         from slatedb import uniffi
@@ -144,7 +150,7 @@ class Wheel:
 
 
 class Rocks:
-    name = "rocksdict"
+    name = ROCKS
 
     def __init__(self, folder: Path, **_: Any) -> None:
         import rocksdict
@@ -190,7 +196,7 @@ def run() -> str:
     """Measure everything and write `results/engine.md`."""
     root = Path(tempfile.mkdtemp(prefix="flagstone-bench-"))
     try:
-        lines = [
+        measurements = [
             *_point_operations(root),
             _flush(root),
             *_durable(root),
@@ -202,12 +208,12 @@ def run() -> str:
     return write_markdown(
         "engine",
         "Engine: Flagstone against the official wheel and rocksdict",
-        ["what", "flagstone", "slatedb 0.17", "rocksdict", "× wheel", "× rocksdict"],
-        lines,
+        *compared(measurements),
         [
             "Local folders, no compaction. The wheel goes through its asyncio binding, as its users do: most of its time",
             "on point operations is the binding, not the engine.",
         ],
+        measurements=measurements,
     )
 
 
@@ -217,35 +223,18 @@ def _folder(root: Path, name: str) -> Path:
     return folder
 
 
-def _line(what: str, rates: dict[str, float], unit: str, *, higher: bool) -> list[str]:
-    ours, wheel, rocks = (rates.get(peer.name) for peer in PEERS)
-    assert ours is not None
-
-    def show(rate: float | None) -> str:
-        return "" if rate is None else f"{rate:,.2f} {unit}" if rate < 100 else f"{rate:,.0f} {unit}"
-
-    def ratio(other: float | None) -> str:
-        if other is None:
-            return ""
-        return f"{ours / other if higher else other / ours:.2f}×"
-
-    return [what, show(ours), show(wheel), show(rocks), ratio(wheel), ratio(rocks)]
+def _per_call(what: str, works: dict[str, Callable[[], object]], sizes: dict[str, int]) -> Measurement:
+    timings = interleave(works, rounds=ROUNDS)
+    return Measurement(what, "µs", {name: timings[name].median / sizes[name] * 1e6 for name in works})
 
 
-def _per_call(
-    what: str, works: dict[str, Callable[[], object]], sizes: dict[str, int], rounds: int = 5
-) -> list[str]:
-    timings = interleave(works, rounds=rounds)
-    return _line(what, {name: timings[name].median / sizes[name] * 1e6 for name in works}, "µs", higher=False)
-
-
-def _point_operations(root: Path) -> list[list[str]]:
+def _point_operations(root: Path) -> list[Measurement]:
     peers = [peer(_folder(root, f"points-{peer.name}")) for peer in PEERS]
     chooser = random.Random(5)
-    sample = [key(chooser.randrange(KEYS)) for _ in range(10_000)]
-    absent = [b"absent%010d" % number for number in range(10_000)]
-    few = {peer.name: 1_000 if peer.name == Wheel.name else 10_000 for peer in peers}
-    lines = [
+    sample = [key(chooser.randrange(KEYS)) for _ in range(CALLS)]
+    absent = [b"absent%010d" % number for number in range(CALLS)]
+    few = {peer.name: WHEEL_CALLS if peer.name == Wheel.name else CALLS for peer in peers}
+    found = [
         _per_call(
             "put, no durability wait",
             {peer.name: (lambda peer=peer: peer.put_all(range(few[peer.name]))) for peer in peers},
@@ -255,32 +244,31 @@ def _point_operations(root: Path) -> list[list[str]]:
     for peer in peers:
         peer.load(list(range(KEYS)))
 
-    def gets(what: str, keys: list[bytes]) -> list[str]:
+    def gets(what: str, keys: list[bytes]) -> Measurement:
         return _per_call(
             what, {peer.name: (lambda peer=peer: peer.get_all(keys[: few[peer.name]])) for peer in peers}, few
         )
 
-    lines.append(gets("get, in the memtable", sample))
+    found.append(gets("get, in the memtable", sample))
     for peer in peers:
         peer.flush()
         assert peer.get_all(sample[:10]) == 10
-    lines.append(gets("get, in a table, warm", sample))
-    lines.append(gets("get, absent", absent))
-    timings = interleave({peer.name: peer.scan_all for peer in peers}, rounds=5)
-    lines.append(
-        _line("full scan", {n: KEYS / t.median / 1e3 for n, t in timings.items()}, "krows/s", higher=True)
-    )
+    found.append(gets("get, in a table, warm", sample))
+    found.append(gets("get, absent", absent))
+    timings = interleave({peer.name: peer.scan_all for peer in peers}, rounds=ROUNDS)
+    rates = {name: KEYS / timing.median / 1e3 for name, timing in timings.items()}
+    found.append(Measurement("full scan", "krows/s", rates, "higher"))
     for peer in peers:
         peer.close()
-    return lines
+    return found
 
 
-def _flush(root: Path) -> list[str]:
-    """Median of five flushes of a full memtable each; keys arrive in random order."""
+def _flush(root: Path) -> Measurement:
+    """Median flush of a full memtable; keys arrive in random order."""
     order = list(range(FLUSH_ROWS))
     random.Random(3).shuffle(order)
     seconds: dict[str, list[float]] = {peer.name: [] for peer in PEERS}
-    for turn in range(5):
+    for turn in range(ROUNDS):
         for kind in random.sample(PEERS, len(PEERS)):
             peer = kind(_folder(root, f"flush-{kind.__name__}-{turn}"), **_no_early_flush(kind))
             peer.load(order)
@@ -290,16 +278,16 @@ def _flush(root: Path) -> list[str]:
             peer.close()
             shutil.rmtree(root / f"flush-{kind.__name__}-{turn}", ignore_errors=True)
     size = FLUSH_ROWS * 116 / 1e6
-    rates = {name: size / sorted(taken)[2] for name, taken in seconds.items()}
-    return _line(f"flush of {size:.0f} MB", rates, "MB/s", higher=True)
+    rates = {name: size / statistics.median(taken) for name, taken in seconds.items()}
+    return Measurement(f"flush of {size:.0f} MB", "MB/s", rates, "higher")
 
 
 def _no_early_flush(kind: type[Any]) -> dict[str, Any]:
     return {} if kind is Rocks else {"l0_sst_size_bytes": 1 << 30, "max_unflushed_bytes": 2 << 30}
 
 
-def _durable(root: Path) -> list[list[str]]:
-    lines = []
+def _durable(root: Path) -> list[Measurement]:
+    found = []
     for fsync in (False, True):
         peers = [
             Flagstone(_folder(root, f"durable-{fsync}-f"), fsync=fsync),
@@ -307,42 +295,45 @@ def _durable(root: Path) -> list[list[str]]:
         ]
         if fsync:
             peers.append(Rocks(_folder(root, f"durable-{fsync}-r")))
-        sizes = {peer.name: 10 if peer.name == Wheel.name else 300 for peer in peers}
+        sizes = {
+            peer.name: sized(10, quickly=2) if peer.name == Wheel.name else sized(300, quickly=20)
+            for peer in peers
+        }
         works = {
             peer.name: (lambda peer=peer, count=sizes[peer.name]: peer.put_durably(range(count)))
             for peer in peers
         }
-        timings = interleave(works, rounds=5)
+        timings = interleave(works, rounds=ROUNDS)
         what = f"durable put, one caller, {'fsync' if fsync else 'no fsync'}"
-        lines.append(_line(what, {n: sizes[n] / t.median for n, t in timings.items()}, "/s", higher=True))
+        rates = {name: sizes[name] / timing.median for name, timing in timings.items()}
+        found.append(Measurement(what, "/s", rates, "higher"))
         for peer in peers:
             peer.close()
-    return lines
+    return found
 
 
-def _reopen(root: Path) -> list[str]:
-    """Opening a database whose log has 500 files of 100 rows, written by Flagstone and copied for each try."""
+def _reopen(root: Path) -> Measurement:
+    """Opening a database whose log has many files of 100 rows, written by Flagstone and copied for each try."""
     source = _folder(root, "reopen-source")
     writer = Flagstone(source, flush_interval=None)
-    for file in range(500):
+    for file in range(WAL_FILES):
         writer.put_all(range(file * 100, file * 100 + 100))
         writer.db.flush("wal")
     shutil.copytree(source, root / "reopen-copy")
     writer.close()
     seconds: dict[str, list[float]] = {Flagstone.name: [], Wheel.name: []}
-    for turn in range(5):
+    for turn in range(ROUNDS):
         for kind in random.sample([Flagstone, Wheel], 2):
             folder = root / f"reopen-{kind.__name__}-{turn}"
             shutil.copytree(root / "reopen-copy", folder)
             started = time.perf_counter()
             peer = kind(folder)
             seconds[kind.name].append(time.perf_counter() - started)
-            assert peer.get_all([key(49_999)]) == 1
+            assert peer.get_all([key(WAL_FILES * 100 - 1)]) == 1
             peer.close()
             shutil.rmtree(folder)
-    return _line(
-        "reopen, 500 WAL files", {n: sorted(t)[2] * 1e3 for n, t in seconds.items()}, "ms", higher=False
-    )
+    taken = {name: statistics.median(times) * 1e3 for name, times in seconds.items()}
+    return Measurement(f"reopen, {WAL_FILES} WAL files", "ms", taken)
 
 
 _MEMORY_PROGRAM = """
@@ -357,7 +348,7 @@ peer.close()
 """
 
 
-def _memory(root: Path) -> list[str]:
+def _memory(root: Path) -> Measurement:
     """Resident memory of a fresh process after loading the rows of a full memtable."""
     sizes = {}
     for kind in PEERS:
@@ -369,4 +360,4 @@ def _memory(root: Path) -> list[str]:
             check=True,
         )
         sizes[kind.name] = float(done.stdout.split()[0])
-    return _line("memory after loading 64 MB", sizes, "MB", higher=False)
+    return Measurement("memory after loading 64 MB", "MB", sizes)

@@ -1,21 +1,45 @@
-"""Measures several contenders in turn, so that a noisy neighbour hurts all of them alike.
+"""Measures several contenders in turn, so that a noisy neighbour hurts all of them alike, and keeps what was found.
 
 Each round runs every contender once, in a fresh random order; what counts is the median over the rounds.
+
+A comparison is a module of this folder with `run() -> str`. It ends with `write_markdown`, which keeps two files:
+`NAME.md` for people and `NAME.json` for charts and the summary.
 """
 
 from __future__ import annotations
 
 import gc
-import platform
+import json
+import os
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final, Literal, TypeVar
 
-RESULTS = Path(__file__).parent / "results"
+from bench.machine import machine, machine_facts
+
+RESULTS: Final = Path(__file__).parent / "results"
+
+QUICK_VARIABLE: Final = "FLAGSTONE_BENCH_QUICK"
+RESULTS_VARIABLE: Final = "FLAGSTONE_BENCH_RESULTS"
+"""How the runner tells its child processes: the environment reaches theirs too."""
+
+FLAGSTONE: Final = "flagstone"
+WHEEL: Final = "slatedb 0.17"
+ROCKS: Final = "rocksdict"
+PARQUET: Final = "parquet"
+PEERS: Final = {WHEEL: "wheel", ROCKS: "rocksdict", PARQUET: "Parquet"}
+"""Whom Flagstone is compared with, and how the head of a column calls them."""
+
+_STARTED: Final = time.perf_counter()
+"""About when the process began: a comparison has one of its own."""
+
+Better = Literal["higher", "lower"]
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -27,10 +51,64 @@ class Timing:
     slowest: float
 
 
+@dataclass(frozen=True)
+class Measurement:
+    """One thing that was measured for several engines, in one unit."""
+
+    what: str
+    unit: str
+    values: dict[str, float]
+    better: Better = "lower"
+
+    def ratio(self, other: str) -> float | None:
+        """How many times better Flagstone is than `other`; None if one of them was not measured."""
+        ours, theirs = self.values.get(FLAGSTONE), self.values.get(other)
+        if not ours or not theirs:
+            return None
+        return ours / theirs if self.better == "higher" else theirs / ours
+
+
+@dataclass(frozen=True)
+class Curve:
+    """How one figure of several engines goes with the number of rows, and what limits it."""
+
+    name: str
+    title: str
+    unit: str
+    points: dict[str, list[tuple[float, float]]]
+    limit: str
+    better: Better = "lower"
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Figures of one engine side by side, for a chart: label -> case -> figure."""
+
+    name: str
+    title: str
+    unit: str
+    rows: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+def quick() -> bool:
+    """Whether this is a smoke run: everything at tiny sizes, numbers without meaning."""
+    return bool(os.environ.get(QUICK_VARIABLE))
+
+
+def sized(full: _T, *, quickly: _T) -> _T:
+    """A size for real, or the one for a smoke run."""
+    return quickly if quick() else full
+
+
+def results_folder() -> Path:
+    """Where results are kept."""
+    return Path(os.environ.get(RESULTS_VARIABLE) or RESULTS)
+
+
 def interleave(contenders: Mapping[str, Callable[[], object]], *, rounds: int = 7) -> dict[str, Timing]:
     """Time every contender `rounds` times. A first round warms up and is not counted."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(rounds + 1):
+    for turn in range(sized(rounds, quickly=1) + 1):
         for name in random.sample(list(contenders), len(contenders)):
             gc.collect()
             started = time.perf_counter()
@@ -40,14 +118,30 @@ def interleave(contenders: Mapping[str, Callable[[], object]], *, rounds: int = 
     return {name: Timing(statistics.median(taken), min(taken), max(taken)) for name, taken in seconds.items()}
 
 
-def machine() -> str:
-    """Where the numbers come from."""
-    model = "unknown processor"
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
-        if line.startswith("model name"):
-            model = line.partition(":")[2].strip()
-            break
-    return f"{model}, Python {platform.python_version()}, {platform.system()}"
+def told(figure: float | None, unit: str) -> str:
+    """A figure with its unit and no more digits than it deserves; counts have no unit. Nothing for None."""
+    if figure is None:
+        return ""
+    digits = 0 if figure >= 100 or (not unit and figure == round(figure)) else 1 if figure >= 10 else 2
+    return f"{figure:,.{digits}f} {unit}".rstrip()
+
+
+def compared(
+    measurements: Sequence[Measurement], peers: Sequence[str] = (WHEEL, ROCKS)
+) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of a table: Flagstone, the peers, and how many times better Flagstone is than each."""
+    header = ["what", FLAGSTONE, *peers, *(f"× {PEERS[peer]}" for peer in peers)]
+    rows = []
+    for one in measurements:
+        ratios = [one.ratio(peer) for peer in peers]
+        rows.append(
+            [
+                one.what,
+                *(told(one.values.get(engine), one.unit) for engine in (FLAGSTONE, *peers)),
+                *("" if ratio is None else told(ratio, "×").replace(" ", "") for ratio in ratios),
+            ]
+        )
+    return header, rows
 
 
 def write_markdown(
@@ -58,20 +152,54 @@ def write_markdown(
     remarks: list[str],
     *,
     basis: str = "Medians of interleaved rounds.",
+    measurements: Sequence[Measurement] = (),
+    curves: Sequence[Curve] = (),
+    bars: Sequence[Bars] = (),
 ) -> str:
-    """Keep a table under `bench/results/NAME.md`; returns its text. `basis` says what its numbers are."""
-    lines = [
-        f"# {title}",
-        "",
-        f"{datetime.now(UTC):%Y-%m-%d}, {machine()}. {basis}",
-        "",
+    """Keep a table under `NAME.md` of the results, and the same as data under `NAME.json`; returns the table's text.
+
+    `basis` says what the numbers are. `measurements` join the comparison of the summary, `curves` and `bars` become
+    charts; a comparison without any of them is shown there by its table.
+    """
+    now = datetime.now(UTC)
+    text = "\n".join(
+        [
+            f"# {title}",
+            "",
+            f"{now:%Y-%m-%d}, {machine()}. {basis}",
+            "",
+            *markdown_table(header, rows),
+            "",
+            *remarks,
+        ]
+    )
+    text = text.rstrip() + "\n"
+    kept = {
+        "name": name,
+        "title": title,
+        "date": f"{now:%Y-%m-%d}",
+        "seconds": round(time.perf_counter() - _STARTED),
+        "quick": quick(),
+        "machine": machine_facts(),
+        "basis": basis,
+        "header": header,
+        "rows": rows,
+        "remarks": remarks,
+        "measurements": [asdict(one) for one in measurements],
+        "curves": [asdict(one) for one in curves],
+        "bars": [asdict(one) for one in bars],
+    }
+    folder = results_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.md").write_text(text)
+    (folder / f"{name}.json").write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+    return text
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table."""
+    return [
         "| " + " | ".join(header) + " |",
         "|" + "---|" * len(header),
         *("| " + " | ".join(row) + " |" for row in rows),
-        "",
-        *remarks,
     ]
-    text = "\n".join(lines).rstrip() + "\n"
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.md").write_text(text)
-    return text

@@ -11,15 +11,15 @@ from types import ModuleType
 
 import pyarrow as pa
 
-from bench.harness import interleave, write_markdown
+from bench.harness import interleave, sized, write_markdown
 from flagstone.format import columns
 from flagstone.format.sst import decode_sst
 from flagstone.kernels import load_compiled, load_interpreted
 from flagstone.table.builder import TableBuilder, TableOptions
 from flagstone.types import MAX_SEQ
 
-ROWS = 200_000
-SLOW_ROWS = 5_000
+ROWS = sized(200_000, quickly=20_000)
+SLOW_ROWS = sized(5_000, quickly=500)
 """The interpreted form gets fewer rows; rates are compared, not times."""
 
 _rows = [
@@ -136,9 +136,9 @@ def import_ms() -> float:
         float(
             subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
         )
-        for _ in range(7)
+        for _ in range(sized(7, quickly=1))
     )
-    return taken[3] * 1e3
+    return taken[len(taken) // 2] * 1e3
 
 
 if __name__ == "__main__":

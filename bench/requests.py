@@ -15,21 +15,20 @@ import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from bench.harness import write_markdown
+from bench.harness import FLAGSTONE, WHEEL, Measurement, sized, write_markdown
+from bench.prices import S3_STANDARD
 
-ROWS: Final = 100_000
+ROWS: Final = sized(100_000, quickly=4_000)
 TABLES: Final = 4
-PUTS: Final = 1000
-GETS: Final = 1000
-IDLE_S: Final = 60
+PUTS: Final = sized(1000, quickly=20)
+GETS: Final = sized(1000, quickly=20)
+SETTLING_S: Final = sized(75, quickly=1)
+"""What starts with a database is not idling, and the first round of a collector comes within a minute."""
+IDLE_S: Final = sized(60, quickly=2)
 MINUTES_A_MONTH: Final = 30 * 24 * 60
-
-PRICES: Final = {"put": 0.005 / 1000, "list": 0.005 / 1000, "copy": 0.005 / 1000, "get": 0.0004 / 1000}
-"""Dollars per request of S3's standard class. Whatever is not listed is free (delete) or costs as much as a get."""
 
 QUIET: Final = {"compactor_options": None, "garbage_collector_options": None}
 MANY_TABLES: Final = {"l0_max_ssts": 1000, "l0_max_ssts_per_key": 1000}
@@ -197,11 +196,6 @@ def _kind(api: str) -> str:
     return "copy" if api == "copy" else "get"
 
 
-def dollars(counted: Mapping[str, int]) -> float:
-    """What the requests cost at S3's prices."""
-    return sum(PRICES.get(kind, 0.0) * requests for kind, requests in counted.items())
-
-
 def _measure_work(contender: Contender) -> dict[str, Count]:
     """Requests by step of the work; each step with a count of its own."""
     value = random.Random(7).randbytes(100)
@@ -218,7 +212,7 @@ def _measure_work(contender: Contender) -> dict[str, Count]:
     chosen = [key(number) for number in random.Random(9).sample(range(ROWS), GETS)]
     before = contender.count()
     assert contender.get_all(chosen) == GETS
-    found["1,000 cold gets"] = contender.count() - before
+    found[f"{GETS:,} cold gets"] = contender.count() - before
     contender.close()
     contender.open(**QUIET, **MANY_TABLES)
     before = contender.count()
@@ -229,7 +223,7 @@ def _measure_work(contender: Contender) -> dict[str, Count]:
     contender.open(**QUIET, **MANY_TABLES, flush_interval="2ms")
     before = contender.count()
     contender.put_durably(PUTS, value)
-    found["1,000 durable puts, one caller"] = contender.count() - before
+    found[f"{PUTS:,} durable puts, one caller"] = contender.count() - before
     contender.close()
     return found
 
@@ -250,8 +244,7 @@ def _measure_idle(folder: Path) -> dict[str, list[Count]]:
             contender.load(list(range(100)), os.urandom(100))
             contender.flush()
             contenders.append((name, contender))
-    # What starts with a database is not idling, and the first round of a collector comes within a minute.
-    time.sleep(75)
+    time.sleep(SETTLING_S)
     before = [contender.count() for _, contender in contenders]
     time.sleep(IDLE_S)
     found: dict[str, list[Count]] = {name: [] for name in rows}
@@ -273,12 +266,14 @@ def run() -> str:
             counted.append(_measure_work(engine(at)))
     ours, theirs = counted
     steps = {name: [ours[name], theirs[name]] for name in ours} | idle
-    rows = []
+    rows, measurements = [], []
     for name, (mine, wheels) in steps.items():
         ratio = mine.total() / max(wheels.total(), 1)
         rows.append(
             [name, _told(mine), _told(wheels), f"{ratio:.2f}", _cost(name, mine), _cost(name, wheels)]
         )
+        totals = {FLAGSTONE: float(mine.total()), WHEEL: float(wheels.total())}
+        measurements.append(Measurement(f"requests, {name}", "", totals))
     return write_markdown(
         "requests",
         "Requests to the object store: Flagstone beside slatedb 0.17.0",
@@ -297,6 +292,7 @@ def run() -> str:
             ),
         ],
         basis="Counts, not times: they repeat.",
+        measurements=measurements,
     )
 
 
@@ -307,4 +303,4 @@ def _told(counted: Count) -> str:
 
 def _cost(name: str, counted: Count) -> str:
     times = MINUTES_A_MONTH if name.startswith("idle") else 1_000_000
-    return f"{dollars(counted) * times:,.2f}"
+    return f"{S3_STANDARD.requests(counted) * times:,.2f}"

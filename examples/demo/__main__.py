@@ -1,0 +1,111 @@
+"""The main job, from end to end, on embedded defaults: a local folder as object store, a local Spark.
+
+    make demo                                a million orders
+    make demo ROWS=10000000                  more of them
+    python examples/demo --rows 20000 --keep fewer, and the folder stays
+
+Spark loads a shop, a service opens it, reads, writes and runs transactions, a clone goes its own way, Spark streams
+the changes out and compacts, and in the end every byte is verified. Each step checks its own result and fails loudly.
+The files beside this one are the acts, in order: load, serve, branch, follow, maintain, summary.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import flagstone
+import flagstone.spark as fs
+from branch import branch
+from flagstone.kernels import COMPILED
+from follow import follow
+from load import load
+from maintain import analyse, compact, verify
+from serve import serve
+from shop import Shop
+from stage import Stage, java_told_to_write_into
+from summary import count_requests, summarize
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NEXT = """[bold]What next[/]
+  examples/README.md    short programs: sessions, features, change data, nightly loads, compaction fleets, pipelines
+  docs/                 what it promises, how it works, and how to run it; docs/spark.md for the cluster
+  flagstone --help      look into any database, also one that SlateDB writes: flagstone --path /data/shop stats"""
+
+
+def play(stage: Stage, spark: SparkSession, shop: Shop, folder: Path) -> None:
+    """All acts. `folder` is the object store and more; it is empty in the beginning."""
+    bucket, lake = folder / "bucket", folder / "lake"
+    url = bucket / "shop"
+    load(stage, spark, shop, url)
+    # This process leaves compaction to Spark; by default it would do its own.
+    with flagstone.open(url, settings=flagstone.Settings(compactor_options=None)) as db:
+        serve(stage, db, shop)
+        requests = branch(stage, db, shop, url)
+        follow(stage, spark, db, shop, url=url, lake=lake)
+        compact(stage, spark, db, url)
+        analyse(stage, spark, shop, url)
+    requests += count_requests(db)
+    verify(stage, url)
+    summarize(stage, bucket, requests)
+
+
+def start_spark(stage: Stage, log: Path) -> SparkSession:
+    stage.act("0 Start", "a local Spark; without a Java on the path, the one that pip installed")
+    try:
+        with stage.step("start Spark"), java_told_to_write_into(log):
+            return fs.session(
+                app_name="flagstone demo",
+                spark_driver_memory="2g",
+                # Quick to warm up, which is what counts in a program of a minute.
+                **{"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
+            )
+    except Exception:
+        stage.console.print(log.read_text(errors="replace")[-2000:], markup=False)
+        raise
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rows", type=int, default=1_000_000, help="orders to load (1,000,000; at least 1,000)"
+    )
+    parser.add_argument("--keep", action="store_true", help="keep the folder, to look around in it")
+    arguments = parser.parse_args()
+    if arguments.rows < 1000:
+        parser.error("--rows: a shop with fewer than 1,000 orders is no demo")
+    stage, started = Stage(), time.perf_counter()
+    folder = Path(tempfile.mkdtemp(prefix="flagstone-demo-"))
+    stage.console.print(
+        f"{arguments.rows:,} orders, kernels {'compiled' if COMPILED else 'interpreted (no C compiler was found)'}, "
+        f"{os.cpu_count()} cores, in {folder}",
+        soft_wrap=True,
+    )
+    try:
+        spark = start_spark(stage, folder / "spark.log")
+        try:
+            play(stage, spark, Shop(arguments.rows), folder)
+        finally:
+            spark.stop()
+    finally:
+        if not arguments.keep:
+            shutil.rmtree(folder, ignore_errors=True)
+    kept = f"Kept in {folder}" if arguments.keep else f"{folder} is removed again"
+    stage.console.print(
+        f"\n[bold green]{stage.checks} checks passed[/] in {time.perf_counter() - started:.0f} s. {kept}.",
+        soft_wrap=True,
+    )
+    stage.console.print(NEXT, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()
