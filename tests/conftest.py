@@ -15,6 +15,6 @@ pytest_plugins = ["servers.plugin"]
 
 # `fuzz` is what `make fuzz` runs and `model` what `make model` does; the others are for everyday work and for
 # `make test`.
-for profile, examples in (("dev", 50), ("ci", 300), ("fuzz", 10_000), ("model", 2_000)):
+for profile, examples in (("dev", 50), ("ci", 200), ("fuzz", 10_000), ("model", 2_000)):
     settings.register_profile(profile, max_examples=examples, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))

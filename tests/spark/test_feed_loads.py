@@ -110,6 +110,8 @@ class World:
 
     def collect(self) -> None:
         Admin(self.path).collect_garbage(min_age=timedelta())
+        # A writer looks more often than manifests are collected where ages are what they should be.
+        self.db._engine.refresh()
 
     @property
     def tables(self) -> set[Ulid]:

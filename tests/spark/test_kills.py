@@ -23,7 +23,7 @@ from flagstone.lsm.operators import Counter
 from spark.kill_session import CHANGES, ROWS
 from spark.load_rig import QUIET, shown
 
-ROUNDS = int(os.environ.get("SPARK_KILLS", "1"))
+ROUNDS = int(os.environ.get("SPARK_KILLS", "0"))
 SEED = int(os.environ.get("SPARK_KILLS_SEED", "1"))
 TIMEOUT_S = 420 + 180 * ROUNDS
 

@@ -32,7 +32,7 @@ from flagstone.spark.datasource import FlagstoneDataSource
 from flagstone.spark.stream_sink import StreamSink, parse_sink_options
 from spark.load_rig import QUIET, shown
 
-RESTARTS = int(os.environ.get("STREAM_RESTARTS", "7"))
+RESTARTS = int(os.environ.get("STREAM_RESTARTS", "3"))
 SEED = int(os.environ.get("STREAM_SEED", "5"))
 
 pytestmark = [

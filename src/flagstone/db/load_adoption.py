@@ -19,7 +19,7 @@ from uuid import UUID
 
 from flagstone.db.environment import Environment
 from flagstone.db.maintenance import Maintenance
-from flagstone.errors import CorruptData, Unavailable
+from flagstone.errors import CorruptData, FlagstoneError, Unavailable
 from flagstone.metadata.fencing import Fence
 from flagstone.metadata.hand_over import (
     announce_writer,
@@ -134,12 +134,18 @@ class LoadAdoption:
                     mark_id, f"the database is at {last_seq} and has passed its number {load.seq}; load again"
                 )
                 return
-            self._doubtful.add(mark_id)
+            ranges = load.key_ranges
             try:
                 written = self._commit(mark_id, load)
-            finally:
-                # Also where the answer got lost: no later row may have a number below the load's.
-                host.committer.take_load(load.seq, load.key_ranges)
+            except FlagstoneError:
+                # Perhaps it was written, and only the answer lost: no later row may have a number below the load's.
+                self._doubtful.add(mark_id)
+                host.committer.take_load(load.seq, ranges)
+                raise
+            held = find_mark(written.value, mark_id)
+            if held is None or held.mark.state != "done":
+                return  # it was called off
+            host.committer.take_load(load.seq, ranges)
             host.adopt(written)
         self._doubtful.discard(mark_id)
         host.maintenance.note_load(written.value)

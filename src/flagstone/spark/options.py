@@ -22,7 +22,9 @@ from flagstone.types import KeyRange
 from flagstone.values import FORMATS
 
 DEFAULT_LIFETIME: Final = timedelta(hours=1)
-DEFAULT_HAND_OVER_TIMEOUT: Final = timedelta(seconds=30)
+DEFAULT_HAND_OVER_TIMEOUT: Final = timedelta(seconds=90)
+"""A writer that lost track of the manifest, because versions it never saw were collected, finds it within a minute."""
+
 DEFAULT_PARTITION_BYTES: Final = 128 * 1024 * 1024
 DEFAULT_TABLE_BYTES: Final = 256 * 1024 * 1024
 
