@@ -10,7 +10,7 @@ WORKERS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test quick check format fuzz model crash races interleavings gc-soak spark-kills bench demo docs dist clean
+.PHONY: help setup test quick check format fuzz model crash races interleavings gc-soak spark-long bench demo docs dist clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -26,7 +26,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/flagstone/kerne
 
 test: setup check ## all tests, kernels both compiled and interpreted (what CI runs)
 	HYPOTHESIS_PROFILE=ci $(PYTEST) -n $(WORKERS) --dist loadgroup
-	HYPOTHESIS_PROFILE=ci FLAGSTONE_KERNELS=interpreted $(PYTEST) -n $(WORKERS) -q tests/golden tests/property tests/unit/kernels tests/unit/format tests/unit/table
+	HYPOTHESIS_PROFILE=dev FLAGSTONE_KERNELS=interpreted $(PYTEST) -n $(WORKERS) -q tests/golden tests/property tests/unit/kernels tests/unit/format tests/unit/table
 
 quick: setup ## the inner loop: fast tests only, under a minute
 	@$(BIN)/ruff check --quiet .
@@ -57,8 +57,8 @@ interleavings: setup ## every order of stalled writers and garbage collection, m
 gc-soak: setup ## writers, compaction, readers, clones, crashes and an eager garbage collector, 10 minutes and more
 	GC_SOAK_SECONDS=600 timeout 1200 $(PYTEST) -rP tests/soak/test_gc_soak.py --timeout 1100
 
-spark-kills: setup ## executors killed in load, read, compaction and stream; streams restarted 20 times, at most 60 minutes
-	SPARK_KILLS=8 STREAM_RESTARTS=20 timeout 3600 $(PYTEST) -rP tests/spark/test_kills.py tests/spark/test_stream_restarts.py --timeout 3500
+spark-long: setup ## executors killed in load, read, compaction and stream, streams restarted 20 times, Spark Connect, at most 60 minutes
+	SPARK_KILLS=8 STREAM_RESTARTS=20 SPARK_CONNECT=1 timeout 3600 $(PYTEST) -rP tests/spark/test_kills.py tests/spark/test_stream_restarts.py tests/spark/test_connect.py --timeout 3500
 
 bench: setup ## every comparison, scaling and latency, with charts, into bench/results; `BENCH=engine` for one
 	$(BIN)/python -m bench $(BENCH)

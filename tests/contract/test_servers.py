@@ -43,6 +43,7 @@ class TestMiniStack(StoreContract):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("azurite")  # its installation takes a while: one worker waits, not both
 class TestAzurite(StoreContract):
     @pytest.fixture
     def store(self, azurite: AzureServer) -> ObjectStore:

@@ -21,6 +21,9 @@ CLIENT = Path(__file__).with_name("connect_client.py")
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(400)
+@pytest.mark.skipif(
+    "SPARK_CONNECT" not in os.environ, reason="takes a minute: set SPARK_CONNECT=1, or `make spark-long`"
+)
 def test_load_read_stream_and_compaction_through_a_remote_session(tmp_path: Path) -> None:
     # A process of its own: a process is either a client of Spark Connect or has a Spark of its own.
     # SPARK_TESTING has the server choose a free port, and the client ask for it.

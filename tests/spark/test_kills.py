@@ -1,7 +1,7 @@
 """Executors killed with SIGKILL in the middle of a load, a read, a compaction and a stream: as if nothing had happened.
 
 The session runs in a process of its own (`kill_session.py`), with two executors that are processes. `SPARK_KILLS` is
-the number of rounds, `SPARK_KILLS_SEED` decides who is killed: `make spark-kills`.
+the number of rounds, `SPARK_KILLS_SEED` decides who is killed: `make spark-long`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.xdist_group("spark"),
     pytest.mark.timeout(TIMEOUT_S + 60),
     pytest.mark.skipif(
-        not ROUNDS, reason="starts three Java processes: set SPARK_KILLS, or `make spark-kills`"
+        not ROUNDS, reason="starts three Java processes: set SPARK_KILLS, or `make spark-long`"
     ),
 ]
 

@@ -70,7 +70,7 @@ def applied(model: dict[bytes, bytes], step: str, rows: dict[bytes, bytes | None
 
 
 @pytest.mark.slow
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=15)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=10)
 @given(steps=STEPS)
 def test_a_database_with_loads_shows_what_a_dictionary_would(
     wheel: Any, steps: list[tuple[str, Any]]

@@ -2,7 +2,7 @@
 
 Each change is one operand for a counter of its own, so that one that is missing and one that came twice both show. The
 source is written to all the while. `STREAM_RESTARTS` is how often a query is started again, `STREAM_SEED` which faults
-it meets: `make spark-kills`.
+it meets: `make spark-long`.
 """
 
 from __future__ import annotations

@@ -405,7 +405,7 @@ RELAXED = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_t
 PROFILE = settings().max_examples
 # An everyday run is a smoke test; what `make model` and CI ask for they get.
 BUDGET = settings(
-    max_examples={50: 15, 300: 40}.get(PROFILE, PROFILE),
+    max_examples={50: 15, 200: 30}.get(PROFILE, PROFILE),
     suppress_health_check=RELAXED,
     stateful_step_count=40,
 )
