@@ -15,7 +15,9 @@ from bench.harness import interleave, sized, write_markdown
 from flagstone.format import columns
 from flagstone.format.sst import decode_sst
 from flagstone.kernels import load_compiled, load_interpreted
-from flagstone.table.builder import TableBuilder, TableOptions
+from flagstone.spark.tables import row_columns
+from flagstone.table.builder import TableOptions
+from flagstone.table.output import OutputWriter
 from flagstone.types import MAX_SEQ
 
 ROWS = sized(200_000, quickly=20_000)
@@ -63,15 +65,15 @@ def run() -> str:
 
         return work
 
-    def table() -> None:
-        builder = TableBuilder(TableOptions())
-        builder.add_batch(batch)
-        builder.finish()
+    def table() -> bytes:
+        output = OutputWriter(TableOptions(), max_bytes=sys.maxsize)
+        output.write_columns(row_columns(batch), 0, seq=1, created_ms=1)
+        built = output.finish()
+        assert built is not None
+        return built.data
 
     reader, writer, index = "block_reader", "block_writer", "index"
-    built = TableBuilder(TableOptions())
-    built.add_batch(batch)
-    data = built.finish().data
+    data = table()
 
     def read_table() -> pa.RecordBatch:
         image = decode_sst(data, "bench")

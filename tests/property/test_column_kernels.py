@@ -17,10 +17,10 @@ from flagstone.errors import InvalidRequest
 from flagstone.format.codec import Codec
 from flagstone.format.columns import SCHEMA
 from flagstone.kernels import load_compiled, load_interpreted
-from flagstone.maintenance.compaction import outputs
 from flagstone.read import arrow
 from flagstone.read.scan import ScanRequest
 from flagstone.spark.tables import row_columns
+from flagstone.table import output
 from flagstone.table.builder import TableBuilder, TableOptions
 from flagstone.testing.strategies import keys, seqs, sorted_entries
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple
@@ -37,7 +37,7 @@ def kernels(form: str) -> Iterator[None]:
     load = load_compiled if form == "compiled" else load_interpreted
     chosen: dict[tuple[Any, str], Any] = {
         (arrow, "scan"): load("scan"),
-        (outputs, "row_writer"): load("row_writer"),
+        (output, "row_writer"): load("row_writer"),
     }
     before = {place: getattr(*place) for place in chosen}
     try:
@@ -182,7 +182,7 @@ def test_tables_of_a_load_equal_those_of_the_builder(
     found: list[bytes] = []
     splits: list[int] = []
     with kernels(form):
-        writer = outputs.OutputWriter(options, max_bytes=max_bytes)
+        writer = output.OutputWriter(options, max_bytes=max_bytes)
 
         def take() -> None:
             table = writer.finish()
@@ -201,7 +201,12 @@ def test_tables_of_a_load_equal_those_of_the_builder(
     expected, at = [], 0
     for rows in splits:
         builder = TableBuilder(options)
-        builder.add_batch(batch.slice(at, rows), seq=7, created_ms=123)
+        builder.add_rows(
+            [
+                (row["key"], 7, row.get("kind", VALUE), row["value"], 123, row.get("expires_ms"))
+                for row in batch.slice(at, rows).to_pylist()
+            ]
+        )
         expected.append(builder.finish().data)
         at += rows
     assert at == batch.num_rows
@@ -225,6 +230,6 @@ def test_what_is_no_row_is_refused(form: str, cells: dict[str, list[Any]]) -> No
     types = {"key": pa.binary(), "value": pa.binary(), "kind": pa.uint8()}
     batch = pa.RecordBatch.from_pydict({name: pa.array(cells[name], types[name]) for name in cells})
     with kernels(form):
-        writer = outputs.OutputWriter(TableOptions(), max_bytes=1 << 30)
+        writer = output.OutputWriter(TableOptions(), max_bytes=1 << 30)
         with pytest.raises(InvalidRequest, match="row 1 "):
             writer.write_columns(row_columns(batch), 0, seq=7, created_ms=123)

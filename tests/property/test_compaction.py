@@ -17,8 +17,9 @@ from flagstone.format.filter import BloomPolicy, FixedPrefix
 from flagstone.kernels import load_compiled, load_interpreted
 from flagstone.lsm.retention import RetentionPolicy, condense, retain
 from flagstone.lsm.tree import BytesRange, SstView
-from flagstone.maintenance.compaction import inputs, merging, outputs
+from flagstone.maintenance.compaction import inputs, merging
 from flagstone.metadata.compactions import JobContext, Subcompaction
+from flagstone.table import output
 from flagstone.table.builder import TableOptions
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, KeyRange
 from unit.maintenance.compaction_executor.rig import Append, Rig, by_hand, ordered
@@ -34,8 +35,8 @@ def kernels(form: str) -> Iterator[None]:
     load = load_compiled if form == "compiled" else load_interpreted
     chosen = {
         (merging, "merge"): load("merge"),
-        (outputs, "row_writer"): load("row_writer"),
-        (outputs, "sealing"): load("sealing"),
+        (output, "row_writer"): load("row_writer"),
+        (output, "sealing"): load("sealing"),
         (inputs, "sealing"): load("sealing"),
     }
     before = {place: getattr(*place) for place in chosen}

@@ -24,6 +24,8 @@ from flagstone.spark.receipt import LoadReport
 from spark import load_rig
 from spark.load_rig import QUIET, pairs, place_of, run_task, shown, write_options
 
+pytestmark = pytest.mark.slow  # a live writer beside it: seconds of waiting for polls
+
 POLL_S = 0.2
 LIVE = Settings(
     compactor_options=None,

@@ -19,6 +19,8 @@ from flagstone.spark.stream_parts import LoadPartition
 from spark.load_rig import QUIET, load, pairs, shown
 from spark.test_stream import Clock, applied, follow, rows_between
 
+pytestmark = pytest.mark.slow
+
 NOW = timedelta()
 
 

@@ -102,13 +102,6 @@ class FilterBuilder:
             if self.policy.whole_keys:
                 self._hashes.append(bloom.siphash13(key))
 
-    def add_key_column(self, total: int, offsets: memoryview, data: memoryview) -> None:
-        """`add_keys` for keys that lie Arrow-style in one run of bytes."""
-        if self.policy.extractor is None:
-            self._hashes.extend(bloom.hash_column(total, offsets, data))
-        else:
-            self.add_keys([bytes(data[offsets[row] : offsets[row + 1]]) for row in range(total)])
-
     def finish(self) -> bytes:
         """The bloom filter's bytes."""
         size = (len(self._hashes) * self.policy.bits_per_key + 7) // 8

@@ -1,4 +1,4 @@
-"""Fills data blocks of format version 2 from rows or from columns.
+"""Fills data blocks of format version 2 from rows or from the stream of a memtable.
 
     block  = entry* restart(u16 BE)* count(u16 BE)
     entry  = shared unshared value_len (LEB128 u32 each) key_suffix value seq(u64 BE) flags(u8)
@@ -53,6 +53,28 @@ def _put_varint(out: cython.p_uchar, at: cython.Py_ssize_t, value: cython.Py_ssi
         at += 1
     out[at] = value
     return at + 1
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _get_little(data: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.int) -> cython.ulonglong:
+    value: cython.ulonglong = 0
+    index: cython.int
+    for index in range(size):
+        value |= cython.cast(cython.ulonglong, data[at + index]) << (8 * index)
+    return value
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _get_u64(data: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.ulonglong:
+    value: cython.ulonglong = 0
+    index: cython.int
+    for index in range(8):
+        value = (value << 8) | data[at + index]
+    return value
 
 
 @cython.cfunc
@@ -153,80 +175,49 @@ class BlockWriter:
                 created = row[4]
             self._add(key, 0, len(key), value, 0, len(value), row[1], flags, created, expires)
 
-    def add_columns(
-        self,
-        total: int,
-        key_offsets: cython.const[cython.longlong][::1],
-        keys: cython.const[cython.uchar][::1],
-        value_offsets: cython.const[cython.longlong][::1],
-        values: cython.const[cython.uchar][::1],
-        seqs: cython.const[cython.ulonglong][::1],
-        kinds: cython.const[cython.uchar][::1],
-        created: cython.const[cython.longlong][::1],
-        has_created: cython.const[cython.uchar][::1],
-        expires: cython.const[cython.longlong][::1],
-        has_expires: cython.const[cython.uchar][::1],
-    ) -> None:
-        """Append `total` rows of contiguous columns.
-
-        Keys and values are Arrow-style: `offsets[i]` to `offsets[i + 1]` of one run of bytes. `seqs` and `created` may
-        have one element that holds for every row. An empty `kinds` means values only, an empty `created` or
-        `expires` no such time, an empty `has_…` a time in every row.
-        """
-        nothing: bytes = b"\0"
-        key_bytes: cython.p_const_uchar = nothing
-        value_bytes: cython.p_const_uchar = nothing
-        key_limit: cython.longlong = len(keys)
-        value_limit: cython.longlong = len(values)
-        many_seqs: cython.bint = len(seqs) != 1
-        many_created: cython.bint = len(created) > 1
-        index: cython.Py_ssize_t
+    def add_stream(self, stream: cython.const[cython.uchar][::1]) -> None:
+        """Append the rows of a memtable's stream (see `_merge` for its form)."""
+        data: cython.p_const_uchar
+        at: cython.Py_ssize_t = 0
+        size: cython.Py_ssize_t = len(stream)
+        key_at: cython.Py_ssize_t
+        value_at: cython.Py_ssize_t
+        tail_at: cython.Py_ssize_t
+        seq: cython.ulonglong
         flags: cython.int
-        created_ms: cython.longlong
-        expires_ms: cython.longlong
-        if min(len(key_offsets), len(value_offsets)) <= total or (many_seqs and len(seqs) < total):
-            raise InvalidRequest(f"a column has fewer than {total} rows")
-        for size in (
-            len(kinds),
-            len(created) if many_created else 0,
-            len(has_created),
-            len(expires),
-            len(has_expires),
-        ):
-            if 0 < size < total:
-                raise InvalidRequest(f"a column has {size} rows instead of {total}")
+        created: cython.ulonglong
+        expires: cython.ulonglong
+        if size == 0:
+            return
         if cython.compiled:
-            if key_limit:
-                key_bytes = cython.address(keys[0])
-            if value_limit:
-                value_bytes = cython.address(values[0])
+            data = cython.address(stream[0])
         else:
-            key_bytes = keys
-            value_bytes = values
-        for index in range(total):
-            if not 0 <= key_offsets[index] <= key_offsets[index + 1] <= key_limit:
-                raise InvalidRequest(f"row {self.rows}: its key lies outside the key buffer")
-            if not 0 <= value_offsets[index] <= value_offsets[index + 1] <= value_limit:
-                raise InvalidRequest(f"row {self.rows}: its value lies outside the value buffer")
-            flags = kinds[index] if len(kinds) else 0
-            created_ms = expires_ms = 0
-            if len(expires) and (len(has_expires) == 0 or has_expires[index]):
-                flags |= EXPIRE_FLAG
-                expires_ms = expires[index]
-            if len(created) and (len(has_created) == 0 or has_created[index]):
-                flags |= CREATE_FLAG
-                created_ms = created[index if many_created else 0]
+            data = stream
+        while at < size:
+            key_at = at + 6
+            value_at = key_at + _get_little(data, at, 2)
+            tail_at = value_at + _get_little(data, at + 2, 4)
+            seq = _get_u64(data, tail_at)
+            flags = data[tail_at + 8]
+            at = tail_at + 9
+            created = expires = 0
+            if flags & EXPIRE_FLAG:
+                expires = _get_u64(data, at)
+                at += 8
+            if flags & CREATE_FLAG:
+                created = _get_u64(data, at)
+                at += 8
             self._add(
-                key_bytes,
-                key_offsets[index],
-                key_offsets[index + 1] - key_offsets[index],
-                value_bytes,
-                value_offsets[index],
-                value_offsets[index + 1] - value_offsets[index],
-                seqs[index if many_seqs else 0],
+                data,
+                key_at,
+                value_at - key_at,
+                data,
+                value_at,
+                tail_at - value_at,
+                seq,
                 flags,
-                created_ms,
-                expires_ms,
+                created,
+                expires,
             )
 
     def take(self) -> list:

@@ -100,30 +100,6 @@ def hash_keys(keys: list[Any]) -> array[int]:
     return hashes
 
 
-def hash_column(
-    total: int, offsets: cython.const[cython.longlong][::1], data: cython.const[cython.uchar][::1]
-) -> array[int]:
-    """The hashes of `total` keys that lie Arrow-style in one run of bytes."""
-    hashes = array("Q", bytes(8 * total))
-    out: cython.ulonglong[::1] = hashes
-    index: cython.Py_ssize_t
-    limit: cython.Py_ssize_t = len(data)
-    if len(offsets) <= total:
-        raise ValueError("fewer offsets than keys")
-    for index in range(total):
-        if not 0 <= offsets[index] <= offsets[index + 1] <= limit:
-            raise ValueError(f"key {index} lies outside its buffer")
-        if cython.compiled:
-            out[index] = _siphash(
-                cython.address(data[0]) + offsets[index], offsets[index + 1] - offsets[index]
-            )
-        else:
-            out[index] = _siphash(
-                data[offsets[index] : offsets[index + 1]], offsets[index + 1] - offsets[index]
-            )
-    return hashes
-
-
 def build(hashes: array[int], size: int, probes: int) -> bytes:
     """The bit array of `size` bytes in which every hash of the array has its `probes` bits set.
 

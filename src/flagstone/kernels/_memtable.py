@@ -42,6 +42,7 @@ OFFSET_MASK = cython.declare(cython.ulonglong, (1 << 18) - 1)
 ADDRESS_MASK = cython.declare(cython.ulonglong, (1 << 38) - 1)
 TAG_MASK = cython.declare(cython.ulonglong, (1 << 26) - 1)
 ANY_SEQ = cython.declare(cython.ulonglong, 0xFFFFFFFFFFFFFFFF)
+LONG_AGO = cython.declare(cython.longlong, -(1 << 63))
 
 
 @cython.cfunc
@@ -74,6 +75,15 @@ def _put(
     index: cython.int
     for index in range(size):
         out[at + index] = (value >> (8 * index)) & 0xFF
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _put_high_first(out: cython.p_uchar, at: cython.Py_ssize_t, value: cython.ulonglong) -> cython.void:
+    index: cython.int
+    for index in range(8):
+        out[at + index] = (value >> (56 - 8 * index)) & 0xFF
 
 
 @cython.cfunc
@@ -284,66 +294,70 @@ class Memtable:
         anchor: cython.ulonglong = self.runs[0][0][index]
         return self.versions(self._key(anchor), ANY_SEQ)
 
-    def sorted_columns(
+    def sorted_stream(
         self,
         start: cython.Py_ssize_t,
-        max_bytes: cython.Py_ssize_t,
+        stream: bytearray,
         min_seq: cython.ulonglong,
         now_ms: cython.longlong,
     ) -> tuple:
-        """Rows in key order from the `start`-th key on, as columns; at most about `max_bytes` of them.
+        """Fill `stream` with rows in key order from the `start`-th key on, as `RowWriter.write` takes them.
 
         Needs `sort_completely`. Applies what a flush may leave out: values expired at `now_ms` become
         tombstones, and of each key only versions above `min_seq` and the newest one not above it are kept. Stops
-        before a key with merge operands, which need the operator. Returns `(next key, columns)`.
+        before a key with merge operands, which need the operator. Returns `(next key, bytes used)`; the stream grows
+        when the versions of a key do not fit into it.
         """
         anchors: cython.ulonglong[::1] = self.runs[0][0]
         total: cython.Py_ssize_t = self.keys
-        picked: cython.ulonglong[::1] = array("Q", bytes(8 * 1024))
-        count: cython.Py_ssize_t = 0
-        kept: cython.Py_ssize_t = 0
-        index: cython.Py_ssize_t = start
+        out: cython.p_uchar = stream
+        room: cython.Py_ssize_t = len(stream)
+        enough: cython.Py_ssize_t = room // 2
         used: cython.Py_ssize_t = 0
+        before: cython.Py_ssize_t
+        index: cython.Py_ssize_t = start
         entry: cython.ulonglong
         data: cython.p_const_uchar
         at: cython.Py_ssize_t
-        merged: cython.bint = False
-        while index < total and used < max_bytes and not merged:
+        size: cython.Py_ssize_t
+        while index < total and used < enough:
             if (index - start) % WARM_STEP == 0:
                 self._warm(anchors, index, min(index + WARM_STEP, total))
+            before = used
             entry = self._newest(anchors[index], ANY_SEQ)
             while entry:
                 data = self._chunk_of(entry)
                 at = entry & OFFSET_MASK
                 if data[at + 38] & MERGE_FLAG:
-                    merged = True
-                    break
-                if count == len(picked):
-                    picked = _doubled(picked)
-                picked[count] = entry
-                count += 1
-                used += HEADER + _get(data, at + 36, 2) + _get(data, at + 32, 4)
+                    return index, before
+                # A header here is larger than all that a row of the stream has besides key and value.
+                size = HEADER + _get(data, at + 36, 2) + _get(data, at + 32, 4)
+                if used + size > room:
+                    room = used + size
+                    stream.extend(bytes(room - len(stream)))
+                    out = stream
+                used = self._append(out, used, data, at, now_ms)
                 if _get(data, at + 8, 8) <= min_seq or entry == anchors[index]:
                     break
                 entry = _get(data, at, 8)
-            if not merged:
-                kept = count
-                index += 1
-        return index, self._columns(picked, kept, now_ms)
+            index += 1
+        return index, used
 
     def position(self) -> tuple:
-        """The end of the rows so far, for `log_columns`."""
+        """The end of the rows so far, for `log_stream`."""
         if len(self.chunks) == 0:
             return (0, 0)
         return (len(self.chunks) - 1, self.chunk_used)
 
-    def log_columns(self, position: tuple, end: tuple, max_bytes: cython.Py_ssize_t) -> tuple:
-        """Rows in commit order from one `position()` to another (`(0, 0)` is the beginning), as columns.
+    def log_stream(self, position: tuple, end: tuple, stream: bytearray) -> tuple:
+        """Fill `stream` with rows in commit order from one `position()` to another (`(0, 0)` is the beginning).
 
-        Returns `(next position, columns)`: all rows were given when that is `end`.
+        Returns `(next position, bytes used)`: all rows were given when that is `end`. The stream grows when a row does
+        not fit into it.
         """
-        picked: cython.ulonglong[::1] = array("Q", bytes(8 * 1024))
-        count: cython.Py_ssize_t = 0
+        out: cython.p_uchar = stream
+        room: cython.Py_ssize_t = len(stream)
+        enough: cython.Py_ssize_t = room // 2
         chunk: cython.Py_ssize_t = position[0]
         at: cython.Py_ssize_t = position[1]
         used: cython.Py_ssize_t = 0
@@ -351,20 +365,54 @@ class Memtable:
         data: cython.p_const_uchar
         last: cython.Py_ssize_t = end[0]
         last_at: cython.Py_ssize_t = end[1]
-        while used < max_bytes and (chunk < last or (chunk == last and at < last_at)):
+        while used < enough and (chunk < last or (chunk == last and at < last_at)):
             if at >= self.ends[chunk]:
                 chunk += 1
                 at = 0
                 continue
             data = cython.cast(bytearray, self.chunks[chunk])
-            if count == len(picked):
-                picked = _doubled(picked)
-            picked[count] = _address(chunk + 1, at)
-            count += 1
             size = HEADER + _get(data, at + 36, 2) + _get(data, at + 32, 4)
+            if used + size > room:
+                room = used + size
+                stream.extend(bytes(room - len(stream)))
+                out = stream
+            # The log has every row as it was written, expired or not.
+            used = self._append(out, used, data, at, LONG_AGO)
             at += size
-            used += size
-        return (chunk, at), self._columns(picked, count, -(1 << 62))
+        return (chunk, at), used
+
+    @cython.cfunc
+    @cython.inline
+    @cython.exceptval(check=False)
+    def _append(
+        self,
+        out: cython.p_uchar,
+        used: cython.Py_ssize_t,
+        data: cython.p_const_uchar,
+        at: cython.Py_ssize_t,
+        now_ms: cython.longlong,
+    ) -> cython.Py_ssize_t:
+        """Append the entry at `at` of a chunk as a row of a stream (see `_merge`); returns the end of it."""
+        key_size: cython.Py_ssize_t = _get(data, at + 36, 2)
+        value_size: cython.Py_ssize_t = _get(data, at + 32, 4)
+        flags: cython.int = data[at + 38] & 0x0F
+        if flags & EXPIRE_FLAG and flags & 0x09 == 0 and _get_time(data, at + 16) <= now_ms:
+            flags = (flags & CREATE_FLAG) | 0x01
+            value_size = 0
+        _put(out, used, key_size, 2)
+        _put(out, used + 2, value_size, 4)
+        _copy(out, used + 6, data, at + HEADER, key_size + value_size)
+        used += 6 + key_size + value_size
+        _put_high_first(out, used, _get(data, at + 8, 8))
+        out[used + 8] = flags
+        used += 9
+        if flags & EXPIRE_FLAG:
+            _put_high_first(out, used, _get(data, at + 16, 8))
+            used += 8
+        if flags & CREATE_FLAG:
+            _put_high_first(out, used, _get(data, at + 24, 8))
+            used += 8
+        return used
 
     @cython.cfunc
     @cython.exceptval(check=False)
@@ -388,51 +436,6 @@ class Memtable:
                 if at + 192 < CHUNK_BYTES:
                     touched += data[at] + data[at + 64] + data[at + 128]
             self.touched = touched
-
-    @cython.cfunc
-    def _columns(
-        self, addresses: cython.ulonglong[::1], total: cython.Py_ssize_t, now_ms: cython.longlong
-    ) -> tuple:
-        """The rows at the first `total` addresses in the form `BlockWriter.add_columns` takes."""
-        key_offsets: cython.longlong[::1] = array("q", bytes(8 * (total + 1)))
-        value_offsets: cython.longlong[::1] = array("q", bytes(8 * (total + 1)))
-        seqs: cython.ulonglong[::1] = array("Q", bytes(8 * total))
-        created: cython.longlong[::1] = array("q", bytes(8 * total))
-        expires: cython.longlong[::1] = array("q", bytes(8 * total))
-        kinds: bytearray = bytearray(total)
-        has_created: bytearray = bytearray(total)
-        has_expires: bytearray = bytearray(total)
-        data: cython.p_const_uchar
-        at: cython.Py_ssize_t
-        row: cython.Py_ssize_t
-        flags: cython.int
-        for row in range(total):
-            data = self._chunk_of(addresses[row])
-            at = addresses[row] & OFFSET_MASK
-            flags = data[at + 38]
-            expires[row] = _get_time(data, at + 16) if flags & EXPIRE_FLAG else 0
-            created[row] = _get_time(data, at + 24) if flags & CREATE_FLAG else 0
-            seqs[row] = _get(data, at + 8, 8)
-            has_created[row] = (flags & CREATE_FLAG) >> 2
-            kinds[row] = flags & 0x09
-            key_offsets[row + 1] = key_offsets[row] + _get(data, at + 36, 2)
-            value_offsets[row + 1] = value_offsets[row]
-            if flags & EXPIRE_FLAG and flags & 0x09 == 0 and expires[row] <= now_ms:
-                kinds[row] = 0x01
-                continue
-            has_expires[row] = (flags & EXPIRE_FLAG) >> 1
-            value_offsets[row + 1] += _get(data, at + 32, 4)
-        keys: bytearray = bytearray(key_offsets[total])
-        values: bytearray = bytearray(value_offsets[total])
-        for row in range(total):
-            data = self._chunk_of(addresses[row])
-            at = (addresses[row] & OFFSET_MASK) + HEADER
-            _copy(keys, key_offsets[row], data, at, key_offsets[row + 1] - key_offsets[row])
-            at += key_offsets[row + 1] - key_offsets[row]
-            _copy(values, value_offsets[row], data, at, value_offsets[row + 1] - value_offsets[row])
-        return (
-            total, key_offsets, keys, value_offsets, values, seqs, kinds, created, has_created, expires, has_expires,
-        )  # fmt: skip
 
     @cython.cfunc
     def _new_chunk(self, size: cython.Py_ssize_t) -> cython.void:

@@ -1,4 +1,4 @@
-"""Fills the blocks of tables: from the stream that `_merge` produces, or from the columns of a bulk load.
+"""Fills the blocks of tables: from the stream of a merge or a memtable, or from the columns of a bulk load.
 
 It writes the same blocks as `_block_writer` and keeps beside them what a table needs besides: a separator, row
 counts per block, and the hash of every key. Unlike that one it works without the interpreter's lock, for which

@@ -15,12 +15,12 @@ from flagstone.errors import InvalidRequest
 from flagstone.lsm.retention import RetentionPolicy
 from flagstone.maintenance.compaction.inputs import Part, Source, TableFetcher
 from flagstone.maintenance.compaction.merging import merge_sources
-from flagstone.maintenance.compaction.outputs import OutputWriter, SpareBuffers
 from flagstone.metadata.manifest import SsTable
 from flagstone.runtime.pool import shared_pool
 from flagstone.spark.options import WriteOptions
 from flagstone.spark.plan import LoadPlan, MadeTable, new_table_id, open_store
 from flagstone.table.builder import EncodedTable
+from flagstone.table.output import OutputWriter, SpareBuffers
 from flagstone.types import KeyRange
 
 _FETCH_BYTES: Final = 2 * 1024 * 1024

@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 
 from flagstone.errors import InternalError, InvalidRequest
 from flagstone.kernels.columns import NOTHING, fixed, present, view, words
-from flagstone.maintenance.compaction.outputs import OutputWriter, RowColumns, SpareBuffers
 from flagstone.metadata.manifest import SsTable
 from flagstone.spark.options import WriteOptions
 from flagstone.spark.ordering import check_sorted, ordered_stretches
 from flagstone.spark.plan import LoadPlan, MadeTable, new_table_id, open_store
+from flagstone.table.output import OutputWriter, RowColumns, SpareBuffers
 from flagstone.types import MERGE, TOMBSTONE, VALUE
 
 _OPS: Final = pa.array(["put", "delete", "merge"])

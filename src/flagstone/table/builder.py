@@ -1,15 +1,15 @@
 """Rows in order, one SST out: a compacted table or a WAL file.
 
 Pure: the result is bytes and the record that describes them; uploading is somebody else's business, so a
-crash here loses nothing but work. Rows come as entry tuples or as Arrow batches, in any number of calls;
-memory is bounded by the finished blocks plus the rows of the one still open.
+crash here loses nothing but work. Rows come in any number of calls; memory is bounded by the finished blocks plus
+the rows of the one still open. Where tables are large and rows many, `table.output` makes the same bytes sooner.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from flagstone.errors import InvalidRequest
 from flagstone.format.block import BLOCK_SIZES, DEFAULT_BLOCK_BYTES, FORMAT_V2
@@ -21,12 +21,6 @@ from flagstone.kernels import block_writer
 from flagstone.kernels import index as index_kernel
 from flagstone.table.tail import encode_tail
 from flagstone.types import EntryTuple
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-MemtableColumns = tuple[Any, ...]
-"""Arguments of `BlockWriter.add_columns`: row count, key offsets, keys, value offsets, values, and so on."""
 
 WAL_BLOCK_BYTES: Final = 64 * 1024
 """SlateDB writes its log in blocks of this size whatever the tables use: a log is read from end to end."""
@@ -99,23 +93,9 @@ class TableBuilder:
                 builder.add_keys(keys)
         self._collect(self._writer.take())
 
-    def add_batch(
-        self, batch: pa.RecordBatch, *, seq: int | None = None, created_ms: int | None = None
-    ) -> None:
-        """Append an Arrow batch (`format.columns` names the columns) without making Python rows."""
-        # Imported late: only those who bring Arrow data pay for importing Arrow.
-        from flagstone.format.columns import add_columns  # noqa: PLC0415
-
-        keys = add_columns(self._writer, batch, seq=seq, created_ms=created_ms)
-        for builder in self._filters:
-            builder.add_key_column(*keys)
-        self._collect(self._writer.take())
-
-    def add_columns(self, columns: MemtableColumns) -> None:
-        """Append rows as a memtable hands them out (`kernels.memtable`)."""
-        self._writer.add_columns(*columns)
-        for builder in self._filters:
-            builder.add_key_column(*columns[:3])
+    def add_log_rows(self, stream: memoryview) -> None:
+        """Append rows to a log file as a memtable hands them out (`Memtable.log_stream`)."""
+        self._writer.add_stream(stream)
         self._collect(self._writer.take())
 
     def finish(self) -> EncodedTable:

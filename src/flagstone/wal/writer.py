@@ -26,7 +26,8 @@ from flagstone.types import WalId
 
 _log = logging.getLogger("flagstone.wal")
 
-_COLUMN_BYTES: Final = 1 << 20
+_STREAM_BYTES: Final = 1 << 18
+"""A step fills half of it."""
 _IDLE_S: Final = 3600.0
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 5.0
@@ -93,6 +94,7 @@ class WalWriter:
         self._lock = Lock()
         self._requested = False
         self._due_at: float | None = None
+        self._stream = bytearray(_STREAM_BYTES)
         self._flushes = metrics.counter("slatedb.wal.wal_buffer_flushes")
         self._requests = metrics.counter("slatedb.wal.wal_buffer_flush_requests")
         self._flush_bytes = metrics.counter("slatedb.wal.wal_flush_bytes")
@@ -154,9 +156,13 @@ class WalWriter:
         for span in spans:
             position = span.start
             while position != span.stop:
-                # A megabyte at a time: other threads get their turn in between.
-                position, columns = span.table.log_columns(position, span.stop, _COLUMN_BYTES)
-                builder.add_columns(columns)
+                # A step at a time: other threads get their turn in between.
+                position, used = span.table.log_stream(position, span.stop, self._stream)
+                with memoryview(self._stream)[:used] as rows:
+                    builder.add_log_rows(rows)
+        if len(self._stream) > _STREAM_BYTES:
+            # It grew for a large row, which need not be followed by others.
+            self._stream = bytearray(_STREAM_BYTES)
         return builder.finish().data
 
     def _put(self, path: str, data: bytes) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from itertools import chain, groupby
 from typing import Final
 
 from flagstone.kernels import memtable as kernel
 from flagstone.lsm.retention import RetentionPolicy, apply_retention
 from flagstone.lsm.segments import SegmentExtractor, route
-from flagstone.table.builder import EncodedTable, TableBuilder, TableOptions
+from flagstone.table.builder import EncodedTable, TableOptions
+from flagstone.table.output import OutputWriter
+from flagstone.types import EntryTuple
 
-_COLUMN_BYTES: Final = 1 << 18
+_STREAM_BYTES: Final = 1 << 19
+"""A step fills half of it."""
 
 
 def build_tables(
@@ -28,41 +33,49 @@ def build_tables(
         pass
     total = table.sort_completely()
     if extractor is not None:
-        return [
-            (prefix, builder.finish())
-            for prefix, builder in _by_segment(table, total, options, policy, extractor)
-            if builder.rows
-        ]
-    builder = TableBuilder(options)
+        by_segment = _rows_by_segment(table, total, policy, extractor)
+        built = [(prefix, _table_of(rows, options)) for prefix, rows in by_segment]
+    else:
+        built = [(b"", _one_table(table, total, options, policy))]
+    return [(prefix, encoded) for prefix, encoded in built if encoded is not None]
+
+
+def _one_table(
+    table: kernel.Memtable, total: int, options: TableOptions, policy: RetentionPolicy
+) -> EncodedTable | None:
+    output = _unlimited(options)
+    # One for all steps: fresh memory costs more than what is done with it.
+    stream = bytearray(_STREAM_BYTES)
     at = 0
     while at < total:
-        at, columns = table.sorted_columns(at, _COLUMN_BYTES, policy.min_seq, policy.clock_ms)
-        if columns[0]:
-            builder.add_columns(columns)
+        at, used = table.sorted_stream(at, stream, policy.min_seq, policy.clock_ms)
+        if used:
+            with memoryview(stream)[:used] as rows:
+                output.write(rows, 0)
         elif at < total:
             # It stopped at a key with merge operands, which only the operator can fold.
-            builder.add_rows(list(apply_retention(table.versions_at(at), policy)))
+            for row in apply_retention(table.versions_at(at), policy):
+                output.add_row(row)
             at += 1
-    return [(b"", builder.finish())] if builder.rows else []
+    return output.finish()
 
 
-def _by_segment(
-    table: kernel.Memtable,
-    total: int,
-    options: TableOptions,
-    policy: RetentionPolicy,
-    extractor: SegmentExtractor,
-) -> Iterator[tuple[bytes, TableBuilder]]:
+def _rows_by_segment(
+    table: kernel.Memtable, total: int, policy: RetentionPolicy, extractor: SegmentExtractor
+) -> Iterator[tuple[bytes, Iterator[EntryTuple]]]:
     """Keys in order come segment by segment, because a segment is a prefix."""
-    prefix: bytes | None = None
-    builder = TableBuilder(options)
-    for index in range(total):
-        versions = table.versions_at(index)
-        segment = route(extractor, versions[0][0])
-        if segment != prefix:
-            if prefix is not None:
-                yield prefix, builder
-            prefix, builder = segment, TableBuilder(options)
-        builder.add_rows(list(apply_retention(versions, policy)))
-    if prefix is not None:
-        yield prefix, builder
+    every_key = (table.versions_at(index) for index in range(total))
+    for prefix, keys in groupby(every_key, key=lambda versions: route(extractor, versions[0][0])):
+        yield prefix, chain.from_iterable(apply_retention(versions, policy) for versions in keys)
+
+
+def _table_of(rows: Iterator[EntryTuple], options: TableOptions) -> EncodedTable | None:
+    output = _unlimited(options)
+    for row in rows:
+        output.add_row(row)
+    return output.finish()
+
+
+def _unlimited(options: TableOptions) -> OutputWriter:
+    """A memtable becomes one table however large it is."""
+    return OutputWriter(options, max_bytes=sys.maxsize)

@@ -252,6 +252,7 @@ def test_a_reader_follows_a_live_writer_by_itself(store: MemoryStore) -> None:
         assert dict(reader.scan()) == {b"%03d" % number: b"%03d" % number for number in range(20)}
 
 
+@pytest.mark.slow
 def test_reads_beside_polls_and_flushes_never_see_half_a_batch(store: MemoryStore) -> None:
     operator = Concatenate()
     quick = ReaderSettings(

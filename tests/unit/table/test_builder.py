@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
 import pytest
 
 from flagstone.errors import InvalidRequest
@@ -79,41 +78,6 @@ def test_a_filter_appears_from_the_configured_number_of_rows_on() -> None:
         builder = TableBuilder(TableOptions(min_filter_keys=10))
         builder.add_rows([row(b"%03d" % number) for number in range(count)])
         assert (decode_sst(builder.finish().data, "table").filters() is not None) is expected
-
-
-@pytest.mark.parametrize(
-    ("columns", "words"),
-    [
-        ({"key": [b"a"]}, "need a column 'value'"),
-        ({"key": [b"a", None], "value": [b"1", b"2"]}, "column 'key' has 1 nulls"),
-        ({"key": [b"a"], "value": [None]}, "column 'value' has 1 nulls"),
-        ({"key": [b"b", b"a"], "value": [b"1", b"2"]}, "rows must be sorted"),
-        ({"key": [b""], "value": [b"1"]}, "1 to 65535 bytes"),
-    ],
-)
-def test_bad_columns_are_refused_by_name(columns: dict[str, list[bytes | None]], words: str) -> None:
-    batch = pa.RecordBatch.from_pydict(
-        {name: pa.array(cells, pa.binary()) for name, cells in columns.items()}
-    )
-    with pytest.raises(InvalidRequest, match=words):
-        TableBuilder().add_batch(batch, seq=1)
-
-
-def test_columns_without_any_sequence_number_are_refused() -> None:
-    batch = pa.RecordBatch.from_pydict({"key": [b"a"], "value": [b"1"]})
-    with pytest.raises(InvalidRequest, match="sequence number"):
-        TableBuilder().add_batch(batch)
-
-
-def test_strings_and_large_binaries_are_as_good_as_binaries() -> None:
-    plain = pa.RecordBatch.from_pydict({"key": [b"a", b"b"], "value": [b"1", b"2"]})
-    for kind in (pa.string(), pa.large_binary(), pa.binary_view()):
-        builder, reference = TableBuilder(), TableBuilder()
-        builder.add_batch(
-            pa.RecordBatch.from_arrays([column.cast(kind) for column in plain], ["key", "value"]), seq=5
-        )
-        reference.add_batch(plain, seq=5)
-        assert builder.finish() == reference.finish()
 
 
 @pytest.mark.parametrize("size", [0, 1000, 131_072])

@@ -268,6 +268,7 @@ STEPS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(
     max_examples=settings.default.max_examples // 2,  # type: ignore[union-attr]
     suppress_health_check=[HealthCheck.too_slow],

@@ -16,7 +16,6 @@ from flagstone.lsm.retention import RetentionPolicy
 from flagstone.lsm.tree import BytesRange
 from flagstone.maintenance.compaction.inputs import Part, Source, TableFetcher, common_prefix
 from flagstone.maintenance.compaction.merging import merge_sources
-from flagstone.maintenance.compaction.outputs import OutputWriter, SpareBuffers
 from flagstone.maintenance.compaction.planning import is_last_run, plan_sources
 from flagstone.maintenance.compaction.split import WHOLE, SampledView, plan_ranges, sample_view
 from flagstone.maintenance.compaction.task import Cancelled, CompactionTask
@@ -31,6 +30,7 @@ from flagstone.runtime.sync import Lock
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
 from flagstone.table.builder import EncodedTable, TableOptions
+from flagstone.table.output import OutputWriter, SpareBuffers
 from flagstone.types import KeyRange, Seq
 
 MERGE_SECONDS: Final = "flagstone.compactor.merge_seconds"

@@ -14,8 +14,8 @@ from flagstone.lsm.compaction_filter import CompactionFilter
 from flagstone.lsm.retention import RetentionPolicy, condense
 from flagstone.maintenance.compaction.filters import retain_and_filter
 from flagstone.maintenance.compaction.inputs import Source
-from flagstone.maintenance.compaction.outputs import OutputWriter
 from flagstone.table.builder import EncodedTable
+from flagstone.table.output import OutputWriter
 from flagstone.types import EntryTuple
 
 

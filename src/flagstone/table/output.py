@@ -1,4 +1,4 @@
-"""Assembles the tables that a merge or a bulk load writes, from the blocks of `kernels.row_writer`.
+"""Assembles the tables that a flush, a merge or a bulk load writes, from the blocks of `kernels.row_writer`.
 
 The result equals what `table.builder.TableBuilder` makes of the same rows, byte for byte. A table under
 construction is in memory only: a crash loses nothing but work.
