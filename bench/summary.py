@@ -1,4 +1,4 @@
-"""`python -m bench summary`: makes `results/README.md` and its charts from the figures that the comparisons kept.
+"""`python -m bench summary`: makes `results/README.md`, its charts and the table of the project's README from what was kept.
 
 Reads `NAME.json` only, so that what is told and drawn is what was measured. Results of different days or machines may be
 mixed: each section says its own.
@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.charts import bar_chart, line_chart, ratio_chart
+from bench.front_page import PAGE, front_page
 from bench.harness import (
     FLAGSTONE,
     PARQUET,
     PEERS,
+    RESULTS,
     ROCKS,
     WHEEL,
     Measurement,
@@ -44,6 +46,8 @@ def write_summary() -> Path:
         (folder / name).write_text(chart)
     page = folder / "README.md"
     page.write_text(tell(results, charts))
+    if folder == RESULTS:
+        PAGE.write_text(front_page(PAGE.read_text(), results))
     return page
 
 

@@ -18,7 +18,7 @@ from bench.harness import (
     write_markdown,
 )
 
-from bench import harness, summary
+from bench import front_page, harness, summary
 
 
 @pytest.fixture
@@ -107,3 +107,34 @@ def test_a_page_of_a_smoke_run_says_so(folder: Path, monkeypatch: pytest.MonkeyP
 
     assert "mean nothing" in summary.write_summary().read_text()
     assert "mean nothing" in (folder / "README.md").read_text()
+
+
+def test_the_readme_of_the_project_tells_what_is_kept() -> None:
+    page = front_page.PAGE.read_text()
+    assert page == front_page.front_page(page, summary.load_results(harness.RESULTS))
+
+
+def test_the_best_of_a_line_is_bold_and_what_was_not_measured_blank() -> None:
+    results = [
+        {
+            "name": name,
+            "date": "2026-01-02",
+            "machine": {"cores": 4},
+            "measurements": [
+                {
+                    "what": what,
+                    "unit": "µs" if name == "engine" else "krows/s",
+                    "better": "lower" if name == "engine" else "higher",
+                    "values": {FLAGSTONE: 2000.0, WHEEL: 3000.0},
+                }
+            ],
+        }
+        for _, name, what in front_page.LINES
+    ]
+    page = front_page.front_page(f"a\n{front_page.BEGIN}\nold\n{front_page.END}\nb\n", results)
+    assert page.startswith("a\n")
+    assert page.endswith("\nb\n")
+    assert "old" not in page
+    assert "Measured on 2026-01-02 on one small machine (4 cores)" in page
+    assert "| put, not waiting | **2,000 µs** | 3,000 µs |  |  |" in page
+    assert "| compaction | 2.00 M rows/s | **3.00 M rows/s** |  |  |" in page

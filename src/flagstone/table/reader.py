@@ -7,11 +7,15 @@ the store or waits; `table.table_store` fetches, `table.cache` decides what stay
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from flagstone.errors import CorruptData
 from flagstone.format.block import FORMAT_V2, decode_rows
+from flagstone.format.checksum import CHECKSUM_BYTES
+from flagstone.format.codec import Codec
 from flagstone.format.filter import Filters
 from flagstone.format.sst import (
     BlockIndex,
@@ -21,7 +25,7 @@ from flagstone.format.sst import (
     open_part,
 )
 from flagstone.format.sst_info import SsTableInfo
-from flagstone.kernels import block_reader, bloom
+from flagstone.kernels import block_reader, bloom, sealing
 from flagstone.table.resident import Resident
 from flagstone.types import EntryTuple, Ulid
 
@@ -105,9 +109,19 @@ class Table(Resident):
         filters = open_filters(stored[filters_at : filters_at + info.filter_len], info, self.path)
         return TableMeta(open_index(stored[index_at:], info, self.path), filters)
 
-    def decode_block(self, stored: bytes, index: BlockIndex, number: int) -> bytes:
-        """The raw bytes of a block from its stored form. Raises `CorruptData` naming object and offset."""
-        start, stop = index.offsets[number], index.stops[number]
+    def decode_blocks(
+        self, stored: bytes, index: BlockIndex, numbers: Sequence[int], base: int
+    ) -> list[bytes]:
+        """The raw bytes of blocks, in ascending order, out of `stored`, which begins at byte `base` of the object.
+
+        Raises `CorruptData` naming object and offset.
+        """
+        spans = [(index.offsets[number] - base, index.stops[number] - base) for number in numbers]
+        if self.info.codec is Codec.NONE and _whole(stored, spans):
+            return [stored[start : stop - CHECKSUM_BYTES] for start, stop in spans]
+        return [self._decode_block(stored[start:stop], base + start, base + stop) for start, stop in spans]
+
+    def _decode_block(self, stored: bytes, start: int, stop: int) -> bytes:
         self._check_length(stored, start, stop)
         return open_part(stored, self.info, self.path, start)
 
@@ -131,6 +145,15 @@ class Table(Resident):
                 object=self.path,
                 offset=start + len(stored),
             )
+
+
+def _whole(stored: bytes, spans: list[tuple[int, int]]) -> bool:
+    """Whether all the parts are there and fit their checksums. Where they do not, somebody else finds the words."""
+    bounds = array("q", [edge for start, stop in spans for edge in (start, stop - CHECKSUM_BYTES)])
+    if not bounds or min(bounds) < 0 or max(bounds) + CHECKSUM_BYTES > len(stored):
+        return False
+    damaged: int = sealing.first_damaged(stored, bounds)
+    return damaged < 0
 
 
 def _find_versions_v1(raw: bytes, key: bytes, max_seq: int) -> list[EntryTuple]:

@@ -59,13 +59,13 @@ class TableGone(Unavailable):
 
 
 class _Flight:
-    """A fetch of one piece that somebody has begun; `piece` is None when it failed."""
+    """A request that somebody has begun; `pieces` is None when it failed."""
 
-    __slots__ = ("landed", "piece")
+    __slots__ = ("landed", "pieces")
 
     def __init__(self) -> None:
         self.landed = Event()
-        self.piece: Any = None
+        self.pieces: Pinned | None = None
 
 
 class TableStore:
@@ -166,8 +166,9 @@ class TableStore:
         """One of `plan_requests`. What somebody else is already fetching is waited for and not asked again."""
         table: Table = need.table
         fetched: Pinned = {}
-        mine: dict[int, _Flight] = {}
+        mine: list[int] = []
         others: dict[int, _Flight] = {}
+        own = _Flight()
         with self._lock:
             for number in need.numbers or (META,):
                 held = _held(table, number)
@@ -176,27 +177,26 @@ class TableStore:
                 elif (flight := self._flights.get((table, number))) is not None:
                     others[number] = flight
                 else:
-                    mine[number] = self._flights[table, number] = _Flight()
+                    mine.append(number)
+                    self._flights[table, number] = own
         if mine:
             try:
-                loaded = self._load(table, need.index, sorted(mine), admit=admit)
-                fetched.update(loaded)
-                for number, flight in mine.items():
-                    flight.piece = loaded[table, number]
+                own.pieces = self._load(table, need.index, sorted(mine), admit=admit)
+                fetched.update(own.pieces)
             finally:
                 # Even after a failure, or those who wait for us would wait for ever.
                 with self._lock:
-                    for number, flight in mine.items():
+                    for number in mine:
                         del self._flights[table, number]
-                        flight.landed.set()
+                own.landed.set()
         # Only after our own part is done: two readers that wait for each other must both come to an end.
         failed = []
         for number, flight in others.items():
             flight.landed.wait()
-            if flight.piece is None:
+            if flight.pieces is None:
                 failed.append(number)
             else:
-                fetched[table, number] = flight.piece
+                fetched[table, number] = flight.pieces[table, number]
         if failed:
             # The failure was told to the one whose request it was. We ask for ourselves.
             fetched.update(self._load(table, need.index, failed, admit=admit))
@@ -235,21 +235,18 @@ class TableStore:
         self,
         table: Table,
         index: BlockIndex,
-        numbers: Iterable[int],
+        numbers: Sequence[int],
         stored: bytes,
         *,
         base: int,
         admit: bool,
     ) -> Pinned:
         """Blocks cut out of `stored`, which begins at byte `base` of the object."""
-        fetched: Pinned = {}
-        for number in numbers:
-            piece = stored[index.offsets[number] - base : index.stops[number] - base]
-            raw = table.decode_block(piece, index, number)
-            if admit:
+        raws = table.decode_blocks(stored, index, numbers, base)
+        if admit:
+            for number, raw in zip(numbers, raws, strict=True):
                 self.cache.admit_block(table, number, raw, count=len(index))
-            fetched[table, number] = raw
-        return fetched
+        return {(table, number): raw for number, raw in zip(numbers, raws, strict=True)}
 
 
 def plan_requests(needs: Iterable[Need]) -> list[Need]:

@@ -1,0 +1,83 @@
+"""The table "How fast" of the project's README, made of the kept results, so that both tell the same.
+
+`python -m bench summary` replaces what stands between the two marks; a test finds the README that was not made anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from bench.harness import FLAGSTONE, PARQUET, ROCKS, WHEEL, Measurement, markdown_table, told
+
+PAGE: Final = Path(__file__).parent.parent / "README.md"
+BEGIN: Final = "<!-- measured: made by `python -m bench summary` -->"
+END: Final = "<!-- end of measured -->"
+ENGINES: Final = {
+    FLAGSTONE: "Flagstone",
+    WHEEL: "SlateDB's Python binding",
+    ROCKS: "RocksDB (rocksdict)",
+    PARQUET: "Parquet",
+}
+LINES: Final = (
+    ("put, not waiting", "engine", "put, no durability wait"),
+    ("get, from memory", "engine", "get, in the memtable"),
+    ("get, from a warm table", "engine", "get, in a table, warm"),
+    ("full scan", "engine", "full scan"),
+    ("durable put, one caller, fsync", "engine", "durable put, one caller, fsync"),
+    ("flush", "engine", "flush of 56 MB"),
+    ("compaction", "compaction", "compaction, 100 B values"),
+    ("Spark: load 5 M sorted rows", "spark", "load of 5,000,000 sorted rows"),
+    ("Spark: load 5 M rows in no order", "spark", "load of 5,000,000 rows in no order"),
+    ("Spark: read 5 M rows", "spark", "DataFrame read of 5,000,000 rows"),
+    ("requests of an idle minute", "requests", "requests, idle minute, default settings"),
+)
+"""What a line is called here, whose result it is from, and what that calls it."""
+
+
+def front_page(page: str, results: Sequence[Mapping[str, Any]]) -> str:
+    """The page with the table of these results. Pure. Raises `KeyError` for a result that is missing."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    assert begin, f"no {BEGIN} on the page"
+    assert end, f"no {END} on the page"
+    return f"{before}{BEGIN}\n{chr(10).join(_lines(results))}\n{END}{after}"
+
+
+def _lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    found = {
+        (result["name"], one["what"]): (result, Measurement(**one))
+        for result in results
+        for one in result["measurements"]
+    }
+    chosen = [found[result, what] for _, result, what in LINES]
+    dates = sorted({result["date"] for result, _ in chosen})
+    cores = sorted({result["machine"]["cores"] for result, _ in chosen})
+    table = markdown_table(
+        ["", *ENGINES.values()],
+        [[label, *_cells(one)] for (label, _, _), (_, one) in zip(LINES, chosen, strict=True)],
+    )
+    return [
+        f"Measured on {' and '.join(dates)} on one small machine ({' or '.join(map(str, cores))} cores), medians of interleaved rounds.",
+        "",
+        *table,
+    ]
+
+
+def _cells(one: Measurement) -> list[str]:
+    """A figure for each engine, the best of them bold."""
+    present = {engine: one.values[engine] for engine in ENGINES if engine in one.values}
+    best = (max if one.better == "higher" else min)(present.values())
+    return [
+        ""
+        if figure is None
+        else f"**{_figure(figure, one.unit)}**"
+        if figure == best
+        else _figure(figure, one.unit)
+        for figure in map(present.get, ENGINES)
+    ]
+
+
+def _figure(figure: float, unit: str) -> str:
+    return f"{figure / 1000:.2f} M rows/s" if unit == "krows/s" else told(figure, unit)
