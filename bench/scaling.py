@@ -34,8 +34,9 @@ STEP_TIMEOUT_S: Final = 400
 LIMITS: Final = {
     "put": (
         "Rows per second until all rows are in tables, compaction in the background. Small loads are a Python call and an "
-        "insertion into the memtable per row, and end with waiting for one flush; from a few memtables of 64 MB on, "
-        "writing the log, flushing and compacting in the background compete for the same two cores."
+        "insertion into the memtable per row, and end with waiting for one flush; from a few memtables of 64 MB on, the log, "
+        "flushes and compactions take turns with the puts: what is not in a kernel shares the interpreter's lock, so "
+        "little more than one core is in use."
     ),
     "cold get": (
         "The engine's caches are empty, the operating system's are not. A get that has to fetch leaves the compiled path: about "
@@ -48,8 +49,10 @@ LIMITS: Final = {
         "same number of gets touches as many blocks, but filters and indexes that no longer fit."
     ),
     "scan": (
-        "One pass of the decoding kernel and the making of two Python objects per row, so it does not depend on how many "
-        "rows there are once opening the scan no longer counts. The wheel's scan is its binding's copying of each byte."
+        "Nothing is cached: a thread reads ahead, checks and cuts blocks, and takes turns at the interpreter's lock with the "
+        "making of two Python objects per row. It hardly depends on how many rows there are. With all blocks in memory a scan "
+        "is more than twice as fast; see `full scan` in the engine comparison. The wheel's scan is its binding's copying of each "
+        "byte."
     ),
     "compaction": (
         "A call of `Admin.compact(full=True)` with its protocol: claim, manifests, half a second of polling at most. That is "
