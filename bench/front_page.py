@@ -42,7 +42,7 @@ def front_page(page: str, results: Sequence[Mapping[str, Any]]) -> str:
     _, end, after = rest.partition(END)
     assert begin, f"no {BEGIN} on the page"
     assert end, f"no {END} on the page"
-    return f"{before}{BEGIN}\n{chr(10).join(_lines(results))}\n{END}{after}"
+    return "\n".join([before + BEGIN, *_lines(results), END + after])
 
 
 def _lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -69,13 +69,10 @@ def _cells(one: Measurement) -> list[str]:
     """A figure for each engine, the best of them bold."""
     present = {engine: one.values[engine] for engine in ENGINES if engine in one.values}
     best = (max if one.better == "higher" else min)(present.values())
+    told_cells = {engine: _figure(figure, one.unit) for engine, figure in present.items()}
     return [
-        ""
-        if figure is None
-        else f"**{_figure(figure, one.unit)}**"
-        if figure == best
-        else _figure(figure, one.unit)
-        for figure in map(present.get, ENGINES)
+        f"**{told_cells[engine]}**" if present.get(engine) == best else told_cells.get(engine, "")
+        for engine in ENGINES
     ]
 
 
