@@ -14,8 +14,8 @@ import flagstone
 SOURCE = Path(flagstone.__file__).parent
 MODULES = sorted(path for path in SOURCE.rglob("*.py") if "_generated" not in path.parts)
 KERNELS = sorted((SOURCE / "kernels").glob("_[a-z]*.py"))
-MAX_LINES = 400
-MAX_KERNEL_LINES = 900
+MAX_LINES = 450
+MAX_KERNEL_LINES = 1000
 """C functions cannot be shared between compiled modules, so a kernel is one file, and declares its C types."""
 BANNED_WORDS = ("util", "helper", "manager", "common", "misc")
 HEAVY_PACKAGES = ("numpy", "obstore", "pyarrow", "pyspark")

@@ -152,16 +152,17 @@ def test_a_flush_gets_rows_in_key_order_without_what_it_may_drop(
 ) -> None:
     table = filled(kernel, rows, 10)
     assert table.merges() is any(row[2] == MERGE for row in rows)
-    total = table.sort_completely()
+    run = table.sort_completely()
+    total = len(run[0])
     names = sorted({row[0] for row in rows})
     assert total == len(names)
     at, found, stream = 0, [], bytearray(max_bytes)
     while at < total:
-        at, used = table.sorted_stream(at, stream, min_seq, now_ms)
+        at, used = table.sorted_stream(run, at, stream, min_seq, now_ms)
         found += unpack(bytes(stream[:used]))
-        if at < total and any(row[2] == MERGE for row in table.versions_at(at)) and not used:
-            assert table.versions_at(at) == versions(rows, names[at], 100)
-            found += table.versions_at(at)
+        if at < total and any(row[2] == MERGE for row in table.versions_at(run, at)) and not used:
+            assert table.versions_at(run, at) == versions(rows, names[at], 100)
+            found += table.versions_at(run, at)
             at += 1
 
     expected = []

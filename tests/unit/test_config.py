@@ -106,7 +106,14 @@ def test_json_reads_back(settings: Settings) -> None:
 def test_our_own_settings_are_not_in_what_slatedb_reads() -> None:
     ours = Settings().to_dict().keys() - Settings().to_dict(slatedb_only=True).keys()
 
-    assert ours == {"sst_block_size", "filter_bits_per_key", "block_cache_bytes", "meta_cache_bytes"}
+    assert ours == {
+        "sst_block_size",
+        "filter_bits_per_key",
+        "block_cache_bytes",
+        "meta_cache_bytes",
+        "max_wal_bytes",
+        "synchronous_commit",
+    }
     assert json.loads(Settings().to_slatedb_json()) == Settings().to_dict(slatedb_only=True)
 
 

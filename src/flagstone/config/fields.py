@@ -185,8 +185,8 @@ class Nested(Kind):
         return value.to_dict()
 
 
-def boolean(default: bool) -> Any:
-    return _field(default, Boolean())
+def boolean(default: bool, *, ours: bool = False) -> Any:
+    return _field(default, Boolean(), ours=ours)
 
 
 def integer(

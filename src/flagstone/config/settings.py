@@ -198,8 +198,9 @@ class GarbageCollectorOptions(Section):
 class Settings(Section):
     """The settings of a database that is open for writing.
 
-    Four come last that SlateDB has in its builders instead: `sst_block_size`, `filter_bits_per_key`,
-    `block_cache_bytes` and `meta_cache_bytes`. They are read from the same files; `to_slatedb_json` omits them.
+    The last ones are not in SlateDB's settings: it has `sst_block_size`, `filter_bits_per_key`, `block_cache_bytes` and
+    `meta_cache_bytes` in its builders, and `max_wal_bytes` and `synchronous_commit` not at all. They are read from the
+    same files; `to_slatedb_json` omits them.
     """
 
     flush_interval: timedelta | None = duration("100ms", optional=True)
@@ -233,6 +234,10 @@ class Settings(Section):
     """Memory for data blocks; 0 keeps none."""
     meta_cache_bytes: int = integer(128 * _MIB, ours=True)
     """Memory for table indexes and filters; 0 keeps none."""
+    max_wal_bytes: int | None = integer(None, minimum=1, optional=True, ours=True)
+    """Rows of that many bytes are written to a WAL file at once, whatever `flush_interval` says; None: no limit."""
+    synchronous_commit: bool = boolean(False, ours=True)
+    """Whether a write with `await_durable` becomes visible only when it is durable; later writes return after it."""
 
     def check(self) -> None:
         if self.max_unflushed_bytes < self.l0_sst_size_bytes:

@@ -204,7 +204,7 @@ class AsyncDb(AsyncReads):
 
     async def _commit(self, write: Callable[[], WriteHandle], *, durable: bool) -> WriteHandle:
         """Write in this turn of the loop; on a thread while writers have to wait for room."""
-        handle = await asyncio.to_thread(write) if self._engine.committer.paused else write()
+        handle = await asyncio.to_thread(write) if self._engine.committer.may_wait else write()
         if durable:
             await handle
         return handle

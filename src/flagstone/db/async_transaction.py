@@ -108,7 +108,7 @@ class AsyncTransaction(AsyncReads, AtOnce):
             TransactionConflict: what it read or wrote was written by somebody else since it began.
 
         """
-        if await_durable or self._reads._engine.committer.paused:
+        if await_durable or self._reads._engine.committer.may_wait:
             return await asyncio.to_thread(self._reads.commit, await_durable=await_durable)
         return self._reads.commit()
 

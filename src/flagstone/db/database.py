@@ -41,6 +41,8 @@ class Db(Reads):
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._state = engine.state
+        self._durability = engine.durability
         self._place = ReadPlace(
             engine.views.tables,
             clock=engine.env.clock,
@@ -174,10 +176,10 @@ class Db(Reads):
         """The value of `key`, or `default`; see `Reads.get`. What is in memory is answered without any wait."""
         if type(key) is bytes and key and not durable_only and not dirty:
             # The common case spelt out: committed data, in memory, a plain value. All else goes the long way.
-            engine = self._engine
-            view = engine.view
-            seq = engine.durability.committed_seq
-            if view is engine.view:
+            state = self._state
+            view = state.now.view
+            seq = self._durability.committed_seq
+            if view is state.now.view:
                 simple = view.get_newest(key, seq)
                 if type(simple) is bytes:
                     return simple

@@ -26,7 +26,7 @@ from flagstone.metadata.manifest import Flush, Manifest, apply_flush, drop_empty
 from flagstone.metadata.sequenced import Versioned
 from flagstone.metadata.stores import ManifestStore
 from flagstone.runtime.service import Supervisor
-from flagstone.runtime.sync import Condition, Lock
+from flagstone.runtime.sync import Lock
 from flagstone.types import WalId
 from flagstone.wal.ownership import Ownership, trusted_s
 from flagstone.wal.writer import LogSource, WalWriter
@@ -36,6 +36,7 @@ from flagstone.write.conflicts import ConflictTracker
 from flagstone.write.durability import DurabilityTracker
 from flagstone.write.flusher import Flusher, FlushTarget
 from flagstone.write.memtables import FrozenMemtable
+from flagstone.write.state import State, WriterState
 
 _STOP_TIMEOUT_S: Final = 60.0
 
@@ -49,32 +50,39 @@ class Engine:
         self.manifests = manifests
         self.fence: Fence = opened.fence
         self.views = views
-        self._manifest = opened.manifest
-        self._closed: Closed | None = None
-        self._closing = False
+        # Taken for the whole of `close`; a second caller waits here and finds the work done.
+        self._closing = Lock()
+        self._clean: bool | None = None
+        self._close_done = False
         self._forked = False
         self.supervisor: Supervisor = Supervisor(clock=env.clock)
         self.durability: DurabilityTracker = DurabilityTracker(
-            opened.last_seq, request_flush=self.request_durable
+            opened.last_seq,
+            request_flush=self.request_durable,
+            synchronous_commit=settings.synchronous_commit,
         )
         # The lock that orders writes also orders what readers see: one lock, no order of locks to get wrong.
-        self._changed = Condition(self.durability.lock)
+        shown = self.views.prepare(opened.manifest.value).with_memtables(opened.memtables.tables())
+        self.state: WriterState = WriterState(
+            State(opened.manifest, opened.memtables, shown, settings.max_unflushed_bytes),
+            self.durability.lock,
+        )
         self.conflicts: ConflictTracker = ConflictTracker()
         self.committer: Committer = Committer(
-            opened.memtables,
+            self.state,
             self.durability,
             self.conflicts,
             clock=env.clock,
             last_tick_ms=opened.last_tick_ms,
             last_wal_id=opened.fence_id,
             freeze_bytes=settings.l0_sst_size_bytes,
-            max_unflushed_bytes=settings.max_unflushed_bytes,
+            max_wal_bytes=settings.max_wal_bytes if settings.wal_enabled else None,
             default_ttl_ms=settings.default_ttl_millis,
             merge_operator=env.merge_operator,
             metrics=env.metrics,
-            on_first_unlogged=self._on_first_unlogged,
+            on_unlogged=self._on_unlogged,
+            on_wal_full=self._on_wal_full,
             on_freeze=self._on_freeze,
-            publish=self._publish,
             gate=opened.gate,
         )
         options = env.table_options
@@ -98,7 +106,7 @@ class Engine:
             FlushTarget(
                 upload=self.views.upload,
                 commit=self._commit_flush,
-                manifest=lambda: self._manifest.value,
+                manifest=lambda: self.manifest.value,
                 min_seq=self.min_active_seq,
                 request_log=self._wal.request,
                 paused=self._on_upload_paused,
@@ -123,7 +131,6 @@ class Engine:
         self._wal_at_freeze = opened.fence_id
         self._adopting = Lock()
         self.maintenance: Maintenance = Maintenance(self)
-        self.view: Any = self.views.prepare(opened.manifest.value).with_memtables(opened.memtables.tables())
         self.read_pins: ReadPins = ReadPins(
             manifests,
             commit=self._commit_edit,
@@ -131,7 +138,7 @@ class Engine:
             clock=env.clock,
             ids=env.ids,
         )
-        self.read_pins.shown(self.view.forest, opened.manifest)
+        self.read_pins.shown(shown.forest, opened.manifest)
         abandon_in_children(self)
 
     def start(self) -> None:
@@ -142,7 +149,7 @@ class Engine:
         self.supervisor.start(self._flusher)
         self.supervisor.start(self._follower)
         self.supervisor.start(self.read_pins)
-        self.maintenance.start(self._manifest)
+        self.maintenance.start(self.manifest)
         if self.committer.memtables.frozen:
             self._on_freeze()
 
@@ -151,11 +158,16 @@ class Engine:
     @property
     def manifest(self) -> Versioned[Manifest]:
         """The newest manifest this process knows."""
-        return self._manifest
+        return self.state.now.manifest
+
+    @property
+    def view(self) -> Any:
+        """What a read that begins now sees."""
+        return self.state.now.view
 
     @property
     def closed(self) -> Closed | None:
-        return self._closed
+        return self.state.now.closed
 
     @property
     def upload_pause(self) -> Pause | None:
@@ -164,8 +176,9 @@ class Engine:
 
     def check_open(self) -> None:
         """Raise `Closed` when the database was closed or taken over."""
-        if self._closed is not None:
-            raise Closed(str(self._closed), reason=self._closed.reason)
+        closed = self.state.now.closed
+        if closed is not None:
+            raise Closed(str(closed), reason=closed.reason)
 
     def refresh(self) -> None:
         """Learn of manifests that others wrote. Raises `Closed` when a newer writer owns the database."""
@@ -177,7 +190,7 @@ class Engine:
         """`refresh` for whoever asks again and again; whether there was anything new."""
         latest = self.manifests.poll()
         self.fence.check(latest.value)
-        news = latest.id > self._manifest.id
+        news = latest.id > self.manifest.id
         self.adopt(latest)
         return news
 
@@ -187,38 +200,26 @@ class Engine:
         return self._follower_hurries
 
     def adopt(self, latest: Versioned[Manifest], flushed: FrozenMemtable | None = None) -> None:
-        """Make a manifest the current one, and forget the memtable whose rows it holds."""
+        """Make a manifest the current one, and forget the memtable whose rows it holds.
+
+        What an exception cuts off is done by the next call: by a newer manifest, or by the same one.
+        """
         with self._adopting:
-            if latest.id <= self._manifest.id and flushed is None:
+            newer = latest.id > self.manifest.id
+            if not newer and flushed is None:
                 return
-            # The expensive part, outside the lock that writes need.
-            prepared = self.views.prepare(latest.value) if latest.id > self._manifest.id else None
-            with self._changed:
-                if latest.id > self._manifest.id:
-                    self._manifest = latest
-                if flushed is not None:
-                    self.committer.drop_flushed(flushed)
-                self._publish(prepared)
-                self._changed.notify_all()
-            if prepared is not None and self.read_pins.shown(prepared.forest, latest):
-                self.supervisor.wake(self.read_pins)
+            prepared = None
+            if newer:
+                # The expensive part, outside the lock that writes need.
+                prepared = self.views.prepare(latest.value)
+                # Before reads begin to use these SSTs, so that none of them is missed.
+                if self.read_pins.shown(prepared.forest, latest):
+                    self.supervisor.wake(self.read_pins)
+            self.state.update(lambda now: now.adopt(latest, prepared, flushed))
         self.supervisor.wake(self._flusher)
         if not self._follower_hurries and self._loads.expected:
             self._hurry_follower()
         self.maintenance.note_manifest(latest)
-
-    def _publish(self, prepared: Any = None) -> None:
-        """Show readers the memtables of this moment, over the tables they had or `prepared` ones.
-
-        The caller holds the lock; readers do not, so the view changes in one step. A memtable whose flush the
-        manifest knows is left out even if the flusher has not come to drop it: its merges would count twice.
-        """
-        if self._closed is None:
-            in_tables = self._manifest.value.last_l0_seq
-            memtables = self.committer.memtables
-            waiting = (frozen.table for frozen in memtables.frozen if frozen.last_seq > in_tables)
-            base = self.view if prepared is None else prepared
-            self.view = base.with_memtables((memtables.active, *waiting))
 
     # -- durability ---------------------------------------------------------------------------------------
 
@@ -226,8 +227,8 @@ class Engine:
         """Make everything up to `seq` durable soon: through the log, or without one through L0."""
         if self.env.settings.wal_enabled:
             self._wal.request(seq)
-        elif self.committer.freeze() is not None:
-            self._on_freeze()
+        else:
+            self.committer.freeze()
 
     def flush_log(self) -> None:
         """Wait until everything written so far is on the store."""
@@ -237,14 +238,11 @@ class Engine:
         self, unless: Callable[[], bool] = lambda: False, *, timeout_s: float | None = None
     ) -> None:
         """Wait until everything written so far is in tables, or `unless` says to wait no longer."""
-        frozen = self.committer.freeze()
-        if frozen is not None:
-            self._on_freeze()
+        self.committer.freeze()
         last_seq = self.durability.last_seq
-        with self._changed:
-            done = self._changed.wait_for(
-                lambda: self._flushed_through(last_seq) or self._stopped() or unless(), timeout=timeout_s
-            )
+        done = self.state.changed.wait_for(
+            lambda: self._flushed_through(last_seq) or self._stopped() or unless(), timeout=timeout_s
+        )
         if not done:
             raise Unavailable(f"what was written is not in tables after {timeout_s} s")
         if not self._flushed_through(last_seq):
@@ -252,38 +250,44 @@ class Engine:
             self.check_open()
 
     def _flushed_through(self, seq: int) -> bool:
-        pending = self.committer.memtables.frozen
-        return not pending or pending[-1].last_seq > seq or self._manifest.value.last_l0_seq >= seq
+        now = self.state.now
+        pending = now.memtables.frozen
+        return not pending or pending[-1].last_seq > seq or now.manifest.value.last_l0_seq >= seq
 
     def _stopped(self) -> bool:
-        return self._closed is not None or self.durability.failure is not None
+        return self.closed is not None or self.durability.failure is not None
 
     # -- closing ------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Flush, stop the services and write a last manifest. Afterwards every call raises `Closed`.
 
-        A crash halfway loses nothing that was durable: the next opening replays the log.
+        A crash halfway loses nothing that was durable: the next opening replays the WAL. After an interrupt (Ctrl-C)
+        writes are refused, and another `close` goes on where this one stopped.
         """
-        with self._changed:
-            if self._closing or self._forked:
+        if self._forked:
+            return
+        with self._closing:
+            if self._close_done:
                 return
-            self._closing = True
-            clean = self._closed is None and self.durability.failure is None
+            if self._clean is None:
+                self._clean = not self._stopped()
+            self._close(clean=self._clean)
+            self._close_done = True
+
+    def _close(self, *, clean: bool) -> None:
         reason = Closed("the database was closed; open it again")
         # Writers are turned away before the flush: what was taken is then flushed, or its loss is reported.
         self.committer.refuse(reason)
         try:
-            if clean:
+            if clean and not self._stopped():
                 self.flush_all()
-        finally:
-            self._shut(reason)
-            self.durability.fail(reason)
-            self.maintenance.stop()
-            try:
-                self.supervisor.stop(_STOP_TIMEOUT_S)
-            finally:
-                self._flusher.close()
+        except Exception:
+            # There is no second try: the loss is reported here, and the services are given back all the same.
+            self._clean, self._close_done = False, True
+            self._stop(reason)
+            raise
+        self._stop(reason)
         if clean:
             last_wal_id = self.committer.last_wal_id
             self.manifests.update(
@@ -303,13 +307,24 @@ class Engine:
         if wal_enabled:
             self.flush_log()
 
+    def _stop(self, reason: Closed) -> None:
+        """End the services; what waits for them is told why. May be called again."""
+        self._shut(reason)
+        self.durability.fail(reason)
+        self.maintenance.stop()
+        try:
+            self.supervisor.stop(_STOP_TIMEOUT_S)
+        finally:
+            self._flusher.close()
+
     def _shut(self, reason: Closed) -> None:
-        with self._changed:
-            if self._closed is None:
-                self._closed = reason
-                self.view = self.views.closed(reason)
-            self._changed.notify_all()
-        self.committer.refuse(reason)
+        def end(now: State) -> State:
+            if now.closed is not None:
+                return now
+            refusal = now.refusal or reason
+            return replace(now, closed=reason, view=self.views.closed(reason), refusal=refusal)
+
+        self.state.update(end)
 
     def _on_failure(self, error: FlagstoneError) -> None:
         """A service failed for good: nothing more becomes durable, and all who wait must know."""
@@ -325,14 +340,18 @@ class Engine:
         """In a forked child, which has none of the threads: every call raises `Closed`, and none hangs."""
         renew_lock(self.durability.lock)
         renew_lock(self._adopting)
+        renew_lock(self._closing)
         self._forked = True
         self._on_failure(reason)
 
     # -- what the services report -------------------------------------------------------------------------
 
-    def _on_first_unlogged(self) -> None:
+    def _on_unlogged(self) -> None:
         if self.env.settings.wal_enabled:
             self._wal.arm()
+
+    def _on_wal_full(self) -> None:
+        self._wal.request()
 
     def _on_freeze(self) -> None:
         self._wal_at_freeze = self.committer.last_wal_id
@@ -344,8 +363,7 @@ class Engine:
         # Many small files make the next opening slow: a flush lets replay start behind them.
         if wal_id - self._wal_at_freeze >= self.env.settings.max_wal_flushes_before_l0_flush:
             self._wal_at_freeze = wal_id
-            if self.committer.freeze() is not None:
-                self._on_freeze()
+            self.committer.freeze()
         if self.committer.memtables.frozen:
             self.supervisor.wake(self._flusher)
 
@@ -359,8 +377,8 @@ class Engine:
         self.supervisor.wake(self._follower)
 
     def _notify(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
+        with self.state.lock:
+            self.state.changed.notify_all()
 
     def expire_read_points(self) -> None:
         """End the snapshots and transactions that nobody ended in time."""
@@ -389,4 +407,7 @@ class Engine:
             self.fence.guard(lambda now: drop_empty_segments(apply_flush(now.value, flush))),
             timeout_s=self.env.settings.manifest_update_timeout.total_seconds(),
         )
+        if not self.env.settings.wal_enabled:
+            # Before reads lose sight of the memtable: it still has the versions that were visible until now.
+            self.durability.advance_durable(frozen.last_seq)
         self.adopt(written, frozen)

@@ -188,10 +188,11 @@ def _replayed(
         if latest_ms is not None:
             last_tick_ms = max(last_tick_ms, latest_ms)
         if memtables.active.size() >= freeze_bytes:
-            memtables.freeze(last_seq=Seq(last_seq), last_tick_ms=last_tick_ms, replay_after=previous)
+            memtables = memtables.freeze(
+                last_seq=Seq(last_seq), last_tick_ms=last_tick_ms, replay_after=previous
+            )
         previous = file.wal_id
-    memtables.mark_logged()
-    return Opened(fence, latest, memtables, last_seq, last_tick_ms, fence_id, segments)
+    return Opened(fence, latest, memtables.logged(), last_seq, last_tick_ms, fence_id, segments)
 
 
 def _checked(files: Iterator[ReplayedFile], segments: SegmentGate | None) -> Iterator[ReplayedFile]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import importlib
 import os
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from flagstone.kernels.shadow import cython_stand_in
+from flagstone.kernels.shadow import cython_stand_in, run_under_one_lock
 
 if TYPE_CHECKING:
     from flagstone.kernels import _block_reader as block_reader
@@ -29,10 +29,17 @@ if TYPE_CHECKING:
     from flagstone.kernels import _value_rows as value_rows
 
 
+_SHARED_BY_THREADS: Final = ("memtable", "probe")
+"""Kernels whose objects are read by some threads while others change them; the others' belong to one thread each."""
+
+
 def load_interpreted(name: str) -> ModuleType:
     """The kernel as ordinary Python, whatever else is installed."""
     with cython_stand_in():
-        return importlib.import_module(f"flagstone.kernels._{name}")
+        module = importlib.import_module(f"flagstone.kernels._{name}")
+    if name in _SHARED_BY_THREADS:
+        run_under_one_lock(module)
+    return module
 
 
 def load_compiled(name: str) -> ModuleType | None:

@@ -10,11 +10,17 @@ to the next older one, so that versions are read from new to old:
 
     anchor.link -> newest -> … -> second -> anchor          (0: the anchor is the only version)
 
-Order is kept as in a log-structured tree: anchors not yet sorted are sorted into a run when somebody scans or
-flushes, and runs of similar size are merged. Loading costs no comparison at all.
+Order is kept as in a log-structured tree: anchors not yet sorted are sorted into a run when a scan or a flush needs
+them, and runs of similar size are merged. Loading costs no comparison at all.
 
-Writers must exclude each other; readers need nothing, because every method runs under the interpreter lock and
-calls nobody else's code. Written in Cython's pure-Python mode; see `_block_writer` for how that works.
+Writers must exclude each other; readers need nothing, because every method runs under one lock: the interpreter's,
+or where the kernel is interpreted one that stands for it (see `shadow`).
+
+An exception may still be raised inside a method: `MemoryError` anywhere, Ctrl-C where the kernel is interpreted, and a
+garbage collection may run other code in the middle of one. So what readers use (links, slots, sorted runs) is replaced
+by single assignments of things that are complete. A write that is cut off leaves `newest_seq` above the number the
+caller counts as written; the caller then goes on with `copy_through`. Written in Cython's pure-Python mode; see
+`_block_writer` for how that works.
 """
 
 from __future__ import annotations
@@ -51,6 +57,8 @@ LONG_AGO = cython.declare(cython.longlong, -(1 << 63))
 def _get(data: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.int) -> cython.ulonglong:
     value: cython.ulonglong = 0
     index: cython.int
+    if not cython.compiled:
+        return int.from_bytes(data[at : at + size], "little")
     for index in range(size):
         value |= cython.cast(cython.ulonglong, data[at + index]) << (8 * index)
     return value
@@ -73,6 +81,10 @@ def _put(
     out: cython.p_uchar, at: cython.Py_ssize_t, value: cython.ulonglong, size: cython.int
 ) -> cython.void:
     index: cython.int
+    if not cython.compiled:
+        # In one step: a reader that follows a link must never find half of it.
+        out[at : at + size] = (value & ANY_SEQ).to_bytes(8, "little")[:size]
+        return
     for index in range(size):
         out[at + index] = (value >> (8 * index)) & 0xFF
 
@@ -122,13 +134,11 @@ class Memtable:
     chunk_used: cython.Py_ssize_t
     chunk_size: cython.Py_ssize_t
     slots: cython.ulonglong[::1]
-    mask: cython.ulonglong
     keys: cython.Py_ssize_t
     entries: cython.Py_ssize_t
     total_bytes: cython.Py_ssize_t
-    runs: list
-    sorted_chunk: cython.Py_ssize_t
-    sorted_at: cython.Py_ssize_t
+    largest_seq: cython.ulonglong
+    order: tuple
     has_merges: cython.bint
     touched: cython.uint
 
@@ -139,10 +149,10 @@ class Memtable:
         self.chunk = bytearray()
         self.chunk_used = self.chunk_size = 0
         self.slots = array("Q", bytes(8 * 256))
-        self.mask = 255
         self.keys = self.entries = self.total_bytes = 0
-        self.runs = []
-        self.sorted_chunk = self.sorted_at = 0
+        self.largest_seq = 0
+        # (sorted runs, chunk and offset up to which anchors are in them), replaced as a whole.
+        self.order = ((), 0, 0)
         self.has_merges = False
         self.touched = 0
 
@@ -158,6 +168,10 @@ class Memtable:
         """Whether any row is a merge operand."""
         return self.has_merges
 
+    def newest_seq(self) -> int:
+        """The largest sequence number that was ever given to a row here, also to one that was cut off."""
+        return self.largest_seq
+
     @cython.ccall
     def insert(
         self,
@@ -167,8 +181,40 @@ class Memtable:
         value: bytes,
         created: object,
         expires: object,
-    ) -> int:
-        """Add one row, whose seq must not be below that of any row of the same key; returns `size()`."""
+    ) -> cython.Py_ssize_t:
+        """Add one row under a new sequence number; returns `size()`.
+
+        Returns -1, and adds nothing, when `seq` is not above `newest_seq()`: an exception has cut a write off.
+        """
+        if seq <= self.largest_seq:
+            return -1
+        # First of all: whatever is raised from here on, the number tells that this row may be half made.
+        self.largest_seq = seq
+        self._add(key, seq, kind, value, created, expires)
+        return self.total_bytes
+
+    def insert_batch(self, rows: list, seq: cython.ulonglong, created: object) -> cython.Py_ssize_t:
+        """Add rows `(key, kind, value, expires)` under one new sequence number; returns as `insert` does."""
+        row: tuple
+        if seq <= self.largest_seq:
+            return -1
+        self.largest_seq = seq
+        for row in rows:
+            self._add(row[0], seq, row[1], row[2], created, row[3])
+        return self.total_bytes
+
+    @cython.cfunc
+    @cython.inline
+    @cython.exceptval(-1)
+    def _add(
+        self,
+        key: bytes,
+        seq: cython.ulonglong,
+        kind: cython.int,
+        value: bytes,
+        created: object,
+        expires: object,
+    ) -> cython.int:
         size: cython.Py_ssize_t = HEADER + len(key) + len(value)
         out: cython.p_uchar
         at: cython.Py_ssize_t
@@ -178,8 +224,11 @@ class Memtable:
         hashed: cython.ulonglong = _hash(key)
         slot: cython.ulonglong
         newest: cython.ulonglong
+        # All memory before the first change: there may be none.
         if self.chunk_used + size > self.chunk_size:
             self._new_chunk(size)
+        if (self.keys + 1) * 4 > (len(self.slots) - 1) * 3:
+            self._grow()
         at = self.chunk_used
         out = self.chunk
         address = _address(len(self.chunks), at)
@@ -198,6 +247,7 @@ class Memtable:
         _copy(out, at + HEADER + len(key), value, 0, len(value))
         slot = self._find(key, hashed)
         anchor = self.slots[slot] & ADDRESS_MASK
+        # The row is complete; one assignment makes it the newest of its key.
         if anchor:
             newest = self._link(anchor)
             _put(out, at, newest if newest else anchor, 8)
@@ -213,21 +263,49 @@ class Memtable:
         self.ends[len(self.chunks) - 1] = at + size
         self.entries += 1
         self.total_bytes += size
-        if cython.cast(cython.ulonglong, self.keys) * 4 > self.mask * 3:
-            self._grow()
-        return self.total_bytes
+        return 0
+
+    def copy_through(self, last_seq: cython.ulonglong) -> Memtable:
+        """A memtable of the rows up to `last_seq`, at the same positions. Rows must have come in ascending order.
+
+        What a write that was cut off has left behind is not in it.
+        """
+        twin: Memtable = Memtable()
+        chunk: cython.Py_ssize_t
+        at: cython.Py_ssize_t
+        end: cython.Py_ssize_t
+        data: cython.p_const_uchar
+        entry: cython.ulonglong
+        for chunk in range(len(self.chunks)):
+            data = self._chunk_of(_address(chunk + 1, 0))
+            end = self.ends[chunk]
+            at = 0
+            while at < end:
+                if _get(data, at + 8, 8) > last_seq:
+                    return twin
+                entry = _address(chunk + 1, at)
+                row: tuple = self._row(entry, self._key(entry))
+                twin._add(row[0], row[1], row[2], row[3], row[4], row[5])
+                twin.largest_seq = row[1]
+                at += HEADER + _get(data, at + 36, 2) + _get(data, at + 32, 4)
+        return twin
 
     def insert_rows(self, rows: list) -> tuple:
-        """`insert` entry tuples in their order; returns the largest seq and the latest creation among them."""
+        """Add entry tuples in their order, under the numbers they have.
+
+        Returns the largest seq and the latest creation among them.
+        """
         row: tuple
         seq: cython.ulonglong
         largest: cython.ulonglong = 0
         latest: object = None
         for row in rows:
             seq = row[1]
-            self.insert(row[0], seq, row[2], row[3], row[4], row[5])
+            self._add(row[0], seq, row[2], row[3], row[4], row[5])
             if seq > largest:
                 largest = seq
+            if seq > self.largest_seq:
+                self.largest_seq = seq
             if row[4] is not None and (latest is None or row[4] > latest):
                 latest = row[4]
         return largest, latest
@@ -272,44 +350,48 @@ class Memtable:
         """Bring a few thousand more keys in order, in a millisecond or two; False when all are."""
         return self._sort_step() != 0
 
-    def sort(self) -> list:
+    def sort(self) -> tuple:
         """Bring all rows in order; returns the sorted runs, whose first element is an array of anchors."""
         while self._sort_step():
             pass
-        return list(self.runs)
+        return self.order[0]
 
-    def sort_completely(self) -> int:
-        """Bring all rows in order as one run; returns its number of keys. May be slow once, is free afterwards."""
+    def sort_completely(self) -> tuple:
+        """All rows in order as one run, for `sorted_stream` and `versions_at`. May be slow once, is free afterwards."""
         self.sort()
-        while len(self.runs) > 1:
-            self.runs.append(self._merged(self.runs.pop(), self.runs.pop()))
-        return self.keys
+        order: tuple = self.order
+        runs: tuple = order[0]
+        while len(runs) > 1:
+            runs = (*runs[:-2], self._merged(runs[len(runs) - 2], runs[len(runs) - 1]))
+            self.order = (runs, order[1], order[2])
+        return runs[0] if runs else (array("Q"), array("Q"), 0)
 
     def scan(self, start: bytes | None, stop: bytes | None, max_seq: int, reverse: bool) -> MemtableScan:
         """A cursor over the keys in [start, stop) as they are now; rows added later are not seen."""
         return MemtableScan(self, start, stop, max_seq, reverse)
 
-    def versions_at(self, index: int) -> list:
-        """All rows of the `index`-th key in order, newest first. Needs `sort_completely`."""
-        anchor: cython.ulonglong = self.runs[0][0][index]
+    def versions_at(self, run: tuple, index: int) -> list:
+        """All rows of the `index`-th key of a sorted run, newest first."""
+        anchor: cython.ulonglong = run[0][index]
         return self.versions(self._key(anchor), ANY_SEQ)
 
     def sorted_stream(
         self,
+        run: tuple,
         start: cython.Py_ssize_t,
         stream: bytearray,
         min_seq: cython.ulonglong,
         now_ms: cython.longlong,
     ) -> tuple:
-        """Fill `stream` with rows in key order from the `start`-th key on, as `RowWriter.write` takes them.
+        """Fill `stream` with rows in key order from the `start`-th key of `run` on, as `RowWriter.write` takes them.
 
-        Needs `sort_completely`. Applies what a flush may leave out: values expired at `now_ms` become
+        Applies what a flush may leave out: values expired at `now_ms` become
         tombstones, and of each key only versions above `min_seq` and the newest one not above it are kept. Stops
         before a key with merge operands, which need the operator. Returns `(next key, bytes used)`; the stream grows
         when the versions of a key do not fit into it.
         """
-        anchors: cython.ulonglong[::1] = self.runs[0][0]
-        total: cython.Py_ssize_t = self.keys
+        anchors: cython.ulonglong[::1] = run[0]
+        total: cython.Py_ssize_t = len(anchors)
         out: cython.p_uchar = stream
         room: cython.Py_ssize_t = len(stream)
         enough: cython.Py_ssize_t = room // 2
@@ -438,17 +520,22 @@ class Memtable:
             self.touched = touched
 
     @cython.cfunc
-    def _new_chunk(self, size: cython.Py_ssize_t) -> cython.void:
-        self.chunk_size = size if size > CHUNK_BYTES else CHUNK_BYTES
-        self.chunk = bytearray(self.chunk_size)
-        self.chunk_used = 0
-        self.ends.append(0)
+    @cython.exceptval(-1)
+    def _new_chunk(self, size: cython.Py_ssize_t) -> cython.int:
+        room: cython.Py_ssize_t = size if size > CHUNK_BYTES else CHUNK_BYTES
+        chunk: bytearray = bytearray(room)
         if len(self.chunks) == len(self.bases):
             self.bases = _doubled(self.bases)
         if cython.compiled:
-            base: cython.p_uchar = self.chunk
+            base: cython.p_uchar = chunk
             self.bases[len(self.chunks)] = cython.cast(cython.ulonglong, base)
-        self.chunks.append(self.chunk)
+        # The end before the chunk: who walks the chunks looks up the end of each.
+        self.ends.append(0)
+        self.chunks.append(chunk)
+        self.chunk = chunk
+        self.chunk_used = 0
+        self.chunk_size = room
+        return 0
 
     @cython.cfunc
     @cython.inline
@@ -463,7 +550,8 @@ class Memtable:
     @cython.exceptval(check=False)
     def _find(self, key: bytes, hashed: cython.ulonglong) -> cython.ulonglong:
         """The slot that holds the key's anchor, or the free one where it would go."""
-        slot: cython.ulonglong = hashed & self.mask
+        mask: cython.ulonglong = len(self.slots) - 1
+        slot: cython.ulonglong = hashed & mask
         held: cython.ulonglong = self.slots[slot]
         wanted: cython.p_const_uchar = key
         data: cython.p_const_uchar
@@ -480,28 +568,31 @@ class Memtable:
                             return slot
                     elif data[at : at + size] == key:
                         return slot
-            slot = (slot + 1) & self.mask
+            slot = (slot + 1) & mask
             held = self.slots[slot]
         return slot
 
     @cython.cfunc
-    def _grow(self) -> cython.void:
-        """Double the hash table."""
+    @cython.exceptval(-1)
+    def _grow(self) -> cython.int:
+        """Double the hash table. The new one is filled before anyone can look into it."""
         old: cython.ulonglong[::1] = self.slots
+        mask: cython.ulonglong = 2 * len(old) - 1
+        grown: cython.ulonglong[::1] = array("Q", bytes(8)) * (mask + 1)
         index: cython.Py_ssize_t
         slot: cython.ulonglong
         hashed: cython.ulonglong
-        self.mask = self.mask * 2 + 1
-        self.slots = array("Q", bytes(8)) * (self.mask + 1)
         for index in range(len(old)):
             if old[index]:
                 hashed = old[index] >> ADDRESS_BITS
-                if self.mask > TAG_MASK:
+                if mask > TAG_MASK:
                     hashed = _hash(self._key(old[index] & ADDRESS_MASK))
-                slot = hashed & self.mask
-                while self.slots[slot]:
-                    slot = (slot + 1) & self.mask
-                self.slots[slot] = old[index]
+                slot = hashed & mask
+                while grown[slot]:
+                    slot = (slot + 1) & mask
+                grown[slot] = old[index]
+        self.slots = grown
+        return 0
 
     @cython.cfunc
     @cython.inline
@@ -620,32 +711,34 @@ class Memtable:
     def _sort_step(self) -> cython.int:
         """Sort the next few thousand anchors into a run, merge runs of similar size; 0 when none is left."""
         anchors: cython.ulonglong[::1] = array("Q", bytes(8 * SORT_STEP))
+        order: tuple = self.order
+        runs: list = list(order[0])
+        chunk: cython.Py_ssize_t = order[1]
+        at: cython.Py_ssize_t = order[2]
+        chunks: cython.Py_ssize_t = len(self.chunks)
         count: cython.Py_ssize_t = 0
         data: cython.p_const_uchar
-        at: cython.Py_ssize_t = self.sorted_at
         end: cython.Py_ssize_t
-        while self.sorted_chunk < len(self.chunks) and count < SORT_STEP:
-            end = self.ends[self.sorted_chunk]
-            data = self._chunk_of(_address(self.sorted_chunk + 1, 0))
+        while chunk < chunks and count < SORT_STEP:
+            end = self.ends[chunk]
+            data = self._chunk_of(_address(chunk + 1, 0))
             while at < end and count < SORT_STEP:
                 if data[at + 38] & ANCHOR_FLAG:
-                    anchors[count] = _address(self.sorted_chunk + 1, at)
+                    anchors[count] = _address(chunk + 1, at)
                     count += 1
                 at += HEADER + _get(data, at + 36, 2) + _get(data, at + 32, 4)
-            if at < end or self.sorted_chunk + 1 == len(self.chunks):
+            if at < end or chunk + 1 == chunks:
                 break
-            self.sorted_chunk += 1
+            chunk += 1
             at = 0
-        self.sorted_at = at
-        if count == 0:
-            return 0
-        self.runs.append(self._sorted(anchors[:count]))
-        while len(self.runs) > 1 and len(self.runs[len(self.runs) - 2][0]) <= 2 * len(
-            self.runs[len(self.runs) - 1][0]
-        ):
-            newer = self.runs.pop()
-            self.runs.append(self._merged(self.runs.pop(), newer))
-        return 1
+        if count:
+            runs.append(self._sorted(anchors[:count]))
+        while len(runs) > 1 and len(runs[len(runs) - 2][0]) <= 2 * len(runs[len(runs) - 1][0]):
+            newer: tuple = runs.pop()
+            runs.append(self._merged(runs.pop(), newer))
+        # Sorted aside and shown at once: code that a garbage collection runs in between still finds every row.
+        self.order = (tuple(runs), chunk, at)
+        return 1 if count else 0
 
     @cython.cfunc
     def _sorted(self, anchors: cython.ulonglong[::1]) -> tuple:

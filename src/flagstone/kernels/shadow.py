@@ -1,15 +1,22 @@
-"""Stands in for the `cython` module while kernels are imported as ordinary Python.
+"""Stands in for the `cython` module, and for the interpreter lock, where kernels run as ordinary Python.
 
 Only the few names our kernels use, each doing nothing. Annotations are never evaluated (the kernels import
 `annotations` from `__future__`), so C types need no stand-in. Shipping this keeps Cython a build-time tool.
+
+A compiled method holds the interpreter lock from its first to its last line, and the kernels whose objects several
+threads share rely on that. Interpreted, another thread may run between any two steps: `run_under_one_lock` gives such a
+kernel the same guarantee.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
+from functools import wraps
+from threading import RLock
+from types import FunctionType, ModuleType
 from typing import Any, TypeVar
 
 Decorated = TypeVar("Decorated")
@@ -79,3 +86,40 @@ def cython_stand_in() -> Iterator[None]:
                 del sys.modules[name]
             else:
                 sys.modules[name] = module
+
+
+# One for all kernels, as the interpreter lock is. Reentrant: a garbage collection may run code that reads, in the
+# middle of a method.
+_lock = RLock()
+
+
+def _renew_lock() -> None:
+    """In a forked child: the thread that held the lock is not there to give it back."""
+    global _lock  # noqa: PLW0603
+    _lock = RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+def _locked(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        with _lock:
+            return function(*arguments, **options)
+
+    return call
+
+
+def run_under_one_lock(module: ModuleType) -> None:
+    """Let every public function and method of an interpreted kernel run as a whole, as its compiled form does."""
+    for name, member in list(vars(module).items()):
+        if getattr(member, "__module__", None) != module.__name__ or hasattr(member, "__wrapped__"):
+            continue
+        if isinstance(member, FunctionType) and not name.startswith("_"):
+            setattr(module, name, _locked(member))
+        elif isinstance(member, type):
+            for attribute, method in list(vars(member).items()):
+                public = not attribute.startswith("_") or attribute in ("__init__", "__len__")
+                if isinstance(method, FunctionType) and public and not hasattr(method, "__wrapped__"):
+                    setattr(member, attribute, _locked(method))

@@ -18,7 +18,7 @@ from weakref import WeakSet
 from flagstone.errors import Closed, FlagstoneError, InternalError, Unavailable
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.pool import EXIT_GRACE_SECONDS
-from flagstone.runtime.sync import Event, Lock, ThreadHandle, start_thread
+from flagstone.runtime.sync import Lock, ThreadHandle, Wakeup, start_thread
 
 _log = logging.getLogger("flagstone.runtime")
 
@@ -149,9 +149,8 @@ class Supervisor:
                 delay = service.run_once()
                 if delay is None:
                     break
+                # A wake-up during the step is kept for the next one.
                 runner.wakeup.wait(delay)
-                # Cleared before the step, so that a wake-up during the step is kept for the next one.
-                runner.wakeup.clear()
         except BaseException as error:  # noqa: BLE001 - handed to the caller, whatever it is
             self._fail(service, error)
         finally:
@@ -196,7 +195,7 @@ class Supervisor:
 class _Runner:
     def __init__(self, service: Service) -> None:
         self.service = service
-        self.wakeup = Event()
+        self.wakeup = Wakeup()
         self.thread: ThreadHandle | None = None
         self.ident: int | None = None
 

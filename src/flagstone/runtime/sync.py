@@ -6,15 +6,21 @@ simulator is installed they hand out the simulator's, which is how a seeded run 
 
 Only what is created while the simulator is installed belongs to it. A lock made at import time stays a real
 one, so it must never be held across a store call, a wait or a sleep.
+
+Ctrl-C raises `KeyboardInterrupt` between any two steps of Python code. A lock of the standard library is taken and
+given back by C code, so `with lock:` cannot be cut in half. Its `Condition` and `Event` are Python code around a lock:
+an interrupt in there leaves the lock held for ever, or has `with` give back a lock that another thread holds.
+`Waiters`, `Wakeup` and `Event` here wait without holding any lock, and use only locks taken by C code.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 __all__ = [
     "Condition",
@@ -23,6 +29,8 @@ __all__ = [
     "Primitives",
     "RLock",
     "ThreadHandle",
+    "Waiters",
+    "Wakeup",
     "install",
     "simulated",
     "start_thread",
@@ -103,10 +111,127 @@ else:
         return threading.RLock() if _simulator is None else _simulator.rlock()
 
     def Event():  # noqa: N802
-        return threading.Event() if _simulator is None else _simulator.event()
+        return _Event() if _simulator is None else _simulator.event()
 
     def Condition(lock=None):  # noqa: N802
         return threading.Condition(lock) if _simulator is None else _simulator.condition(lock)
+
+
+_LONGEST_WAIT_S: Final = 86_400.0
+"""A lock's wait has a largest timeout. A thread that waits for longer wakes once a day and waits again."""
+
+
+def _closed_gate() -> Lock:
+    gate = Lock()
+    gate.acquire()
+    return gate
+
+
+def _open_gate(gate: Lock) -> None:
+    if gate.locked():
+        # Another thread may have opened it at the same moment.
+        with suppress(RuntimeError):
+            gate.release()
+
+
+def _wait_at(gate: Lock, timeout: float | None) -> bool:
+    return gate.acquire(
+        timeout=_LONGEST_WAIT_S if timeout is None else min(max(timeout, 0.0), _LONGEST_WAIT_S)
+    )
+
+
+class Wakeup:
+    """Lets one thread sleep until others wake it. A wake-up that comes while it does not sleep is kept."""
+
+    __slots__ = ("_gate",)
+
+    def __init__(self) -> None:
+        self._gate: Lock = _closed_gate()
+
+    def set(self) -> None:
+        """Wake the thread. Takes no lock, so a signal handler may call it."""
+        _open_gate(self._gate)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Sleep until a wake-up comes, and use it up; False when `timeout` seconds passed first."""
+        return _wait_at(self._gate, timeout)
+
+
+class Waiters:
+    """Threads that wait for a change of what `lock` guards.
+
+    The one that changes it holds the lock and calls `notify_all` before the change: an exception between the two then
+    costs a wake-up too many, never one too few.
+    """
+
+    __slots__ = ("_gates", "_lock")
+
+    def __init__(self, lock: Lock) -> None:
+        self._lock = lock
+        self._gates: list[Lock] = []
+
+    def notify_all(self) -> None:
+        """Let every waiting thread look again, as soon as the lock is free. The caller holds the lock."""
+        for gate in self._gates:
+            _open_gate(gate)
+
+    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Block until `predicate` is true, and return that; False after `timeout` seconds.
+
+        The predicate is called with the lock held. The caller must not hold it.
+        """
+        deadline = None if timeout is None else monotonic() + timeout
+        gate = _closed_gate()
+        with self._lock:
+            if predicate():
+                return True
+            self._gates.append(gate)
+        try:
+            while True:
+                remaining = None if deadline is None else deadline - monotonic()
+                woken = _wait_at(gate, remaining)
+                with self._lock:
+                    if predicate():
+                        return True
+                if not woken and deadline is not None and monotonic() >= deadline:
+                    return False
+        finally:
+            with self._lock:
+                self._gates.remove(gate)
+
+
+class _Event:
+    """`threading.Event` that no interrupt can jam. Takes no lock, so a signal handler may set it."""
+
+    __slots__ = ("_flag", "_gates")
+
+    def __init__(self) -> None:
+        self._flag = False
+        self._gates: list[Lock] = []
+
+    def is_set(self) -> bool:
+        return self._flag
+
+    def set(self) -> None:
+        self._flag = True
+        for gate in list(self._gates):
+            _open_gate(gate)
+
+    def clear(self) -> None:
+        self._flag = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if self._flag:
+            return True
+        gate = _closed_gate()
+        self._gates.append(gate)
+        try:
+            # Asked again: it may have been set before the gate was in the list.
+            if not self._flag:
+                _wait_at(gate, timeout)
+        finally:
+            self._gates.remove(gate)
+        return self._flag
 
 
 def start_thread(run: Callable[[], None], *, name: str) -> ThreadHandle:

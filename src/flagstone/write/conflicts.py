@@ -104,17 +104,17 @@ class ConflictTracker:
         "_max_keys",
         "_oldest",
         "_points",
+        "_running",
         "_sorted",
         "_ticket",
         "_tracked",
-        "_transactions",
         "_unsorted",
     )
 
     def __init__(self, *, max_tracked_keys: int = MAX_TRACKED_KEYS) -> None:
         self._max_keys = max_tracked_keys
         self._points: dict[int, ReadPoint] = {}
-        self._transactions = 0
+        self._running: dict[int, TransactionState] = {}
         # (seq, ticket) of every point; those that have ended are left in until they come up.
         self._oldest: list[tuple[int, int]] = []
         self._ticket = 0
@@ -131,7 +131,7 @@ class ConflictTracker:
     @property
     def transactions(self) -> int:
         """How many transactions run. While there is none, a write that is visible at once need not be recorded."""
-        return self._transactions
+        return len(self._running)
 
     @property
     def tracked_keys(self) -> int:
@@ -142,9 +142,9 @@ class ConflictTracker:
         """A transaction that reads as of `seq`, which must be what is visible now."""
         self._ticket += 1
         state = TransactionState(seq, self._ticket, deadline_ms, isolation)
-        self._transactions += 1
         self._committed_seq = max(self._committed_seq, seq)
         self._add(state)
+        self._running[state.ticket] = state
         return state
 
     def pin(self, seq: int, *, deadline_ms: int | None = None) -> ReadPoint:
@@ -155,12 +155,11 @@ class ConflictTracker:
         return point
 
     def end(self, point: ReadPoint) -> None:
-        """A transaction or snapshot is over. Ending it again does nothing."""
-        if self._points.pop(point.ticket, None) is not None:
-            point.ended = True
-            self._transactions -= isinstance(point, TransactionState)
-            if self._transactions == 0:
-                self._forget_through(self._committed_seq)
+        """A transaction or snapshot is over. Ending it again does nothing, or what an exception has cut off."""
+        point.ended = True
+        self._points.pop(point.ticket, None)
+        if self._running.pop(point.ticket, None) is not None and not self._running:
+            self._forget_through(self._committed_seq)
 
     def expire(self, now_ms: int) -> list[ReadPoint]:
         """End whatever is past its deadline, and return it: its data need not be kept any longer."""
@@ -216,13 +215,14 @@ class ConflictTracker:
         """
         self._committed_seq = max(self._committed_seq, committed_seq)
         self._forget_through(self._needed_above())
-        if not keys or (self._transactions == 0 and committed_seq >= seq):
+        if not keys or (not self._running and committed_seq >= seq):
             return
         self._commits.append((seq, keys))
         self._tracked += len(keys)
         latest = self._latest
         for key in keys:
             if key not in latest:
+                # In this order: a key that is looked up by range must be in order whenever it is in `latest`.
                 self._unsorted.append(key)
             latest[key] = seq
         while self._tracked > self._max_keys:
@@ -233,19 +233,20 @@ class ConflictTracker:
         """Rows anywhere in `ranges` were written under `seq`, all of them visible from now on."""
         self._committed_seq = max(self._committed_seq, seq)
         self._loads = [load for load in self._loads if load[0] > self._needed_above()]
-        if self._transactions:
+        if self._running:
             self._loads.append((seq, ranges))
 
     def _add(self, point: ReadPoint) -> None:
-        self._points[point.ticket] = point
+        # In this order: one whose place is taken without it being there is passed over.
         heappush(self._oldest, (point.seq, point.ticket))
+        self._points[point.ticket] = point
 
     def _needed_above(self) -> int:
         """Writes up to this number conflict with no transaction that runs or may yet begin.
 
         Snapshots count as well here: they only make it remember more, and are few.
         """
-        oldest = self.min_active_seq() if self._transactions else None
+        oldest = self.min_active_seq() if self._running else None
         return self._committed_seq if oldest is None else oldest
 
     def _forget_through(self, seq: int) -> None:
@@ -258,10 +259,14 @@ class ConflictTracker:
             for key in keys:
                 if latest.get(key) == written:
                     del latest[key]
+        # An exception may strike between any two of these: a key in order that is not in `latest` does no harm.
         if not commits:
-            self._sorted, self._unsorted = [], []
+            latest.clear()
+            self._sorted = []
+            self._unsorted = []
         elif len(self._sorted) + len(self._unsorted) > 2 * len(latest):
-            self._sorted, self._unsorted = [], list(latest)
+            self._unsorted = list(latest)
+            self._sorted = []
 
     def _meets_load(self, state: TransactionState) -> bool:
         """Whether a load since its start touched the ranges it depends on: which keys they had is not remembered."""
@@ -296,7 +301,6 @@ class ConflictTracker:
 
     def _ordered_keys(self) -> list[bytes]:
         if self._unsorted:
-            self._sorted += self._unsorted
-            self._sorted.sort()
+            self._sorted = sorted(self._sorted + self._unsorted)
             self._unsorted = []
         return self._sorted

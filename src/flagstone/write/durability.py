@@ -1,4 +1,4 @@
-"""Which writes are on the store, which are visible, and who waits for that.
+"""Which writes are on the store, which are visible, and which threads wait for that.
 
 Every write has a sequence number; three numbers tell what became of all of them:
 
@@ -6,10 +6,10 @@ Every write has a sequence number; three numbers tell what became of all of them
     committed_seq up to here everything is visible to ordinary reads
     last_seq      up to here everything is in memory
 
-A synchronous write is committed only when it is durable, and commits are strictly ordered: what comes after it
-waits with it. So `committed_seq` is `last_seq` while no synchronous write is on its way, and the number just
-before the first of them otherwise. Everything above `durable_seq` is lost in a crash; none of it was ever
-reported as durable.
+A write is visible when its call returns, so `committed_seq` is `last_seq`. With `synchronous_commit` a synchronous
+write (`await_durable`) is committed only when it is durable, and commits are strictly ordered: what comes after it
+waits with it. `committed_seq` is then the number just before the first synchronous write that is on its way.
+Everything above `durable_seq` is lost in a crash; none of it was ever reported as durable.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from flagstone.errors import FlagstoneError, InternalError, Unavailable
-from flagstone.runtime.sync import Condition, Lock
+from flagstone.runtime.sync import Lock, Waiters
 from flagstone.types import Seq
 
 if TYPE_CHECKING:
@@ -55,17 +55,24 @@ class DurabilityTracker:
         "durable_seq",
         "last_seq",
         "lock",
+        "synchronous_commit",
     )
 
     def __init__(
-        self, last_seq: int, *, request_flush: Callable[[int], None], lock: Lock | None = None
+        self,
+        last_seq: int,
+        *,
+        request_flush: Callable[[int], None],
+        synchronous_commit: bool = False,
+        lock: Lock | None = None,
     ) -> None:
         self.lock: Lock = Lock() if lock is None else lock
         self.last_seq: int = last_seq
         self.durable_seq: int = last_seq
         self.committed_seq: int = last_seq
-        self._changed = Condition(self.lock)
+        self._changed = Waiters(self.lock)
         self._request_flush = request_flush
+        self.synchronous_commit: bool = synchronous_commit
         self._pending: deque[int] = deque()
         self._waiters: list[_Waiter] = []
         self._ticket = 0
@@ -81,19 +88,22 @@ class DurabilityTracker:
         """How many synchronous writes wait for the store."""
         return len(self._pending)
 
-    def record(self, seq: int, *, synchronous: bool = False) -> None:
-        """A write took this number. The caller holds `lock`, and numbers only ever grow.
+    def defers(self, synchronous: bool) -> bool:
+        """Whether the next write, synchronous or not, becomes visible only when the store has it."""
+        return self.synchronous_commit and (synchronous or bool(self._pending))
 
-        Raises the failure if there was one: the write must then be taken back.
+    def record(self, seq: int, *, synchronous: bool = False) -> None:
+        """A write took this number: from here on it has happened. The caller holds `lock`, and numbers only ever grow.
+
+        An exception in here leaves a write that has happened, and is visible with the next one at the latest.
         """
-        if self._failure is not None:
-            self.raise_failure()
         if seq <= self.last_seq:
             raise InternalError(f"sequence number {seq} came after {self.last_seq}")
-        self.last_seq = seq
-        if synchronous:
+        deferred = self.defers(synchronous)
+        if deferred and synchronous:
             self._pending.append(seq)
-        elif not self._pending:
+        self.last_seq = seq
+        if not deferred:
             self.committed_seq = seq
 
     def skip_to(self, seq: int) -> None:
@@ -121,6 +131,7 @@ class DurabilityTracker:
                 )
             if seq <= self.durable_seq or self._failure is not None:
                 return
+            self._changed.notify_all()
             self.durable_seq = seq
             pending = self._pending
             while pending and pending[0] <= seq:
@@ -129,7 +140,6 @@ class DurabilityTracker:
             woken: list[_Waiter] = []
             while self._waiters and self._waiters[0][0] <= seq:
                 woken.append(heappop(self._waiters))
-            self._changed.notify_all()
         _wake(woken)
 
     def fail(self, error: FlagstoneError) -> None:
@@ -140,9 +150,9 @@ class DurabilityTracker:
         with self.lock:
             if self._failure is not None:
                 return
+            self._changed.notify_all()
             self._failure = error
             woken, self._waiters = self._waiters, []
-            self._changed.notify_all()
         _wake(woken)
 
     def raise_failure(self) -> None:
@@ -171,14 +181,23 @@ class DurabilityTracker:
         if self.is_durable(seq):
             return
         self._request_flush(seq)
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self.durable_seq >= seq or self._failure is not None, timeout=timeout
-            )
+        self._changed.wait_for(lambda: self.durable_seq >= seq or self._failure is not None, timeout=timeout)
         if not self.is_durable(seq):
             raise DurabilityTimeout(
                 f"write {seq} is not durable after {timeout} s; the store has everything up to {self.durable_seq}"
             )
+
+    def wait_committed(self, seq: int) -> None:
+        """Block until the write is visible: until every synchronous write before it is on the store.
+
+        Raises:
+            FlagstoneError: it will never be; the failure given to `fail`.
+
+        """
+        self._request_flush(seq)
+        self._changed.wait_for(lambda: self.committed_seq >= seq or self._failure is not None)
+        if self.committed_seq < seq:
+            self.raise_failure()
 
     def wait_async(self, seq: int) -> Generator[Future[None], None, None]:
         """The same for a coroutine of any event loop: `yield from` it in `__await__`. No thread waits meanwhile."""

@@ -139,7 +139,10 @@ class Flusher:
     def _start_uploads(self) -> None:
         if self._clock.monotonic() < self._retry_at:
             return
-        waiting = list(reversed(self._committer.memtables.frozen))[len(self._jobs) :]
+        with self._committer.lock:
+            # Under the lock: the wake-up for a frozen memtable comes just before it is there.
+            frozen_now = self._committer.memtables.frozen
+        waiting = list(reversed(frozen_now))[len(self._jobs) :]
         for frozen in waiting[: self._parallelism - len(self._jobs)]:
             if not self._may_upload(frozen):
                 return
@@ -180,9 +183,13 @@ class Flusher:
 
     def _build_and_upload(self, frozen: FrozenMemtable, id_ms: int) -> Uploaded:
         durability = self._committer.durability
-        # What is not durable may still be the newest that durable reads see below it. Asked before the snapshots:
-        # one that is taken in between reads at this number or later.
-        min_seq = durability.durable_seq if self._wal_enabled else frozen.last_seq
+        # The smallest number that a read may begin at once the SST has taken the memtable's place. With a WAL that is
+        # what is durable now. Without one the commit of the SST makes its rows durable and visible, but a snapshot
+        # that is taken before reads at what is visible now. Asked before the snapshots: one that is taken in between
+        # reads at this number or later.
+        min_seq = (
+            durability.durable_seq if self._wal_enabled else min(durability.committed_seq, frozen.last_seq)
+        )
         oldest_read = self._target.min_seq()
         policy = RetentionPolicy(
             min_seq=min_seq if oldest_read is None else min(min_seq, oldest_read),
@@ -216,8 +223,6 @@ class Flusher:
         )
         self._target.commit(flush, frozen)
         self._flushes.add()
-        if not self._wal_enabled:
-            self._committer.durability.advance_durable(frozen.last_seq)
 
 
 def _ulid_at(time_ms: int, ids: Ids) -> Ulid:

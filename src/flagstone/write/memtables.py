@@ -1,13 +1,12 @@
-"""The rows that are not in tables yet: one memtable that takes writes, and frozen ones on their way to L0.
+"""The rows that are not in SSTs yet: one memtable that takes writes, and frozen ones on their way to L0.
 
-All of it is guarded by the lock that orders writes. Readers need no lock: they take `tables()`, which never
-changes a tuple it gave out.
+`Memtables` is a value: what changes it returns another one. The writer swaps the old one for the new one with a single
+assignment (`flagstone.write.state`), so that an exception can never leave half of a change behind.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from flagstone.kernels import memtable as kernel
@@ -36,65 +35,77 @@ class FrozenMemtable:
 
 @dataclass(frozen=True, slots=True)
 class LogSpan:
-    """Rows of one memtable that are to be written to the log, in commit order."""
+    """Rows of one memtable that are to be written to the WAL, in commit order."""
 
     table: kernel.Memtable
     start: LogPosition
     stop: LogPosition
 
 
+@dataclass(frozen=True, slots=True)
 class Memtables:
-    """The active memtable, the frozen ones, and how far each has been logged."""
+    """The active memtable, the frozen ones (newest first, as reads want them), and how far each is in the WAL.
 
-    def __init__(self) -> None:
-        self.active: kernel.Memtable = kernel.Memtable()
-        self.frozen: tuple[FrozenMemtable, ...] = ()
-        """Newest first, as reads want them."""
-        self.points: SequenceTracker = SequenceTracker()
-        self._unlogged: deque[tuple[kernel.Memtable, LogPosition]] = deque([(self.active, START)])
-        self._frozen_bytes = 0
+    `unlogged` has every memtable with rows that are not in the WAL, oldest first, with the position from which on;
+    the active one is always its last. `rows_before` counts the rows of all former active memtables.
+    """
+
+    active: kernel.Memtable = field(default_factory=kernel.Memtable)
+    frozen: tuple[FrozenMemtable, ...] = ()
+    points: SequenceTracker = field(default_factory=SequenceTracker)
+    unlogged: tuple[tuple[kernel.Memtable, LogPosition], ...] = ()
+    rows_before: int = 0
 
     @property
     def unflushed_bytes(self) -> int:
-        """What is in memory and not yet in tables."""
-        return self._frozen_bytes + self.active.size()
+        """What is in memory and not yet in SSTs."""
+        return self.active.size() + sum(frozen.table.size() for frozen in self.frozen)
+
+    @property
+    def rows(self) -> int:
+        """All rows that were ever written to the active memtables."""
+        return self.rows_before + len(self.active)
 
     def tables(self) -> tuple[Any, ...]:
         """All memtables, newest first."""
         return (self.active, *(frozen.table for frozen in self.frozen))
 
-    def freeze(self, *, last_seq: Seq, last_tick_ms: int, replay_after: WalId) -> FrozenMemtable | None:
-        """Begin a new memtable; None when the active one is empty and stays."""
+    def freeze(self, *, last_seq: Seq, last_tick_ms: int, replay_after: WalId) -> Memtables:
+        """Begin a new memtable; unchanged when the active one is empty."""
         if not len(self.active):
-            return None
+            return self
         frozen = FrozenMemtable(self.active, last_seq, last_tick_ms, replay_after, self.points)
-        self.frozen = (frozen, *self.frozen)
-        self._frozen_bytes += self.active.size()
-        self.active = kernel.Memtable()
-        self.points = SequenceTracker()
-        self._unlogged.append((self.active, START))
-        return frozen
+        active = kernel.Memtable()
+        return Memtables(
+            active,
+            (frozen, *self.frozen),
+            SequenceTracker(),
+            (*self._unlogged(), (active, START)),
+            self.rows_before + len(self.active),
+        )
 
-    def drop(self, flushed: FrozenMemtable) -> None:
+    def without(self, flushed: FrozenMemtable) -> Memtables:
         """The rows of the oldest frozen memtable are in L0 now."""
         assert self.frozen[-1] is flushed, "memtables are flushed in the order they were frozen"
-        self.frozen = self.frozen[:-1]
-        self._frozen_bytes -= flushed.table.size()
+        return replace(self, frozen=self.frozen[:-1])
 
-    def mark_logged(self) -> None:
-        """All rows so far are in the log already: they came from there."""
-        self._unlogged = deque([(self.active, self.active.position())])
+    def logged(self) -> Memtables:
+        """All rows so far are in the WAL, or on their way into it."""
+        return replace(self, unlogged=((self.active, self.active.position()),))
 
-    def has_unlogged(self) -> bool:
-        """Whether any row is not in the log yet."""
-        return len(self._unlogged) > 1 or self._unlogged[0][1] != self.active.position()
-
-    def take_unlogged(self) -> list[LogSpan]:
-        """The rows the next log file must hold; they count as logged from now on."""
-        spans = [
+    def spans(self) -> list[LogSpan]:
+        """The rows that the next WAL file must hold."""
+        return [
             LogSpan(table, start, table.position())
-            for table, start in self._unlogged
+            for table, start in self._unlogged()
             if table.position() != start
         ]
-        self.mark_logged()
-        return spans
+
+    def through(self, last_seq: int) -> Memtables:
+        """The same rows without those above `last_seq`, which a write that was cut off has left in the active one."""
+        active = self.active.copy_through(last_seq)
+        *older, (_, start) = self._unlogged()
+        return replace(self, active=active, unlogged=(*older, (active, start)))
+
+    def _unlogged(self) -> tuple[tuple[kernel.Memtable, LogPosition], ...]:
+        return self.unlogged or ((self.active, START),)

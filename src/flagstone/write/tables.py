@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from itertools import chain, groupby
-from typing import Final
+from typing import Any, Final
 
 from flagstone.kernels import memtable as kernel
 from flagstone.lsm.retention import RetentionPolicy, apply_retention
@@ -16,6 +16,9 @@ from flagstone.types import EntryTuple
 
 _STREAM_BYTES: Final = 1 << 19
 """A step fills half of it."""
+
+SortedKeys = tuple[Any, ...]
+"""What `Memtable.sort_completely` gives: the table's keys in order, as the kernel keeps them."""
 
 
 def build_tables(
@@ -31,40 +34,40 @@ def build_tables(
     """
     while table.sort_some():
         pass
-    total = table.sort_completely()
+    run = table.sort_completely()
     if extractor is not None:
-        by_segment = _rows_by_segment(table, total, policy, extractor)
+        by_segment = _rows_by_segment(table, run, policy, extractor)
         built = [(prefix, _table_of(rows, options)) for prefix, rows in by_segment]
     else:
-        built = [(b"", _one_table(table, total, options, policy))]
+        built = [(b"", _one_table(table, run, options, policy))]
     return [(prefix, encoded) for prefix, encoded in built if encoded is not None]
 
 
 def _one_table(
-    table: kernel.Memtable, total: int, options: TableOptions, policy: RetentionPolicy
+    table: kernel.Memtable, run: SortedKeys, options: TableOptions, policy: RetentionPolicy
 ) -> EncodedTable | None:
     output = _unlimited(options)
     # One for all steps: fresh memory costs more than what is done with it.
     stream = bytearray(_STREAM_BYTES)
-    at = 0
+    at, total = 0, len(run[0])
     while at < total:
-        at, used = table.sorted_stream(at, stream, policy.min_seq, policy.clock_ms)
+        at, used = table.sorted_stream(run, at, stream, policy.min_seq, policy.clock_ms)
         if used:
             with memoryview(stream)[:used] as rows:
                 output.write(rows, 0)
         elif at < total:
             # It stopped at a key with merge operands, which only the operator can fold.
-            for row in apply_retention(table.versions_at(at), policy):
+            for row in apply_retention(table.versions_at(run, at), policy):
                 output.add_row(row)
             at += 1
     return output.finish()
 
 
 def _rows_by_segment(
-    table: kernel.Memtable, total: int, policy: RetentionPolicy, extractor: SegmentExtractor
+    table: kernel.Memtable, run: SortedKeys, policy: RetentionPolicy, extractor: SegmentExtractor
 ) -> Iterator[tuple[bytes, Iterator[EntryTuple]]]:
     """Keys in order come segment by segment, because a segment is a prefix."""
-    every_key = (table.versions_at(index) for index in range(total))
+    every_key = (table.versions_at(run, index) for index in range(len(run[0])))
     for prefix, keys in groupby(every_key, key=lambda versions: route(extractor, versions[0][0])):
         yield prefix, chain.from_iterable(apply_retention(versions, policy) for versions in keys)
 

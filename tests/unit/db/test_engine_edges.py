@@ -18,6 +18,7 @@ from flagstone.runtime.clock import VirtualClock
 from flagstone.store.memory import MemoryStore
 from flagstone.store.port import ObjectVersion
 from flagstone.testing.faults import Fault, FaultyStore
+from flagstone.write.batch import WriteBatch
 
 
 def tiny(**changed: Any) -> Settings:
@@ -143,7 +144,8 @@ def test_a_log_that_cannot_be_written_for_good_makes_the_database_read_only() ->
     with pytest.raises(Unavailable):
         db.flush()
     assert db.status()["state"] == "read-only"
-    assert dict(db.scan()) == {b"kept": b"1", b"in memory": b"2"}
+    # A write is visible when its call returns, also by an exception; what the store has is asked for with durable_only.
+    assert dict(db.scan()) == {b"kept": b"1", b"in memory": b"2", b"lost": b"3"}
     assert dict(db.scan(durable_only=True)) == {b"kept": b"1"}
     db.close()
     with open_database("db", store=inner, settings=tiny(), clock=clock) as db:
@@ -179,24 +181,62 @@ def test_a_fenced_writer_refuses_everything_and_leaves_no_threads() -> None:
     assert [thread.name for thread in left if thread.is_alive()] == []
 
 
-def test_a_synchronous_write_is_visible_only_once_it_is_durable_and_so_is_what_follows() -> None:
+def test_a_write_is_visible_when_its_call_returns_while_another_thread_waits_for_the_store() -> None:
     clock = VirtualClock(blocking=True)
     store = FaultyStore(MemoryStore(), clock=clock)
     db = open_database("db", store=store, settings=tiny(), clock=clock)
+    store.faults.append(Fault("slow", nth=1, op="put_if_absent", path="*/wal/*", delay_s=1.0))
+    waiting = threading.Thread(target=lambda: db.put(b"k", b"new", await_durable=True), daemon=True)
+    waiting.start()
+    assert clock.wait_for_sleepers()
+    batch = WriteBatch()
+    batch.put(b"batch", b"1")
+    db.put(b"put", b"1")
+    db.write(batch)
+    with db.transaction() as transaction:
+        transaction.put(b"transaction", b"1")
+    written = {b"put": b"1", b"batch": b"1", b"transaction": b"1"}
+    assert {key: db.get(key) for key in written} == written
+    assert dict(db.scan()) == {b"k": b"new", **written}
+    assert dict(db.scan(durable_only=True)) == {}
+    clock.advance(1000)
+    waiting.join(20)
+    db.flush("wal")
+    assert dict(db.scan(durable_only=True)) == dict(db.scan())
+    db.close()
+
+
+def test_with_synchronous_commit_a_synchronous_write_is_visible_once_it_is_durable_and_later_ones_return_then() -> (
+    None
+):
+    clock = VirtualClock(blocking=True)
+    store = FaultyStore(MemoryStore(), clock=clock)
+    db = open_database("db", store=store, settings=tiny(synchronous_commit=True), clock=clock)
     db.put(b"k", b"old", await_durable=True)
     store.faults.append(Fault("slow", nth=1, op="put_if_absent", path="*/wal/*", delay_s=1.0))
     waiting = threading.Thread(target=lambda: db.put(b"k", b"new", await_durable=True), daemon=True)
     waiting.start()
     assert clock.wait_for_sleepers()
-    later = db.put(b"later", b"1")
+    seen: list[bytes | None] = []
+
+    def write_and_read() -> None:
+        db.put(b"later", b"1")
+        seen.append(db.get(b"later"))
+
+    later = threading.Thread(target=write_and_read, daemon=True)
+    later.start()
+    while db.get(b"later", dirty=True) is None:
+        later.join(0.001)
     assert (db.get(b"k"), db.get(b"k", dirty=True), db.get(b"later")) == (b"old", b"new", None)
+    assert later.is_alive()
     with db.snapshot() as snapshot, db.transaction() as transaction:
         assert snapshot.get(b"k") == transaction.get(b"k") == b"old"
         clock.advance(1000)
         waiting.join(20)
+        later.join(20)
+        assert seen == [b"1"]
         assert (db.get(b"k"), db.get(b"later")) == (b"new", b"1")
         assert snapshot.get(b"k") == transaction.get(b"k") == b"old"
-    later.wait()
     db.close()
 
 

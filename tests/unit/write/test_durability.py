@@ -15,10 +15,10 @@ from flagstone.write.durability import DurabilityTimeout, DurabilityTracker, Wri
 class Writer:
     """A tracker, and a log that is flushed when somebody asks for it and `reachable` says so."""
 
-    def __init__(self, *, reachable: bool = True) -> None:
+    def __init__(self, *, reachable: bool = True, synchronous_commit: bool = False) -> None:
         self.asked: list[int] = []
         self.reachable = reachable
-        self.tracker = DurabilityTracker(10, request_flush=self.flush)
+        self.tracker = DurabilityTracker(10, request_flush=self.flush, synchronous_commit=synchronous_commit)
 
     def flush(self, seq: int) -> None:
         self.asked.append(seq)
@@ -67,8 +67,17 @@ def test_an_asynchronous_write_is_visible_at_once() -> None:
     assert writer.levels == (10, 11, 11)
 
 
-def test_a_synchronous_write_is_visible_only_once_it_is_durable() -> None:
+def test_a_synchronous_write_is_visible_at_once_too() -> None:
     writer = Writer()
+    writer.write(synchronous=True)
+    writer.write()
+
+    assert writer.levels == (10, 12, 12)
+    assert writer.tracker.pending_commits == 0
+
+
+def test_with_synchronous_commit_a_synchronous_write_is_visible_only_once_it_is_durable() -> None:
+    writer = Writer(synchronous_commit=True)
     writer.write(synchronous=True)
     assert writer.levels == (10, 10, 11)
     assert writer.tracker.pending_commits == 1
@@ -79,8 +88,34 @@ def test_a_synchronous_write_is_visible_only_once_it_is_durable() -> None:
     assert writer.tracker.pending_commits == 0
 
 
-def test_what_comes_after_a_synchronous_write_becomes_visible_with_it() -> None:
-    writer = Writer()
+def test_with_synchronous_commit_later_writes_wait_until_they_are_visible() -> None:
+    writer = Writer(reachable=False, synchronous_commit=True)
+    writer.write(synchronous=True)
+    later = writer.write()
+    waiting = Thread(target=lambda: writer.tracker.wait_committed(later.seq))
+    waiting.start()
+    waiting.join(0.05)
+    assert waiting.is_alive()
+
+    writer.tracker.advance_durable(11)
+
+    waiting.join(5)
+    assert not waiting.is_alive()
+    assert writer.levels == (11, 12, 12)
+
+
+def test_with_synchronous_commit_a_later_write_hears_that_it_will_never_be_visible() -> None:
+    writer = Writer(reachable=False, synchronous_commit=True)
+    writer.write(synchronous=True)
+    later = writer.write()
+    writer.tracker.fail(fenced())
+
+    with pytest.raises(Closed, match="taken over"):
+        writer.tracker.wait_committed(later.seq)
+
+
+def test_with_synchronous_commit_what_comes_after_a_synchronous_write_becomes_visible_with_it() -> None:
+    writer = Writer(synchronous_commit=True)
     for synchronous in (False, True, False, False, True, False):
         writer.write(synchronous=synchronous)
     assert writer.levels == (10, 11, 16)
@@ -220,7 +255,7 @@ def test_a_failure_reaches_everyone_who_waits_and_everyone_who_comes_later() -> 
     (error,) = outcome
     assert isinstance(error, Closed)
     assert error.reason == "fenced"
-    for attempt in (second.wait, second.done, lambda: tracker.record(3)):
+    for attempt in (second.wait, second.done, tracker.raise_failure):
         with pytest.raises(Closed, match="newer writer") as caught:
             attempt()
         assert caught.value is not error
@@ -230,7 +265,7 @@ def test_a_failure_reaches_everyone_who_waits_and_everyone_who_comes_later() -> 
 
 
 def test_nothing_becomes_durable_or_visible_after_a_failure() -> None:
-    writer = Writer(reachable=False)
+    writer = Writer(reachable=False, synchronous_commit=True)
     writer.write(synchronous=True)
     handle = writer.write()
     writer.tracker.fail(fenced())
