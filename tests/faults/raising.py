@@ -1,0 +1,78 @@
+"""Raises an exception before any one bytecode that a piece of code runs inside Flagstone.
+
+Ctrl-C and a full memory strike between two steps. A tracer counts the bytecodes of an operation and raises before the one
+it was given, so that a test can strike all of them in turn.
+
+Only the end of a `with` block is passed over: the interpreter loads the arguments of `__exit__` after the block is over,
+raises nothing of its own until the call, and no code could survive an exception there.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import flagstone
+
+SOURCE = str(Path(flagstone.__file__).parent)
+
+
+class Struck(BaseException):
+    """What is raised. Like `KeyboardInterrupt` it is no `Exception`: no handler for errors holds it up."""
+
+
+class Tracer:
+    """Counts the bytecodes of Flagstone's own code that this thread runs, and raises before number `at`."""
+
+    def __init__(self, at: int | None, error: type[BaseException] = Struck) -> None:
+        self.at = at
+        self.steps = 0
+        self.where = ""
+        self._error = error
+
+    def __enter__(self) -> Tracer:
+        sys.settrace(self._enter)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _enter(self, frame: FrameType, _event: str, _argument: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(SOURCE):
+            return None
+        frame.f_trace_opcodes = True
+        passed_over = _ends_of_with_blocks(frame.f_code)
+
+        def step(frame: FrameType, event: str, _argument: Any) -> Any:
+            if event == "opcode" and frame.f_lasti not in passed_over:
+                self._strike(frame)
+            return step
+
+        return step
+
+    def _strike(self, frame: FrameType) -> None:
+        self.steps += 1
+        if self.steps - 1 == self.at:
+            sys.settrace(None)
+            self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"
+            raise self._error
+
+
+_ends: dict[CodeType, frozenset[int]] = {}
+
+
+def _ends_of_with_blocks(code: CodeType) -> frozenset[int]:
+    """The offsets of `None, None, None` and the call that takes them, and of what moves a returned value out of the way."""
+    if code not in _ends:
+        steps = list(dis.get_instructions(code))
+        found = set()
+        for at in range(len(steps) - 3):
+            if all(step.opname == "LOAD_CONST" and step.argval is None for step in steps[at : at + 3]):
+                call = next((n for n in range(at + 3, at + 5) if steps[n].opname == "CALL"), at + 2)
+                first = at - (steps[at - 1].opname in ("SWAP", "NOP"))
+                found |= {step.offset for step in steps[first : call + 1]}
+        _ends[code] = frozenset(found)
+    return _ends[code]

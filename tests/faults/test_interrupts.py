@@ -1,0 +1,245 @@
+"""An exception at every bytecode of every operation that changes a database: nothing is torn, nothing durable is lost.
+
+Each case writes, is struck in the middle of one operation, goes on, crashes, is opened again and compared with a model.
+`INTERRUPT_STRIDE=1` strikes every bytecode; by default one in so many is struck, others in each run.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from faults.raising import Struck, Tracer
+
+from flagstone.config import Settings
+from flagstone.db.database import Db
+from flagstone.db.open import open_database
+from flagstone.errors import Closed
+from flagstone.lsm.operators import Concatenate
+from flagstone.store.memory import MemoryStore
+from flagstone.write.batch import WriteBatch
+
+STRIDE = int(os.environ.get("INTERRUPT_STRIDE", "31"))
+PATIENCE_S = 20.0
+
+
+def settings(**changes: Any) -> Settings:
+    return Settings(flush_interval=None, compactor_options=None, garbage_collector_options=None, **changes)
+
+
+def copy_of(store: MemoryStore) -> MemoryStore:
+    """The objects that a crash now would leave."""
+    twin = MemoryStore()
+    for meta in list(store.list("")):
+        twin.put(meta.path, store.get(meta.path).data)
+    return twin
+
+
+@dataclass
+class World:
+    """A database, what must be in it, and the groups of rows of which all or none may be."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    store: MemoryStore = field(default_factory=MemoryStore)
+    certain: dict[bytes, bytes] = field(default_factory=dict)
+    uncertain: list[dict[bytes, bytes]] = field(default_factory=list)
+    number: int = 0
+
+    def __post_init__(self) -> None:
+        self.db = self.open(self.store)
+
+    def open(self, store: MemoryStore) -> Db:
+        return open_database(
+            "db", store=store, settings=settings(**self.options), merge_operator=Concatenate()
+        )
+
+    def group(self, rows: int = 3) -> dict[bytes, bytes]:
+        """Rows that no earlier write had, and one that many had."""
+        self.number += 1
+        return {b"%d/%d" % (self.number, row): b"%d" % self.number for row in range(rows)}
+
+    def check(self, db: Db, what: str) -> None:
+        found = dict(db.scan())
+        for rows in self.uncertain:
+            there = sum(found.get(key) == value for key, value in rows.items())
+            assert there in (0, len(rows)), f"{what}: {there} of {len(rows)} rows of {rows}"
+            if there:
+                assert all(db.get(key) == value for key, value in rows.items()), what
+        missing = {key: value for key, value in self.certain.items() if found.get(key) != value}
+        assert not missing, f"{what}: lost {missing}"
+        strange = found.keys() - self.certain.keys() - {key for rows in self.uncertain for key in rows}
+        assert not strange, f"{what}: {strange} was never written"
+        numbers = [row.seq for row in db.scan().rows()]
+        groups = len(self.certain) + len(self.uncertain)
+        assert len(set(numbers)) <= groups, f"{what}: rows of two writes have one number"
+
+    def write(self, rows: dict[bytes, bytes], *, durable: bool = False) -> None:
+        batch = WriteBatch()
+        for key, value in rows.items():
+            batch.put(key, value)
+        handle = self.db.write(batch)
+        if durable:
+            handle.wait(PATIENCE_S)
+
+
+def put(world: World) -> None:
+    ((key, value),) = world.uncertain[-1].items()
+    world.db.put(key, value)
+
+
+def write_batch(world: World) -> None:
+    world.write(world.uncertain[-1])
+
+
+def commit_transaction(world: World) -> None:
+    with world.db.transaction("serializable") as transaction:
+        transaction.get(b"before")
+        for key, value in world.uncertain[-1].items():
+            transaction.put(key, value)
+
+
+def merge(world: World) -> None:
+    ((key, value),) = world.uncertain[-1].items()
+    world.db.merge(key, value)
+
+
+def flush_wal(world: World) -> None:
+    world.write(world.uncertain[-1])
+    world.db.flush("wal")
+
+
+def flush(world: World) -> None:
+    world.write(world.uncertain[-1])
+    world.db.flush()
+
+
+def checkpoint(world: World) -> None:
+    world.write(world.uncertain[-1])
+    world.db.checkpoint(name="one")
+
+
+def checkpoint_of_what_is_durable(world: World) -> None:
+    world.write(world.uncertain[-1])
+    world.db.checkpoint(scope="durable")
+
+
+def adopt(world: World) -> None:
+    world.write(world.uncertain[-1])
+    world.db._engine.refresh()
+
+
+def read_at_one_moment(world: World) -> None:
+    world.write(world.uncertain[-1])
+    with world.db.snapshot() as snapshot:
+        list(snapshot.scan())
+
+
+SMALL = {"l0_sst_size_bytes": 150, "max_unflushed_bytes": 400}
+
+OPERATIONS: list[tuple[Callable[[World], None], int, dict[str, Any]]] = [
+    (put, 1, {}),
+    (merge, 1, {}),
+    (write_batch, 3, {}),
+    (commit_transaction, 3, {}),
+    (write_batch, 3, SMALL),
+    (write_batch, 3, {"max_wal_bytes": 100}),
+    (write_batch, 3, {"wal_enabled": False}),
+    (write_batch, 3, {"synchronous_commit": True}),
+    (flush_wal, 3, {}),
+    (flush, 3, {}),
+    (flush, 3, {"wal_enabled": False}),
+    (checkpoint, 3, {}),
+    (checkpoint_of_what_is_durable, 3, {}),
+    (adopt, 3, {}),
+    (read_at_one_moment, 3, {}),
+]
+
+
+def name_of(case: tuple[Callable[[World], None], int, dict[str, Any]]) -> str:
+    operation, _, options = case
+    return "-".join((operation.__name__, *options))
+
+
+@pytest.mark.parametrize("case", OPERATIONS, ids=name_of)
+def test_an_exception_anywhere_in_an_operation_tears_nothing(
+    case: tuple[Callable[[World], None], int, dict[str, Any]],
+) -> None:
+    operation, rows, options = case
+    points = 0
+    for at in strikes():
+        world = World(options)
+        if prepare_and_strike(world, operation, rows, at):
+            return_to_life(world)
+        else:
+            print(f"{name_of(case)}: {points} points struck of {at}")  # noqa: T201
+            return
+        points += 1
+
+
+def prepare_and_strike(world: World, operation: Callable[[World], None], rows: int, at: int) -> bool:
+    """Whether the operation was struck before it ended."""
+    world.write({b"before": b"0"}, durable=True)
+    world.certain[b"before"] = b"0"
+    world.uncertain.append(world.group(rows))
+    with Tracer(at) as tracer, suppress(Struck):
+        operation(world)
+    if not tracer.where:
+        world.db.close()
+        return False
+    world.check(world.db, f"struck at {tracer.where}")
+    return True
+
+
+def return_to_life(world: World) -> None:
+    """Go on, crash, open, compare."""
+    seen = all(world.db.get(key) == value for key, value in world.uncertain[0].items())
+    after = world.group()
+    world.write(after, durable=True)
+    world.certain |= after
+    if seen:
+        # What was visible before a durable write is durable with it.
+        world.certain |= world.uncertain[0]
+    world.check(world.db, "after another write")
+    crashed = copy_of(world.store)
+    world.db.flush()
+    world.check(world.db, "after a flush")
+    world.db.close()
+    for store, what in ((crashed, "after a crash"), (world.store, "after a close")):
+        with world.open(store) as db:
+            world.check(db, what)
+
+
+@pytest.mark.parametrize("options", [{}, {"wal_enabled": False}], ids=["wal", "no-wal"])
+def test_an_exception_anywhere_in_close_leaves_a_database_that_can_be_closed(options: dict[str, Any]) -> None:
+    points = 0
+    for at in strikes():
+        world = World(options)
+        rows = world.group()
+        world.write(rows)
+        with Tracer(at) as tracer, suppress(Struck):
+            world.db.close()
+        if not tracer.where:
+            print(f"close: {points} points struck of {at}")  # noqa: T201
+            return
+        points += 1
+        # It takes writes, or refuses them; it does not lose them.
+        with suppress(Closed):
+            world.write({b"late": b"1"})
+            world.certain[b"late"] = b"1"
+        world.db.close()
+        world.certain |= rows
+        with world.open(copy_of(world.store)) as db:
+            world.check(db, f"closed after {tracer.where}")
+
+
+def strikes() -> Iterator[int]:
+    """Where to strike, in ascending order, without an end."""
+    at = random.Random(os.environ.get("INTERRUPT_SEED")).randrange(STRIDE)  # noqa: S311
+    while True:
+        yield at
+        at += STRIDE
