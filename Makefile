@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test quick check format fuzz model crash races interleavings gc-soak spark-long bench demo docs dist clean
+.PHONY: help setup test quick check format fuzz model crash interleavings interrupts gc-soak spark-long bench demo docs dist clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -55,6 +55,10 @@ crash: setup ## kill -9 of a writer: 100 rounds on local files, 30 on SeaweedFS,
 
 interleavings: setup ## every order of stalled writers and garbage collection, models and real code, at most 30 minutes
 	INTERLEAVINGS_FULL=1 timeout 1800 $(PYTEST) -n $(WORKERS) -rP tests/interleaving --timeout 1500
+
+interrupts: setup ## exceptions at every bytecode of every write, 2,500 real Ctrl-C, threads for a minute in both kernel forms, at most 40 minutes
+	INTERRUPT_STRIDE=1 INTERRUPT_ROUNDS=25 THREADS_SECONDS=60 timeout 2400 $(PYTEST) -n $(WORKERS) -rP tests/faults/test_interrupts.py tests/soak/test_interrupts.py tests/soak/test_threads.py --timeout 2300
+	INTERRUPT_STRIDE=17 FLAGSTONE_KERNELS=interpreted timeout 1200 $(PYTEST) -n $(WORKERS) -rP tests/faults/test_interrupts.py --timeout 1100
 
 gc-soak: setup ## writers, compaction, readers, clones, crashes and an eager garbage collector, 10 minutes and more
 	GC_SOAK_SECONDS=600 timeout 1200 $(PYTEST) -rP tests/soak/test_gc_soak.py --timeout 1100

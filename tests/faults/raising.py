@@ -1,10 +1,10 @@
 """Raises an exception before any one bytecode that a piece of code runs inside Flagstone.
 
-Ctrl-C and a full memory strike between two steps. A tracer counts the bytecodes of an operation and raises before the one
-it was given, so that a test can strike all of them in turn.
+Ctrl-C and a full memory strike between two steps. A tracer counts the bytecodes of an operation and raises before the
+one it was given, so that a test can strike all of them in turn.
 
-Only the end of a `with` block is passed over: the interpreter loads the arguments of `__exit__` after the block is over,
-raises nothing of its own until the call, and no code could survive an exception there.
+Only the end of a `with` block is passed over: the interpreter loads the arguments of `__exit__` after the block is
+over, raises nothing of its own until the call, and no code could survive an exception there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import dis
 import sys
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Self
 
 import flagstone
 
@@ -33,7 +33,7 @@ class Tracer:
         self.where = ""
         self._error = error
 
-    def __enter__(self) -> Tracer:
+    def __enter__(self) -> Self:
         sys.settrace(self._enter)
         return self
 
@@ -65,7 +65,7 @@ _ends: dict[CodeType, frozenset[int]] = {}
 
 
 def _ends_of_with_blocks(code: CodeType) -> frozenset[int]:
-    """The offsets of `None, None, None` and the call that takes them, and of what moves a returned value out of the way."""
+    """The offsets of `None, None, None`, the call that takes them, and what moves a returned value out of the way."""
     if code not in _ends:
         steps = list(dis.get_instructions(code))
         found = set()

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from faults.raising import Struck, Tracer
 
+from faults.raising import Struck, Tracer
 from flagstone.config import Settings
 from flagstone.db.database import Db
 from flagstone.db.open import open_database
@@ -170,15 +170,13 @@ def test_an_exception_anywhere_in_an_operation_tears_nothing(
     case: tuple[Callable[[World], None], int, dict[str, Any]],
 ) -> None:
     operation, rows, options = case
-    points = 0
-    for at in strikes():
+    for points, at in enumerate(strikes()):
         world = World(options)
         if prepare_and_strike(world, operation, rows, at):
             return_to_life(world)
         else:
-            print(f"{name_of(case)}: {points} points struck of {at}")  # noqa: T201
+            print(f"{name_of(case)}: {points} points struck of {at}")
             return
-        points += 1
 
 
 def prepare_and_strike(world: World, operation: Callable[[World], None], rows: int, at: int) -> bool:
@@ -216,17 +214,15 @@ def return_to_life(world: World) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"wal_enabled": False}], ids=["wal", "no-wal"])
 def test_an_exception_anywhere_in_close_leaves_a_database_that_can_be_closed(options: dict[str, Any]) -> None:
-    points = 0
-    for at in strikes():
+    for points, at in enumerate(strikes()):
         world = World(options)
         rows = world.group()
         world.write(rows)
         with Tracer(at) as tracer, suppress(Struck):
             world.db.close()
         if not tracer.where:
-            print(f"close: {points} points struck of {at}")  # noqa: T201
+            print(f"close: {points} points struck of {at}")
             return
-        points += 1
         # It takes writes, or refuses them; it does not lose them.
         with suppress(Closed):
             world.write({b"late": b"1"})
@@ -239,7 +235,7 @@ def test_an_exception_anywhere_in_close_leaves_a_database_that_can_be_closed(opt
 
 def strikes() -> Iterator[int]:
     """Where to strike, in ascending order, without an end."""
-    at = random.Random(os.environ.get("INTERRUPT_SEED")).randrange(STRIDE)  # noqa: S311
+    at = random.Random(os.environ.get("INTERRUPT_SEED")).randrange(STRIDE)
     while True:
         yield at
         at += STRIDE
