@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
@@ -31,6 +30,7 @@ from flagstone.read.sources import (
     Source,
 )
 from flagstone.read.view import ReadView
+from flagstone.runtime.pool import Future
 from flagstone.table.table_store import Pinned, TableGone
 from flagstone.types import EntryTuple, KeyRange, Row
 

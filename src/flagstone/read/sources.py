@@ -8,7 +8,6 @@ every row with a key above it. A key that equals the frontier may have further v
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from concurrent.futures import Future
 from operator import itemgetter
 from typing import Final
 
@@ -17,6 +16,7 @@ from flagstone.format.filter import Filters, PrefixExtractor
 from flagstone.format.sst import BlockIndex
 from flagstone.kernels import probe as probe_kernel
 from flagstone.read.view import Layer, MemtableCursor
+from flagstone.runtime.pool import Future
 from flagstone.table.reader import FILTERS, META, Table
 from flagstone.table.table_store import Pinned
 from flagstone.types import MAX_KEY_BYTES, EntryTuple

@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future as StandardFuture
 from queue import Empty, SimpleQueue
 from threading import Lock, RLock, Thread, current_thread
 from time import monotonic
@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, ParamSpec, TypeVar
 from weakref import WeakSet, finalize
 
 from flagstone.errors import Closed, InvalidRequest, Unavailable
-from flagstone.runtime.sync import simulated
+from flagstone.runtime.sync import Event, simulated
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -29,6 +29,53 @@ DEFAULT_WORKERS: Final = 32
 EXIT_GRACE_SECONDS: Final = 1.0
 """How long the interpreter's exit waits for calls and services that are running: long enough for an upload
 that is nearly done, short enough that a dead network does not keep the process alive."""
+
+
+class _FutureLock(type(RLock())):  # type: ignore[misc]
+    """The lock of a future, taken and given back by C code. Futures here wait without it."""
+
+    def wait(self, timeout: float | None = None) -> None: ...
+
+    def notify_all(self) -> None: ...
+
+
+class Future(StandardFuture[_T]):
+    """A future of the standard library that an interrupt of a waiting thread cannot jam.
+
+    The standard one waits in Python code that holds its lock: a Ctrl-C there keeps the lock, and the thread that has
+    the result waits for it for ever (see `flagstone.runtime.sync`).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._condition = _FutureLock()
+        self._settled = Event()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until it has a result, an exception or was cancelled; False after `timeout` seconds."""
+        return self.done() or self._settled.wait(timeout)
+
+    def result(self, timeout: float | None = None) -> _T:
+        self.wait(timeout)
+        return super().result(0)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self.wait(timeout)
+        return super().exception(0)
+
+    def set_result(self, result: _T) -> None:
+        super().set_result(result)
+        self._settled.set()
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        super().set_exception(exception)
+        self._settled.set()
+
+    def cancel(self) -> bool:
+        cancelled = super().cancel()
+        if cancelled:
+            self._settled.set()
+        return cancelled
 
 
 class IoPool:
@@ -110,10 +157,10 @@ class IoPool:
 
         futures = [self.submit(attempt, item) for item in work]
         try:
-            wait(futures)
+            _wait_for_all(futures)
         except BaseException:  # an interrupt from the keyboard: leave nothing behind that still runs
             failed = True
-            wait(futures)
+            _wait_for_all(futures)
             raise
         errors = [future.exception() for future in futures]
         first = next(
@@ -146,6 +193,11 @@ class IoPool:
         self._hire()
         if self._closed:
             self._dismiss()
+
+
+def _wait_for_all(futures: Iterable[Future[_T]]) -> None:
+    for future in futures:
+        future.wait()
 
 
 class _Skipped(Exception):
@@ -202,17 +254,19 @@ class _Crew:
 
     def join(self, deadline: float) -> None:
         for thread in self._threads:
-            thread.join(max(0.0, deadline - monotonic()))
+            if thread.is_alive():
+                thread.join(max(0.0, deadline - monotonic()))
 
     def _add_thread(self) -> None:
         thread = Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
+        # In the list before it runs: one that is not in it would never be sent home.
+        self._threads.append(thread)
         try:
             thread.start()
         except RuntimeError as error:
+            self._threads.remove(thread)
             if not self._threads:
                 raise Unavailable(f"the system refuses to start a thread for pool {self._name}") from error
-            return  # the threads there are will do the work
-        self._threads.append(thread)
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future
 from typing import Final, NamedTuple
 
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
-from flagstone.runtime.pool import IoPool
+from flagstone.runtime.pool import Future, IoPool
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectMissing, ObjectStore
 from flagstone.types import WalId

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Future
 from typing import Final
 
 from flagstone.metadata.manifest import SsTable
 from flagstone.metadata.stores import ManifestStore
-from flagstone.runtime.pool import IoPool
+from flagstone.runtime.pool import Future, IoPool
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectMissing, ObjectStore
 from flagstone.table.cache import TableCache

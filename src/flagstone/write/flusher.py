@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -25,7 +24,7 @@ from flagstone.metadata.manifest import Flush, Manifest, SsTable
 from flagstone.runtime.clock import Clock
 from flagstone.runtime.ids import Ids, ulid_ms
 from flagstone.runtime.metrics import Metrics
-from flagstone.runtime.pool import IoPool
+from flagstone.runtime.pool import Future, IoPool
 from flagstone.table.builder import EncodedTable, TableOptions
 from flagstone.types import KeyRange, Seq, Ulid
 from flagstone.write.backpressure import L0Load, Pause, plan_upload_pause

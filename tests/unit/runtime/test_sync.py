@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+import signal
 import threading
 from collections.abc import Callable
 
@@ -80,3 +82,63 @@ def test_started_threads_do_not_keep_the_process_alive() -> None:
     sync.start_thread(lambda: seen.append(threading.current_thread().daemon), name="probe").join()
 
     assert seen == [True]
+
+
+def test_a_waiting_thread_holds_no_lock_and_sees_a_change_that_was_announced_before() -> None:
+    lock = Lock()
+    waiters, seen, state = sync.Waiters(lock), [], {"ready": False}
+    thread = threading.Thread(target=lambda: seen.append(waiters.wait_for(lambda: state["ready"], 5)))
+    thread.start()
+    for _ in range(3):
+        with lock:
+            # A wake-up without a change is none.
+            waiters.notify_all()
+    with lock:
+        waiters.notify_all()
+        state["ready"] = True
+    thread.join(5)
+    assert seen == [True]
+    assert not lock.locked()
+
+
+def test_waiting_for_a_change_ends_with_its_timeout() -> None:
+    lock = Lock()
+    waiters = sync.Waiters(lock)
+    assert not waiters.wait_for(lambda: False, 0.01)
+    assert not waiters.wait_for(lambda: False, 0)
+    assert not waiters.wait_for(lambda: False, -1)
+    assert waiters.wait_for(lambda: True, 0)
+
+
+def test_a_wake_up_is_kept_until_it_is_used_and_used_once() -> None:
+    wakeup = sync.Wakeup()
+    wakeup.set()
+    wakeup.set()
+    assert wakeup.wait(0)
+    assert not wakeup.wait(0)
+
+
+def test_an_event_may_be_set_by_a_signal_handler_that_interrupts_its_own_wait() -> None:
+    event = Event()
+    before = signal.signal(signal.SIGALRM, lambda *_: event.set())
+    try:
+        for _ in range(50):
+            event.clear()
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(0.00001, 0.001))
+            assert event.wait(5)
+            assert event.is_set()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_an_event_wakes_all_its_waiters() -> None:
+    event, seen = Event(), []
+    threads = [threading.Thread(target=lambda: seen.append(event.wait(5))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    assert not event.wait(0.01)
+    event.set()
+    for thread in threads:
+        thread.join(5)
+    assert seen == [True] * 4

@@ -10,7 +10,6 @@ from array import array
 from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -21,7 +20,7 @@ from flagstone.format.codec import Codec
 from flagstone.format.sst import BlockIndex, damaged_block, open_index, open_part
 from flagstone.kernels import block_writer, sealing
 from flagstone.metadata.manifest import SsTable
-from flagstone.runtime.pool import IoPool
+from flagstone.runtime.pool import Future, IoPool
 from flagstone.runtime.sync import Lock
 from flagstone.store.port import ObjectMissing, ObjectStore
 from flagstone.table.table_store import TableGone

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -32,7 +31,7 @@ from flagstone.runtime import metric_names as names
 from flagstone.runtime.clock import Clock
 from flagstone.runtime.ids import Ids, ulid_text
 from flagstone.runtime.metrics import Metrics
-from flagstone.runtime.pool import IoPool
+from flagstone.runtime.pool import Future, IoPool
 from flagstone.types import Ulid
 
 _log = logging.getLogger("flagstone.compaction")
