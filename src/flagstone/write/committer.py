@@ -117,7 +117,7 @@ class Committer:
                         else expiry.resolve(now_ms, self._default_ttl_ms)
                     )
                     self._tick_ms = now_ms
-                    if self.conflicts.transactions or durability.defers(synchronous):
+                    if self.conflicts.transactions or durability.synchronous_commit:
                         self._record_conflicts(seq, (key,), synchronous)
                     if not self._armed:
                         self._arm()
@@ -177,7 +177,7 @@ class Committer:
                         for key, kind, value, expiry in operations
                     ]
                     self._tick_ms = now_ms
-                    if self.conflicts.transactions or durability.defers(synchronous):
+                    if self.conflicts.transactions or durability.synchronous_commit:
                         self._record_conflicts(seq, written, synchronous)
                     if not self._armed:
                         self._arm()

@@ -99,11 +99,12 @@ class DurabilityTracker:
         """
         if seq <= self.last_seq:
             raise InternalError(f"sequence number {seq} came after {self.last_seq}")
-        deferred = self.defers(synchronous)
-        if deferred and synchronous:
-            self._pending.append(seq)
-        self.last_seq = seq
-        if not deferred:
+        if self.synchronous_commit and self.defers(synchronous):
+            if synchronous:
+                self._pending.append(seq)
+            self.last_seq = seq
+        else:
+            self.last_seq = seq
             self.committed_seq = seq
 
     def skip_to(self, seq: int) -> None:
