@@ -46,6 +46,7 @@ class WatchedStore(FaultyStore):
 def test_merges_do_not_count_twice_when_the_manifest_is_seen_before_the_memtable_is_dropped() -> None:
     store = WatchedStore(MemoryStore())
     seen: list[object] = []
+    looked = threading.Event()
     with open_database("db", store=store, settings=tiny(), merge_operator=Concatenate()) as db:
 
         def look() -> None:
@@ -53,11 +54,14 @@ def test_merges_do_not_count_twice_when_the_manifest_is_seen_before_the_memtable
             store.after_manifest = None
             db._engine.refresh()
             seen.extend([db.get(b"k"), db.multi_get([b"k"]), list(db.scan()), list(db.scan(reverse=True))])
+            looked.set()
 
         db.merge(b"k", b"a")
         db.merge(b"k", b"b")
         store.after_manifest = look
         db.flush()
+        # The flush is over as soon as the manifest is adopted, which the look does first.
+        assert looked.wait(20)
         assert seen == [b"ab", [b"ab"], [(b"k", b"ab")], [(b"k", b"ab")]]
         assert db.get(b"k") == b"ab"
 
