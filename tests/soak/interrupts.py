@@ -65,7 +65,18 @@ def write(db: Db, lane: str, number: int, *, durable: bool) -> None:
 
 def child(path: str) -> None:
     """Write until killed; every line of the output is a fact."""
+    armed = False
     interrupted = 0
+
+    def interrupt(*_: object) -> None:
+        # As the interpreter does it; but one interrupt at a time, so that none strikes where this program handles one.
+        nonlocal armed, interrupted
+        if armed:
+            armed = False
+            interrupted += 1
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupt)
     db = open_database(path, settings=SETTINGS)
 
     def beside() -> None:
@@ -79,6 +90,7 @@ def child(path: str) -> None:
     returned: list[int] = []
     while True:
         try:
+            armed = True
             while True:
                 number += 1
                 durable = number % 7 == 0
@@ -96,7 +108,7 @@ def child(path: str) -> None:
                     os.write(1, (json.dumps([interrupted, *returned]) + "\n").encode())
                     returned = []
         except KeyboardInterrupt:
-            interrupted += 1
+            pass
 
 
 def run_round(path: Path, tally: Tally, *, signals: int, chance: random.Random) -> None:
