@@ -40,20 +40,22 @@ def read_all_ways(db: Db) -> list[Any]:
 def test_no_value_vanishes_or_goes_back_while_a_flush_is_committed(synchronous_commit: bool) -> None:
     with opened(synchronous_commit=synchronous_commit) as db:
         db.put(b"k", b"0", await_durable=True)
-        engine, seen = db._engine, []
+        db.flush()
+        engine, seen, watching = db._engine, [], threading.Event()
         adopt = engine.adopt
 
         def watched(*arguments: Any) -> None:
             seen.append(read_all_ways(db))
             adopt(*arguments)
             seen.append(read_all_ways(db))
+            watching.set()
 
         engine.adopt = watched  # type: ignore[method-assign]
         db.put(b"k", b"1")
         db.merge(b"sum", b"a")
         db.merge(b"sum", b"b")
         db.put(b"k", b"2", await_durable=True)
-        db.flush()
+        assert watching.wait(20)
         engine.adopt = adopt  # type: ignore[method-assign]
         assert len(seen) == 2
         for now, scanned, held, total, durable in seen:
