@@ -206,3 +206,40 @@ def test_rows_larger_than_a_chunk_and_many_keys_survive(kernel: ModuleType) -> N
     while some := cursor.next_rows(500):
         names += [row[0] for row in some]
     assert names == [b"%05d" % number for number in range(count)]
+
+
+@both_forms
+def test_a_number_that_was_given_out_is_given_out_once(kernel: ModuleType) -> None:
+    table = kernel.Memtable()
+    size = table.insert(b"a", 5, VALUE, b"1", 1, None)
+    assert table.newest_seq() == 5
+    assert table.insert(b"b", 5, VALUE, b"2", 1, None) == -1
+    assert table.insert_batch([(b"b", VALUE, b"2", None)], 4, 1) == -1
+    assert (len(table), table.size()) == (1, size)
+    assert table.insert_batch([(b"b", VALUE, b"2", None), (b"c", MERGE, b"3", 9)], 6, 1) > size
+    assert [row[0] for row in table.scan(None, None, 10, False).next_rows(10)] == [b"a", b"b", b"c"]
+
+
+@both_forms
+@given(
+    st.lists(
+        st.lists(st.tuples(st.sampled_from(b"abcdefgh"), st.binary(max_size=9)), min_size=1), max_size=30
+    )
+)
+def test_a_copy_has_the_rows_up_to_a_number_at_their_positions(
+    kernel: ModuleType, batches: list[list[tuple[int, bytes]]]
+) -> None:
+    tables = [kernel.Memtable()]
+    whole = kernel.Memtable()
+    for seq, batch in enumerate(batches, 1):
+        rows = [(bytes([key]), VALUE, value, None) for key, value in batch]
+        whole.insert_batch(rows, seq, seq)
+        tables.append(whole.copy_through(seq))
+    for seq, table in enumerate(tables):
+        again = whole.copy_through(seq)
+        for copied in (table, again):
+            assert copied.newest_seq() == seq
+            assert len(copied) == sum(map(len, batches[:seq]))
+            for key in range(ord("a"), ord("i")):
+                assert copied.versions(bytes([key]), 10**6) == whole.versions(bytes([key]), seq)
+        assert table.position() == again.position()

@@ -12,6 +12,7 @@ from flagstone.db.open import open_database
 from flagstone.errors import InvalidRequest
 from flagstone.runtime.clock import VirtualClock
 from flagstone.store.memory import MemoryStore
+from flagstone.types import VALUE
 from flagstone.write.batch import WriteBatch
 
 SETTINGS = Settings(flush_interval=None, compactor_options=None, garbage_collector_options=None)
@@ -85,3 +86,41 @@ def test_folding_a_batch_holds_nobody_up() -> None:
     writer.join(5)
     assert db.get(b"k") == b"12"
     db.close()
+
+
+def test_rows_of_max_wal_bytes_are_written_to_a_wal_file_without_a_timer() -> None:
+    store = MemoryStore()
+    with open_database("db", store=store, settings=SETTINGS.replace(max_wal_bytes=1000)) as db:
+        handles = [db.put(b"%03d" % number, b"x" * 50) for number in range(100)]
+        handles[90].wait(20)
+        files = [meta for meta in store.list("db/wal") if meta.size]
+        # About eleven rows of 92 bytes each reach the limit; a file may have more, while one is on its way.
+        assert 1 <= len(files) <= 10
+        # What is below the limit waits, as it always did.
+        assert not handles[-1].done() or db._engine.committer.memtables.unflushed_bytes < 1000
+
+
+def test_max_wal_bytes_counts_from_the_last_file_and_across_frozen_memtables() -> None:
+    settings = SETTINGS.replace(
+        max_wal_bytes=1000, l0_sst_size_bytes=600, l0_max_ssts=1000, l0_max_ssts_per_key=1000
+    )
+    with open_database("db", store=MemoryStore(), settings=settings) as db:
+        for number in range(200):
+            last = db.put(b"%03d" % number, b"x" * 50)
+        db.flush()
+        assert last.done()
+        assert len(dict(db.scan())) == 200
+
+
+def test_the_rows_of_a_write_that_was_cut_off_are_not_written_to_the_wal() -> None:
+    store = MemoryStore()
+    db = open_database("db", store=store, settings=SETTINGS)
+    db.put(b"whole", b"1")
+    committer = db._engine.committer
+    seq = committer.durability.last_seq + 1
+    with committer.lock:
+        # As an exception leaves it between the rows and their number.
+        committer.memtables.active.insert_batch([(b"torn/1", VALUE, b"1", None)], seq, 5)
+    db.flush("wal")
+    with open_database("db", store=store, settings=SETTINGS) as again:
+        assert dict(again.scan()) == {b"whole": b"1"}
