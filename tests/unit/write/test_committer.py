@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -92,12 +93,13 @@ def test_rows_of_max_wal_bytes_are_written_to_a_wal_file_without_a_timer() -> No
     store = MemoryStore()
     with open_database("db", store=store, settings=SETTINGS.replace(max_wal_bytes=1000)) as db:
         handles = [db.put(b"%03d" % number, b"x" * 50) for number in range(100)]
-        handles[90].wait(20)
-        files = [meta for meta in store.list("db/wal") if meta.size]
-        # About eleven rows of 92 bytes each reach the limit; a file may have more, while one is on its way.
-        assert 1 <= len(files) <= 10
-        # What is below the limit waits, as it always did.
-        assert not handles[-1].done() or db._engine.committer.memtables.unflushed_bytes < 1000
+        deadline = time.monotonic() + 20
+        # Nothing waits for it, so nothing but its size makes the file be written.
+        while not handles[50].done() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert handles[50].done()
+        assert any(meta.size for meta in store.list("db/wal"))
+        assert db.status()["frozen_memtables"] == 0
 
 
 def test_max_wal_bytes_counts_from_the_last_file_and_across_frozen_memtables() -> None:
