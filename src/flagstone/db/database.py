@@ -11,6 +11,7 @@ from uuid import UUID
 
 from flagstone.db.as_of import check_kept
 from flagstone.db.engine import Engine
+from flagstone.db.exit import UnclosedWriter, watch
 from flagstone.db.reading import ReadPlace, Reads
 from flagstone.db.status import describe
 from flagstone.db.transaction import Snapshot, Transaction
@@ -52,6 +53,7 @@ class Db(Reads):
             retained_seq=lambda: engine.manifest.value.recent_snapshot_min_seq,
             prefix_extractor=engine.env.prefix_extractor,
         )
+        self._watch = watch(self._place, UnclosedWriter(engine))
 
     # -- writing ------------------------------------------------------------------------------------------
 
@@ -291,8 +293,16 @@ class Db(Reads):
         return self._engine.closed is not None
 
     def close(self) -> None:
-        """Flush and close; see `Engine.close`. Closing twice is fine."""
-        self._engine.close()
+        """Flush and close; see `Engine.close`. Closing twice is fine.
+
+        A database that is collected without it is flushed and closed in the background, with a `ResourceWarning`; one
+        that is open when the interpreter exits is flushed then, for up to ten seconds. A killed process loses what
+        was not durable.
+        """
+        try:
+            self._engine.close()
+        finally:
+            self._watch.end()
 
     def __enter__(self) -> Self:
         return self

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from flagstone.config import ReaderSettings
 from flagstone.db.as_of import FormerState
+from flagstone.db.exit import UnclosedReader, watch
 from flagstone.db.following import Following, LogTail
 from flagstone.db.pins import FixedPin, LatestPin, ManagedPin, Pin
 from flagstone.db.reading import ReadPlace, Reads
@@ -62,6 +63,7 @@ class DbReader(Reads):
             view=lambda: following.state.view,
             retained_seq=lambda: following.state.manifest.value.recent_snapshot_min_seq,
         )
+        self._watch = watch(self._place, UnclosedReader(following))
 
     def refresh(self) -> None:
         """Show what is on the store now, without waiting for the next poll. A fixed checkpoint shows the same again.
@@ -93,9 +95,13 @@ class DbReader(Reads):
     def close(self) -> None:
         """Stop following and delete the checkpoint this reader holds. Closing twice is fine.
 
-        A process that ends without it leaves a checkpoint behind, which expires.
+        A reader that is collected without it is closed in the background, with a `ResourceWarning`. A process that is
+        killed leaves a checkpoint behind, which expires.
         """
-        self._following.close()
+        try:
+            self._following.close()
+        finally:
+            self._watch.end()
 
     def __enter__(self) -> Self:
         return self

@@ -40,7 +40,16 @@ class ReadPlace:
     number at which that shows all there was.
     """
 
-    __slots__ = ("clock", "merge_operator", "prefix_extractor", "refresh", "retained_seq", "tables", "view")
+    __slots__ = (
+        "__weakref__",  # all that read hold it: see `flagstone.db.exit`
+        "clock",
+        "merge_operator",
+        "prefix_extractor",
+        "refresh",
+        "retained_seq",
+        "tables",
+        "view",
+    )
 
     def __init__(
         self,

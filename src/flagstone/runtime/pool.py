@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Final, NamedTuple, ParamSpec, TypeVar
 from weakref import WeakSet, finalize
 
-from flagstone.errors import Closed, InvalidRequest, Unavailable
+from flagstone.errors import Closed, InvalidRequest
 from flagstone.runtime.sync import Event, simulated
 
 _P = ParamSpec("_P")
@@ -107,7 +107,8 @@ class IoPool:
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
         """Start `fn` as soon as a thread is free; the future carries its result or exception.
 
-        A call running in the pool must not wait for such a future: all threads may be waiting alike.
+        Where no thread can be started (the system has none left, or the interpreter is exiting), the caller's own
+        thread runs it. A call running in the pool must not wait for such a future: all threads may be waiting alike.
 
         Raises:
             Closed: the pool was closed.
@@ -128,8 +129,8 @@ class IoPool:
         if self._max_workers == 0:
             self._check_open()
             call()
-        else:
-            self._crew.give(_Task(call, future.cancel))
+        elif not self._crew.give(_Task(call, future.cancel)):
+            call()
         return future
 
     def map_ordered(self, fn: Callable[[_T], _U], items: Iterable[_T]) -> list[_U]:
@@ -222,14 +223,18 @@ class _Crew:
         self._outstanding = 0  # queued or running
         self._dismissed = False
 
-    def give(self, task: _Task) -> None:
+    def give(self, task: _Task) -> bool:
+        """Queue the task; False when there is no thread to run it, and none can be started."""
         with self._lock:
             if self._dismissed:
                 raise _closed(self._name)
             if self._outstanding >= len(self._threads) < self._max_workers:
                 self._add_thread()
+            if not self._threads:
+                return False
             self._outstanding += 1
             self._tasks.put(task)
+            return True
 
     def includes(self, thread: Thread) -> bool:
         return thread in self._threads
@@ -263,10 +268,8 @@ class _Crew:
         self._threads.append(thread)
         try:
             thread.start()
-        except RuntimeError as error:
-            self._threads.remove(thread)
-            if not self._threads:
-                raise Unavailable(f"the system refuses to start a thread for pool {self._name}") from error
+        except RuntimeError:
+            self._threads.remove(thread)  # the other threads do the work, or the caller
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:

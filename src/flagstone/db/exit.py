@@ -1,0 +1,345 @@
+"""Handles that their owner never closes: they are flushed and closed when they are collected, or at exit.
+
+A handle (`Db`, `DbReader` and their async faces) is *watched* from its opening to its `close`. Background threads hold
+the engine behind it, so the engine never becomes garbage by itself; the watch is on an object that only the faces hold.
+When the garbage collector finds that object, the engine goes to a thread that closes it. When the interpreter exits,
+everything that is still watched is flushed, all of it at the same time and for a bounded time.
+
+A finalizer runs in any thread and between any two instructions, also while that thread holds a lock. So it takes no
+lock, starts no thread and does no I/O: it puts a number into a queue, and a thread that waits there does the rest.
+
+A process that is killed, or ends by `os._exit`, runs none of this: what was not durable is lost, as in any crash.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Final, Protocol
+from weakref import finalize
+
+import flagstone.runtime.service  # noqa: F401 - exit hooks run newest first: services must end after our flush
+from flagstone.errors import FlagstoneError
+from flagstone.runtime.clock import SYSTEM_CLOCK
+from flagstone.runtime.sync import Event, Lock, ThreadHandle, simulated, start_thread
+from flagstone.types import MAX_SEQ
+
+if TYPE_CHECKING:
+    from flagstone.db.engine import Engine
+    from flagstone.db.following import Following
+
+_log = logging.getLogger("flagstone.db")
+
+FLUSH_SECONDS: Final = 10.0
+"""How long the exit of the interpreter waits for rows to become durable, for all databases together."""
+
+TIDY_SECONDS: Final = 3.0
+"""How long it then waits for services to end and checkpoints to be released. No row depends on that."""
+
+_ROWS_AT_ONCE: Final = 4096
+
+
+class Unclosed(Protocol):
+    """What there is to do for a handle without its owner."""
+
+    @property
+    def label(self) -> str:
+        """What warnings call it."""
+        ...
+
+    def is_open(self) -> bool:
+        """Whether the handle still works. Takes no lock."""
+        ...
+
+    def begin_flush(self) -> None:
+        """Ask for everything written so far to be made durable; does not wait."""
+        ...
+
+    def wait_flushed(self, timeout_s: float) -> FlagstoneError | None:
+        """Wait until that has happened; why it did not, or None."""
+        ...
+
+    def lost_rows(self) -> int:
+        """How many rows are in memory only."""
+        ...
+
+    def close(self) -> None:
+        """Flush, and end the threads. May wait for the store."""
+        ...
+
+
+class UnclosedWriter:
+    """A database open for writing."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @property
+    def label(self) -> str:
+        env = self._engine.env
+        return f"database {env.paths.root!r} in {env.store.url}"
+
+    def is_open(self) -> bool:
+        return self._engine.closed is None
+
+    def begin_flush(self) -> None:
+        durability = self._engine.durability
+        if durability.durable_seq < durability.last_seq and durability.failure is None:
+            self._engine.request_durable(durability.last_seq)
+
+    def wait_flushed(self, timeout_s: float) -> FlagstoneError | None:
+        durability = self._engine.durability
+        try:
+            durability.wait(durability.last_seq, round(timeout_s, 1))
+        except FlagstoneError as error:
+            return error
+        return None
+
+    def lost_rows(self) -> int:
+        durable_seq = self._engine.durability.durable_seq
+        if durable_seq >= self._engine.durability.last_seq:
+            return 0
+        lost = 0
+        for table in self._engine.committer.memtables.tables():
+            cursor, key = table.scan(None, None, MAX_SEQ, False), None
+            while rows := cursor.next_rows(_ROWS_AT_ONCE):
+                for row in rows:
+                    if row[0] != key:
+                        key = row[0]
+                        lost += sum(version[1] > durable_seq for version in table.versions(key, MAX_SEQ))
+        return lost
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+class UnclosedReader:
+    """A database open for reading: there is nothing to lose, but a checkpoint to release and a thread to end."""
+
+    def __init__(self, following: Following) -> None:
+        self._following = following
+
+    @property
+    def label(self) -> str:
+        status = self._following.status()
+        return f"reader of database {status['path']!r} in {status['store']}"
+
+    def is_open(self) -> bool:
+        return not self._following.closed
+
+    def begin_flush(self) -> None:
+        pass
+
+    def wait_flushed(self, timeout_s: float) -> FlagstoneError | None:  # noqa: ARG002 - nothing to wait for
+        return None
+
+    def lost_rows(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        self._following.close()
+
+
+class Watch:
+    """The watch over one handle, from its opening to its `close`."""
+
+    __slots__ = ("_finalizer", "_number", "closed", "label", "taken", "unclosed")
+
+    def __init__(self, owner: object, unclosed: Unclosed) -> None:
+        self.unclosed: Unclosed = unclosed
+        self.label: str = unclosed.label
+        self.taken: bool = False
+        """Whether a thread closes it already."""
+        self.closed: Event = Event()
+        self._number = next(_numbers)
+        _begin_watching(self._number, self)
+        self._finalizer = finalize(owner, _on_collected, self._number)
+        self._finalizer.atexit = False
+
+    def end(self) -> None:
+        """The owner has closed the handle, or has tried to and knows why it failed."""
+        self._finalizer.detach()
+        _end_watching(self._number)
+
+
+class _NoWatch:
+    """For simulated runs, where threads and time are the simulator's."""
+
+    def end(self) -> None:
+        pass
+
+
+def watch(owner: object, unclosed: Unclosed) -> Watch | _NoWatch:
+    """Close `unclosed` when `owner` is collected or the interpreter exits, unless the watch is ended before that.
+
+    `owner` is an object that all faces of the handle hold, and nothing that runs in the background does.
+    """
+    return _NoWatch() if simulated() else Watch(owner, unclosed)
+
+
+# Every handle that is watched, in the order of opening. Finalizers read it; only ordinary calls change it.
+_watches: Final[dict[int, Watch]] = {}
+_numbers: Final = count(1)
+_lock = Lock()
+# `SimpleQueue.put` may be called by a finalizer that interrupts another `put` of the same thread.
+_collected: SimpleQueue[int | None] = SimpleQueue()
+_closer: ThreadHandle | None = None
+_hooked_worker: int | None = None
+
+
+def _begin_watching(number: int, watched: Watch) -> None:
+    global _closer  # noqa: PLW0603
+    with _lock:
+        _hook_into_worker_process()
+        _watches[number] = watched
+        if _closer is None:
+            # Without the thread a collected handle stays as it is, and is flushed at exit.
+            with suppress(RuntimeError):
+                _closer = start_thread(partial(_close_collected, _collected), name="flagstone-closer")
+
+
+def _end_watching(number: int) -> None:
+    global _closer  # noqa: PLW0603
+    with _lock:
+        if _watches.pop(number, None) is not None and not _watches and _closer is not None:
+            _closer = None
+            _collected.put(None)
+
+
+def _on_collected(number: int) -> None:
+    """The finalizer. The warning comes last: with `-W error` it raises."""
+    watched = _watches.get(number)
+    if watched is not None:
+        _collected.put(number)
+        if watched.unclosed.is_open():
+            _warn([_unclosed_message(watched)], ResourceWarning)
+
+
+def _close_collected(collected: SimpleQueue[int | None]) -> None:
+    while (number := collected.get()) is not None:
+        _close_soon(number)
+
+
+def _close_soon(number: int) -> None:
+    """Close in another thread: one store that does not answer must not hold up the others."""
+    watched = _watches.get(number)
+    if watched is None or watched.taken:
+        return
+    watched.taken = True
+    try:
+        start_thread(partial(_close, number, watched), name="flagstone-close")
+    except RuntimeError:
+        # The system has no thread left, or the interpreter is exiting: from 3.12 on it refuses new ones then.
+        _close(number, watched)
+
+
+def _close(number: int, watched: Watch) -> None:
+    cause: BaseException | None = None
+    try:
+        watched.unclosed.close()
+    except BaseException as error:  # noqa: BLE001 - this thread has no caller
+        cause = error
+        _log.warning("cannot close a handle that was collected label=%s error=%s", watched.label, error)
+    finally:
+        lost = _lost_messages([(watched, cause)])
+        _end_watching(number)
+        watched.closed.set()
+    _warn(lost, RuntimeWarning)
+
+
+def _at_exit() -> None:
+    """Flush all that is open at the same time; then close what closes quickly."""
+    watched = dict(_watches)
+    if not watched:
+        return
+    handles = list(watched.values())
+    unclosed = [_unclosed_message(each) for each in handles if not each.taken and each.unclosed.is_open()]
+    causes: dict[int, BaseException | None] = {}
+    try:
+        deadline = SYSTEM_CLOCK.monotonic() + FLUSH_SECONDS
+        for each in handles:
+            with suppress(FlagstoneError):
+                each.unclosed.begin_flush()
+        for number, each in watched.items():
+            causes[number] = each.unclosed.wait_flushed(max(0.0, deadline - SYSTEM_CLOCK.monotonic()))
+        _tidy({number: each for number, each in watched.items() if causes[number] is None})
+    except KeyboardInterrupt as interrupt:
+        # A second Ctrl-C: stop waiting, and report what that costs.
+        causes = {number: causes.get(number) or interrupt for number in watched}
+    lost = _lost_messages([(each, causes[number]) for number, each in watched.items()])
+    try:
+        _warn(lost, RuntimeWarning)
+    finally:
+        _warn(unclosed, ResourceWarning)
+
+
+def _tidy(watched: dict[int, Watch]) -> None:
+    """Close handles whose rows are all durable: the next opening has nothing to replay, and no checkpoint stays."""
+    if _closer is None:
+        return
+    deadline = SYSTEM_CLOCK.monotonic() + TIDY_SECONDS
+    for number in watched:
+        _collected.put(number)
+    for each in watched.values():
+        if not each.closed.wait(max(0.0, deadline - SYSTEM_CLOCK.monotonic())):
+            _log.info("left a handle open at exit, all its rows are durable label=%s", each.label)
+
+
+def _unclosed_message(watched: Watch) -> str:
+    return f"unclosed {watched.label}; call close(), or use it as a context manager"
+
+
+def _lost_messages(suspects: Iterable[tuple[Watch, BaseException | None]]) -> list[str]:
+    messages = []
+    for watched, cause in suspects:
+        rows = watched.unclosed.lost_rows()
+        if rows:
+            reason = "" if cause is None else f" ({type(cause).__name__}: {cause})"
+            messages.append(
+                f"{rows} {'row' if rows == 1 else 'rows'} of the unclosed {watched.label} could not be written to the "
+                f"store and are lost{reason}; call close() and handle what it raises"
+            )
+    return messages
+
+
+def _warn(messages: Iterable[str], category: type[Warning]) -> None:
+    """Give every warning. A loss is a `RuntimeWarning`, because Python hides a `ResourceWarning` by default."""
+    raised: Warning | None = None
+    for message in messages:
+        try:
+            warnings.warn(message, category, stacklevel=3)
+        except Warning as error:
+            raised = error
+    if raised is not None:
+        raise raised
+
+
+def _hook_into_worker_process() -> None:
+    """A worker of `multiprocessing` that was forked ends without `atexit`, but runs the finalizers of that package."""
+    global _hooked_worker  # noqa: PLW0603
+    if _hooked_worker == os.getpid() or "multiprocessing.process" not in sys.modules:
+        return
+    from multiprocessing import parent_process, util  # noqa: PLC0415 - loaded already, where it matters
+
+    if parent_process() is not None:
+        util.Finalize(None, _at_exit, exitpriority=100)
+        _hooked_worker = os.getpid()
+
+
+def _after_fork_in_child() -> None:
+    """The handles belong to the parent, which flushes them."""
+    global _lock, _collected, _closer
+    _lock, _collected, _closer = Lock(), SimpleQueue(), None
+    _watches.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+atexit.register(_at_exit)
