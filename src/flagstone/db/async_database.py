@@ -19,6 +19,7 @@ from uuid import UUID
 from flagstone.db.async_reading import AsyncReads
 from flagstone.db.async_transaction import AsyncSnapshot, AsyncTransaction
 from flagstone.db.database import Db
+from flagstone.db.timeouts import Timeout
 from flagstone.lsm.merge_operator import check_operand
 from flagstone.metadata.manifest import Checkpoint, Manifest
 from flagstone.types import MERGE, TOMBSTONE, VALUE
@@ -135,13 +136,15 @@ class AsyncDb(AsyncReads):
             key, default, durable_only=durable_only, dirty=dirty, include_expired=include_expired
         )
 
-    def snapshot(self, *, as_of: int | None = None) -> AsyncSnapshot:
+    def snapshot(self, *, as_of: int | None = None, timeout: Timeout | None = None) -> AsyncSnapshot:
         """The database as it is now, or was at `as_of`; see `Db.snapshot`. For `async with`, or `await` it."""
-        return AsyncSnapshot(self._reads.snapshot(as_of=as_of))
+        return AsyncSnapshot(self._reads.snapshot(as_of=as_of, timeout=timeout))
 
-    def transaction(self, isolation: Isolation = "snapshot") -> AsyncTransaction:
+    def transaction(
+        self, isolation: Isolation = "snapshot", *, timeout: Timeout | None = None
+    ) -> AsyncTransaction:
         """A transaction that begins now, for `async with`; see `Db.transaction`."""
-        return AsyncTransaction(self._reads.transaction(isolation))
+        return AsyncTransaction(self._reads.transaction(isolation, timeout=timeout))
 
     # -- operating ----------------------------------------------------------------------------------------
 

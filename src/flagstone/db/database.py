@@ -14,6 +14,7 @@ from flagstone.db.engine import Engine
 from flagstone.db.exit import UnclosedWriter, watch
 from flagstone.db.reading import ReadPlace, Reads
 from flagstone.db.status import describe
+from flagstone.db.timeouts import Timeout, deadline_ms
 from flagstone.db.transaction import Snapshot, Transaction
 from flagstone.errors import InvalidRequest
 from flagstone.kernels import probe as probe_kernel
@@ -25,9 +26,6 @@ from flagstone.views import checkpoint as checkpoints
 from flagstone.write.batch import BY_DEFAULT, Instant, Ttl, WriteBatch, check_expiry, check_key, check_value
 from flagstone.write.conflicts import Isolation
 from flagstone.write.durability import WriteHandle
-
-_READ_POINT_LIFETIME_MS: Final = 3_600_000
-"""Snapshots and transactions that nobody ends are ended after an hour, so that compaction can go on."""
 
 _ARROW_ROWS: Final = 4096
 
@@ -195,8 +193,10 @@ class Db(Reads):
             key, default, durable_only=durable_only, dirty=dirty, include_expired=include_expired
         )
 
-    def snapshot(self, *, as_of: int | None = None) -> Snapshot:
+    def snapshot(self, *, as_of: int | None = None, timeout: Timeout | None = None) -> Snapshot:
         """The database as it is now, or as it was at the sequence number `as_of`, while the snapshot is open.
+
+        It expires after `timeout` (a timedelta or text such as "30s"; an hour by default, `timedelta.max` for never).
 
         An open database keeps former versions only of what has not been flushed yet, and for snapshots that are open;
         for numbers further back, and for times, there is `flagstone.open_reader(..., as_of=...)`.
@@ -207,24 +207,32 @@ class Db(Reads):
         """
         engine = self._engine
         engine.check_open()
+        deadline = deadline_ms(engine.env.clock, timeout)
         with engine.durability.lock:
             seq = engine.durability.committed_seq
             if as_of is not None:
                 frozen = engine.committer.memtables.frozen
                 seq = check_kept(as_of, seq, engine.manifest.value, (part.last_seq for part in frozen))
-            point = engine.conflicts.pin(seq, deadline_ms=self._deadline_ms())
+            point = engine.conflicts.pin(seq, deadline_ms=deadline)
             view = engine.view
         return Snapshot(engine, self._place, view, point)
 
-    def transaction(self, isolation: Isolation = "snapshot") -> Transaction:
-        """A transaction that begins now. `snapshot` isolation prevents lost updates; `serializable` also write skew."""
+    def transaction(
+        self, isolation: Isolation = "snapshot", *, timeout: Timeout | None = None
+    ) -> Transaction:
+        """A transaction that begins now. `snapshot` isolation prevents lost updates; `serializable` also write skew.
+
+        It expires after `timeout` (a timedelta or text such as "30s"; an hour by default, `timedelta.max` for never),
+        and then every use of it raises `TransactionConflict`.
+        """
         if isolation not in ("snapshot", "serializable"):
             raise InvalidRequest(f"isolation is 'snapshot' or 'serializable', not {isolation!r}")
         engine = self._engine
         engine.check_open()
+        deadline = deadline_ms(engine.env.clock, timeout)
         with engine.durability.lock:
             seq = engine.durability.committed_seq
-            state = engine.conflicts.begin(seq, isolation, deadline_ms=self._deadline_ms())
+            state = engine.conflicts.begin(seq, isolation, deadline_ms=deadline)
             view = engine.view
         return Transaction(engine, self._place, view, state)
 
@@ -327,6 +335,3 @@ class Db(Reads):
             # Of one moment: an older view lacks rows up to the number, a newer one may have dropped what it sees.
             if view is self._engine.view:
                 return view, seq
-
-    def _deadline_ms(self) -> int:
-        return self._engine.env.clock.now_ms() + _READ_POINT_LIFETIME_MS

@@ -19,6 +19,7 @@ from flagstone.db.maintenance import Maintenance
 from flagstone.db.manifest_follower import ManifestFollower
 from flagstone.db.opening import Opened
 from flagstone.db.read_pins import ReadPins
+from flagstone.db.timeouts import elapsed_ms
 from flagstone.db.views import Views
 from flagstone.errors import Closed, FlagstoneError, Unavailable
 from flagstone.metadata.fencing import Fence
@@ -383,7 +384,7 @@ class Engine:
     def expire_read_points(self) -> None:
         """End the snapshots and transactions that nobody ended in time."""
         with self.durability.lock:
-            self.conflicts.expire(self.env.clock.now_ms())
+            self.conflicts.expire(elapsed_ms(self.env.clock))
 
     def min_active_seq(self) -> int | None:
         with self.durability.lock:

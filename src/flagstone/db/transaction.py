@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -9,13 +10,14 @@ from weakref import WeakSet
 
 from flagstone.db.own_writes import OwnWrites
 from flagstone.db.reading import ReadPlace, Reads, check_range
+from flagstone.db.timeouts import elapsed_ms
 from flagstone.errors import Closed, InvalidRequest
 from flagstone.read.scan import DEFAULT_READ_AHEAD_BYTES
 from flagstone.read.scans import Scan
 from flagstone.read.view import ReadView
 from flagstone.types import Row
 from flagstone.write.batch import Instant, Ttl, WriteBatch, check_key
-from flagstone.write.conflicts import ReadPoint, TransactionState
+from flagstone.write.conflicts import ReadPoint, TransactionExpired, TransactionState
 from flagstone.write.durability import WriteHandle
 
 if TYPE_CHECKING:
@@ -27,7 +29,8 @@ if TYPE_CHECKING:
 class Snapshot(Reads):
     """The database as it was when the snapshot was taken. Close it: while it is open, old versions are kept.
 
-    One that is forgotten expires, and then raises `Closed`.
+    One that is left open past its timeout expires: every use of it then raises `Closed`. One that is collected is
+    closed.
     """
 
     def __init__(self, engine: Engine, place: ReadPlace, view: ReadView, point: ReadPoint) -> None:
@@ -46,6 +49,9 @@ class Snapshot(Reads):
         self._view = None  # while it is held, its tables are kept on the store
         with self._engine.durability.lock:
             self._engine.conflicts.end(self._point)
+
+    def __del__(self) -> None:
+        self._point.dropped = True  # without the lock, which this very thread may hold; the follower ends it
 
     def __enter__(self) -> Self:
         return self
@@ -74,9 +80,11 @@ class Snapshot(Reads):
 
     def _check_held(self) -> ReadView:
         """The view. Raises `Closed` when the versions it reads are not kept for it any more."""
-        if self._point.expired:
+        if _has_expired(self._engine, self._point):
             self._view = None
-            raise Closed("the snapshot was left open past its time to live; take another", reason="clean")
+            raise Closed(
+                "the snapshot was left open past its time to live; take another, with a longer timeout if it needs one"
+            )
         if self._point.ended or self._view is None:
             raise Closed("the snapshot was closed; take another")
         self._engine.check_open()
@@ -87,7 +95,9 @@ class Transaction(Reads):
     """Reads at one moment, with its own writes on top; commits all of them under one sequence number, or none.
 
     As a context manager it commits on a clean exit and rolls back on an error. `TransactionConflict` on commit means
-    that somebody else wrote what it depends on: run it again. Not for several threads at once.
+    that another write changed what it depends on: run it again. One that is left open past its timeout expires: every
+    use of it then raises `TransactionConflict`, and nothing of it is written. One that is collected is rolled back.
+    Not for several threads at once.
     """
 
     def __init__(self, engine: Engine, place: ReadPlace, view: ReadView, state: TransactionState) -> None:
@@ -210,7 +220,7 @@ class Transaction(Reads):
         """Write everything, or raise and write nothing. None when there was nothing to write.
 
         Raises:
-            TransactionConflict: what it read or wrote was written by somebody else since it began.
+            TransactionConflict: what it read or wrote was written by somebody else since it began, or it has expired.
 
         """
         self._check_running()
@@ -234,6 +244,16 @@ class Transaction(Reads):
         """Forget everything. Rolling back twice, or after a commit, does nothing."""
         self._done = True
         self._end()
+
+    def __del__(self) -> None:
+        # No lock, as in `Snapshot`.
+        self._state.dropped = True
+        if not self._done and not self._state.expired and len(self._batch):
+            warnings.warn(
+                f"unclosed transaction with {len(self._batch)} operations, which are lost; commit it, or roll it back",
+                ResourceWarning,
+                stacklevel=2,
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -301,11 +321,20 @@ class Transaction(Reads):
     def _check_running(self) -> ReadView:
         if self._done or self._view is None:
             raise InvalidRequest("the transaction is over; begin another one")
-        if self._state.expired:
-            raise Closed("the transaction was left open past its time to live; run it again")
+        if _has_expired(self._engine, self._state):
+            raise TransactionExpired.of_time()
         return self._view
 
     def _end(self) -> None:
         self._view = None  # while it is held, its tables are kept on the store
         with self._engine.durability.lock:
             self._engine.conflicts.end(self._state)
+
+
+def _has_expired(engine: Engine, point: ReadPoint) -> bool:
+    """Whether its time has passed. One that is found late here is ended here."""
+    if not point.is_late(elapsed_ms(engine.env.clock)):
+        return False
+    with engine.durability.lock:
+        engine.conflicts.take_away(point)
+    return True

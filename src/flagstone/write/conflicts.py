@@ -29,14 +29,21 @@ MAX_TRACKED_KEYS: Final = 1_000_000
 class TransactionExpired(TransactionConflict):
     """The transaction ran for longer than it may, or too much was written meanwhile: run it again."""
 
+    @classmethod
+    def of_time(cls) -> TransactionExpired:
+        return cls(
+            "the transaction was left open past its time to live; run it again, with a longer timeout if it needs one"
+        )
+
 
 class ReadPoint:
     """A number at which somebody still reads: a snapshot, or a transaction. Its data must be kept.
 
-    `ended` is set when it was given back, `expired` when it was taken away.
+    `ended` is set when it was given back, `expired` when it was taken away. `dropped` is set by a finalizer, which
+    must not take the lock: nothing can read there any more.
     """
 
-    __slots__ = ("deadline_ms", "ended", "expired", "seq", "ticket")
+    __slots__ = ("deadline_ms", "dropped", "ended", "expired", "seq", "ticket")
 
     def __init__(self, seq: int, ticket: int, deadline_ms: int | None) -> None:
         self.seq: int = seq
@@ -44,6 +51,11 @@ class ReadPoint:
         self.deadline_ms: int | None = deadline_ms
         self.ended: bool = False
         self.expired: bool = False
+        self.dropped: bool = False
+
+    def is_late(self, now_ms: int) -> bool:
+        """Whether it has expired, or must now."""
+        return self.expired or (self.deadline_ms is not None and self.deadline_ms <= now_ms)
 
 
 class TransactionState(ReadPoint):
@@ -162,16 +174,20 @@ class ConflictTracker:
             self._forget_through(self._committed_seq)
 
     def expire(self, now_ms: int) -> list[ReadPoint]:
-        """End whatever is past its deadline, and return it: its data need not be kept any longer."""
-        late = [
-            point
-            for point in self._points.values()
-            if point.deadline_ms is not None and point.deadline_ms <= now_ms
-        ]
+        """End whatever is past its deadline, and what was dropped. Returns what is late: its data need not be kept."""
+        points = list(self._points.values())
+        late = [point for point in points if point.is_late(now_ms)]
         for point in late:
-            point.expired = True
-            self.end(point)
+            self.take_away(point)
+        for point in points:
+            if point.dropped:
+                self.end(point)
         return late
+
+    def take_away(self, point: ReadPoint) -> None:
+        """End a transaction or snapshot that is late."""
+        point.expired = True
+        self.end(point)
 
     def min_active_seq(self) -> int | None:
         """The smallest number somebody still reads at, or None when nobody does."""
@@ -189,7 +205,7 @@ class ConflictTracker:
 
         """
         if state.expired:
-            raise TransactionExpired("the transaction was left open past its time to live; run it again")
+            raise TransactionExpired.of_time()
         if state.ended:
             raise InternalError("a transaction was checked after it had ended")
         if state.seq < self._forgotten_seq:

@@ -12,7 +12,7 @@ import pytest
 from flagstone.config import Settings
 from flagstone.db.database import Db
 from flagstone.db.open import open_database
-from flagstone.errors import Closed, Unavailable
+from flagstone.errors import Closed, TransactionConflict, Unavailable
 from flagstone.lsm.operators import Concatenate
 from flagstone.runtime.clock import VirtualClock
 from flagstone.store.memory import MemoryStore
@@ -253,7 +253,9 @@ def test_a_snapshot_left_open_too_long_expires_and_a_transaction_too() -> None:
         clock.advance(3_600_001)
         while not snapshot._point.expired:
             threading.Event().wait(0.001)
-        for use in (lambda: snapshot.get(b"k"), transaction.commit, lambda: transaction.get(b"k")):
-            with pytest.raises(Closed):
+        with pytest.raises(Closed, match="time to live"):
+            snapshot.get(b"k")
+        for use in (transaction.commit, lambda: transaction.get(b"k")):
+            with pytest.raises(TransactionConflict, match="time to live"):
                 use()
         assert db.get(b"k") is None

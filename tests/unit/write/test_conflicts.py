@@ -299,3 +299,12 @@ def test_an_ended_transaction_is_not_asked_again(history: History) -> None:
 
     with pytest.raises(InternalError):
         history.tracker.check(state)
+
+
+def test_what_a_finalizer_dropped_ends_with_the_next_sweep_and_counts_as_no_expiry() -> None:
+    tracker = ConflictTracker()
+    dropped, kept = tracker.begin(3, "snapshot"), tracker.pin(5)
+    dropped.dropped = True
+    assert tracker.expire(0) == []
+    assert (dropped.ended, dropped.expired, kept.ended) == (True, False, False)
+    assert (tracker.transactions, tracker.min_active_seq()) == (0, 5)
