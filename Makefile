@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test quick check format fuzz model crash interleavings interrupts gc-soak spark-long bench demo docs dist clean
+.PHONY: help setup test quick check format fuzz model crash histories interleavings interrupts gc-soak spark-long bench demo docs dist clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -52,6 +52,9 @@ model: setup ## 2,000 examples of every engine machine against the model, at mos
 
 crash: setup ## kill -9 of a writer: 100 rounds on local files, 30 on SeaweedFS, at most 15 minutes
 	KILL9_ROUNDS=100 KILL9_REMOTE_ROUNDS=30 timeout 900 $(PYTEST) -n $(WORKERS) -rP tests/soak
+
+histories: setup ## 60,000 transactions of threads and tasks in both commit modes, checked with real-time order, at most 10 minutes
+	HISTORY_TRANSACTIONS=30000 timeout 600 $(PYTEST) -n $(WORKERS) -rP tests/histories --timeout 580
 
 interleavings: setup ## every order of stalled writers and garbage collection, models and real code, at most 30 minutes
 	INTERLEAVINGS_FULL=1 timeout 1800 $(PYTEST) -n $(WORKERS) -rP tests/interleaving --timeout 1500
