@@ -7,7 +7,6 @@ from collections import Counter
 
 import pytest
 
-from flagstone.config import Settings
 from histories.checker import check
 from histories.workload import run_clients, total
 
@@ -19,9 +18,7 @@ SEED = int(os.environ.get("HISTORY_SEED", "1"))
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("synchronous_commit", [False, True], ids=["default commit", "synchronous commit"])
 def test_a_recorded_history_has_no_anomaly(synchronous_commit: bool) -> None:
-    if "synchronous_commit" not in Settings.kinds():
-        pytest.skip("writes with await_durable are committed in one way only")
-    settings = {"synchronous_commit": True} if synchronous_commit else {}
+    settings = {"synchronous_commit": synchronous_commit}
     calls: Counter[str] = Counter()
     operations = transactions = 0
     while transactions < TRANSACTIONS:

@@ -309,8 +309,10 @@ class Db(Reads):
         """
         try:
             self._engine.close()
-        finally:
+        except Exception:
             self._watch.end()
+            raise
+        self._watch.end()  # not after an interrupt: then the exit goes on with closing
 
     def __enter__(self) -> Self:
         return self

@@ -165,7 +165,7 @@ class Watch:
         self._finalizer.atexit = False
 
     def end(self) -> None:
-        """The owner has closed the handle, or has tried to and knows why it failed."""
+        """The owner has closed the handle, or has tried to and knows why that failed. May be called again."""
         self._finalizer.detach()
         _end_watching(self._number)
 

@@ -100,8 +100,10 @@ class DbReader(Reads):
         """
         try:
             self._following.close()
-        finally:
+        except Exception:
             self._watch.end()
+            raise
+        self._watch.end()  # not after an interrupt: then the exit goes on with closing
 
     def __enter__(self) -> Self:
         return self
