@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
+from typing import Any
 
 import pytest
 
+from flagstone.db.reading import Reads
+from flagstone.db.transaction import Snapshot
+from flagstone.write.conflicts import ConflictTracker, TransactionState
+from flagstone.write.durability import DurabilityTracker
 from histories.checker import check
 from histories.workload import run_clients, total
 
-TRANSACTIONS = int(os.environ.get("HISTORY_TRANSACTIONS", "1200"))
+TRANSACTIONS = int(os.environ.get("HISTORY_TRANSACTIONS", "600"))
 TRANSACTIONS_OF_A_HISTORY = 5_000
 SEED = int(os.environ.get("HISTORY_SEED", "1"))
 
@@ -36,3 +42,56 @@ def test_a_recorded_history_has_no_anomaly(synchronous_commit: bool) -> None:
     print(f"{transactions} transactions, {operations} operations, 0 anomalies: {dict(sorted(calls.items()))}")
     assert min(calls[f"{isolation} transactions"] for isolation in ("snapshot", "serializable")) > 0
     assert min(calls[name] for name in ("durable writes", "durable reads", "snapshots", "flushes")) > 0
+
+
+def no_check(tracker: ConflictTracker, state: Any) -> None:
+    """Every transaction may commit."""
+
+
+def no_reads(state: TransactionState, read: Any) -> None:
+    """A serializable transaction forgets what it read."""
+
+
+def one_by_one(reads: Any, keys: list[bytes], **options: Any) -> list[bytes | None]:
+    """Many keys are read at many moments."""
+    values = []
+    for key in keys:
+        values.append(reads.get(key, **options))
+        time.sleep(0.0002)  # other threads write
+    return values
+
+
+def newest(snapshot: Snapshot, *, durable_only: bool, dirty: bool) -> Any:
+    """A snapshot shows what is newest."""
+    return snapshot._place.view(), snapshot._engine.durability.committed_seq
+
+
+def at_once(tracker: DurabilityTracker, seq: int) -> None:
+    """A write returns before the ones before it are committed."""
+
+
+BROKEN: list[tuple[list[tuple[type, str]], Any, str]] = [
+    ([(ConflictTracker, "check")], no_check, "lost update"),
+    ([(TransactionState, "track_read"), (TransactionState, "track_range")], no_reads, "cycle"),
+    ([(Reads, "multi_get")], one_by_one, "fractured read"),
+    ([(Snapshot, "_look")], newest, "wrong snapshot"),
+    ([(DurabilityTracker, "wait_committed")], at_once, "lost own write"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("places", "broken", "kind"), BROKEN, ids=[broken.__name__ for _, broken, _ in BROKEN]
+)
+def test_a_database_without_one_of_its_rules_is_refuted(
+    places: list[tuple[type, str]], broken: Any, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for owner, name in places:
+        monkeypatch.setattr(owner, name, broken)
+    found: Counter[str] = Counter()
+    for seed in range(5):
+        run = run_clients(transactions=600, seed=seed, settings={"synchronous_commit": broken is at_once})
+        found.update(anomaly.kind for anomaly in check(run.ops))
+        if found[kind]:
+            break
+    assert found[kind], found

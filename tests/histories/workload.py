@@ -76,7 +76,7 @@ class Client:
         ]
         while self._go_on():
             await self._chance.choice(steps)()
-            if self._chance.random() < 0.002:
+            if self._chance.random() < 0.01:
                 await self._flush()
             if self._awaits:
                 await asyncio.sleep(0)

@@ -156,9 +156,7 @@ def test_without_a_limit_it_never_expires(world: World) -> None:
 @pytest.mark.parametrize("timeout", [30, 1.5, True, b"30s"])
 @pytest.mark.parametrize("begin", [Db.transaction, Db.snapshot])
 def test_a_bare_number_is_refused_with_a_hint(world: World, timeout: Any, begin: Callable[..., Any]) -> None:
-    with pytest.raises(
-        InvalidRequest, match=r"timeout: .*use a timedelta or text such as '5s'"
-    ):
+    with pytest.raises(InvalidRequest, match=r"timeout: .*use a timedelta or text such as '5s'"):
         begin(world.db, timeout=timeout)
     assert world.open_points == 0
 

@@ -417,6 +417,32 @@ def test_rows_of_several_databases_are_flushed_at_exit_and_a_store_out_of_reach_
     assert not flagstone.Admin(tmp_path / "one").checkpoints(), "the reader's checkpoint was not released"
 
 
+def test_a_close_that_was_interrupted_is_finished_at_exit(tmp_path: Path) -> None:
+    done = run(
+        f"""
+        import atexit, os, signal, threading, time
+        atexit.register(lambda: print(db._engine.durability.durable_seq, db.closed))  # runs after those of flagstone
+        import flagstone
+        from flagstone.store.memory import MemoryStore
+        class Slow(MemoryStore):
+            delay_s = 0.0
+            def put_if_absent(self, *args, **kwargs):
+                time.sleep(self.delay_s)
+                return super().put_if_absent(*args, **kwargs)
+        store = Slow()
+        db = flagstone.open("db", store=store, settings=flagstone.Settings(flush_interval=None))
+        {WRITE}
+        store.delay_s = 0.5
+        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        db.close()
+        """,
+        tmp_path,
+    )
+    assert done.stdout.split() == [str(NUMBER_OF_ROWS), "True"], done.stderr
+    assert "KeyboardInterrupt" in done.stderr
+    assert "lost" not in done.stderr
+
+
 def test_a_forked_child_does_not_flush_what_its_parent_owns(tmp_path: Path) -> None:
     done = run(
         f"""
