@@ -99,12 +99,12 @@ def by_scan(db: Db) -> tuple[Callable[[], list[Any]], Callable[[], None]]:
 
 
 def by_snapshot(db: Db) -> tuple[Callable[[], list[Any]], Callable[[], None]]:
-    snapshot = db.snapshot()
+    snapshot = db.snapshot(timeout="1day")
     return lambda: list(snapshot.scan()), snapshot.close
 
 
 def by_transaction(db: Db) -> tuple[Callable[[], list[Any]], Callable[[], None]]:
-    transaction = db.transaction()
+    transaction = db.transaction(timeout="1day")
     return lambda: list(transaction.scan()), transaction.rollback
 
 
