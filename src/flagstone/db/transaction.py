@@ -51,7 +51,9 @@ class Snapshot(Reads):
             self._engine.conflicts.end(self._point)
 
     def __del__(self) -> None:
-        self._point.dropped = True  # without the lock, which this very thread may hold; the follower ends it
+        point = getattr(self, "_point", None)  # an interrupt may have cut off `__init__`
+        if point is not None:
+            point.dropped = True  # without the lock, which this very thread may hold; the follower ends it
 
     def __enter__(self) -> Self:
         return self
@@ -100,17 +102,20 @@ class Transaction(Reads):
     Not for several threads at once.
     """
 
+    _done = True
+    """Until it is complete: an interrupt may cut off `__init__`."""
+
     def __init__(self, engine: Engine, place: ReadPlace, view: ReadView, state: TransactionState) -> None:
         self._engine = engine
         self._place = place
         self._view: ReadView | None = view
         self._state = state
         self._batch = WriteBatch()
-        self._done = False
         self._own = OwnWrites()
         # Written since a read last looked, so not in `_own` yet; and the views through which somebody reads `_own`.
         self._unseen: set[bytes] = set()
         self._lent: WeakSet[ReadView] = WeakSet()
+        self._done = False
 
     @property
     def seq(self) -> int:
@@ -247,8 +252,10 @@ class Transaction(Reads):
 
     def __del__(self) -> None:
         # No lock, as in `Snapshot`.
-        self._state.dropped = True
-        if not self._done and not self._state.expired and len(self._batch):
+        state = getattr(self, "_state", None)
+        if state is not None:
+            state.dropped = True
+        if not self._done and state is not None and not state.expired and len(self._batch):
             warnings.warn(
                 f"unclosed transaction with {len(self._batch)} operations, which are lost; commit it, or roll it back",
                 ResourceWarning,
