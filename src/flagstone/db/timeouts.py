@@ -19,7 +19,9 @@ Timeout = timedelta | str
 DEFAULT_TIMEOUT: Final = timedelta(hours=1)
 """Old versions are kept while a snapshot or a transaction is open: a forgotten one must not keep them for ever."""
 
-_KIND: Final = Duration(timedelta(milliseconds=1))
+_MILLISECOND: Final = timedelta(milliseconds=1)
+_DEFAULT_MS: Final = DEFAULT_TIMEOUT // _MILLISECOND
+_KIND: Final = Duration(_MILLISECOND)
 
 
 def elapsed_ms(clock: Clock) -> int:
@@ -29,8 +31,10 @@ def elapsed_ms(clock: Clock) -> int:
 
 def deadline_ms(clock: Clock, timeout: Timeout | None) -> int | None:
     """When a snapshot or transaction that begins now expires; None for never. Raises `InvalidRequest`."""
+    if timeout is None:
+        return elapsed_ms(clock) + _DEFAULT_MS
     try:
-        lifetime = DEFAULT_TIMEOUT if timeout is None else _KIND.accept(timeout)
+        lifetime = _KIND.accept(timeout)
     except InvalidRequest as error:
         raise InvalidRequest(f"timeout: {error}") from None
-    return None if lifetime == timedelta.max else elapsed_ms(clock) + lifetime // timedelta(milliseconds=1)
+    return None if lifetime == timedelta.max else elapsed_ms(clock) + lifetime // _MILLISECOND
