@@ -12,7 +12,7 @@ from flagstone.errors import TransactionConflict
 from flagstone.types import KeyRange
 from flagstone.write.conflicts import ConflictTracker, Isolation, TransactionState
 
-keys = st.sampled_from([bytes([letter]) for letter in b"abcdefgh"])
+keys = st.sampled_from([b"\0", b"0", b"A", b"A\0", b"A\\", b"b", b"b\xff", b"\xff"])
 edges = st.one_of(st.none(), keys)
 slots = st.integers(0, 3)
 steps = st.one_of(

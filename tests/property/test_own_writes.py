@@ -11,10 +11,11 @@ from flagstone.config import Settings
 from flagstone.db.open import open_database
 from flagstone.lsm.operators import Concatenate
 from flagstone.store.memory import MemoryStore
+from flagstone.testing.strategies import short_keys
 
 SETTINGS = Settings(flush_interval=None, compactor_options=None, garbage_collector_options=None)
 
-keys = st.integers(0, 12).map(lambda number: b"%02d" % number)
+keys = short_keys(max_size=2)
 steps = st.one_of(
     st.tuples(st.just("put"), keys, st.binary(max_size=3)),
     st.tuples(st.just("delete"), keys),

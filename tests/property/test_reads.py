@@ -19,13 +19,14 @@ from flagstone.read.scan import ScanRequest
 from flagstone.read.scans import AsyncScan, Scan
 from flagstone.read.view import ReadView
 from flagstone.table.table_store import TableGone, TableStore
+from flagstone.testing.strategies import short_keys
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, KeyRange, Row
 from unit.read.read_rig import NOW_MS, Append, PlainMemtable, Rig, oracle
 
 pytestmark = pytest.mark.slow
 
 keys = st.one_of(
-    st.text(alphabet="ab", min_size=1, max_size=4).map(str.encode),
+    short_keys(max_size=4),
     st.integers(0, 60).map(lambda number: b"%03d" % number),
     st.sampled_from([b"\xff", b"\xff\xff", b"\0", b"a\0"]),
 )

@@ -26,7 +26,27 @@ from flagstone.types import KeyRange, RunId, Seq, Ulid
 from flagstone.views.clone import Cloner
 from flagstone.views.marks import CloneSource
 
-KEYS = [letter + b"%02d" % number for letter in (b"a", b"b") for number in range(15)]
+KEYS = [
+    letter + rest
+    for letter in (b"a", b"b")
+    for rest in (
+        b"",
+        b"\0",
+        b"\0\0",
+        b"00",
+        b"05",
+        b"5",
+        b"Z",
+        b"\\",
+        b"\\0",
+        b"a",
+        b"a\0",
+        b"ab",
+        b"\xfe",
+        b"\xff",
+        b"\xff\xff",
+    )
+]
 
 
 @dataclass
@@ -92,7 +112,10 @@ def parts_of(borders: list[bytes]) -> list[KeyRange]:
 
 
 borders = st.lists(
-    st.sampled_from([*KEYS, b"a050", b"a\xff", b"b05\x00"]), unique=True, min_size=1, max_size=4
+    st.sampled_from([*KEYS, b"\0", b"a050", b"a\\\\", b"b05\x00", b"\xff"]),
+    unique=True,
+    min_size=1,
+    max_size=4,
 ).map(sorted)
 
 

@@ -12,7 +12,11 @@ from hypothesis import strategies as st
 from flagstone.types import KeyRange
 from unit.views.views_rig import Rows, World
 
-KEYS = [b"k%02d" % number for number in range(24)]
+KEYS = [
+    start + rest
+    for start in (b"\0", b"0", b"K", b"\\", b"k", b"\xff")
+    for rest in (b"", b"\0", b"\\", b"\xff")
+]
 MOST = 7
 
 

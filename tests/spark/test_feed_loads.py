@@ -276,7 +276,7 @@ def test_a_crash_right_after_the_commit_of_a_load_changes_nothing_for_feeds(effe
     assert copy.rows == {b"a": b"1", b"b": b"2", b"c": b"3"}
 
 
-KEYS = st.integers(0, 9).map(lambda number: b"k%d" % number)
+KEYS = st.sampled_from([b"\0", b"0", b"9", b"K", b"\\", b"k", b"k\0", b"k\\", b"k\xff", b"\xff"])
 VALUES = st.one_of(st.none(), st.binary(min_size=1, max_size=3), st.just(b"+m"))
 ROWS = st.dictionaries(KEYS, VALUES, min_size=1, max_size=6)
 STEPS = st.one_of(

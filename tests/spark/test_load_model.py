@@ -16,7 +16,9 @@ import flagstone
 from flagstone import Admin
 from spark.load_rig import QUIET, load, shown
 
-KEYS = st.integers(0, 12).map(lambda number: b"k%02d" % number)
+KEYS = st.sampled_from(
+    [b"\0", b"0", b"9", b"K", b"\\", b"\\0", b"k", b"k\0", b"k0", b"kZ", b"k\\", b"k\xff", b"\xff"]
+)
 ROWS = st.dictionaries(KEYS, st.one_of(st.none(), st.binary(min_size=1, max_size=6)), max_size=8)
 """None stands for a deletion."""
 

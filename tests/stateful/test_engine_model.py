@@ -32,8 +32,9 @@ from flagstone.write.batch import WriteBatch
 
 pytestmark = pytest.mark.slow
 
-KEYS = [b"\x00", b"a", b"a\x00", b"a\x00b", b"ab", b"b", b"b" * 300, b"ba\xff", b"bb", b"\xff", b"\xff\xff"]
-EDGES = [*KEYS, b"aa", b"c", b"a\\", b"\xff\xff\xff"]
+KEYS = [b"\x00", b"0", b"A", b"a", b"a\x00", b"a\x00b", b"a0", b"aZ", b"a\\", b"a\\0", b"ab"]
+KEYS += [b"b", b"b" * 300, b"b\\", b"ba\xff", b"bb", b"\xff", b"\xff\xff"]
+EDGES = [*KEYS, b"\\", b"aa", b"a\\\\", b"c", b"\xff\xff\xff"]
 
 keys = st.sampled_from(KEYS)
 edges = st.none() | st.sampled_from(EDGES)

@@ -34,9 +34,11 @@ class _OpenScan:
 
         Never goes back: a key that was passed changes nothing. Rows passed over do not count towards the limit.
         """
+        if not isinstance(key, bytes):
+            raise InvalidRequest(f"the key to seek is bytes, not {type(key).__name__}")
         reverse = self._request.reverse
         if self._cursor is None:
-            beyond = KeyRange(None, key + b"\\0") if reverse else KeyRange(key)
+            beyond = KeyRange(None, key + b"\0") if reverse else KeyRange(key)
             self._request = replace(self._request, keys=self._request.keys.intersect(beyond))
             return
         rest = self._rows_at_hand.rest()

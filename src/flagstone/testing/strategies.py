@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from hypothesis import strategies as st
 
 from flagstone.types import MAX_SEQ, MERGE, TOMBSTONE, VALUE, EntryTuple
 
+KEY_BYTES: Final = b"\009AZ\\ab\xff"
+"""The bytes of short keys. They include the least and the greatest byte, and bytes on both sides of the backslash."""
+
 times: st.SearchStrategy[int | None] = st.one_of(st.none(), st.integers(-(2**63), 2**63 - 1))
 seqs: st.SearchStrategy[int] = st.integers(0, MAX_SEQ)
+
+
+def short_keys(*, max_size: int) -> st.SearchStrategy[bytes]:
+    """Keys of few different bytes: many share a prefix, and many differ by a trailing zero byte only."""
+    return st.lists(st.sampled_from(KEY_BYTES), min_size=1, max_size=max_size).map(bytes)
+
+
 keys: st.SearchStrategy[bytes] = st.one_of(
     st.binary(min_size=1, max_size=12),
-    st.text(alphabet="ab", min_size=1, max_size=6).map(str.encode),
+    short_keys(max_size=6),
     st.integers(0, 300).map(lambda number: b"%08d" % number),
     st.integers(100, 700).map(lambda size: b"k" * size),
 )

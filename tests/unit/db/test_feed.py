@@ -323,10 +323,11 @@ def test_writer_collector_and_consumers_that_come_and_go_at_once() -> None:
     db.close()
 
 
+FEED_KEYS = st.sampled_from([b"\0", b"0", b"a", b"a\\", b"\xff"])
 STEPS = st.one_of(
-    st.tuples(st.just("put"), st.sampled_from([b"a", b"b", b"c"]), st.binary(max_size=2)),
-    st.tuples(st.just("delete"), st.sampled_from([b"a", b"b", b"c"]), st.just(b"")),
-    st.tuples(st.just("merge"), st.sampled_from([b"a", b"b", b"c"]), st.binary(max_size=2)),
+    st.tuples(st.just("put"), FEED_KEYS, st.binary(max_size=2)),
+    st.tuples(st.just("delete"), FEED_KEYS, st.just(b"")),
+    st.tuples(st.just("merge"), FEED_KEYS, st.binary(max_size=2)),
     st.tuples(st.just("flush"), st.sampled_from([b"wal", b"memtable"]), st.just(b"")),
     st.tuples(st.just("consume"), st.just(b""), st.just(b"")),
     st.tuples(st.just("restart"), st.just(b""), st.just(b"")),

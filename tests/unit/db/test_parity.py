@@ -95,7 +95,7 @@ def test_both_faces_are_context_managers(blocking: type, awaitable: type) -> Non
 
 # -- the same answers -------------------------------------------------------------------------------------
 
-KEYS = st.sampled_from([b"a", b"ab", b"b", b"c", b"\xff"])
+KEYS = st.sampled_from([b"\0", b"0", b"A", b"a", b"a\0", b"a\\", b"ab", b"b", b"\xff"])
 VALUES = st.binary(max_size=5)
 STEPS = st.one_of(
     st.tuples(st.just("put"), KEYS, VALUES),
@@ -107,7 +107,7 @@ STEPS = st.one_of(
     st.tuples(st.just("get_row"), KEYS),
     st.tuples(st.just("multi_get"), st.lists(KEYS, max_size=4)),
     st.tuples(st.just("scan"), st.booleans(), st.none() | st.integers(0, 4)),
-    st.tuples(st.just("rows"), KEYS),
+    st.tuples(st.just("rows"), KEYS, st.booleans()),
     st.tuples(st.just("arrow"), KEYS),
     st.tuples(st.just("flush"), st.sampled_from(["wal", "memtable"])),
     st.tuples(st.just("transaction"), KEYS, KEYS, VALUES, st.booleans()),
@@ -146,8 +146,8 @@ class BlockingFace:
                 return db.multi_get(keys)
             case ("scan", reverse, limit):
                 return list(db.scan(b"a", b"z", reverse=reverse, limit=limit))
-            case ("rows", key):
-                with db.scan() as scan:
+            case ("rows", key, reverse):
+                with db.scan(reverse=reverse) as scan:
                     scan.seek(key)
                     return [_timeless(row) for row in scan.rows()]
             case ("arrow", key):
@@ -208,8 +208,8 @@ class AwaitedFace:
                 return await db.multi_get(keys)
             case ("scan", reverse, limit):
                 return await _all(db.scan(b"a", b"z", reverse=reverse, limit=limit))
-            case ("rows", key):
-                async with db.scan() as scan:
+            case ("rows", key, reverse):
+                async with db.scan(reverse=reverse) as scan:
                     scan.seek(key)
                     return [_timeless(row) async for row in scan.rows()]
             case ("arrow", key):

@@ -257,7 +257,7 @@ def test_a_checkpoint_that_goes_while_it_is_compared_is_told(world: World) -> No
 STEPS = st.one_of(
     st.tuples(
         st.just("commit"),
-        st.sampled_from([b"a", b"b", b"b\0", b"c", b"d"]),
+        st.sampled_from([b"\0", b"0", b"B", b"b", b"b\0", b"b\\", b"b\xff", b"\xff"]),
         st.sampled_from([VALUE, VALUE, TOMBSTONE, MERGE]),
         st.binary(min_size=1, max_size=1),
         st.none() | st.sampled_from([1500, 4500, 10**6]),

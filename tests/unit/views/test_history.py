@@ -440,7 +440,7 @@ def test_a_snapshot_of_what_was_dropped_or_is_to_come_is_refused(history: Histor
 STEPS = st.one_of(
     st.tuples(
         st.just("commit"),
-        st.sampled_from([b"a", b"b", b"c"]),
+        st.sampled_from([b"\0", b"0", b"a", b"a\\", b"\xff"]),
         st.sampled_from([VALUE, VALUE, TOMBSTONE, MERGE]),
         st.binary(min_size=1, max_size=2),
     ),
