@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flagstone.errors import InvalidRequest
 from flagstone.types import KeyRange
 from unit.views.views_rig import Rows, World
 
@@ -102,7 +103,11 @@ class Databases:
             with self.world.open(path) as db:
                 assert list(db.scan()) == expected
                 assert list(db.scan(reverse=True)) == expected[::-1]
-                assert db.multi_get(KEYS) == [model.rows.get(key) for key in KEYS]
+                inside = [key for key in KEYS if key in model.keys]
+                assert db.multi_get(inside) == [model.rows.get(key) for key in inside]
+                for key in set(KEYS) - set(inside):
+                    with pytest.raises(InvalidRequest, match="cut out for"):
+                        db.get(key)
                 batches = db.scan_arrow()
                 found = [(row["key"], row["value"]) for row in batches.read_all().to_pylist()]
                 assert found == expected

@@ -126,7 +126,7 @@ class AsyncDb(AsyncReads):
     ) -> bytes | None:
         """The value of `key`, or `default`; see `Reads.get`. What is in memory is answered without any wait."""
         engine = self._engine
-        if type(key) is bytes and not durable_only and not dirty:
+        if type(key) is bytes and not durable_only and not dirty and engine.key_ranges is None:
             # The number before the view: the view then holds every row up to it.
             seq = engine.durability.committed_seq
             simple = engine.view.memtables[0].get_value(key, seq)

@@ -19,7 +19,6 @@ from flagstone.read.scans import AsyncScan
 from flagstone.read.view import ReadView
 from flagstone.table.table_store import TableGone
 from flagstone.types import Row
-from flagstone.write.batch import check_key
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,7 +50,7 @@ class AsyncReads:
         self, key: bytes, *, durable_only: bool = False, dirty: bool = False, include_expired: bool = False
     ) -> Row | None:
         """The row of `key` with its sequence number and times, or None."""
-        checked, tables = check_key(key), self._reads._place.tables
+        checked, tables = self._reads._place.check_key(key), self._reads._place.tables
         found, seq = await self._read(
             lambda view, seq: drivers.get_async(tables, view, checked, seq),
             durable_only=durable_only,
@@ -68,7 +67,8 @@ class AsyncReads:
         include_expired: bool = False,
     ) -> list[bytes | None]:
         """The values of many keys in their order, at one moment. Keys share blocks and requests."""
-        checked, tables = [check_key(key) for key in keys], self._reads._place.tables
+        place = self._reads._place
+        checked, tables = [place.check_key(key) for key in keys], place.tables
         found, seq = await self._read(
             lambda view, seq: drivers.multi_get_async(tables, view, checked, seq),
             durable_only=durable_only,

@@ -11,7 +11,7 @@ from typing import Self
 from flagstone.db.async_reading import AsyncReads, AtOnce
 from flagstone.db.transaction import Snapshot, Transaction
 from flagstone.types import Row
-from flagstone.write.batch import Instant, Ttl, check_key
+from flagstone.write.batch import Instant, Ttl
 from flagstone.write.durability import WriteHandle
 
 
@@ -81,7 +81,7 @@ class AsyncTransaction(AsyncReads, AtOnce):
         self, key: bytes, *, durable_only: bool = False, dirty: bool = False, include_expired: bool = False
     ) -> Row | None:
         """The row of `key` with its sequence number and times, or None. The commit depends on it."""
-        self._reads._state.track_read(check_key(key))
+        self._reads._state.track_read(self._reads._place.check_key(key))
         return await super().get_row(
             key, durable_only=durable_only, dirty=dirty, include_expired=include_expired
         )
@@ -96,7 +96,7 @@ class AsyncTransaction(AsyncReads, AtOnce):
     ) -> list[bytes | None]:
         """The values of many keys in their order. The commit depends on all of them."""
         for key in keys:
-            self._reads._state.track_read(check_key(key))
+            self._reads._state.track_read(self._reads._place.check_key(key))
         return await super().multi_get(
             keys, durable_only=durable_only, dirty=dirty, include_expired=include_expired
         )

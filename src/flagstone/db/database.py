@@ -50,6 +50,7 @@ class Db(Reads):
             view=lambda: engine.view,
             retained_seq=lambda: engine.manifest.value.recent_snapshot_min_seq,
             prefix_extractor=engine.env.prefix_extractor,
+            key_ranges=engine.key_ranges,
         )
         self._watch = watch(self._place, UnclosedWriter(engine))
 
@@ -337,3 +338,9 @@ class Db(Reads):
             # Of one moment: an older view lacks rows up to the number, a newer one may have dropped what it sees.
             if view is self._engine.view:
                 return view, seq
+
+
+class ProjectedDb(Db):
+    """A `Db` that was cut out for some key ranges. Its `get` checks them, which that of other databases need not."""
+
+    get = Reads.get

@@ -51,6 +51,7 @@ class Engine:
         self.manifests = manifests
         self.fence: Fence = opened.fence
         self.views = views
+        self.key_ranges = opened.key_ranges
         # Taken for the whole of `close`; a second caller waits here and finds the work done.
         self._closing = Lock()
         self._clean: bool | None = None

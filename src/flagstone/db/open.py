@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from flagstone.config import Settings
 from flagstone.db.cache_preload import CachePreload, plan_preload
-from flagstone.db.database import Db
+from flagstone.db.database import Db, ProjectedDb
 from flagstone.db.engine import Engine
 from flagstone.db.environment import Environment
 from flagstone.db.opening import open_for_writing
@@ -104,7 +104,7 @@ def open_database(
     if preload is not None and isinstance(on_disk, CachingStore):
         wanted = plan_preload(opened.manifest.value, paths, preload)
         engine.supervisor.start(CachePreload(on_disk, wanted))
-    return Db(engine)
+    return Db(engine) if opened.key_ranges is None else ProjectedDb(engine)
 
 
 def _dressed(store: ObjectStore, metrics: Metrics, clock: Clock, ids: Ids) -> ObjectStore:

@@ -29,7 +29,7 @@ from flagstone.wal.fencing import write_fence
 from flagstone.wal.listing import find_frontier
 from flagstone.wal.replay import ReplayedFile, WalTruncated, replay
 from flagstone.write.memtables import Memtables
-from flagstone.write.range_gate import RangeGate
+from flagstone.write.range_gate import KeyRanges, RangeGate
 from flagstone.write.segment_gate import KeyGate, SegmentGate
 
 _ATTEMPTS = 3
@@ -46,6 +46,7 @@ class Opened:
     last_tick_ms: int
     fence_id: WalId
     gate: KeyGate | None
+    key_ranges: KeyRanges | None = None
 
 
 def open_for_writing(
@@ -115,7 +116,8 @@ def open_for_writing(
             if writable is None:
                 return opened
             # Not for replay: what SlateDB wrote outside of the range is there and stays readable.
-            return replace(opened, gate=RangeGate(writable, opened.gate))
+            key_ranges = KeyRanges(writable)
+            return replace(opened, gate=RangeGate(key_ranges, opened.gate), key_ranges=key_ranges)
     raise AssertionError("the last attempt returns or raises")
 
 

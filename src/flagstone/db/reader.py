@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
 from uuid import UUID
@@ -37,7 +38,8 @@ from flagstone.table.cache import TableCache
 from flagstone.table.table_store import TableStore
 from flagstone.views.checkpoint import parse_checkpoint_id
 from flagstone.views.history import AsOf, check_as_of
-from flagstone.views.marks import require_alive
+from flagstone.views.marks import load_origin, require_alive
+from flagstone.write.range_gate import KeyRanges
 
 ReaderMode = Literal["managed", "latest"]
 
@@ -51,7 +53,13 @@ class DbReader(Reads):
     """
 
     def __init__(
-        self, following: Following, metrics: Metrics, *, clock: Clock, merge_operator: MergeOperator | None
+        self,
+        following: Following,
+        metrics: Metrics,
+        *,
+        clock: Clock,
+        merge_operator: MergeOperator | None,
+        key_ranges: KeyRanges | None = None,
     ) -> None:
         self._following = following
         self._metrics = metrics
@@ -62,6 +70,7 @@ class DbReader(Reads):
             refresh=following.poll,
             view=lambda: following.state.view,
             retained_seq=lambda: following.state.manifest.value.recent_snapshot_min_seq,
+            key_ranges=key_ranges,
         )
         self._watch = watch(self._place, UnclosedReader(following))
 
@@ -207,6 +216,7 @@ class ReaderParts:
     clock: Clock
     merge_operator: MergeOperator | None
     extractor: SegmentExtractor | None
+    key_ranges: KeyRanges | None
 
     def follow(
         self, pin: Pin, tail: LogTail | None, *, max_seq: int | None = None, polls: bool = True
@@ -227,7 +237,13 @@ class ReaderParts:
 
     def reader(self, following: Following) -> DbReader:
         """The face of a reader that was started."""
-        return DbReader(following, self.metrics, clock=self.clock, merge_operator=self.merge_operator)
+        return DbReader(
+            following,
+            self.metrics,
+            clock=self.clock,
+            merge_operator=self.merge_operator,
+            key_ranges=self.key_ranges,
+        )
 
 
 def prepare_reader(
@@ -259,8 +275,13 @@ def prepare_reader(
 
     main = dressed(found)
     manifests = ManifestStore(main, paths, metrics=metrics, clock=clock, ids=ids)
-    require_alive(main, paths)
-    if manifests.latest() is None:
+    looks: tuple[Callable[[], Any], ...] = (
+        manifests.latest,
+        partial(require_alive, main, paths),
+        partial(load_origin, main, paths),
+    )
+    latest, _, origin = pool.map_ordered(lambda look: look(), looks)
+    if latest is None:
         raise InvalidRequest(f"no database at {root!r} in {main.url}; check the path, or create it first")
     cache = TableCache(capacity_bytes=settings.block_cache_bytes + settings.meta_cache_bytes, metrics=metrics)
     tail = LogTail(
@@ -281,6 +302,7 @@ def prepare_reader(
         clock=clock,
         merge_operator=merge_operator,
         extractor=segment_extractor,
+        key_ranges=None if origin is None or origin.writable is None else KeyRanges(origin.writable),
     )
 
 

@@ -24,6 +24,7 @@ from flagstone.runtime.clock import Clock
 from flagstone.table.table_store import TableGone, TableStore
 from flagstone.types import KeyRange, Row
 from flagstone.write.batch import check_key
+from flagstone.write.range_gate import KeyRanges
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,12 +38,13 @@ class ReadPlace:
     """Where reads happen: tables, a clock, a merge operator, and a way to a newer view.
 
     `refresh` learns of newer manifests, `view` is what the database shows then, and `retained_seq` the smallest
-    number at which that shows all there was.
+    number at which that shows all there was. `key_ranges` are the keys a projection was cut out for, None for all.
     """
 
     __slots__ = (
         "__weakref__",  # all that read hold it: see `flagstone.db.exit`
         "clock",
+        "key_ranges",
         "merge_operator",
         "prefix_extractor",
         "refresh",
@@ -61,6 +63,7 @@ class ReadPlace:
         view: Callable[[], ReadView],
         retained_seq: Callable[[], int],
         prefix_extractor: PrefixExtractor | None = None,
+        key_ranges: KeyRanges | None = None,
     ) -> None:
         self.tables: TableStore = tables
         self.clock: Clock = clock
@@ -69,6 +72,24 @@ class ReadPlace:
         self.view: Callable[[], ReadView] = view
         self.retained_seq: Callable[[], int] = retained_seq
         self.prefix_extractor: PrefixExtractor | None = prefix_extractor
+        self.key_ranges: KeyRanges | None = key_ranges
+
+    def check_key(self, key: bytes) -> bytes:
+        """The key, if it is one and can be in this database. Otherwise raises `InvalidRequest`."""
+        checked = check_key(key)
+        if self.key_ranges is not None:
+            self.key_ranges.check_read(checked)
+        return checked
+
+    def check_range(self, start: bytes | None, stop: bytes | None, prefix: bytes | None) -> KeyRange:
+        """The range these arguments mean, if some of its keys can be in this database, or it is empty.
+
+        Raises `InvalidRequest` otherwise. A range that overlaps those of a projection in part is fine.
+        """
+        keys = check_range(start, stop, prefix)
+        if self.key_ranges is not None:
+            self.key_ranges.check_scan(keys)
+        return keys
 
     def prefix_probe(self, prefix: bytes | None) -> PrefixProbe | None:
         """What a scan of `prefix` may ask the filters for, if its keys all have one extracted prefix."""
@@ -118,7 +139,8 @@ class Reads:
         """The value of `key`, or `default`.
 
         Ordinary reads see what is committed; `durable_only` only what is on the store, `dirty` also what still
-        waits for it. Expired rows are hidden unless `include_expired`.
+        waits for it. Expired rows are hidden unless `include_expired`. A key outside of the range that a clone was cut
+        out for is an `InvalidRequest`, as in all reads.
         """
         row = self.get_row(key, durable_only=durable_only, dirty=dirty, include_expired=include_expired)
         return default if row is None else row.value
@@ -127,7 +149,7 @@ class Reads:
         self, key: bytes, *, durable_only: bool = False, dirty: bool = False, include_expired: bool = False
     ) -> Row | None:
         """The row of `key` with its sequence number and times, or None."""
-        checked = check_key(key)
+        checked = self._place.check_key(key)
         found, seq = self._read(
             lambda view, seq: drivers.get(self._place.tables, view, checked, seq),
             durable_only=durable_only,
@@ -144,7 +166,7 @@ class Reads:
         include_expired: bool = False,
     ) -> list[bytes | None]:
         """The values of many keys in their order, at one moment. Keys share blocks and requests."""
-        checked = [check_key(key) for key in keys]
+        checked = [self._place.check_key(key) for key in keys]
         found, seq = self._read(
             lambda view, seq: drivers.multi_get(self._place.tables, view, checked, seq),
             durable_only=durable_only,
@@ -169,9 +191,10 @@ class Reads:
         """The rows with keys in [start, stop), or that begin with `prefix`, as they are now.
 
         Iterate for `(key, value)`, `.rows()` for whole rows, `.seek(key)` to skip. `reverse` goes from the last
-        key to the first. The scan shows one moment, however long it takes.
+        key to the first. The scan shows one moment, however long it takes. A range wholly outside of what a clone was
+        cut out for is an `InvalidRequest`; one that overlaps it shows what the clone holds.
         """
-        keys = check_range(start, stop, prefix)
+        keys = self._place.check_range(start, stop, prefix)
         if limit is not None and limit < 0:
             raise InvalidRequest(f"limit is {limit}; a scan gives 0 rows or more")
         view, seq = self._look(durable_only=durable_only, dirty=dirty)
@@ -209,7 +232,7 @@ class Reads:
         # Imported late: only those who want Arrow pay for importing it.
         from flagstone.read.arrow import scan_arrow  # noqa: PLC0415
 
-        keys = check_range(start, stop, prefix)
+        keys = self._place.check_range(start, stop, prefix)
         view, seq = self._look(durable_only=False, dirty=False)
         request = ScanRequest(
             keys=keys,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from weakref import WeakSet
 
 from flagstone.db.own_writes import OwnWrites
-from flagstone.db.reading import ReadPlace, Reads, check_range
+from flagstone.db.reading import ReadPlace, Reads
 from flagstone.db.timeouts import elapsed_ms
 from flagstone.errors import Closed, InvalidRequest
 from flagstone.read.scan import DEFAULT_READ_AHEAD_BYTES
@@ -157,7 +157,7 @@ class Transaction(Reads):
     def get_row(
         self, key: bytes, *, durable_only: bool = False, dirty: bool = False, include_expired: bool = False
     ) -> Row | None:
-        self._state.track_read(check_key(key))
+        self._state.track_read(self._place.check_key(key))
         return super().get_row(key, durable_only=durable_only, dirty=dirty, include_expired=include_expired)
 
     def multi_get(
@@ -169,7 +169,7 @@ class Transaction(Reads):
         include_expired: bool = False,
     ) -> list[bytes | None]:
         for key in keys:
-            self._state.track_read(check_key(key))
+            self._state.track_read(self._place.check_key(key))
         return super().multi_get(
             keys, durable_only=durable_only, dirty=dirty, include_expired=include_expired
         )
@@ -188,7 +188,7 @@ class Transaction(Reads):
         read_ahead_bytes: int = DEFAULT_READ_AHEAD_BYTES,
     ) -> Scan:
         # The whole range counts as read, also what the caller does not iterate to: it decided not to.
-        self._state.track_range(check_range(start, stop, prefix))
+        self._state.track_range(self._place.check_range(start, stop, prefix))
         return super().scan(
             start,
             stop,
@@ -211,7 +211,7 @@ class Transaction(Reads):
         columns: Sequence[str] = ("key", "value"),
         include_expired: bool = False,
     ) -> pa.RecordBatchReader:
-        self._state.track_range(check_range(start, stop, prefix))
+        self._state.track_range(self._place.check_range(start, stop, prefix))
         return super().scan_arrow(
             start,
             stop,
