@@ -27,6 +27,9 @@ Lifetime = Annotated[
         help='How long it lives from now on, such as "7days 30min"; for ever, if not given.',
     ),
 ]
+Force = Annotated[
+    bool, typer.Option("--force", help="Also if a living clone borrows by it, which loses its data then.")
+]
 
 
 def create_checkpoint(
@@ -59,9 +62,12 @@ def refresh_checkpoint(
     context: typer.Context,
     id: Id,  # noqa: A002 - SlateDB's name
     lifetime: Lifetime = None,
+    force: Force = False,
     json: AsJson = False,
 ) -> None:
     """Let a checkpoint live for another while, counted from now, or for ever.
+
+    A checkpoint that a living clone borrows by keeps living for ever.
 
     For example:
 
@@ -69,11 +75,18 @@ def refresh_checkpoint(
     """
     call = invocation(context, json=json)
     checkpoint, lives = require_checkpoint_id(id), parse_lifetime(lifetime)
-    _print(call, call.connect().admin().refresh_checkpoint(checkpoint, lives))
+    _print(call, call.connect().admin().refresh_checkpoint(checkpoint, lives, force=force))
 
 
-def delete_checkpoint(context: typer.Context, id: Id, json: AsJson = False) -> None:  # noqa: A002
+def delete_checkpoint(
+    context: typer.Context,
+    id: Id,  # noqa: A002 - SlateDB's name
+    force: Force = False,
+    json: AsJson = False,
+) -> None:
     """Delete a checkpoint: what only it pins may be collected from now on.
+
+    Refused while a living clone borrows by it: that clone would lose its data.
 
     For example:
 
@@ -81,7 +94,7 @@ def delete_checkpoint(context: typer.Context, id: Id, json: AsJson = False) -> N
     """
     call = invocation(context, json=json)
     checkpoint = require_checkpoint_id(id)
-    call.connect().admin().delete_checkpoint(checkpoint)
+    call.connect().admin().delete_checkpoint(checkpoint, force=force)
     if call.json:
         print_json({"result": "success", "checkpoint_id": str(checkpoint)})
     else:

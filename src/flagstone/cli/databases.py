@@ -240,6 +240,7 @@ def _print_destruction(call: Invocation, done: Destruction, *, dry_run: bool) ->
                 "deleted": list(done.deleted),
                 "due_time": due,
                 "checkpoints": [str(checkpoint.id) for checkpoint in done.checkpoints],
+                "kept": list(done.kept),
             }
         )
         return
@@ -249,6 +250,8 @@ def _print_destruction(call: Invocation, done: Destruction, *, dry_run: bool) ->
         say(f"marked; garbage collection deletes it after {due}, once nobody holds a checkpoint of it")
     else:
         say(f"{len(done.deleted):,} objects {'would be deleted' if dry_run else 'deleted'}")
+    for reason in done.kept:
+        say(f"not released: {reason}; if no clone needs it, use delete-checkpoint")
 
 
 COMMANDS: Final[tuple[Callable[..., None], ...]] = (clone, union, restore, delete_db)

@@ -21,6 +21,7 @@ from flagstone.store.port import ObjectMissing, ObjectStore
 from flagstone.store.resolve import resolve_neighbour
 from flagstone.types import KeyRange
 from flagstone.views import checkpoint as checkpoints
+from flagstone.views.borrowers import require_unneeded
 from flagstone.views.checkpoint import parse_checkpoint_id
 from flagstone.views.clone import Cloner
 from flagstone.views.destroy import GRACE, Destroyer, Destruction
@@ -113,17 +114,40 @@ class AdminViews:
         )
         return created
 
-    def refresh_checkpoint(self, id: UUID | str, lifetime: timedelta | None = None) -> Checkpoint:  # noqa: A002
-        """Let a checkpoint live `lifetime` from now on, or for ever. An unknown one is an `InvalidRequest`."""
-        self._latest()
+    def refresh_checkpoint(
+        self,
+        id: UUID | str,  # noqa: A002 - the name users know
+        lifetime: timedelta | None = None,
+        *,
+        force: bool = False,
+    ) -> Checkpoint:
+        """Let a checkpoint live `lifetime` from now on, or for ever.
+
+        Raises:
+            InvalidRequest: there is no such checkpoint; or a living clone borrows by it, so that it must not expire,
+                and `force` is False.
+
+        """
+        wanted = parse_checkpoint_id(id)
+        held = checkpoints.require_checkpoint(self._latest().value, wanted)
+        if lifetime is not None and not force:
+            require_unneeded(self._store, self._manifest_store(), held)
         return checkpoints.refresh_checkpoint(
-            self._manifest_store(), parse_checkpoint_id(id), clock=self._clock, lifetime=lifetime
+            self._manifest_store(), wanted, clock=self._clock, lifetime=lifetime
         )
 
-    def delete_checkpoint(self, id: UUID | str) -> None:  # noqa: A002 - the name users know
-        """Delete a checkpoint: what only it pins may be collected. An unknown one is an `InvalidRequest`."""
+    def delete_checkpoint(self, id: UUID | str, *, force: bool = False) -> None:  # noqa: A002 - the name users know
+        """Delete a checkpoint: what only it pins may be collected.
+
+        Raises:
+            InvalidRequest: there is no such checkpoint; or a living clone borrows by it and `force` is False.
+                With `force` it is deleted, and that clone loses the SSTs it borrows.
+
+        """
         wanted = parse_checkpoint_id(id)
-        checkpoints.require_checkpoint(self._latest().value, wanted)
+        held = checkpoints.require_checkpoint(self._latest().value, wanted)
+        if not force:
+            require_unneeded(self._store, self._manifest_store(), held)
         checkpoints.delete_checkpoint(self._manifest_store(), wanted)
 
     # -- other databases over the same tables -------------------------------------------------------------

@@ -5,17 +5,19 @@ One protocol serves clones, projections and unions:
 1. Pin each source with a checkpoint: the given one, or a fresh one that lives five minutes.
 2. Say in `flagstone/origin` what is being made. Create manifest 1 of the clone, not initialized, which names the
    databases it borrows from and the id of a checkpoint in each.
-3. Place those checkpoints, which never expire. Copy the log of a whole clone.
+3. Place those checkpoints, which never expire and have the name of the clone (`metadata.borrowing`). Copy the log
+   of a whole clone.
 4. Create manifest 2, initialized.
 
 A crash at any step is made good by the same call: before manifest 1 it starts over, afterwards it goes on with
-what that manifest says. What it leaves meanwhile are checkpoints that expire by themselves. If it takes longer than
-the source checkpoint lives, the sources may be gone; then the clone is destroyed and made anew.
+what that manifest says, also if the source has changed since. What it leaves meanwhile are checkpoints that expire by
+themselves. If it takes longer than the source checkpoint lives, the sources may be gone; then the clone is destroyed
+and made again. A call that finds a finished clone is refused: what stands there is not what the source holds now.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -23,6 +25,7 @@ from typing import Final
 from uuid import UUID
 
 from flagstone.errors import InvalidRequest
+from flagstone.metadata.borrowing import Owner, final_name, owner_of
 from flagstone.metadata.manifest import (
     Checkpoint,
     ExternalDb,
@@ -36,7 +39,7 @@ from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.ids import SYSTEM_IDS, Ids, ulid_ms
 from flagstone.runtime.pool import shared_pool
 from flagstone.store.paths import DbPaths
-from flagstone.store.port import ObjectStore
+from flagstone.store.port import ObjectMissing, ObjectStore
 from flagstone.types import KeyRange, WalId
 from flagstone.views.checkpoint import (
     create_checkpoint,
@@ -44,11 +47,11 @@ from flagstone.views.checkpoint import (
     require_initialized,
     require_live_checkpoint,
 )
-from flagstone.views.lineage import PinnedSource, merge_lenders, sign
+from flagstone.views.lineage import PinnedSource, is_same_clone, merge_lenders, sign
 from flagstone.views.log_copy import copy_log, require_flushed
 from flagstone.views.marks import CloneSource, Origin, load_origin, require_alive, save_origin
 from flagstone.views.projection import project
-from flagstone.views.union import find_collisions, rename_tables, unite
+from flagstone.views.union import check_adjacent, find_collisions, rename_tables, unite
 from flagstone.views.writable import unite_writable
 from flagstone.wal.listing import find_frontier
 
@@ -77,12 +80,14 @@ class Cloner:
     def clone(self, to: str, sources: Sequence[CloneSource]) -> Versioned[Manifest]:
         """Make the database `to` of one source, or of several that hold different keys; returns its manifest.
 
-        A call that was interrupted is finished by the same call, and one that was finished changes nothing.
+        A call that was interrupted is finished by the same call. Calls with the same arguments at the same time make
+        one clone, and all of them return it.
 
         Raises:
             InvalidRequest: a source is missing, unfinished or destroyed, its checkpoint is missing or has expired,
-                its log holds rows that a projection or union would lose, sources overlap, or something else is at
-                `to`. Nothing has changed then, except that checkpoints may have been added that expire.
+                its log holds rows that a projection or union would lose, sources overlap, given ranges are not
+                adjacent, or there is a database at `to`: a finished clone, also of the same arguments, or another
+                one. Nothing has changed then, except that checkpoints may have been added that expire.
 
         """
         asked = tuple(sources)
@@ -94,7 +99,10 @@ class Cloner:
         if found is None:
             self._rehearse(asked)
             found = self._begin(manifests, asked)
-        self._require_same(paths, found.value, asked)
+        elif found.value.initialized:
+            raise self._occupied(paths.root, found.value)
+        else:
+            self._require_same(paths, found.value, asked)
         return found if found.value.initialized else self._finish(manifests, found.value, asked)
 
     # -- before the first manifest ------------------------------------------------------------------------
@@ -129,8 +137,10 @@ class Cloner:
         if kept.sources == tuple(sources):
             with suppress(SequencedConflict):
                 return manifests.create_next(first, None)
+            # The same call of another process was quicker, or a database was created there.
+            self._require_begun_as_clone(manifests)
         found = manifests.latest()
-        if found is None:
+        if found is None or kept.sources != tuple(sources):
             raise _other_origin(manifests.paths.root, kept)
         return found
 
@@ -161,6 +171,7 @@ class Cloner:
         if len(parts) == 1:
             part = parts[0].manifest
             return self._unborn(part, merge_lenders(parts[0].lenders))
+        check_adjacent(parts, [source.range for source in sources])
         apart = self._told_apart(parts, to)
         united = unite(apart)
         return replace(united, external_dbs=sign(united.external_dbs, self._ids.uuid))
@@ -208,26 +219,75 @@ class Cloner:
 
     # -- after it -----------------------------------------------------------------------------------------
 
-    def _require_same(self, paths: DbPaths, manifest: Manifest, sources: tuple[CloneSource, ...]) -> None:
-        """Refuse to go on with a database that is not the one asked for."""
+    def _require_same(self, paths: DbPaths, unborn: Manifest, sources: tuple[CloneSource, ...]) -> None:
+        """Refuse to go on with an unfinished clone that is not the one asked for.
+
+        A clone that Flagstone began says in its origin what it is. One that SlateDB began is the same if planning the
+        call from the checkpoint that the unfinished manifest names gives the same SSTs, views and lenders again.
+        """
         origin = load_origin(self._store, paths)
         if origin is not None:
             if origin.sources != sources:
                 raise _other_origin(paths.root, origin)
             return
-        # One that SlateDB made: its manifest names the sources, but not their ranges.
-        made_of = {(db.path, db.source_checkpoint_id) for db in manifest.external_dbs}
-        for source in sources:
-            same_path = [checkpoint for path, checkpoint in made_of if path == source.path]
-            if (
-                source.range is not None
-                or not same_path
-                or (source.checkpoint is not None and source.checkpoint not in same_path)
-            ):
-                raise InvalidRequest(
-                    f"there is a database at {paths.root!r} in {self._store.url} already, and it is not this clone; "
-                    "choose another path, or destroy it first"
-                )
+        if len(sources) > 1 or not any(
+            is_same_clone(unborn, self._plan([pinned], sources))
+            for pinned in self._pinned_again(unborn, sources[0])
+        ):
+            raise InvalidRequest(
+                f"there is an unfinished clone at {paths.root!r} in {self._store.url}, and it is not this one; "
+                "choose another path, or destroy it first"
+            )
+
+    def _pinned_again(self, unborn: Manifest, source: CloneSource) -> Iterator[PinnedSource]:
+        """What the unfinished clone may have been made from, by the checkpoints it names in the source."""
+        manifests = self._manifests(source.path)
+        latest = manifests.latest()
+        for db in unborn.external_dbs:
+            if latest is None or db.path != source.path:
+                continue
+            if source.checkpoint is not None and source.checkpoint != db.source_checkpoint_id:
+                continue
+            for checkpoint_id in (db.source_checkpoint_id, db.final_checkpoint_id):
+                held = None if checkpoint_id is None else latest.value.checkpoint(checkpoint_id)
+                if held is not None:
+                    yield PinnedSource(
+                        source.path, db.source_checkpoint_id, load_pinned(manifests, held).value
+                    )
+                    break
+
+    def _require_begun_as_clone(self, manifests: ManifestStore) -> None:
+        """Refuse a database that was created at the path while the clone was being planned."""
+        with suppress(ObjectMissing):
+            first = manifests.load(1)
+            if first.initialized:
+                raise self._occupied(manifests.paths.root, first)
+
+    def _occupied(self, path: str, manifest: Manifest) -> InvalidRequest:
+        """There is a finished database; says as well if a lender has lost the checkpoint that it needs."""
+        lost = [
+            f"the checkpoint {db.final_checkpoint_id} in {db.path!r}"
+            for db in manifest.external_dbs
+            if db.sst_ids and db.final_checkpoint_id is not None and not self._has_final(db)
+        ]
+        broken = (
+            f"; it borrows by {' and '.join(lost)}, which no longer exists, so its SSTs may be deleted at any time"
+            if lost
+            else ""
+        )
+        what = "a finished clone" if manifest.external_dbs else "a database"
+        return InvalidRequest(
+            f"there is {what} at {path!r} in {self._store.url} already, and a clone does not replace it{broken}; "
+            "choose another path, or destroy it first"
+        )
+
+    def _has_final(self, lender: ExternalDb) -> bool:
+        latest = self._manifests(lender.path).latest()
+        return (
+            latest is not None
+            and lender.final_checkpoint_id is not None
+            and latest.value.checkpoint(lender.final_checkpoint_id) is not None
+        )
 
     def _finish(
         self, manifests: ManifestStore, unborn: Manifest, sources: Sequence[CloneSource]
@@ -245,17 +305,24 @@ class Cloner:
             return
 
         def edit(now: Versioned[Manifest]) -> Manifest | None:
-            if now.value.checkpoint(final_id) is not None:
+            held = now.value.checkpoint(final_id)
+            if owner_of(held, borrower) is Owner.OTHER:
+                raise InvalidRequest(
+                    f"the unfinished clone at {borrower!r} lists the checkpoint {final_id} of {lender.path!r}, but "
+                    f"that is another's ({held.name if held else None!r}): a copy; destroy it and clone again"
+                )
+            if held is not None and held.expires_s is None:
                 return None
             # Expired is good enough here: while the manifest has it, nothing it pins was collected.
-            source = now.value.checkpoint(lender.source_checkpoint_id)
+            source = held or now.value.checkpoint(lender.source_checkpoint_id)
             if source is None:
                 raise InvalidRequest(
                     f"the checkpoint {lender.source_checkpoint_id} of {lender.path!r}, which this clone is made from, "
                     f"has expired and was collected; destroy the unfinished clone at {borrower!r} and make it again"
                 )
             created_s = self._clock.now_ms() // 1000
-            return add_checkpoint(now.value, Checkpoint(final_id, source.manifest_id, created_s))
+            placed = Checkpoint(final_id, source.manifest_id, created_s, name=final_name(borrower))
+            return add_checkpoint(now.value, placed)
 
         self._manifests(lender.path).update(edit)
 

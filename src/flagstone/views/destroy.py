@@ -11,16 +11,17 @@ to release, and the mark keeps everybody out until the end.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum
 from typing import Final
-from uuid import UUID
 
 from flagstone.errors import InvalidRequest
+from flagstone.metadata.borrowing import release_final
 from flagstone.metadata.fencing import Fence
-from flagstone.metadata.manifest import Checkpoint, Manifest, remove_checkpoint, remove_expired_checkpoints
+from flagstone.metadata.manifest import Checkpoint, ExternalDb, Manifest, remove_expired_checkpoints
 from flagstone.metadata.sequenced import Versioned
 from flagstone.metadata.stores import ManifestStore
 from flagstone.runtime.clock import Clock
@@ -40,6 +41,8 @@ from flagstone.views.marks import (
 from flagstone.wal.fencing import write_fence
 from flagstone.wal.listing import find_frontier
 
+_log = logging.getLogger("flagstone.views")
+
 GRACE: Final = timedelta(days=1)
 """How long a soft destruction keeps the data unless told otherwise."""
 
@@ -56,12 +59,16 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Destruction:
-    """What destroying did, or would do: the objects deleted, and until when a soft one waits."""
+    """What destroying did, or would do: the objects deleted, and until when a soft one waits.
+
+    `kept` says which checkpoints of lenders were not released, and why: they are not provably this database's.
+    """
 
     verdict: Verdict
     deleted: tuple[str, ...] = ()
     due_ms: int | None = None
     checkpoints: tuple[Checkpoint, ...] = ()
+    kept: tuple[str, ...] = ()
 
 
 def plan_destruction(mark: Destroyed | None, manifest: Manifest | None, *, now_ms: int) -> Verdict:
@@ -97,6 +104,7 @@ class Destroyer:
         self._clock = clock
         self._ids = ids
         self._manifests = ManifestStore(store, paths, clock=clock, ids=ids)
+        self._kept: list[str] = []
 
     def destroy(self, *, soft: bool = False, grace: timedelta = GRACE, dry_run: bool = False) -> Destruction:
         """Delete the database now, or with `soft` after the grace period, by garbage collection.
@@ -129,7 +137,7 @@ class Destroyer:
             if not marked_before:
                 self._store.delete(self._paths.own(DESTROYED))
             self._refuse_pinned(held)
-        return Destruction(Verdict.DUE, self._delete(latest))
+        return Destruction(Verdict.DUE, self._delete(latest), kept=tuple(self._kept))
 
     def collect(self, *, dry_run: bool = False) -> Destruction:
         """Delete the database if it was destroyed and its time has come; otherwise say why not."""
@@ -144,7 +152,7 @@ class Destroyer:
             return self._destroy_remains(mark, dry_run=dry_run)
         if dry_run:
             return Destruction(verdict, (*self._doomed(latest.id), self._last(latest)), due_ms)
-        return Destruction(verdict, self._delete(latest), due_ms)
+        return Destruction(verdict, self._delete(latest), due_ms, kept=tuple(self._kept))
 
     # -- taking over --------------------------------------------------------------------------------------
 
@@ -205,8 +213,7 @@ class Destroyer:
 
     def _delete(self, latest: Versioned[Manifest]) -> tuple[str, ...]:
         for lender in latest.value.external_dbs:
-            if lender.final_checkpoint_id is not None:
-                self._release(lender.path, lender.final_checkpoint_id)
+            self._release(lender)
         doomed = self._doomed(latest.id)
         self._delete_all(doomed)
         self._store.delete(self._last(latest))
@@ -218,11 +225,15 @@ class Destroyer:
         self._wal_store.delete_many(sorted(logs))
         self._store.delete_many([path for path in doomed if path not in logs])
 
-    def _release(self, path: str, checkpoint_id: UUID) -> None:
-        """Let a lender collect what it kept for us. One that is gone itself needs no release."""
-        lender = ManifestStore(self._store, DbPaths(path), clock=self._clock, ids=self._ids)
-        if lender.latest() is not None:
-            lender.update(lambda now: remove_checkpoint(now.value, checkpoint_id))
+    def _release(self, entry: ExternalDb) -> None:
+        """Let a lender collect what it kept for this database, if the checkpoint is provably this database's."""
+        lender = ManifestStore(self._store, DbPaths(entry.path), clock=self._clock, ids=self._ids)
+        released = release_final(self._store, lender, entry, borrower=self._paths.root)
+        if released.kept is not None:
+            self._kept.append(released.kept)
+            _log.warning(
+                "a checkpoint of a lender is kept path=%s reason=%s", self._paths.root, released.kept
+            )
 
     def _last(self, latest: Versioned[Manifest]) -> str:
         return self._paths.manifest(ManifestId(latest.id))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 from uuid import UUID
 
+from flagstone.lsm.tree import Tree
 from flagstone.metadata.manifest import ExternalDb, Manifest
 from flagstone.types import Ulid
 
@@ -85,3 +86,22 @@ def merge_lenders(lenders: Iterable[Lender]) -> tuple[ExternalDb, ...]:
 def sign(entries: Iterable[ExternalDb], new_id: Callable[[], UUID]) -> tuple[ExternalDb, ...]:
     """The entries, each with the id of a checkpoint that the borrower is going to place there."""
     return tuple(replace(db, final_checkpoint_id=new_id()) for db in entries)
+
+
+def is_same_clone(unborn: Manifest, planned: Manifest) -> bool:
+    """Whether an unfinished clone is what a call plans now: the same SSTs, shown in the same way, of the same owners.
+
+    The ids of final checkpoints and views do not count: each plan makes new ones.
+    """
+    return _essence(unborn) == _essence(planned)
+
+
+def _essence(manifest: Manifest) -> object:
+    def shown(tree: Tree) -> object:
+        runs = [(run.id, [(view.sst_id, view.visible_range) for view in run.views]) for run in tree.runs]
+        return [(view.sst_id, view.visible_range) for view in tree.l0], runs
+
+    owners = sorted((sst_id, db.path) for db in manifest.external_dbs for sst_id in db.sst_ids)
+    segments = [(segment.prefix, shown(segment.tree)) for segment in manifest.segments]
+    wal = (manifest.wal_id_last_seen, manifest.last_l0_seq, manifest.last_l0_clock_tick)
+    return manifest.initialized, manifest.ssts, shown(manifest.tree), segments, owners, wal

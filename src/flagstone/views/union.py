@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, groupby
+from itertools import chain, groupby, pairwise
 
 from flagstone.errors import InternalError, InvalidRequest
 from flagstone.lsm.tree import SortedRun, SstView, Tree
@@ -89,6 +89,37 @@ def check_disjoint(sources: Sequence[PinnedSource]) -> None:
         # Ranges ascend by their start, so the one that reaches farthest is the one to fear.
         if reach is None or keys.stop is None or (reach[0].stop is not None and keys.stop > reach[0].stop):
             reach = (keys, number)
+
+
+def check_adjacent(sources: Sequence[PinnedSource], ranges: Sequence[KeyRange | None]) -> None:
+    """Raise `InvalidRequest`, naming the gap or overlap, unless the ranges that were given for sources are adjacent.
+
+    A source without a range may lie between two that have one: then it must hold keys there.
+    """
+    given = sorted(
+        ((keys, source) for keys, source in zip(ranges, sources, strict=True) if keys is not None),
+        key=lambda entry: entry[0].start or b"",
+    )
+    others = [
+        keys
+        for asked, source in zip(ranges, sources, strict=True)
+        if asked is None
+        for keys in _all_shown(source.manifest)
+    ]
+    for (keys, one), (following, other) in pairwise(given):
+        named = f"{one.path!r} with {_text(keys)} and {other.path!r} with {_text(following)}"
+        if keys.stop is None or keys.stop > (following.start or b""):
+            both = _text(keys.intersect(following))
+            raise InvalidRequest(
+                f"the ranges given for {named} overlap in {both}; the ranges of a union are adjacent, so each begins "
+                "where the one before it ends"
+            )
+        gap = KeyRange(keys.stop, following.start)
+        if not gap.empty and all(gap.intersect(held).empty for held in others):
+            raise InvalidRequest(
+                f"the ranges given for {named} leave the gap {_text(gap)}; the ranges of a union are adjacent, so "
+                "each begins where the one before it ends"
+            )
 
 
 def find_collisions(sources: Sequence[PinnedSource]) -> list[tuple[int, Ulid]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from flagstone.metadata.manifest import ExternalDb, Manifest, remove_checkpoint
+from flagstone.metadata.manifest import ExternalDb, Manifest
 from flagstone.metadata.sequenced import Versioned
 from flagstone.metadata.stores import ManifestStore
 
@@ -32,13 +32,6 @@ def plan_detach(latest: Manifest, pinned: Iterable[Manifest]) -> list[ExternalDb
         if entry.sst_ids or not manifest.initialized
     }
     return [entry for entry in latest.external_dbs if _identity(entry) not in used]
-
-
-def release_parent(parents: ManifestStore, entry: ExternalDb) -> None:
-    """Remove the clone's final checkpoint from the other database; nothing to do when either is gone."""
-    checkpoint_id = entry.final_checkpoint_id
-    if checkpoint_id is not None and parents.latest() is not None:
-        parents.update(lambda now: remove_checkpoint(now.value, checkpoint_id))
 
 
 def drop_entry(manifests: ManifestStore, entry: ExternalDb) -> Versioned[Manifest]:

@@ -10,6 +10,7 @@ ahead than it had to be.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from flagstone.maintenance.gc.store_clock import StoreClock
 from flagstone.maintenance.gc.tables import TableObject, compacted_l0, plan_tables, table_cutoff
 from flagstone.maintenance.gc.two_phase import collect_leftovers, find_inside, find_two_phase
 from flagstone.maintenance.gc.wal import WalObject, kept_ranges, plan_wal
+from flagstone.metadata.borrowing import release_final
 from flagstone.metadata.compactions import Compactions
 from flagstone.metadata.manifest import Manifest, remove_expired_checkpoints
 from flagstone.metadata.sequenced import SequencedObject, Versioned
@@ -39,6 +41,8 @@ from flagstone.store.port import ObjectStore
 _BATCH: Final = 1000
 _LONGEST_UPLOAD_MS: Final = 60 * 60 * 1000
 """No upload to a folder pauses for longer; one that does fails and says so."""
+
+_log = logging.getLogger("flagstone.gc")
 
 _REACHING: Final[frozenset[Kind]] = frozenset(["wal", "wal_fence", "compacted", "detach"])
 """Kinds that need to know what the manifests behind the checkpoints say."""
@@ -264,7 +268,17 @@ class Round:
         for database in unused:
             if not entry.dry_run:
                 parents = self._manifests_of(DbPaths(database.path))
-                detach.release_parent(parents, database)
+                borrower = self._subject.paths.root
+                released = release_final(self._subject.store, parents, database, borrower=borrower)
+                if released.kept is not None:
+                    _log.warning(
+                        "a checkpoint of a lender is kept path=%s reason=%s", borrower, released.kept
+                    )
+                if released.kept is not None and not released.foreign:
+                    # The entry stays: a later round may be able to prove whose checkpoint it is.
+                    entry.examined += 1
+                    entry.reasons[released.kept] += 1
+                    continue
                 self._report.manifest_id = detach.drop_entry(self._manifests, database).id
             entry.act(database.path, "no table of it is used")
 

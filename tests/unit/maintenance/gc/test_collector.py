@@ -19,6 +19,7 @@ from flagstone.maintenance.gc.collector import Collector
 from flagstone.maintenance.gc.options import KindOptions, kind_options, requested_options
 from flagstone.maintenance.gc.plan import TOO_YOUNG
 from flagstone.maintenance.gc.wal import MIN_FENCE_AGE_MS
+from flagstone.metadata.borrowing import final_name
 from flagstone.metadata.compactions import JobStatus
 from flagstone.metadata.manifest import Checkpoint, ExternalDb, add_checkpoint
 from flagstone.metadata.stores import ManifestStore
@@ -430,7 +431,8 @@ def test_checkpoints_that_go_under_its_eyes_do_not_confuse_it() -> None:
 def test_a_clone_lets_its_parent_go(world: World) -> None:
     parent = World(world.store, root="parent", clock=world.clock)
     parent.flush()
-    final, other = parent.checkpoint(), parent.checkpoint()
+    name = final_name(world.paths.root)
+    final, other = parent.checkpoint(name=name), parent.checkpoint(name=name)
     entries = (
         ExternalDb("parent", UUID(int=1), final.id, ()),
         ExternalDb("parent", UUID(int=2), other.id, (Ulid(5),)),

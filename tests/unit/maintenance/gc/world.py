@@ -112,8 +112,10 @@ class World:
         self.compactions.update(lambda now: add_job(now.value, job))
         return job
 
-    def checkpoint(self, *, lifetime: timedelta | None = None) -> Checkpoint:
-        return create_checkpoint(self.manifests, clock=self.clock, ids=self.ids, lifetime=lifetime)[0]
+    def checkpoint(self, *, lifetime: timedelta | None = None, name: str | None = None) -> Checkpoint:
+        return create_checkpoint(
+            self.manifests, clock=self.clock, ids=self.ids, lifetime=lifetime, name=name
+        )[0]
 
     def claim(self, times: int = 1) -> None:
         """Manifests that differ in nothing that matters."""

@@ -1,0 +1,176 @@
+"""Which final checkpoint of a lender belongs to which clone. Decisions are pure; `release_final` carries them out.
+
+A clone keeps the SSTs it borrows by a checkpoint without expiry in the lender, the *final checkpoint*. Its name holds
+the path of the clone. So the lender itself says for which database a checkpoint is kept: a copy of the clone's folder,
+or a manifest that lists the checkpoints of others, does not own what it lists.
+
+SlateDB gives final checkpoints no name. Such a checkpoint is released only if it has the shape of a final checkpoint
+and a look at every database of the store finds no other one that lists it. Where that cannot be shown it is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+from typing import Final, NamedTuple
+from urllib.parse import quote, unquote
+from uuid import UUID
+
+from flagstone.errors import FlagstoneError
+from flagstone.metadata.manifest import Checkpoint, ExternalDb, Manifest, remove_checkpoint
+from flagstone.metadata.sequenced import Versioned
+from flagstone.metadata.stores import ManifestStore
+from flagstone.store.paths import MANIFEST_FOLDER, TABLE_FOLDER, WAL_FOLDER, DbPaths
+from flagstone.store.port import ObjectMissing, ObjectStore
+
+CLONE_PREFIX: Final = "flagstone.clone/"
+
+_MOST_LISTED: Final = 50_000
+"""How many names of objects a look at all databases may pass over before it gives up."""
+
+
+class Owner(Enum):
+    """Whose final checkpoint it is, from its name."""
+
+    GONE = "the lender does not have it"
+    OURS = "it has the name of this clone"
+    OTHER = "it has another name"
+    UNNAMED = "it has no name"
+
+
+class Release(NamedTuple):
+    """What became of a final checkpoint. `kept` says why it still stands, None when it is gone.
+
+    `foreign`: the checkpoint is provably not this clone's, so the clone may forget it.
+    """
+
+    kept: str | None = None
+    foreign: bool = False
+
+
+def final_name(borrower: str) -> str:
+    """The name of the checkpoints that are kept for the clone at the path `borrower`."""
+    return CLONE_PREFIX + quote(borrower, safe="/")
+
+
+def borrower_of(checkpoint: Checkpoint) -> str | None:
+    """The path of the clone for which a checkpoint is kept; None when its name does not say so."""
+    name = checkpoint.name or ""
+    return unquote(name.removeprefix(CLONE_PREFIX)) if name.startswith(CLONE_PREFIX) else None
+
+
+def owner_of(held: Checkpoint | None, borrower: str) -> Owner:
+    """Whether the checkpoint, as the lender has it, belongs to the clone at `borrower`."""
+    if held is None:
+        return Owner.GONE
+    if held.name is None:
+        return Owner.UNNAMED
+    return Owner.OURS if borrower_of(held) == borrower else Owner.OTHER
+
+
+def could_be_final(held: Checkpoint, pinned: Manifest) -> bool:
+    """Whether an unnamed checkpoint has the shape of a final one. `pinned` is the manifest it names.
+
+    A final checkpoint never expires, and names a manifest that another checkpoint pinned before: that manifest
+    does not list it. A checkpoint of the current state is listed by the very manifest it names.
+    """
+    return held.expires_s is None and pinned.checkpoint(held.id) is None
+
+
+def lists_final(manifest: Manifest, lender: str, checkpoint_id: UUID) -> bool:
+    """Whether a database says that it borrows by that checkpoint of `lender`."""
+    return any(db.path == lender and db.final_checkpoint_id == checkpoint_id for db in manifest.external_dbs)
+
+
+def release_final(store: ObjectStore, lender: ManifestStore, entry: ExternalDb, *, borrower: str) -> Release:
+    """Remove the checkpoint by which `borrower` borrows, if it is provably the borrower's. Repeating it is fine.
+
+    A lender that is gone needs no release. One manifest version of the lender; a crash before it changes nothing.
+    """
+    checkpoint_id = entry.final_checkpoint_id
+    latest = None if checkpoint_id is None else lender.latest()
+    if checkpoint_id is None or latest is None:
+        return Release()
+    held = latest.value.checkpoint(checkpoint_id)
+    verdict = _judge(store, lender, held, entry.path, borrower)
+    if held is None or verdict.kept is not None:
+        return verdict
+
+    def edit(now: Versioned[Manifest]) -> Manifest | None:
+        current = now.value.checkpoint(checkpoint_id)
+        # Judged by its name: one that has another name by now was not judged.
+        if current is None or current.name != held.name:
+            return None
+        return remove_checkpoint(now.value, checkpoint_id)
+
+    lender.update(edit)
+    return verdict
+
+
+def find_borrowers(store: ObjectStore, lender: str, checkpoint_id: UUID) -> tuple[str, ...] | None:
+    """The paths of all databases of the store that list the checkpoint; None when that cannot be found out.
+
+    Costs a few list requests and one manifest per database of the store. For unnamed checkpoints only.
+    """
+    try:
+        return tuple(
+            root
+            for root in _databases(store)
+            if (latest := ManifestStore(store, DbPaths(root)).latest()) is not None
+            and lists_final(latest.value, lender, checkpoint_id)
+        )
+    except (FlagstoneError, _TooManyObjects):
+        return None
+
+
+def _judge(
+    store: ObjectStore, lender: ManifestStore, held: Checkpoint | None, path: str, borrower: str
+) -> Release:
+    """Whether the checkpoint may be released for `borrower`."""
+    match owner_of(held, borrower):
+        case Owner.GONE | Owner.OURS:
+            return Release()
+        case Owner.OTHER:
+            assert held is not None, "it has a name"
+            other = borrower_of(held)
+            whose = f"is kept for the clone at {other!r}" if other is not None else f"is named {held.name!r}"
+            return Release(f"the checkpoint {held.id} of {path!r} {whose}, not for {borrower!r}", True)
+    assert held is not None, "it has no name"
+    what = f"the checkpoint {held.id} of {path!r} has no name"
+    try:
+        pinned = lender.load(held.manifest_id)
+    except ObjectMissing:
+        return Release(f"{what}, and the manifest it names is missing")
+    if not could_be_final(held, pinned):
+        return Release(f"{what} and was not made for a clone", True)
+    known = find_borrowers(store, path, held.id)
+    if known is None:
+        return Release(f"{what}, and the databases of the store could not all be read to see who needs it")
+    others = ", ".join(repr(root) for root in known if root != borrower)
+    return Release(f"{what}, and {others} needs it as well" if others else None)
+
+
+class _TooManyObjects(Exception):
+    """The store holds more than a look at all databases may cost."""
+
+
+def _databases(store: ObjectStore) -> Iterator[str]:
+    """The paths of all databases of a store, ascending. Passes over SSTs and WAL files without listing them."""
+    listed, after, more = 0, None, True
+    while more:
+        more = False
+        for meta in store.list("", after=after):
+            listed += 1
+            if listed > _MOST_LISTED:
+                raise _TooManyObjects
+            root, _, folder = meta.path.rpartition("/")[0].rpartition("/")
+            if folder not in (MANIFEST_FOLDER, TABLE_FOLDER, WAL_FOLDER):
+                continue
+            paths = DbPaths(root)
+            found = paths.parse_manifest(meta.path) is not None
+            if found:
+                yield root
+            if found or paths.parse_table(meta.path) is not None or paths.parse_wal(meta.path) is not None:
+                # "0" follows "/": the next one listed lies behind all objects of this folder.
+                after, more = f"{root}/{folder}0" if root else f"{folder}0", True
+                break
