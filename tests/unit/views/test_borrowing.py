@@ -245,6 +245,9 @@ def test_a_copy_of_a_clone_releases_nothing(cloned: World, way: str, named: bool
         forget_names(cloned)
     before = finals(cloned)
     copy_database(cloned, "c", "x")
+    warned = [str(finding) for finding in cloned.admin("x").verify().findings]
+    assert any("was copied or moved" in said for said in warned) == named
+    assert not cloned.admin("c").verify().findings
 
     if way == "destroy":
         (kept,) = cloned.admin("x").destroy().kept

@@ -20,6 +20,7 @@ from flagstone.maintenance.verification.references import judge_log, judge_table
 from flagstone.maintenance.verification.report import SEVERITIES, Report, Severity
 from flagstone.maintenance.verification.subjects import Checker, LocalChecker, Subject
 from flagstone.maintenance.verification.tables import TableCheck
+from flagstone.metadata.borrowing import Owner, owner_of
 from flagstone.metadata.compactions_codec import decode_compactions
 from flagstone.metadata.invariants import check_compactions, check_manifest, check_replaced_state
 from flagstone.metadata.manifest import Manifest
@@ -203,8 +204,21 @@ class Verifier:
             except CorruptData as error:
                 self._report.add_error(error, paths.manifest_folder, "warning")
                 continue
-            pinned = held is not None and any(c.id == parent.final_checkpoint_id for c in held.checkpoints)
-            if parent.sst_ids and not pinned:
+            final = (
+                None
+                if held is None or parent.final_checkpoint_id is None
+                else held.checkpoint(parent.final_checkpoint_id)
+            )
+            if parent.sst_ids and owner_of(final, self._paths.root) is Owner.OTHER:
+                assert final is not None, "it has a name"
+                self._report.add(
+                    "warning",
+                    paths.manifest_folder,
+                    f"{parent.path} lends {len(parent.sst_ids)} tables by the checkpoint {final.id}, which is kept for "
+                    f"another database ({final.name}) and goes with it: this one was copied or moved; a clone of it "
+                    "has checkpoints of its own",
+                )
+            if parent.sst_ids and final is None:
                 self._report.add(
                     "warning",
                     paths.manifest_folder,
