@@ -40,7 +40,7 @@ from flagstone.runtime.ids import SYSTEM_IDS, Ids, ulid_ms
 from flagstone.runtime.pool import shared_pool
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectMissing, ObjectStore
-from flagstone.types import KeyRange, WalId
+from flagstone.types import KeyRange, ManifestId, WalId
 from flagstone.views.checkpoint import (
     create_checkpoint,
     load_pinned,
@@ -57,6 +57,8 @@ from flagstone.wal.listing import find_frontier
 
 SOURCE_LIFETIME: Final = timedelta(seconds=300)
 """How long a clone may take, crashes included, before its sources may be collected."""
+
+FIRST_MANIFEST: Final = ManifestId(1)
 
 _NO_CHECKPOINT: Final = UUID(int=0)
 
@@ -102,7 +104,7 @@ class Cloner:
         elif found.value.initialized:
             raise self._occupied(paths.root, found.value)
         else:
-            self._require_same(paths, found.value, asked)
+            self._require_same(paths, found, asked)
         return found if found.value.initialized else self._finish(manifests, found.value, asked)
 
     # -- before the first manifest ------------------------------------------------------------------------
@@ -219,12 +221,21 @@ class Cloner:
 
     # -- after it -----------------------------------------------------------------------------------------
 
-    def _require_same(self, paths: DbPaths, unborn: Manifest, sources: tuple[CloneSource, ...]) -> None:
+    def _require_same(
+        self, paths: DbPaths, found: Versioned[Manifest], sources: tuple[CloneSource, ...]
+    ) -> None:
         """Refuse to go on with an unfinished clone that is not the one asked for.
 
-        A clone that Flagstone began says in its origin what it is. One that SlateDB began is the same if planning the
-        call from the checkpoint that the unfinished manifest names gives the same SSTs, views and lenders again.
+        An unfinished clone has the first manifest and no later one. One that Flagstone began says in its origin what it
+        is. One that SlateDB began is the same if planning the call from the checkpoint that the manifest names
+        gives the same SSTs, views and lenders again.
         """
+        if found.id != FIRST_MANIFEST:
+            raise InvalidRequest(
+                f"the unfinished clone at {paths.root!r} was opened for writing, and holds more than its source does; "
+                "destroy it and clone again"
+            )
+        unborn = found.value
         origin = load_origin(self._store, paths)
         if origin is not None:
             if origin.sources != sources:
@@ -259,7 +270,7 @@ class Cloner:
     def _require_begun_as_clone(self, manifests: ManifestStore) -> None:
         """Refuse a database that was created at the path while the clone was being planned."""
         with suppress(ObjectMissing):
-            first = manifests.load(1)
+            first = manifests.load(FIRST_MANIFEST)
             if first.initialized:
                 raise self._occupied(manifests.paths.root, first)
 

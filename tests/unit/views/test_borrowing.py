@@ -25,7 +25,7 @@ from flagstone.metadata.stores import ManifestStore
 from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.testing.faults import Crashed, Fault, FaultyStore
-from flagstone.types import ManifestId
+from flagstone.types import KeyRange, ManifestId
 from flagstone.views.clone import Cloner
 from flagstone.views.destroy import Destroyer
 from flagstone.views.marks import CloneSource
@@ -429,6 +429,26 @@ def test_a_repeated_clone_says_that_a_final_checkpoint_is_gone(cloned: World) ->
     cloned.write("q", {b"a": b"1"})
     with pytest.raises(InvalidRequest, match=rf"{final} in 'p', which no longer exists"):
         cloned.admin("q").clone("c")
+
+
+def test_an_unfinished_clone_that_was_opened_for_writing_is_not_gone_on_with(world: World) -> None:
+    world.write("p", numbered(0, 5))
+    dying = FaultyStore(
+        world.store, [Fault("crash_after", op="put_if_absent", path="c/manifest/*1.manifest")]
+    )
+    with pytest.raises(Crashed):
+        Cloner(dying, clock=world.clock, ids=world.ids).clone(
+            "c", [CloneSource("p", None, KeyRange(b"k001"))]
+        )
+    # SlateDB's writer does not mind that a database is not initialized.
+    ManifestStore(world.store, DbPaths("c")).update(lambda now: replace(now.value, writer_epoch=9))
+    before = world.objects()
+
+    with pytest.raises(InvalidRequest, match="opened for writing"):
+        world.admin("p").clone("c", range=(b"k001", None))
+    assert world.objects() == before
+    world.admin("c").destroy()
+    world.admin("p").clone("c", range=(b"k001", None))
 
 
 def test_a_database_created_while_the_clone_is_planned_is_not_taken_for_it(world: World) -> None:
