@@ -68,7 +68,7 @@ class AsyncReads:
     ) -> list[bytes | None]:
         """The values of many keys in their order, at one moment. Keys share blocks and requests."""
         place = self._reads._place
-        checked, tables = [place.check_key(key) for key in keys], place.tables
+        checked, tables = place.check_keys(keys), place.tables
         found, seq = await self._read(
             lambda view, seq: drivers.multi_get_async(tables, view, checked, seq),
             durable_only=durable_only,

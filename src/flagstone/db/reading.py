@@ -81,6 +81,13 @@ class ReadPlace:
             self.key_ranges.check_read(checked)
         return checked
 
+    def check_keys(self, keys: Sequence[bytes]) -> list[bytes]:
+        """The keys, if each is one and can be in this database. Otherwise raises `InvalidRequest`."""
+        checked = [check_key(key) for key in keys]
+        if self.key_ranges is not None:
+            self.key_ranges.check_read(*checked)
+        return checked
+
     def check_range(self, start: bytes | None, stop: bytes | None, prefix: bytes | None) -> KeyRange:
         """The range these arguments mean, if some of its keys can be in this database, or it is empty.
 
@@ -166,7 +173,7 @@ class Reads:
         include_expired: bool = False,
     ) -> list[bytes | None]:
         """The values of many keys in their order, at one moment. Keys share blocks and requests."""
-        checked = [self._place.check_key(key) for key in keys]
+        checked = self._place.check_keys(keys)
         found, seq = self._read(
             lambda view, seq: drivers.multi_get(self._place.tables, view, checked, seq),
             durable_only=durable_only,

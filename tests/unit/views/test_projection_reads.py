@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from flagstone import InvalidRequest, KeyRange
 from flagstone.aio import open as open_async
 from flagstone.aio import open_reader as open_reader_async
 from flagstone.db.reading import Reads
+from flagstone.store.paths import DbPaths
+from flagstone.testing.faults import Crashed, FaultyStore
 from flagstone.types import MAX_KEY_BYTES
 from flagstone.views.marks import CloneSource
 from flagstone.write.range_gate import KeyRanges
@@ -221,3 +224,35 @@ def test_a_source_of_a_union_given_with_a_range_passes_it_on(world: World) -> No
         assert dict(db.scan()) == numbered(4, 10) | {b"z": b"1"}
         with pytest.raises(InvalidRequest, match=r"b'k004' up to the end"):
             db.get(b"k003")
+
+
+def leave_in_the_log(world: World, key: bytes) -> None:
+    """What SlateDB's writer leaves that dies before it can flush: it knows nothing of the range."""
+    mark = DbPaths("a").own("origin")
+    kept = world.store.get(mark).data
+    world.store.delete(mark)
+    dying = FaultyStore(world.store)
+    db = flagstone.open("a", store=dying)
+    db.put(key, b"1", await_durable=True)
+    dying.crash()
+    with suppress(Crashed, flagstone.FlagstoneError):
+        db.close()
+    world.store.put(mark, kept)
+
+
+def test_a_row_that_slatedb_left_in_the_log_outside_is_refused_by_key_and_shown_by_scan(
+    projected: World,
+) -> None:
+    async def check_awaited() -> None:
+        async with await open_async("a", store=projected.store) as db:
+            with pytest.raises(InvalidRequest, match="outside"):
+                await db.get(b"outside")
+            assert (b"outside", b"1") in [pair async for pair in db.scan()]
+
+    leave_in_the_log(projected, b"outside")
+    with projected.open("a") as db:
+        with pytest.raises(InvalidRequest, match="outside"):
+            db.get(b"outside")
+        assert dict(db.scan())[b"outside"] == b"1"
+    leave_in_the_log(projected, b"outside")
+    asyncio.run(check_awaited())
