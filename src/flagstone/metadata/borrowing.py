@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 from uuid import UUID
 
-from flagstone.errors import FlagstoneError
+from flagstone.errors import FlagstoneError, Unavailable
 from flagstone.metadata.manifest import Checkpoint, ExternalDb, Manifest, remove_checkpoint
 from flagstone.metadata.sequenced import Versioned
 from flagstone.metadata.stores import ManifestStore
@@ -110,7 +110,9 @@ def release_final(store: ObjectStore, lender: ManifestStore, entry: ExternalDb, 
 def find_borrowers(store: ObjectStore, lender: str, checkpoint_id: UUID) -> tuple[str, ...] | None:
     """The paths of all databases of the store that list the checkpoint; None when that cannot be found out.
 
-    Costs a few list requests and one manifest per database of the store. For unnamed checkpoints only.
+    Costs a few list requests and one manifest per database of the store. For unnamed checkpoints only. It cannot be
+    found out where a manifest is damaged, the store may not be listed, or holds too many objects. A store that does
+    not answer raises `Unavailable`: the next attempt may find it out.
     """
     try:
         return tuple(
@@ -119,6 +121,8 @@ def find_borrowers(store: ObjectStore, lender: str, checkpoint_id: UUID) -> tupl
             if (latest := ManifestStore(store, DbPaths(root)).latest()) is not None
             and lists_final(latest.value, lender, checkpoint_id)
         )
+    except Unavailable:
+        raise
     except (FlagstoneError, _TooManyObjects):
         return None
 
