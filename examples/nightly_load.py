@@ -63,11 +63,12 @@ class Catalogue:
 def load_night(spark: SparkSession, catalogue: Catalogue, day: date, changes: DataFrame) -> bool:
     """One night. False when the new version was not good enough, and was thrown away.
 
-    A crash anywhere leaves the pointer where it was. The same night again finishes the clone and loads once more; a
-    load is one commit, so the second one only repeats the first. A night that was refused needs another name.
+    A crash anywhere leaves the pointer where it was. The same night again finishes the clone, or finds it finished, and
+    loads once more; a load is one commit, so the second one only repeats the first. A night that was refused needs
+    another name.
     """
     before, url = catalogue.current(), catalogue.url(day)
-    if before is not None:
+    if before is not None and not _is_finished(url):
         flagstone.Admin(catalogue.url(before)).clone(url)
     fs.bulk_load(changes, url)
     fs.compact(spark, url, full=True)  # from here on the tables are its own, and the night before may go
@@ -77,6 +78,14 @@ def load_night(spark: SparkSession, catalogue: Catalogue, day: date, changes: Da
         return False
     catalogue.swap(day, expected=before)
     return True
+
+
+def _is_finished(url: Path) -> bool:
+    """Whether an earlier attempt of the night has made the clone: a finished one is not made again."""
+    try:
+        return flagstone.Admin(url).manifest().value.initialized
+    except flagstone.InvalidRequest:
+        return False  # there is no database yet
 
 
 def _is_good(spark: SparkSession, url: Path) -> bool:

@@ -51,7 +51,8 @@ def clone(
     """Make a database that begins with what this one holds; both go their own ways from there.
 
     No table is copied: the clone borrows them, and this database keeps them for it. With a prefix or range it holds
-    that part only, and takes no write outside of it. If it is interrupted, the same call finishes it.
+    that part only, and takes no write and no read outside of it. If it is interrupted, the same call finishes it;
+    where a database is already, it is refused.
 
     For example:
 

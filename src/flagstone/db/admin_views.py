@@ -163,11 +163,11 @@ class AdminViews:
 
         No table is copied: the clone borrows them, and this database keeps them for it. `to` is a name beside this
         database, or an address as for `flagstone.open` that leads into the same store. With `range` (start included,
-        stop not) the clone holds that part, and takes no write outside of it. A call that was interrupted is finished
-        by the same call.
+        stop not) the clone holds that part, and takes no write and no read outside of it. A call that was interrupted
+        is finished by the same call; a clone that is finished is not made again.
 
         Raises:
-            InvalidRequest: see `Cloner.clone`; nothing was made then.
+            InvalidRequest: there is a database at `to` already, or see `Cloner.clone`; nothing was made then.
 
         """
         source = CloneSource(
@@ -181,10 +181,12 @@ class AdminViews:
         """Make a database at `to` of this one and of `sources`, which hold different keys.
 
         Sources are paths, or `CloneSource`s where a checkpoint or range is wanted; this database may be among them.
-        All must be flushed: a log is not taken over. Tables are borrowed, as with `clone`.
+        Ranges that are given must be adjacent. All must be flushed: a log is not taken over. Tables are borrowed, as
+        with `clone`.
 
         Raises:
-            InvalidRequest: two databases overlap, or see `Cloner.clone`; nothing was made then.
+            InvalidRequest: two databases overlap, given ranges leave a gap or overlap, there is a database at `to`
+                already, or see `Cloner.clone`; nothing was made then.
 
         """
         named = [

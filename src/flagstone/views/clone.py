@@ -130,7 +130,7 @@ class Cloner:
         self._plan(looked, sources)
 
     def _begin(self, manifests: ManifestStore, sources: Sequence[CloneSource]) -> Versioned[Manifest]:
-        """Pin the sources and create the first manifest, or find the one somebody else created meanwhile."""
+        """Pin the sources and create the first manifest, or find the one that a concurrent call created."""
         first = self._plan([self._pin(source) for source in sources], sources, manifests.paths)
         writable = unite_writable(
             [(load_origin(self._store, DbPaths(source.path)), source.range) for source in sources]
