@@ -98,13 +98,13 @@ def test_a_clone_of_the_wheel_keeps_its_checkpoint_until_it_is_destroyed(place: 
         with pytest.raises(InvalidRequest, match=r"the clone at '[cd]' borrows SSTs of 'p'"):
             place.admin("p").delete_checkpoint(final)
 
-    assert place.admin("d").destroy().kept == ()
+    assert place.admin("d").destroy().unreleased == ()
     assert len(finals(place)) == 1
     assert finals(place, "c") == {}
     place.agree("c", ROWS)
     for entry in place.admin("c").checkpoints():
         place.admin("c").delete_checkpoint(entry.id)  # what cloning it needed for five minutes
-    assert place.admin("c").destroy().kept == ()
+    assert place.admin("c").destroy().unreleased == ()
     assert finals(place) == {}
     place.agree("p", ROWS)
 
@@ -118,7 +118,7 @@ def test_a_copied_clone_releases_nothing_of_the_original(place: Place, tmp_path:
     before = finals(place)
     shutil.copytree(tmp_path / "c", tmp_path / "x")
 
-    assert len(place.admin("x").destroy().kept) == 1
+    assert len(place.admin("x").destroy().unreleased) == 1
     shutil.copytree(tmp_path / "c", tmp_path / "y")
     place.wheel.compact_everything(place.folder, "y")
     for _ in range(2):
@@ -198,7 +198,7 @@ def test_a_clone_that_we_began_is_finished_by_the_wheel(place: Place) -> None:
 
     assert set(finals(place).values()) == {OURS}
     place.agree("c", ROWS)
-    assert place.admin("c").destroy().kept == ()
+    assert place.admin("c").destroy().unreleased == ()
     assert finals(place) == {}
 
 

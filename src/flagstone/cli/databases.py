@@ -241,7 +241,7 @@ def _print_destruction(call: Invocation, done: Destruction, *, dry_run: bool) ->
                 "deleted": list(done.deleted),
                 "due_time": due,
                 "checkpoints": [str(checkpoint.id) for checkpoint in done.checkpoints],
-                "kept": list(done.kept),
+                "unreleased": list(done.unreleased),
             }
         )
         return
@@ -251,7 +251,7 @@ def _print_destruction(call: Invocation, done: Destruction, *, dry_run: bool) ->
         say(f"marked; garbage collection deletes it after {due}, once nobody holds a checkpoint of it")
     else:
         say(f"{len(done.deleted):,} objects {'would be deleted' if dry_run else 'deleted'}")
-    for reason in done.kept:
+    for reason in done.unreleased:
         say(f"not released: {reason}; if no clone needs it, use delete-checkpoint")
 
 

@@ -40,7 +40,7 @@ from flagstone.runtime.ids import SYSTEM_IDS, Ids, ulid_ms
 from flagstone.runtime.pool import shared_pool
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectMissing, ObjectStore
-from flagstone.types import KeyRange, ManifestId, WalId
+from flagstone.types import KeyRange, WalId
 from flagstone.views.checkpoint import (
     create_checkpoint,
     load_pinned,
@@ -57,8 +57,6 @@ from flagstone.wal.listing import find_frontier
 
 SOURCE_LIFETIME: Final = timedelta(seconds=300)
 """How long a clone may take, crashes included, before its sources may be collected."""
-
-FIRST_MANIFEST: Final = ManifestId(1)
 
 _NO_CHECKPOINT: Final = UUID(int=0)
 
@@ -104,7 +102,7 @@ class Cloner:
         elif found.value.initialized:
             raise self._occupied(paths.root, found.value)
         else:
-            self._require_same(paths, found, asked)
+            self._require_same(manifests, found, asked)
         return found if found.value.initialized else self._finish(manifests, found.value, asked)
 
     # -- before the first manifest ------------------------------------------------------------------------
@@ -222,31 +220,32 @@ class Cloner:
     # -- after it -----------------------------------------------------------------------------------------
 
     def _require_same(
-        self, paths: DbPaths, found: Versioned[Manifest], sources: tuple[CloneSource, ...]
+        self, manifests: ManifestStore, found: Versioned[Manifest], sources: tuple[CloneSource, ...]
     ) -> None:
         """Refuse to go on with an unfinished clone that is not the one asked for.
 
-        An unfinished clone has the first manifest and no later one. One that Flagstone began says in its origin what it
+        An unfinished clone has its first manifest and no later one. One that Flagstone began says in its origin what it
         is. One that SlateDB began is the same if planning the call from the checkpoint that the manifest names
         gives the same SSTs, views and lenders again.
         """
-        if found.id != FIRST_MANIFEST:
+        path = manifests.paths.root
+        if self._is_unborn(manifests, found.id - 1):
             raise InvalidRequest(
-                f"the unfinished clone at {paths.root!r} was opened for writing, and holds more than its source does; "
+                f"the unfinished clone at {path!r} was opened for writing, and may hold more than its source does; "
                 "destroy it and clone again"
             )
         unborn = found.value
-        origin = load_origin(self._store, paths)
+        origin = load_origin(self._store, manifests.paths)
         if origin is not None:
             if origin.sources != sources:
-                raise _other_origin(paths.root, origin)
+                raise _other_origin(path, origin)
             return
         if len(sources) > 1 or not any(
             is_same_clone(unborn, self._plan([pinned], sources))
             for pinned in self._pinned_again(unborn, sources[0])
         ):
             raise InvalidRequest(
-                f"there is an unfinished clone at {paths.root!r} in {self._store.url}, and it is not this one; "
+                f"there is an unfinished clone at {path!r} in {self._store.url}, and it is not this one; "
                 "choose another path, or destroy it first"
             )
 
@@ -268,11 +267,15 @@ class Cloner:
                     break
 
     def _require_begun_as_clone(self, manifests: ManifestStore) -> None:
-        """Refuse a database that was created at the path while the clone was being planned."""
+        """Refuse a database that was created at the path while the clone was being planned: it never was unfinished."""
+        if not any(self._is_unborn(manifests, entry.id) for entry in manifests.list()):
+            raise self._occupied(manifests.paths.root, manifests.require_latest().value)
+
+    def _is_unborn(self, manifests: ManifestStore, manifest_id: int) -> bool:
+        """Whether that manifest is stored and belongs to an unfinished clone. Manifest 0 belongs to no history."""
         with suppress(ObjectMissing):
-            first = manifests.load(FIRST_MANIFEST)
-            if first.initialized:
-                raise self._occupied(manifests.paths.root, first)
+            return manifest_id > 0 and not manifests.load(manifest_id).initialized
+        return False
 
     def _occupied(self, path: str, manifest: Manifest) -> InvalidRequest:
         """There is a finished database; says as well if a lender has lost the checkpoint that it needs."""

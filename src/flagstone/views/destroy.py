@@ -61,14 +61,14 @@ class Verdict(Enum):
 class Destruction:
     """What destroying did, or would do: the objects deleted, and until when a soft one waits.
 
-    `kept` says which checkpoints of lenders were not released, and why: they are not provably this database's.
+    `unreleased` says which checkpoints of lenders were not released, and why: they are not provably this database's.
     """
 
     verdict: Verdict
     deleted: tuple[str, ...] = ()
     due_ms: int | None = None
     checkpoints: tuple[Checkpoint, ...] = ()
-    kept: tuple[str, ...] = ()
+    unreleased: tuple[str, ...] = ()
 
 
 def plan_destruction(mark: Destroyed | None, manifest: Manifest | None, *, now_ms: int) -> Verdict:
@@ -104,7 +104,7 @@ class Destroyer:
         self._clock = clock
         self._ids = ids
         self._manifests = ManifestStore(store, paths, clock=clock, ids=ids)
-        self._kept: list[str] = []
+        self._unreleased: list[str] = []
 
     def destroy(self, *, soft: bool = False, grace: timedelta = GRACE, dry_run: bool = False) -> Destruction:
         """Delete the database now, or with `soft` after the grace period, by garbage collection.
@@ -137,7 +137,7 @@ class Destroyer:
             if not marked_before:
                 self._store.delete(self._paths.own(DESTROYED))
             self._refuse_pinned(held)
-        return Destruction(Verdict.DUE, self._delete(latest), kept=tuple(self._kept))
+        return Destruction(Verdict.DUE, self._delete(latest), unreleased=tuple(self._unreleased))
 
     def collect(self, *, dry_run: bool = False) -> Destruction:
         """Delete the database if it was destroyed and its time has come; otherwise say why not."""
@@ -152,7 +152,7 @@ class Destroyer:
             return self._destroy_remains(mark, dry_run=dry_run)
         if dry_run:
             return Destruction(verdict, (*self._doomed(latest.id), self._last(latest)), due_ms)
-        return Destruction(verdict, self._delete(latest), due_ms, kept=tuple(self._kept))
+        return Destruction(verdict, self._delete(latest), due_ms, unreleased=tuple(self._unreleased))
 
     # -- taking over --------------------------------------------------------------------------------------
 
@@ -230,7 +230,7 @@ class Destroyer:
         lender = ManifestStore(self._store, DbPaths(entry.path), clock=self._clock, ids=self._ids)
         released = release_final(self._store, lender, entry, borrower=self._paths.root)
         if released.kept is not None:
-            self._kept.append(released.kept)
+            self._unreleased.append(released.kept)
             _log.warning(
                 "a checkpoint of a lender is kept path=%s reason=%s", self._paths.root, released.kept
             )

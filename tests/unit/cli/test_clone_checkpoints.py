@@ -40,7 +40,7 @@ def test_deleting_a_copied_clone_says_what_is_kept(shop: Flagstone, tmp_path: Pa
     shutil.copytree(tmp_path / "store" / "copy", tmp_path / "store" / "stray")
     said = shop.ok("delete-db", "--confirm", path=str(tmp_path / "store" / "stray"))
     assert f"not released: the checkpoint {final(shop)} of 'shop' is kept for the clone at 'copy'" in said
-    assert shop.json("delete-db", "--confirm", path=str(tmp_path / "store" / "copy"))["kept"] == []
+    assert shop.json("delete-db", "--confirm", path=str(tmp_path / "store" / "copy"))["unreleased"] == []
     assert shop.json("list-checkpoints", "--name", "flagstone.clone/copy") == []
 
 

@@ -231,7 +231,7 @@ def test_where_the_store_cannot_be_read_as_a_whole_force_is_asked_for(
 def test_a_clone_releases_its_own_checkpoint(cloned: World, way: str) -> None:
     cloned.admin("p").clone("other")
     if way == "destroy":
-        assert cloned.admin("c").destroy().kept == ()
+        assert cloned.admin("c").destroy().unreleased == ()
     else:
         detach(cloned, "c")
         assert cloned.admin("c").manifest().value.external_dbs == ()
@@ -250,7 +250,7 @@ def test_a_copy_of_a_clone_releases_nothing(cloned: World, way: str, named: bool
     assert not cloned.admin("c").verify().findings
 
     if way == "destroy":
-        (kept,) = cloned.admin("x").destroy().kept
+        (kept,) = cloned.admin("x").destroy().unreleased
         assert ("is kept for the clone at 'c'" if named else "'c' needs it as well") in kept
     else:
         detach(cloned, "x")
@@ -270,10 +270,10 @@ def test_a_copy_of_a_clone_releases_nothing(cloned: World, way: str, named: bool
 def test_the_last_of_a_clone_and_its_copies_releases_a_checkpoint_without_a_name(cloned: World) -> None:
     forget_names(cloned)
     copy_database(cloned, "c", "x")
-    assert cloned.admin("c").destroy().kept
+    assert cloned.admin("c").destroy().unreleased
     assert finals(cloned)
 
-    assert cloned.admin("x").destroy().kept == ()
+    assert cloned.admin("x").destroy().unreleased == ()
 
     assert finals(cloned) == {}
 
@@ -292,7 +292,7 @@ def test_a_crafted_database_releases_nothing_of_others(cloned: World, way: str) 
     craft(cloned, "x", *victims)
 
     if way == "destroy":
-        assert len(cloned.admin("x").destroy().kept) == len(victims)
+        assert len(cloned.admin("x").destroy().unreleased) == len(victims)
     else:
         cloned.admin("x").collect_garbage(min_age=NOW)
         assert cloned.admin("x").manifest().value.external_dbs == ()
@@ -314,7 +314,7 @@ def test_a_crafted_database_at_the_path_of_a_dead_clone_gets_only_what_was_that_
 def test_a_moved_clone_releases_nothing_and_says_so(cloned: World) -> None:
     copy_database(cloned, "c", "moved")
     delete_folder(cloned, "c")
-    (kept,) = cloned.admin("moved").destroy().kept
+    (kept,) = cloned.admin("moved").destroy().unreleased
 
     assert "is kept for the clone at 'c', not for 'moved'" in kept
     (final,) = finals(cloned).values()
@@ -345,7 +345,7 @@ def test_a_copy_of_an_unfinished_clone_is_not_finished_with_anothers_checkpoints
 
     with pytest.raises(InvalidRequest, match="a copy; destroy it and clone again"):
         world.admin("p").clone("x")
-    assert world.admin("x").destroy().kept
+    assert world.admin("x").destroy().unreleased
     world.admin("p").clone("c")
     world.admin("p").clone("x")
     assert world.scan("c") == world.scan("x") == numbered(0, 5)
@@ -374,7 +374,7 @@ def test_a_release_that_crashes_anywhere_is_made_good_by_destroying_again(world:
         except Crashed:
             crashed = True
             if again.objects("d"):
-                assert again.admin("d").destroy().kept == ()
+                assert again.admin("d").destroy().unreleased == ()
         assert not again.objects("d"), nth
         assert set(finals(again, "p")) == {"flagstone.clone/c", "flagstone.clone/other"}, nth
         assert finals(again, "c") == {}, nth
@@ -426,7 +426,7 @@ def test_a_clone_is_not_destroyed_while_the_store_does_not_tell_whose_a_checkpoi
         answering.put(meta.path, silent.get(meta.path).data)
     again = World(answering)
     again.clock = cloned.clock
-    assert again.admin("c").destroy().kept == ()
+    assert again.admin("c").destroy().unreleased == ()
     assert finals(again) == {}
 
 
