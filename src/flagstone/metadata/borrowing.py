@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 from uuid import UUID
 
 from flagstone.errors import FlagstoneError, Unavailable
-from flagstone.metadata.manifest import Checkpoint, ExternalDb, Manifest, remove_checkpoint
+from flagstone.metadata.manifest import Checkpoint, Manifest, remove_checkpoint
 from flagstone.metadata.sequenced import Versioned
 from flagstone.metadata.stores import ManifestStore
 from flagstone.store.paths import MANIFEST_FOLDER, TABLE_FOLDER, WAL_FOLDER, DbPaths
@@ -82,17 +82,18 @@ def lists_final(manifest: Manifest, lender: str, checkpoint_id: UUID) -> bool:
     return any(db.path == lender and db.final_checkpoint_id == checkpoint_id for db in manifest.external_dbs)
 
 
-def release_final(store: ObjectStore, lender: ManifestStore, entry: ExternalDb, *, borrower: str) -> Release:
+def release_final(
+    store: ObjectStore, lender: ManifestStore, checkpoint_id: UUID | None, *, borrower: str
+) -> Release:
     """Remove the checkpoint by which `borrower` borrows, if it is provably the borrower's. Repeating it is fine.
 
     A lender that is gone needs no release. One manifest version of the lender; a crash before it changes nothing.
     """
-    checkpoint_id = entry.final_checkpoint_id
     latest = None if checkpoint_id is None else lender.latest()
     if checkpoint_id is None or latest is None:
         return Release()
     held = latest.value.checkpoint(checkpoint_id)
-    verdict = _judge(store, lender, held, entry.path, borrower)
+    verdict = _judge(store, lender, held, borrower)
     if held is None or verdict.kept is not None:
         return verdict
 
@@ -127,10 +128,9 @@ def find_borrowers(store: ObjectStore, lender: str, checkpoint_id: UUID) -> tupl
         return None
 
 
-def _judge(
-    store: ObjectStore, lender: ManifestStore, held: Checkpoint | None, path: str, borrower: str
-) -> Release:
+def _judge(store: ObjectStore, lender: ManifestStore, held: Checkpoint | None, borrower: str) -> Release:
     """Whether the checkpoint may be released for `borrower`."""
+    path = lender.paths.root
     match owner_of(held, borrower):
         case Owner.GONE | Owner.OURS:
             return Release()

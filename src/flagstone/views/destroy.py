@@ -17,11 +17,12 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import Enum
 from typing import Final
+from uuid import UUID
 
 from flagstone.errors import InvalidRequest
 from flagstone.metadata.borrowing import release_final
 from flagstone.metadata.fencing import Fence
-from flagstone.metadata.manifest import Checkpoint, ExternalDb, Manifest, remove_expired_checkpoints
+from flagstone.metadata.manifest import Checkpoint, Manifest, remove_expired_checkpoints
 from flagstone.metadata.sequenced import Versioned
 from flagstone.metadata.stores import ManifestStore
 from flagstone.runtime.clock import Clock
@@ -213,7 +214,8 @@ class Destroyer:
 
     def _delete(self, latest: Versioned[Manifest]) -> tuple[str, ...]:
         for lender in latest.value.external_dbs:
-            self._release(lender)
+            if lender.final_checkpoint_id is not None:
+                self._release(lender.path, lender.final_checkpoint_id)
         doomed = self._doomed(latest.id)
         self._delete_all(doomed)
         self._store.delete(self._last(latest))
@@ -225,10 +227,10 @@ class Destroyer:
         self._wal_store.delete_many(sorted(logs))
         self._store.delete_many([path for path in doomed if path not in logs])
 
-    def _release(self, entry: ExternalDb) -> None:
+    def _release(self, path: str, checkpoint_id: UUID) -> None:
         """Let a lender collect what it kept for this database, if the checkpoint is provably this database's."""
-        lender = ManifestStore(self._store, DbPaths(entry.path), clock=self._clock, ids=self._ids)
-        released = release_final(self._store, lender, entry, borrower=self._paths.root)
+        lender = ManifestStore(self._store, DbPaths(path), clock=self._clock, ids=self._ids)
+        released = release_final(self._store, lender, checkpoint_id, borrower=self._paths.root)
         if released.kept is not None:
             self._unreleased.append(released.kept)
             _log.warning(

@@ -269,7 +269,8 @@ class Round:
             if not entry.dry_run:
                 parents = self._manifests_of(DbPaths(database.path))
                 borrower = self._subject.paths.root
-                released = release_final(self._subject.store, parents, database, borrower=borrower)
+                final = database.final_checkpoint_id
+                released = release_final(self._subject.store, parents, final, borrower=borrower)
                 if released.kept is not None:
                     _log.warning(
                         "a checkpoint of a lender is kept path=%s reason=%s", borrower, released.kept
