@@ -373,9 +373,12 @@ def test_a_release_that_crashes_anywhere_is_made_good_by_destroying_again(world:
             Destroyer(dying, DbPaths("d"), wal_store=dying, clock=world.clock, ids=world.ids).destroy()
         except Crashed:
             crashed = True
-            if again.objects("d"):
+            try:
                 assert again.admin("d").destroy().unreleased == ()
-        assert not again.objects("d"), nth
+            except InvalidRequest as refusal:
+                assert "no database" in str(refusal)  # it died behind the last step
+        with pytest.raises(InvalidRequest, match="no database"):
+            again.admin("d").manifest()
         assert set(finals(again, "p")) == {"flagstone.clone/c", "flagstone.clone/other"}, nth
         assert finals(again, "c") == {}, nth
         assert again.scan("c") == numbered(0, 5)
@@ -463,6 +466,22 @@ def test_an_unfinished_clone_that_was_opened_for_writing_is_not_gone_on_with(wor
     assert world.objects() == before
     world.admin("c").destroy()
     world.admin("p").clone("c", range=(b"k001", None))
+
+
+def test_an_unfinished_clone_at_the_path_of_a_destroyed_database_is_finished(cloned: World) -> None:
+    cloned.admin("c").destroy()
+    assert finals(cloned) == {}
+    dying = FaultyStore(cloned.store, [Fault("crash_after", op="put_if_absent", path="p/manifest/*", nth=2)])
+    with pytest.raises(Crashed):
+        Cloner(dying, clock=cloned.clock, ids=cloned.ids).clone("c", [CloneSource("p")])
+    assert not cloned.admin("c").manifest().value.initialized
+
+    cloned.admin("p").clone("c")
+
+    assert cloned.scan("c") == numbered(0, 5)
+    assert set(finals(cloned)) == {"flagstone.clone/c"}
+    with pytest.raises(InvalidRequest, match="a finished clone at 'c'"):
+        cloned.admin("p").clone("c")
 
 
 def test_a_database_created_while_the_clone_is_planned_is_not_taken_for_it(world: World) -> None:
