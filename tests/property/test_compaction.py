@@ -21,7 +21,7 @@ from flagstone.maintenance.compaction import inputs, merging
 from flagstone.metadata.compactions import JobContext, Subcompaction
 from flagstone.table import output
 from flagstone.table.builder import TableOptions
-from flagstone.testing.strategies import short_keys
+from flagstone.testing.strategies import neighbours, short_keys
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, KeyRange
 from unit.maintenance.compaction_executor.rig import Append, Rig, by_hand, ordered
 
@@ -52,6 +52,7 @@ def kernels(form: str) -> Iterator[None]:
 
 few_keys = st.one_of(
     short_keys(max_size=4),
+    neighbours,
     st.integers(0, 40).map(lambda number: b"a-common-prefix-%02d" % number),
     st.sampled_from([b"\xff" * 9, b"\xff" * 8, b"\0" * 8, b"k" * 200, b"k" * 201, b"\0"]),
 )

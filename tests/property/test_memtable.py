@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flagstone.kernels import load_compiled, load_interpreted
-from flagstone.testing.strategies import short_keys
+from flagstone.testing.strategies import neighbours, short_keys
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple
 
 pytestmark = pytest.mark.slow
@@ -23,6 +23,7 @@ both_forms = pytest.mark.parametrize("kernel", KERNELS)
 
 keys = st.one_of(
     short_keys(max_size=5),
+    neighbours,
     st.binary(min_size=1, max_size=10),
     st.integers(0, 50).map(lambda number: b"shared-prefix-%04d" % number),
 )

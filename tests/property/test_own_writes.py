@@ -11,17 +11,18 @@ from flagstone.config import Settings
 from flagstone.db.open import open_database
 from flagstone.lsm.operators import Concatenate
 from flagstone.store.memory import MemoryStore
-from flagstone.testing.strategies import short_keys
+from flagstone.testing.strategies import neighbours
 
 SETTINGS = Settings(flush_interval=None, compactor_options=None, garbage_collector_options=None)
 
-keys = short_keys(max_size=2)
+keys = neighbours
 steps = st.one_of(
     st.tuples(st.just("put"), keys, st.binary(max_size=3)),
     st.tuples(st.just("delete"), keys),
     st.tuples(st.just("merge"), keys, st.binary(min_size=1, max_size=2)),
     st.tuples(st.just("get"), keys),
     st.tuples(st.just("open scan"), keys, keys, st.booleans()),
+    st.tuples(st.just("open and seek"), keys, st.booleans()),
     st.tuples(st.just("take"), st.integers(0, 3)),
     st.tuples(st.just("seek"), keys),
 )
@@ -57,6 +58,14 @@ def test_reads_see_the_writes_before_them_and_scans_those_before_they_began(
                     scan = transaction.scan(low, high, reverse=reverse)
                     left = sorted(
                         ((key, value) for key, value in model.items() if low <= key < high), reverse=reverse
+                    )
+                case "open and seek":
+                    key, reverse = arguments
+                    scan = transaction.scan(reverse=reverse)
+                    scan.seek(key)
+                    left = sorted(
+                        (row for row in model.items() if (row[0] <= key if reverse else row[0] >= key)),
+                        reverse=reverse,
                     )
                 case "take" if scan is not None:
                     for _ in range(arguments[0]):

@@ -19,7 +19,7 @@ from flagstone.read.scan import ScanRequest
 from flagstone.read.scans import AsyncScan, Scan
 from flagstone.read.view import ReadView
 from flagstone.table.table_store import TableGone, TableStore
-from flagstone.testing.strategies import short_keys
+from flagstone.testing.strategies import neighbours, short_keys
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, KeyRange, Row
 from unit.read.read_rig import NOW_MS, Append, PlainMemtable, Rig, oracle
 
@@ -27,6 +27,8 @@ pytestmark = pytest.mark.slow
 
 keys = st.one_of(
     short_keys(max_size=4),
+    neighbours,
+    neighbours,
     st.integers(0, 60).map(lambda number: b"%03d" % number),
     st.sampled_from([b"\xff", b"\xff\xff", b"\0", b"a\0"]),
 )
@@ -159,10 +161,11 @@ def test_scans_equal_the_oracle(
 
 @given(
     worlds(),
-    bounds,
-    bounds,
+    st.none() | bounds,
+    st.none() | bounds,
     st.booleans(),
-    st.lists(st.tuples(st.integers(0, 4), keys), max_size=4),
+    # Before the first row as often as behind it.
+    st.lists(st.tuples(st.sampled_from([0, 0, 1, 4]), neighbours | keys), min_size=1, max_size=4),
     st.one_of(st.none(), st.integers(0, 10)),
 )
 def test_a_seek_leaves_out_what_lies_before_it_and_never_goes_back(

@@ -20,8 +20,29 @@ def short_keys(*, max_size: int) -> st.SearchStrategy[bytes]:
     return st.lists(st.sampled_from(KEY_BYTES), min_size=1, max_size=max_size).map(bytes)
 
 
+neighbours: st.SearchStrategy[bytes] = st.sampled_from(
+    [
+        b"\0",
+        b"0",
+        b"A",
+        b"\\",
+        b"a",
+        b"a\0",
+        b"a\0\0",
+        b"a0",
+        b"aZ",
+        b"a\\",
+        b"a\\0",
+        b"ab",
+        b"a\xff",
+        b"\xff",
+    ]
+)
+"""A few keys, most of which lie between one key and the next that is easily mistaken for its successor."""
+
 keys: st.SearchStrategy[bytes] = st.one_of(
     st.binary(min_size=1, max_size=12),
+    neighbours,
     short_keys(max_size=6),
     st.integers(0, 300).map(lambda number: b"%08d" % number),
     st.integers(100, 700).map(lambda size: b"k" * size),
