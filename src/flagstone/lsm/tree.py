@@ -147,7 +147,7 @@ def apply_compaction(
 ) -> Tree:
     """The tree after a job: its sources are gone, `output` is run `destination` (None: no run).
 
-    `l0` are view ids, newest first. Sources that are not in the tree mean that the job was decided on another
+    `l0` are view ids in any order; the marker moves to the newest of them. Sources that are not in the tree mean that the job was decided on another
     tree, and raise InternalError; so does a destination that exists without being a source. An empty output
     leaves no run behind.
     """
@@ -163,7 +163,7 @@ def apply_compaction(
     return Tree(
         tuple(view for view in tree.l0 if view.id not in l0),
         tuple(kept),
-        next(iter(l0), tree.last_compacted_l0),
+        next((view.id for view in tree.l0 if view.id in l0), tree.last_compacted_l0),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from flagstone.lsm.tree import Tree
-from flagstone.metadata.compactions import Compactions, Job, JobStatus, Spec, TieredSpec
+from flagstone.metadata.compactions import Compactions, DrainSpec, Job, JobStatus, Spec, TieredSpec
 from flagstone.metadata.manifest import Manifest
 from flagstone.runtime.ids import ulid_text
 from flagstone.types import RunId, Ulid
@@ -52,6 +52,9 @@ def find_commit_problem(spec: Spec, manifest: Manifest) -> str | None:
 def _shape_problem(spec: Spec) -> str | None:
     if not spec.l0_view_ids and not spec.sorted_runs:
         return "it names no sources"
+    if isinstance(spec, DrainSpec):
+        # A drain takes a set of sources: order and repetition change nothing.
+        return None if spec.segment else "it drains the root tree; only a segment can be drained"
     sources = [*spec.l0_view_ids, *spec.sorted_runs]
     if len(set(sources)) < len(sources):
         return "it names a source twice"
@@ -71,8 +74,20 @@ def _source_problem(spec: Spec, tree: Tree) -> str | None:
 
 
 def _slice_problem(spec: Spec, tree: Tree) -> str | None:
-    """Sources are neighbours, from new to old: rows of a source left out between them would lose their place."""
-    if not isinstance(spec, TieredSpec):
+    """Sources are neighbours, from new to old: rows of a source left out between them would lose their place.
+
+    A drain may leave runs out. It must take every L0 below the newest one it takes: the marker moves to that one, and
+    the writer then drops all L0 behind the marker, whether or not the drain named them.
+    """
+    if isinstance(spec, DrainSpec):
+        drained = set(spec.l0_view_ids)
+        newest = next((place for place, view in enumerate(tree.l0) if view.id in drained), len(tree.l0))
+        passed = [ulid_text(view.id) for view in tree.l0[newest:] if view.id not in drained]
+        if passed:
+            return (
+                f"it leaves {', '.join(passed)} in L0, older than what it drains; the writer would drop "
+                f"{'that' if len(passed) == 1 else 'those'} too"
+            )
         return None
     line: list[int] = [view.id for view in tree.l0]
     line += [run.id for run in tree.runs]
@@ -126,7 +141,7 @@ def _rival_problem(spec: Spec, compactions: Compactions, job_id: Ulid | None) ->
         shared = _overlap(spec, job)
         if shared:
             return f"{shared} belongs to job {ulid_text(job.id)}, which is {job.status.name.lower()}"
-        if spec.l0_view_ids and job.spec.l0_view_ids and isinstance(spec, TieredSpec):
+        if spec.l0_view_ids and job.spec.l0_view_ids:
             return f"L0 is being compacted by job {ulid_text(job.id)}; one at a time"
     return None
 

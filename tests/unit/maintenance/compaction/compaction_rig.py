@@ -119,8 +119,8 @@ class World:
 
     # -- a writer
 
-    def flush(self, *rows: tuple[bytes, bytes | None]) -> Ulid:
-        """Each row is a write of its own; the table enters L0."""
+    def flush(self, *rows: tuple[bytes, bytes | None], segment: bytes = b"") -> Ulid:
+        """Each row is a write of its own; the table enters L0 of the segment."""
         entries: list[EntryTuple] = []
         for key, value in rows:
             self.seq += 1
@@ -133,7 +133,7 @@ class World:
         table = SsTable(self.ids.ulid(0 if newest is None else ulid_ms(newest)), encoded.info)
         self.store.put(PATHS.table(table.id), encoded.data)
         seq = Seq(self.seq)
-        done = Flush(((b"", table),), WalId(0), WalId(0), self.seq, seq, seq)
+        done = Flush(((segment, table),), WalId(0), WalId(0), self.seq, seq, seq)
         self.manifests.update(lambda now: apply_flush(now.value, done))
         return table.id
 

@@ -219,17 +219,49 @@ def test_a_submitted_job_that_makes_no_sense_fails(world: World) -> None:
 
 
 def test_a_drain_is_applied_at_once(world: World) -> None:
-    coordinator, worker = world.pair()
-    world.flush_many(4)
-    world.settle(coordinator, worker)
-    newest = world.flush((b"more", b"1"))
-    submit(world, DrainSpec(b"", (newest,), (RunId(0),)))
+    coordinator = world.coordinator()
+    oldest = world.flush((b"seg1", b"1"), segment=b"seg")
+    newest = world.flush((b"seg2", b"1"), segment=b"seg")
+    coordinator.run_once()
+    # The order in which a drain names its sources says nothing: the marker moves to the newest.
+    submit(world, DrainSpec(b"seg", (oldest, newest)))
+    world.clock.advance(5000)
 
-    world.settle(coordinator, worker)
+    coordinator.run_once()
 
-    assert world.manifest.tree.empty
-    assert world.manifest.tree.last_compacted_l0 == newest
+    tree = world.manifest.tree_of(b"seg")
+    assert tree is not None
+    assert tree.empty
+    assert tree.last_compacted_l0 == newest
     assert world.statuses() == [COMPLETED]
+
+
+@pytest.mark.parametrize("drained", [(0,), (1,), (0, 1), (0, 2)])
+def test_a_drain_that_leaves_older_tables_in_l0_fails(world: World, drained: tuple[int, ...]) -> None:
+    l0 = [world.flush((b"seg%d" % number, b"1"), segment=b"seg") for number in range(3)][::-1]
+    coordinator = world.coordinator()
+    coordinator.run_once()
+    before = world.manifest
+    submit(world, DrainSpec(b"seg", tuple(l0[place] for place in drained)))
+    world.clock.advance(5000)
+
+    coordinator.run_once()
+
+    assert world.statuses() == [FAILED]
+    assert world.manifest == before
+
+
+def test_a_drain_of_the_root_tree_fails(world: World) -> None:
+    only = world.flush((b"key", b"1"))
+    coordinator = world.coordinator()
+    coordinator.run_once()
+    submit(world, DrainSpec(b"", (only,)))
+    world.clock.advance(5000)
+
+    coordinator.run_once()
+
+    assert world.statuses() == [FAILED]
+    assert [view.id for view in world.manifest.tree.l0] == [only]
 
 
 def test_sources_that_do_not_overlap_are_moved_when_that_is_switched_on(world: World) -> None:

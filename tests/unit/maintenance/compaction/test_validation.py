@@ -8,10 +8,13 @@ from flagstone.lsm.tree import Tree
 from flagstone.maintenance.compaction.validation import find_commit_problem, find_problem
 from flagstone.metadata.compactions import Compactions, DrainSpec, Job, JobStatus, Spec, TieredSpec
 from flagstone.metadata.manifest import Manifest, Segment, new_manifest, replace_trees
+from flagstone.runtime.ids import ulid_text
 from flagstone.types import RunId, Ulid
 from unit.maintenance.compaction.test_picker import Shape
 
 NEWEST, MIDDLE, OLDEST = (Ulid((1_700_000_000_000 << 80) + number) for number in range(3))
+# The two in L0 of segment `deep`, made after the eight tables of the other trees.
+NEW, OLD = (Ulid((1_700_000_000_000 << 80) + number) for number in (8, 9))
 NONE = Compactions()
 
 
@@ -20,7 +23,9 @@ def state() -> Manifest:
     shape = Shape()
     tree = shape.tree([1, 1, 1], [(8, 1), (5, 1), (2, 1)])
     other = shape.tree([1], [(9, 1)])
-    return replace_trees(new_manifest(), tree=tree, segments=[Segment(b"seg", other)], added=shape.tables)
+    deep = shape.tree([1, 1], [(7, 1), (4, 1), (1, 1)])
+    segments = [Segment(b"deep", deep), Segment(b"seg", other)]
+    return replace_trees(new_manifest(), tree=tree, segments=segments, added=shape.tables)
 
 
 def tiered(l0: tuple[Ulid, ...], runs: tuple[int, ...], destination: int, segment: bytes = b"") -> TieredSpec:
@@ -36,8 +41,10 @@ def tiered(l0: tuple[Ulid, ...], runs: tuple[int, ...], destination: int, segmen
         tiered((NEWEST, MIDDLE, OLDEST), (8, 5, 2), 2),
         tiered((), (8, 5), 5),
         tiered((), (5,), 5),
-        DrainSpec(b"", (OLDEST,), (RunId(2),)),
         DrainSpec(b"seg", (), (RunId(9),)),
+        DrainSpec(b"deep", (), (RunId(4),)),
+        DrainSpec(b"deep", (OLD,), (RunId(1), RunId(7))),
+        DrainSpec(b"deep", (OLD, NEW, OLD)),
     ],
 )
 def test_a_job_that_makes_sense_has_no_problem(state: Manifest, spec: Spec) -> None:
@@ -50,6 +57,9 @@ def test_a_job_that_makes_sense_has_no_problem(state: Manifest, spec: Spec) -> N
     [
         (tiered((), (), 10), "no sources"),
         (DrainSpec(b"seg"), "no sources"),
+        (DrainSpec(b"", (OLDEST,)), "drains the root tree"),
+        (DrainSpec(b"deep", (NEW,)), f"leaves {ulid_text(OLD)} in L0"),
+        (DrainSpec(b"deep", (NEW,), (RunId(7), RunId(4), RunId(1))), "older than what it drains"),
         (tiered((OLDEST, OLDEST), (), 10), "twice"),
         (tiered((), (5, 5), 5), "twice"),
         (tiered((Ulid(7),), (), 10), "00000000000000000000000007 is not in L0 of the database"),
@@ -87,7 +97,7 @@ def test_jobs_under_way_own_their_sources(state: Manifest, status: JobStatus) ->
     assert "belongs to job" in (find_problem(tiered((MIDDLE, OLDEST), (), 11), state, l0) or "")
     assert find_problem(tiered((), (8, 5), 5), state, l0) is None
     # Run ids are unique over all segments.
-    seg = tiered(tuple(view.id for view in state.segments[0].tree.l0), (), 10, b"seg")
+    seg = tiered(tuple(view.id for view in state.segments[-1].tree.l0), (), 10, b"seg")
     assert "belongs to job" in (find_problem(seg, state, l0) or "")
     assert find_problem(seg, state, held(tiered((OLDEST,), (), 11))) is None
 
@@ -101,9 +111,17 @@ def test_a_job_is_no_rival_of_itself_nor_of_later_submissions(state: Manifest) -
 
 def test_at_the_commit_only_the_own_tree_limits_the_destination(state: Manifest) -> None:
     assert find_commit_problem(tiered((NEWEST, MIDDLE, OLDEST), (), 10), state) is None
-    seg = tuple(view.id for view in state.segments[0].tree.l0)
+    seg = tuple(view.id for view in state.segments[-1].tree.l0)
     below = replace_trees(state, tree=Tree())
     assert find_commit_problem(tiered(seg, (), 10, b"seg"), below) is None
     taken = "has been made in another segment"
     assert taken in (find_commit_problem(tiered((NEWEST, MIDDLE, OLDEST), (), 9), state) or "")
     assert "no segment" in (find_commit_problem(tiered(seg, (), 10, b"x"), state) or "")
+
+
+@pytest.mark.parametrize("status", [JobStatus.SUBMITTED, JobStatus.SCHEDULED, JobStatus.RUNNING])
+def test_a_drain_of_l0_waits_for_the_compaction_of_l0(state: Manifest, status: JobStatus) -> None:
+    held = Compactions(1, (Job(Ulid(1), tiered((NEW,), (), 10, b"deep"), status),))
+    assert "one at a time" in (find_problem(DrainSpec(b"deep", (OLD,)), state, held) or "")
+    assert find_problem(DrainSpec(b"deep", (), (RunId(4),)), state, held) is None
+    assert find_problem(DrainSpec(b"seg", (), (RunId(9),)), state, held) is None
