@@ -92,7 +92,7 @@ def _award_points(stage: Stage, db: flagstone.Db, shop: Shop) -> None:
     for key, _ in db.scan(prefix=b"ledger/"):
         db.delete(key)
     session = b"session/of-a-moment"
-    db.put(session, b"gone soon", ttl=50)
+    db.put(session, b"gone soon", ttl="50ms")
     time.sleep(0.06)
     stage.check("a row whose time to live has passed", db.get(session), None)
     stage.tell(

@@ -76,7 +76,7 @@ def perform(db: flagstone.Db, operation: tuple[Any, ...]) -> None:
         case ("put", key, value):
             db.put(key, value)
         case ("put", key, value, ttl_ms):
-            db.put(key, value, ttl=ttl_ms)
+            db.put(key, value, ttl=f"{ttl_ms}ms")
         case ("delete", key):
             db.delete(key)
         case ("merge", key, operand):

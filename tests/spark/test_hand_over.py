@@ -256,7 +256,7 @@ def test_a_writer_that_crashed_is_replaced_after_a_while(folder: Path) -> None:
     first = open_live(folder)
     first.put(b"acknowledged", b"row", await_durable=True)
     first._engine.supervisor.stop(10)  # nobody looks any more, as after a crash
-    report = load_rig.load(folder, [pairs(ROWS)], hand_over_timeout="1")
+    report = load_rig.load(folder, [pairs(ROWS)], hand_over_timeout="1s")
     assert report.rows == len(ROWS)
     assert shown(folder) == {**ROWS, b"acknowledged": b"row"}
     assert_sound(folder)

@@ -187,7 +187,7 @@ def test_a_schema_that_cannot_be_had_is_refused(folder: Path, field: StructField
 def test_a_read_shows_the_moment_it_was_pinned_and_the_pin_expires(tmp_path: Path) -> None:
     folder = tmp_path / "db"
     load(folder, [pairs({b"a": b"1"})])
-    reader = reader_of(folder, checkpoint_lifetime="120")
+    reader = reader_of(folder, checkpoint_lifetime="120s")
     load(folder, [pairs({b"a": b"2", b"b": b"2"})])
     Admin(folder).compact(full=True)
     Admin(folder).collect_garbage(min_age=timedelta())

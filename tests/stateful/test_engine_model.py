@@ -101,7 +101,7 @@ class EngineMachine(RuleBasedStateMachine):
     def write_one(self, change: Change, durable: bool) -> None:
         key, kind, value, ttl = change
         if kind == VALUE:
-            handle = self.db.put(key, value, ttl=ttl, await_durable=durable)
+            handle = self.db.put(key, value, ttl=None if ttl is None else f"{ttl}ms", await_durable=durable)
         elif kind == TOMBSTONE:
             handle = self.db.delete(key, await_durable=durable)
         else:
@@ -111,7 +111,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(key=keys, operand=st.binary(max_size=4), ttl=ttls)
     def merge_for_a_while(self, key: bytes, operand: bytes, ttl: int) -> None:
-        handle = self.db.merge(key, operand, ttl=ttl)
+        handle = self.db.merge(key, operand, ttl=f"{ttl}ms")
         self.model.commit(handle.seq, handle.created_ms, [(key, MERGE, operand, ttl)])
 
     @rule(batched=st.lists(changes, min_size=1, max_size=6), durable=st.booleans())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flagstone.config.durations import format_duration, parse_duration
+from flagstone.config.durations import as_duration, format_duration, parse_duration
 from flagstone.config.settings import (
     CODECS,
     CodecName,
@@ -35,6 +35,7 @@ __all__ = [
     "ReaderSettings",
     "SchedulerOptions",
     "Settings",
+    "as_duration",
     "format_duration",
     "parse_duration",
 ]

@@ -1,7 +1,8 @@
-"""Durations as people write them in settings: ``100ms``, ``5s``, ``1h30m``, ``7days 30min``, ``2s+500ms``.
+"""Durations as people write them: ``100ms``, ``5s``, ``1h30m``, ``7days 30min``, ``2s+500ms``.
 
-A duration is one or more numbers with a unit, added up; spaces and ``+`` between them are optional. A bare number
-counts seconds. Units are SlateDB's, in any case, plus their plurals. A month has 30 days and a year 365.
+A duration is one or more numbers with a unit, added up; spaces and ``+`` between them are optional. Units are
+SlateDB's, in any case, plus their plurals. A month has 30 days and a year 365. A number without a unit is refused
+everywhere: it could mean seconds or milliseconds, and a wrong guess is a factor of a thousand.
 """
 
 from __future__ import annotations
@@ -26,8 +27,35 @@ _UNITS: Final = {
     "y year": 365 * 86_400 * _SECOND,
 }
 _NANOSECONDS: Final = {unit: size for units, size in _UNITS.items() for unit in units.split()}
-_TERM: Final = re.compile(r"(\d+)\s*([^\W\d_]*)(?:\s*\+\s*|\s*)")
+_TERM: Final = re.compile(r"([0-9]+)\s*([^\W\d_]*)(?:\s*\+\s*|\s*)")
+_ANY: Final = timedelta.min
 _EXAMPLES: Final = "write it like 100ms, 5s, 1h30m or 7days 30min"
+
+
+def as_duration(value: object, name: str, *, minimum: timedelta = _ANY) -> timedelta:
+    """The duration that a caller passed as `name`: a timedelta, or its text.
+
+    Raises:
+        InvalidRequest: it is neither, a number without a unit, or shorter than `minimum`.
+
+    """
+    if isinstance(value, str):
+        try:
+            value = parse_duration(value)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{name}: {error}") from None
+    if not isinstance(value, timedelta):
+        raise InvalidRequest(f"{name}: {refusal(value)}")
+    if value < minimum:
+        raise InvalidRequest(f"{name}: {value} is too short; use at least {format_duration(minimum)}")
+    return value
+
+
+def refusal(value: object) -> str:
+    """Why a value that is neither a timedelta nor text is no duration, and what to write instead."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return f"{value!r} has no unit; use a timedelta or text such as '5s' or '100ms'"
+    return f"{value!r} is not a duration; use a timedelta or text such as '5s'"
 
 
 def parse_duration(text: str) -> timedelta:
@@ -41,7 +69,9 @@ def parse_duration(text: str) -> timedelta:
         if term is None:
             raise InvalidRequest(f"{text!r} is not a duration; {_EXAMPLES}")
         number, unit = term[1], term[2].lower()
-        size = _SECOND if not unit else _NANOSECONDS.get(unit) or _NANOSECONDS.get(unit.removesuffix("s"))
+        if not unit:
+            raise InvalidRequest(f"{text!r} is not a duration: {number} has no unit; {_EXAMPLES}")
+        size = _NANOSECONDS.get(unit) or _NANOSECONDS.get(unit.removesuffix("s"))
         if size is None:
             known = ", ".join(units.split()[0] for units in _UNITS)
             raise InvalidRequest(f"{text!r} has the unknown unit {term[2]!r}; use one of {known}")

@@ -16,7 +16,7 @@ from datetime import timedelta
 from difflib import get_close_matches
 from typing import Any, ClassVar, Final, Self
 
-from flagstone.config.durations import format_duration, parse_duration
+from flagstone.config.durations import format_duration, parse_duration, refusal
 from flagstone.errors import InvalidRequest
 
 U32_MAX: Final = 2**32 - 1
@@ -125,8 +125,7 @@ class Duration(Kind):
         if isinstance(value, str):
             value = parse_duration(value)
         if not isinstance(value, timedelta):
-            # A bare number could mean seconds or milliseconds; guessing wrong is a factor of a thousand.
-            raise InvalidRequest(f"{value!r} is not a duration; use a timedelta or text such as '5s'")
+            raise InvalidRequest(refusal(value))
         if value < self.minimum:
             least = format_duration(self.minimum)
             raise InvalidRequest(f"{_spelled(value)} is out of range; choose {least} or more")

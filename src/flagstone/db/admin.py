@@ -83,7 +83,7 @@ class Admin(AdminViews, AdminCompaction):
         self,
         *,
         kinds: Iterable[Kind] | None = None,
-        min_age: timedelta | None = None,
+        min_age: timedelta | str | None = None,
         dry_run: bool = False,
         options: GarbageCollectorOptions | None = None,
     ) -> GarbageReport:

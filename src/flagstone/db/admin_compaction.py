@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Final
 
-from flagstone.config import CompactionWorkerOptions, CompactorOptions
+from flagstone.config import CompactionWorkerOptions, CompactorOptions, as_duration
 from flagstone.errors import InvalidRequest
 from flagstone.format.codec import Codec
 from flagstone.lsm.compaction_filter import CompactionFilterFactory
@@ -33,6 +33,7 @@ from flagstone.table.builder import TableOptions
 from flagstone.types import Ulid
 
 _LOOK_S: Final = 0.2
+_NO_TIME: Final = timedelta(0)
 _QUICK: Final = timedelta(seconds=1)
 
 
@@ -114,8 +115,8 @@ class AdminCompaction:
         compaction_filter: CompactionFilterFactory | None = None,
         executor: Executor | None = None,
         progress: Callable[[Progress], None] = lambda _: None,
-        timeout: timedelta | None = None,
-        patience: timedelta = timedelta(seconds=PATIENCE_S),
+        timeout: timedelta | str | None = None,
+        patience: timedelta | str = timedelta(seconds=PATIENCE_S),
     ) -> list[Ulid]:
         """Compact now, and return when it is done: the ids of the jobs.
 
@@ -130,6 +131,8 @@ class AdminCompaction:
             Unavailable: not done within `timeout`, or the store did not answer. What was committed stays.
 
         """
+        timeout = None if timeout is None else as_duration(timeout, "timeout", minimum=_NO_TIME)
+        patience = as_duration(patience, "patience", minimum=_NO_TIME)
         options = options or CompactorOptions()
         work = options.worker or CompactionWorkerOptions()
         board, metrics = self._board(options), Metrics()

@@ -79,7 +79,7 @@ class AdminViews:
 
     def create_checkpoint(
         self,
-        lifetime: timedelta | None = None,
+        lifetime: timedelta | str | None = None,
         source: UUID | str | None = None,
         name: str | None = None,
     ) -> Checkpoint:
@@ -117,7 +117,7 @@ class AdminViews:
     def refresh_checkpoint(
         self,
         id: UUID | str,  # noqa: A002 - the name users know
-        lifetime: timedelta | None = None,
+        lifetime: timedelta | str | None = None,
         *,
         force: bool = False,
     ) -> Checkpoint:
@@ -225,7 +225,7 @@ class AdminViews:
             segment_extractor=segment_extractor,
         )
 
-    def destroy(self, soft: bool = False, *, grace: timedelta = GRACE, dry_run: bool = False) -> Destruction:
+    def destroy(self, soft: bool = False, *, grace: timedelta | str = GRACE, dry_run: bool = False) -> Destruction:
         """Delete the database and release what it borrowed: now, or with `soft` by garbage collection after `grace`.
 
         From here on we refuse to open it, and whoever has it open for writing is replaced. Deleting now is refused

@@ -58,7 +58,7 @@ class AsyncDb(AsyncReads):
         """Set `key` to `value`. Returns at memory speed; with `await_durable` once it is on the store.
 
         A crash before it is durable may lose it: `await` the handle, or `flush`, where that matters. `ttl` is a
-        timedelta or milliseconds, `expire_at` a moment.
+        timedelta or text such as "30s", `expire_at` a moment.
         """
         expiry = BY_DEFAULT if ttl is None and expire_at is None else check_expiry(ttl, expire_at)
         return await self._commit_one(
@@ -157,7 +157,7 @@ class AsyncDb(AsyncReads):
         *,
         scope: Literal["all", "durable"] = "all",
         name: str | None = None,
-        lifetime: timedelta | None = None,
+        lifetime: timedelta | str | None = None,
         source: UUID | None = None,
     ) -> Checkpoint:
         """Pin the current state: with `all` everything written so far, with `durable` what is on the store already."""

@@ -68,7 +68,7 @@ class Db(Reads):
         """Set `key` to `value`. Returns at memory speed; with `await_durable` once it is on the store.
 
         A crash before it is durable may lose it: wait on the handle, or `flush`, where that matters. `ttl` is a
-        timedelta or milliseconds, `expire_at` a moment.
+        timedelta or text such as "30s", `expire_at` a moment.
         """
         if type(key) is not bytes or not 0 < len(key) <= 65_535:
             key = check_key(key)
@@ -255,7 +255,7 @@ class Db(Reads):
         *,
         scope: Literal["all", "durable"] = "all",
         name: str | None = None,
-        lifetime: timedelta | None = None,
+        lifetime: timedelta | str | None = None,
         source: UUID | None = None,
     ) -> Checkpoint:
         """Pin the current state: with `all` everything written so far, with `durable` what is on the store already.
@@ -268,6 +268,7 @@ class Db(Reads):
         engine.check_open()
         if scope not in ("all", "durable"):
             raise InvalidRequest(f"the scope of a checkpoint is 'all' or 'durable', not {scope!r}")
+        lifetime = checkpoints.check_lifetime(lifetime)
         if scope == "all" and source is None:
             engine.flush_all()
         created, written = checkpoints.create_checkpoint(

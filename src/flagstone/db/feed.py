@@ -114,7 +114,7 @@ def open_feed(
     store: StoreLike | None = None,
     store_options: Mapping[str, OptionValue] | None = None,
     wal_store: StoreLike | None = None,
-    lifetime: timedelta | None = None,
+    lifetime: timedelta | str | None = None,
     merge_operator: MergeOperator | None = None,
     segment_extractor: SegmentExtractor | None = None,
     settings: ReaderSettings | None = None,

@@ -147,9 +147,9 @@ def apply_compaction(
 ) -> Tree:
     """The tree after a job: its sources are gone, `output` is run `destination` (None: no run).
 
-    `l0` are view ids in any order; the marker moves to the newest of them. Sources that are not in the tree mean that the job was decided on another
-    tree, and raise InternalError; so does a destination that exists without being a source. An empty output
-    leaves no run behind.
+    `l0` are view ids in any order; the marker moves to the newest of them. Sources that are not in the tree mean
+    that the job was decided on another tree, and raise InternalError; so does a destination that exists without
+    being a source. An empty output leaves no run behind.
     """
     held_l0, held_runs = {view.id for view in tree.l0}, {run.id for run in tree.runs}
     if not held_l0.issuperset(l0) or not held_runs.issuperset(runs):

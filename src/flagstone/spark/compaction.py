@@ -73,8 +73,8 @@ def compact(
     options: CompactorOptions | None = None,
     merge_operator: MergeOperator | None = None,
     progress: Callable[[Progress], None] = lambda _: None,
-    timeout: timedelta | None = None,
-    patience: timedelta = timedelta(seconds=PATIENCE_S),
+    timeout: timedelta | str | None = None,
+    patience: timedelta | str = timedelta(seconds=PATIENCE_S),
 ) -> list[Ulid]:
     """Compact a database now, with Spark's executors doing the merging; the ids of the jobs.
 

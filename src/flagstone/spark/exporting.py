@@ -15,6 +15,7 @@ from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import BinaryType
 
+from flagstone.config.durations import as_duration, format_duration
 from flagstone.db.admin import Admin
 from flagstone.errors import FlagstoneError, InvalidRequest
 from flagstone.runtime.clock import SYSTEM_CLOCK
@@ -85,7 +86,7 @@ def export(
     partitions: int | None = None,
     include_expired: bool = False,
     merge_operator: str | None = None,
-    lifetime: timedelta = DEFAULT_LIFETIME,
+    lifetime: timedelta | str = DEFAULT_LIFETIME,
     store: str | None = None,
     store_options: Mapping[str, Any] | None = None,
     wal_store: str | None = None,
@@ -110,6 +111,7 @@ def export(
 
     """
     where = os.fspath(target)
+    held_for = as_duration(lifetime, "lifetime", minimum=timedelta(seconds=1))
     place = shared_place(url, store=store, store_options=store_options, wal_store=wal_store)
     check_writing(format, mode)
     check_apart(place, where)
@@ -137,7 +139,7 @@ def export(
         "partitions": partitions,
         "include_expired": include_expired,
         "merge_operator": merge_operator,
-        "checkpoint_lifetime": lifetime.total_seconds(),
+        "checkpoint_lifetime": format_duration(held_for),
         **{f"store.{name}": given for name, given in place.store_options.items()},
     }
     texts = {

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
 
 from flagstone.config import Settings
+from flagstone.config.durations import parse_duration
 from flagstone.errors import InvalidRequest
 from flagstone.format.codec import Codec
 from flagstone.format.filter import BloomPolicy
@@ -133,7 +134,7 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
         pushdown=take("pushdown", parse_flag),
         checkpoint=options.get("checkpoint"),
         as_of=take("as_of", _moment),
-        lifetime=take("checkpoint_lifetime", parse_seconds) or DEFAULT_LIFETIME,
+        lifetime=take("checkpoint_lifetime", parse_lifetime) or DEFAULT_LIFETIME,
         partitions=take("partitions", parse_positive),
         partition_bytes=take("partition_bytes", parse_positive) or DEFAULT_PARTITION_BYTES,
         batch_rows=take("batch_rows", parse_positive),
@@ -163,7 +164,7 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
         key_column=options.get("key_column", "key"),
         value_column=options.get("value_column", "value"),
         duplicates=duplicates,
-        hand_over_timeout=take("hand_over_timeout", parse_seconds) or DEFAULT_HAND_OVER_TIMEOUT,
+        hand_over_timeout=take("hand_over_timeout", parse_lifetime) or DEFAULT_HAND_OVER_TIMEOUT,
         presorted=take("sorted", parse_flag) or False,
         max_sst_bytes=take("max_sst_size", parse_positive) or DEFAULT_TABLE_BYTES,
         table=TableOptions(
@@ -278,15 +279,12 @@ def parse_positive(text: str) -> int:
     return int(text)
 
 
-def parse_seconds(text: str) -> timedelta:
-    """A time in seconds, from 1. Raises `InvalidRequest` for anything else."""
-    try:
-        seconds = float(text.removesuffix("s"))
-    except ValueError:
-        seconds = 0.0
-    if not 1 <= seconds < float("inf"):
-        raise InvalidRequest("use seconds, from 1")
-    return timedelta(seconds=seconds)
+def parse_lifetime(text: str) -> timedelta:
+    """A duration such as "90s" or "1h", from one second. Raises `InvalidRequest` for anything else."""
+    lasting = parse_duration(text)
+    if lasting < timedelta(seconds=1):
+        raise InvalidRequest("use at least 1s")
+    return lasting
 
 
 def parse_flag(text: str) -> bool:

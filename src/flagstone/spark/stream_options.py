@@ -14,9 +14,9 @@ from flagstone.spark.options import (
     Taker,
     check_known,
     parse_flag,
+    parse_lifetime,
     parse_place,
     parse_positive,
-    parse_seconds,
 )
 
 Starting = Literal["snapshot", "earliest", "latest"] | int
@@ -73,8 +73,8 @@ def parse_stream_options(options: Mapping[str, str]) -> StreamOptions:
         max_files=take("max_files_per_trigger", parse_positive),
         max_bytes=take("max_bytes_per_trigger", parse_positive),
         allow_gaps=take("allow_gaps", parse_flag) or False,
-        snapshot_lifetime=take("checkpoint_lifetime", parse_seconds) or SNAPSHOT_LIFETIME,
-        pin_lifetime=take("pin_lifetime", parse_seconds),
+        snapshot_lifetime=take("checkpoint_lifetime", parse_lifetime) or SNAPSHOT_LIFETIME,
+        pin_lifetime=take("pin_lifetime", parse_lifetime),
         merge_operator=options.get("merge_operator"),
     )
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final, Literal
 
+from flagstone.config.durations import as_duration
 from flagstone.errors import InvalidRequest
 from flagstone.store.port import check_path
 
@@ -112,6 +113,8 @@ def check_options(service: Service, options: Options) -> None:
     for name in options:
         if name not in known:
             raise InvalidRequest(f"{service} stores have no option {name!r}{nearest(name, known)}")
+    for name in _SECONDS & options.keys():
+        client_value(name, options[name])
     endpoint = str(options.get("endpoint", ""))
     if "@" in endpoint.partition("://")[2].partition("/")[0]:
         raise InvalidRequest("option 'endpoint' must not carry credentials; pass them as options")
@@ -127,10 +130,20 @@ def nearest(name: str, known: frozenset[str]) -> str:
 
 
 def client_value(name: str, value: OptionValue) -> str | bool | timedelta:
-    """An option of the HTTP client as obstore takes it; bare numbers of times are seconds."""
+    """An option of the HTTP client as obstore takes it. A timeout is text with a unit, or a number of seconds."""
     if name in _SECONDS:
-        try:
-            return timedelta(seconds=float(value))
-        except ValueError:
-            return str(value)
+        return _timeout(name, value)
     return value if isinstance(value, bool) else str(value)
+
+
+def _timeout(name: str, value: OptionValue) -> timedelta:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            lasting = timedelta(seconds=value)
+        except (ValueError, OverflowError):
+            raise InvalidRequest(f"option {name!r} is {value!r}, which is no time in seconds") from None
+    else:
+        lasting = as_duration(value, f"option {name!r}")
+    if lasting <= timedelta(0):
+        raise InvalidRequest(f"option {name!r} must be longer than nothing, not {value!r}")
+    return lasting

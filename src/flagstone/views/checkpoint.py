@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Final
 from uuid import UUID
 
+from flagstone.config.durations import as_duration
 from flagstone.errors import CorruptData, InvalidRequest
 from flagstone.metadata.manifest import Checkpoint, Manifest, add_checkpoint, remove_checkpoint
 from flagstone.metadata.sequenced import Versioned
@@ -30,7 +31,7 @@ def create_checkpoint(
     *,
     clock: Clock,
     ids: Ids,
-    lifetime: timedelta | None = None,
+    lifetime: timedelta | str | None = None,
     name: str | None = None,
     source: UUID | None = None,
     last_wal_id: WalId | None = None,
@@ -47,6 +48,7 @@ def create_checkpoint(
 
     """
     checkpoint_id = ids.uuid()
+    lifetime = check_lifetime(lifetime)
 
     def edit(now: Versioned[Manifest]) -> Manifest:
         now_s = clock.now_ms() // 1000
@@ -65,7 +67,7 @@ def create_checkpoint(
 
 
 def refresh_checkpoint(
-    manifests: ManifestStore, checkpoint_id: UUID, *, clock: Clock, lifetime: timedelta | None = None
+    manifests: ManifestStore, checkpoint_id: UUID, *, clock: Clock, lifetime: timedelta | str | None = None
 ) -> Checkpoint:
     """Let the checkpoint live `lifetime` from now on, or for ever."""
 
@@ -183,14 +185,21 @@ def parse_checkpoint_id(checkpoint: UUID | str) -> UUID:
         raise InvalidRequest(f"a checkpoint is named by its UUID, not {checkpoint!r}") from None
 
 
-def expiry(now_s: int, lifetime: timedelta | None) -> int | None:
-    """When a checkpoint of that lifetime expires, in whole seconds."""
+def check_lifetime(lifetime: timedelta | str | None) -> timedelta | None:
+    """The lifetime of a checkpoint, or None for ever. Raises `InvalidRequest` for anything else."""
     if lifetime is None:
         return None
-    if not isinstance(lifetime, timedelta):
-        raise InvalidRequest(f"a lifetime is a timedelta, or None for ever; not {lifetime!r}")
-    if lifetime < _SHORTEST:
-        raise InvalidRequest(f"a checkpoint lives at least one second, not {lifetime}; None means for ever")
+    checked = as_duration(lifetime, "lifetime")
+    if checked < _SHORTEST:
+        raise InvalidRequest(f"a checkpoint lives at least one second, not {checked}; None means for ever")
+    return checked
+
+
+def expiry(now_s: int, lifetime: timedelta | str | None) -> int | None:
+    """When a checkpoint of that lifetime expires, in whole seconds."""
+    lifetime = check_lifetime(lifetime)
+    if lifetime is None:
+        return None
     expires_s = now_s + int(lifetime.total_seconds())
     if expires_s > _LAST_SECOND:
         raise InvalidRequest(f"a lifetime of {lifetime} ends after the year 2106; None means for ever")

@@ -19,6 +19,7 @@ from enum import Enum
 from typing import Final
 from uuid import UUID
 
+from flagstone.config.durations import as_duration
 from flagstone.errors import InvalidRequest
 from flagstone.metadata.borrowing import release_final
 from flagstone.metadata.fencing import Fence
@@ -107,7 +108,7 @@ class Destroyer:
         self._manifests = ManifestStore(store, paths, clock=clock, ids=ids)
         self._unreleased: list[str] = []
 
-    def destroy(self, *, soft: bool = False, grace: timedelta = GRACE, dry_run: bool = False) -> Destruction:
+    def destroy(self, *, soft: bool = False, grace: timedelta | str = GRACE, dry_run: bool = False) -> Destruction:
         """Delete the database now, or with `soft` after the grace period, by garbage collection.
 
         With `dry_run` nothing changes; `deleted` then names what would be. Destroying again finishes what was begun; a
@@ -117,6 +118,7 @@ class Destroyer:
             InvalidRequest: there is no database, or `soft` is False and somebody holds a checkpoint of it.
 
         """
+        grace = as_duration(grace, "grace", minimum=timedelta(0))
         mark, latest = load_destroyed(self._store, self._paths), self._manifests.latest()
         if latest is None:
             return self._destroy_remains(mark, dry_run=dry_run)

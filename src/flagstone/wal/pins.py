@@ -27,6 +27,7 @@ from typing import Final, NamedTuple
 from urllib.parse import parse_qs, quote, unquote
 from uuid import UUID
 
+from flagstone.config.durations import as_duration
 from flagstone.errors import InvalidRequest, Unavailable
 from flagstone.metadata.manifest import Checkpoint, Manifest, add_checkpoint, remove_checkpoint
 from flagstone.metadata.manifest_codec import decode_manifest, encode_manifest
@@ -134,12 +135,13 @@ class LogPin:
         store: ObjectStore,
         name: str,
         *,
-        lifetime: timedelta | None,
+        lifetime: timedelta | str | None,
         clock: Clock,
         ids: Ids,
     ) -> None:
         if not name:
             raise InvalidRequest("a pin needs a name, by which its consumer finds it again")
+        lifetime = None if lifetime is None else as_duration(lifetime, "lifetime")
         if lifetime is not None and not timedelta(seconds=1) <= lifetime <= _LONGEST:
             raise InvalidRequest(
                 f"a pin lives from one second to {_LONGEST.days} days, not {lifetime}; None means until released"

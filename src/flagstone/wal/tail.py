@@ -13,6 +13,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
+from flagstone.config.durations import as_duration
 from flagstone.errors import InvalidRequest
 from flagstone.metadata.stores import ManifestStore
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
@@ -71,11 +72,12 @@ class WalReader:
         store_options: Mapping[str, OptionValue] | None = None,
         wal_store: StoreLike | None = None,
         pin: str | None = None,
-        pin_lifetime: timedelta | None = None,
+        pin_lifetime: timedelta | str | None = None,
         clock: Clock = SYSTEM_CLOCK,
         ids: Ids = SYSTEM_IDS,
         pool: IoPool | None = None,
     ) -> None:
+        pin_lifetime = None if pin_lifetime is None else as_duration(pin_lifetime, "pin_lifetime")
         found, root = resolve_database(path, store, store_options)
         main = patient(found, clock=clock, ids=ids)
         self._store = (

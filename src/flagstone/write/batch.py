@@ -15,12 +15,13 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
+from flagstone.config.durations import as_duration
 from flagstone.errors import InvalidRequest
 from flagstone.lsm.merge_operator import NO_OPERATOR, MergeOperator, check_operand, fold, fold_from_nothing
 from flagstone.types import MAX_KEY_BYTES, MAX_VALUE_BYTES, MERGE, TOMBSTONE, VALUE
 
-Ttl = timedelta | int
-"""A time to live: a duration, or milliseconds. `timedelta.max` means for ever, whatever the default says."""
+Ttl = timedelta | str
+"""A time to live: a timedelta, or text such as "30s". `timedelta.max` means for ever, whatever the default says."""
 
 Instant = datetime | int
 """A moment: a datetime with a time zone, or milliseconds since the epoch."""
@@ -209,15 +210,11 @@ def check_expiry(ttl: Ttl | None, expire_at: Instant | None) -> Expiry:
         return BY_DEFAULT if expire_at is None else Expiry(at_ms=_instant_ms(expire_at))
     if expire_at is not None:
         raise InvalidRequest("a row expires after a ttl or at a time: give ttl or expire_at, not both")
-    if isinstance(ttl, timedelta):
-        if ttl == timedelta.max:
-            return _FOREVER
-        ttl_ms = ttl // timedelta(milliseconds=1)
-    elif isinstance(ttl, int) and not isinstance(ttl, bool):
-        ttl_ms = ttl
-    else:
-        raise InvalidRequest(f"a ttl is a timedelta or whole milliseconds, not {type(ttl).__name__}")
-    if not 0 < ttl_ms <= _MAX_TIME_MS:
+    lasting = as_duration(ttl, "ttl")
+    if lasting == timedelta.max:
+        return _FOREVER
+    ttl_ms = lasting // timedelta(milliseconds=1)
+    if ttl_ms <= 0:
         raise InvalidRequest(f"a ttl is at least one millisecond; this one is {ttl!r}")
     return Expiry(after_ms=ttl_ms)
 

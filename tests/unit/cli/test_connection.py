@@ -79,7 +79,7 @@ def test_the_log_may_be_elsewhere(cli: Flagstone, tmp_path: Path) -> None:
         ("secret_access_key=hunter2", "would show a secret"),
         ("endpoint", "is not NAME=VALUE"),
         ("endpiont=http://x", "did you mean 'endpoint'"),
-        ("read_timeout=soon", '"soon" as Duration'),
+        ("read_timeout=soon", "'soon' is not a duration"),
     ],
 )
 def test_a_bad_store_option_is_refused_without_repeating_secrets(

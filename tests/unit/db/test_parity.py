@@ -265,7 +265,7 @@ def test_the_same_steps_give_the_same_answers(steps: list[tuple[Any, ...]]) -> N
         lambda db: db.get("text"),
         lambda db: db.put(b"", b"v"),
         lambda db: db.put(b"k", 7),
-        lambda db: db.put(b"k", b"v", ttl=-1),
+        lambda db: db.put(b"k", b"v", ttl="0s"),
         lambda db: db.merge(b"k", b"v"),
         lambda db: db.write(WriteBatch()),
         lambda db: db.scan(b"z", b"a"),

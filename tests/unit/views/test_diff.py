@@ -53,11 +53,11 @@ class World:
         self.clock.advance(1000)
         match kind:
             case 0:
-                handle = self.db.put(key, value, ttl=ttl_ms)
+                handle = self.db.put(key, value, ttl=None if ttl_ms is None else f"{ttl_ms}ms")
             case 1:
                 handle = self.db.delete(key)
             case _:
-                handle = self.db.merge(key, value, ttl=ttl_ms)
+                handle = self.db.merge(key, value, ttl=None if ttl_ms is None else f"{ttl_ms}ms")
         self.model.commit(handle.seq, self.clock.now_ms(), [(key, kind, value, ttl_ms)])
 
     def checkpoint(self, *, flush: bool = True) -> tuple[Checkpoint, int]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Final
 
+from flagstone.config.durations import as_duration
 from flagstone.config.settings import GarbageCollectorOptions, GcDirectoryOptions, GcFenceOptions
 from flagstone.errors import InvalidRequest
 from flagstone.maintenance.gc.plan import Kind
@@ -54,7 +55,7 @@ def kind_options(options: GarbageCollectorOptions) -> Mapping[Kind, KindOptions]
 
 
 def requested_options(
-    options: GarbageCollectorOptions, kinds: Iterable[Kind] | None, min_age: timedelta | None
+    options: GarbageCollectorOptions, kinds: Iterable[Kind] | None, min_age: timedelta | str | None
 ) -> Mapping[Kind, KindOptions]:
     """The options of a round that somebody asks for: `kinds` of them (None: all), perhaps with another age.
 
@@ -66,9 +67,8 @@ def requested_options(
     """
     chosen = dict(kind_options(options))
     if min_age is not None:
-        if min_age < timedelta():
-            raise InvalidRequest(f"a minimum age of {min_age} is negative; 0 collects whatever nobody needs")
-        chosen = {kind: entry.aged(kind, min_age) for kind, entry in chosen.items()}
+        age = as_duration(min_age, "min_age", minimum=timedelta())
+        chosen = {kind: entry.aged(kind, age) for kind, entry in chosen.items()}
     if kinds is None:
         return chosen
     wanted = list(kinds)
