@@ -15,6 +15,7 @@ from uuid import UUID
 import flagstone
 from flagstone.cli.context import Invocation
 from flagstone.errors import InvalidRequest
+from flagstone.store.commit_log.secrets import passwords_of
 from flagstone.store.counting import CountingStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
@@ -159,7 +160,7 @@ def store_options(call: Invocation, url: str, *, patient: bool = True) -> Mappin
             raise InvalidRequest(
                 f"--store-option {text!r} is not NAME=VALUE, such as endpoint=http://127.0.0.1:9000"
             )
-        if name in SECRET_OPTIONS:
+        if name in SECRET_OPTIONS or (name == "commit_log" and passwords_of(value)):
             raise InvalidRequest(
                 f"--store-option {name} would show a secret to everybody on this machine; "
                 "set it in the environment, or in a file for --env-file"

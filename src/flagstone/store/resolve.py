@@ -54,14 +54,18 @@ def resolve(
         InvalidRequest: the URL or an option is not understood; the message names the nearest right option.
 
     """
-    store = _plain(os.fspath(url), retry, options)
     if commit_log is None:
-        return store
+        return _plain(os.fspath(url), retry, options)
+    pickle_secrets = _flag("pickle_secrets", options.get("pickle_secrets", False))
+    if _scheme(os.fspath(url)) not in SERVICE_OF_SCHEME:
+        options.pop("pickle_secrets", None)  # a folder has no secrets of its own
+    store = _plain(os.fspath(url), retry, options)
     # Here, because few need it.
     from flagstone.store.commit_log.locate import open_commit_log  # noqa: PLC0415
     from flagstone.store.two_phase import TwoPhaseStore  # noqa: PLC0415
 
-    return RetryingStore(TwoPhaseStore(store, open_commit_log(commit_log, namespace=store.url)), policy=retry)
+    log = open_commit_log(commit_log, namespace=store.url, pickle_secrets=pickle_secrets)
+    return RetryingStore(TwoPhaseStore(store, log), policy=retry)
 
 
 def resolve_wal_store(
@@ -105,7 +109,7 @@ def resolve_database(
     address, options = os.fspath(path), dict(store_options or {})
     if store is not None:
         if "://" in address:
-            raise InvalidRequest(f"with store=, the path is inside the store; {address} is a URL")
+            raise InvalidRequest("with store=, the path is inside the store; this one is a URL")
         inside = address.strip("/")
         if isinstance(store, str | os.PathLike):
             return resolve(store, **options), check_path(inside) if inside else ""  # type: ignore[arg-type]

@@ -77,6 +77,7 @@ def test_the_log_may_be_elsewhere(cli: Flagstone, tmp_path: Path) -> None:
     ("option", "words"),
     [
         ("secret_access_key=hunter2", "would show a secret"),
+        ("commit_log=postgresql://u:hunter2@h/d", "would show a secret"),
         ("endpoint", "is not NAME=VALUE"),
         ("endpiont=http://x", "did you mean 'endpoint'"),
         ("read_timeout=soon", "'soon' is not a duration"),

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from flagstone.errors import InvalidRequest, Unavailable
 from flagstone.store.commit_log.port import CommitRecord, RecordState, folder_bounds
+from flagstone.store.commit_log.secrets import passwords_of, without_password
 
 _PAGE_ROWS: Final = 1_000
 
@@ -21,15 +22,26 @@ _PAGE_ROWS: Final = 1_000
 class PostgresCommitLog:
     """A commit log in `table` of the database at `url` (`postgresql+psycopg://…`), created on first use.
 
-    `namespace` separates stores that share a table: give each base store its own. Pickles by its arguments,
-    which include the password when the URL does; prefer a password file. Each process opens its own
+    `namespace` separates stores that share a table: give each base store its own. Each process opens its own
     connections on first use, also after a fork.
+
+    Pickles by its arguments. A password in the URL stays behind unless `pickle_secrets` is set; the arriving log finds
+    its own in the environment there (`PGPASSWORD`) or in a password file. The password appears in no error and no log.
     """
 
-    def __init__(self, url: str, *, table: str = "flagstone_commits", namespace: str = "") -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        table: str = "flagstone_commits",
+        namespace: str = "",
+        pickle_secrets: bool = False,
+    ) -> None:
         self._url = url
         self._table_name = table
         self._namespace = namespace
+        self._pickle_secrets = pickle_secrets
+        self._withheld = False
         # Connections must not cross a fork, not even to be closed there: those of other pids stay untouched.
         self._sessions: dict[int, _Session] = {}
 
@@ -37,7 +49,9 @@ class PostgresCommitLog:
         return f"PostgresCommitLog(table={self._table_name!r}, namespace={self._namespace!r})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_reopen, (self._url, self._table_name, self._namespace))
+        public = self._url if self._pickle_secrets else without_password(self._url)
+        withheld = self._withheld or public != self._url
+        return (_reopen, (public, self._table_name, self._namespace, self._pickle_secrets, withheld))
 
     def find(self, destination: str) -> CommitRecord | None:
         session = self._session()
@@ -82,7 +96,7 @@ class PostgresCommitLog:
         session = self._sessions.get(os.getpid())
         if session is not None:
             return session
-        opened = _Session(self._url, self._table_name)
+        opened = _Session(self._url, self._table_name, withheld=self._withheld)
         kept = self._sessions.setdefault(os.getpid(), opened)
         if kept is not opened:  # another thread was first
             opened.engine.dispose()
@@ -113,7 +127,9 @@ class PostgresCommitLog:
 class _Session:
     """The engine of one process and the table it works on."""
 
-    def __init__(self, url: str, table_name: str) -> None:
+    def __init__(self, url: str, table_name: str, *, withheld: bool = False) -> None:
+        self._secrets = passwords_of(url)
+        self._withheld = withheld
         try:
             sql: Any = import_module("sqlalchemy")
             dialect: Any = import_module("sqlalchemy.dialects.postgresql")
@@ -124,7 +140,7 @@ class _Session:
             ) from error
         self._errors: Any = sql.exc
         self.insert: Any = dialect.insert
-        self.engine: Any = sql.create_engine(url, isolation_level="AUTOCOMMIT", pool_pre_ping=True)
+        self.engine: Any = self._connectable(sql, url)
         weakref.finalize(self, _dispose, self.engine, os.getpid()).atexit = False
         text = sql.Text(collation="C")  # code point order, as paths are ordered everywhere else
         self.table: Any = sql.Table(
@@ -153,7 +169,8 @@ class _Session:
             with self.engine.connect() as connection:
                 return [_record(row) for row in connection.execute(statement).mappings()]
         except self._errors.SQLAlchemyError as error:
-            raise self._explain(error) from error
+            problem = self._explain(error)
+        raise problem
 
     def change(self, statement: Any) -> bool:
         """Whether the statement touched a row; told by the row itself, as row counts are not always kept."""
@@ -162,7 +179,19 @@ class _Session:
                 touched = connection.execute(statement.returning(self.table.c.version))
                 return touched.first() is not None
         except self._errors.SQLAlchemyError as error:
-            raise self._explain(error) from error
+            problem = self._explain(error)
+        raise problem
+
+    def _connectable(self, sql: Any, url: str) -> Any:
+        try:
+            return sql.create_engine(url, isolation_level="AUTOCOMMIT", pool_pre_ping=True)
+        except (ValueError, self._errors.SQLAlchemyError):
+            # The error quotes parts of the URL, perhaps of its password: it is neither repeated nor kept as context.
+            pass
+        raise InvalidRequest(
+            "the URL of the PostgreSQL commit log is not understood; write postgresql://user@host/database, and "
+            "percent-encode / : @ ? # in a password"
+        )
 
     def _create(self, sql: Any) -> None:
         # Two processes creating the same table at once would make one of them fail, even with
@@ -173,12 +202,21 @@ class _Session:
                 lock = sql.func.pg_advisory_xact_lock(sql.func.hashtext(self.table.name))
                 connection.execute(sql.select(lock))
                 self.table.metadata.create_all(connection)
+                return
         except self._errors.SQLAlchemyError as error:
-            raise self._explain(error) from error
+            problem = self._explain(error)
+        raise problem
 
     def _explain(self, error: Exception) -> Exception:
         # The driver's own message: SQLAlchemy's would quote the statement and its parameters.
         reason = str(getattr(error, "orig", None) or error).strip()
+        for secret in self._secrets:
+            reason = reason.replace(secret, "***")
+        if self._withheld:
+            reason += (
+                "; the password did not travel with the pickled store: set PGPASSWORD or a password file here, or "
+                "open the store with pickle_secrets=True"
+            )
         if isinstance(error, self._errors.OperationalError | self._errors.InterfaceError):
             return Unavailable(f"PostgreSQL commit log: {reason}")
         return InvalidRequest(f"PostgreSQL commit log: {reason}")
@@ -190,8 +228,10 @@ def _dispose(engine: Any, pid: int) -> None:
         engine.dispose()
 
 
-def _reopen(url: str, table: str, namespace: str) -> PostgresCommitLog:
-    return PostgresCommitLog(url, table=table, namespace=namespace)
+def _reopen(url: str, table: str, namespace: str, pickle_secrets: bool, withheld: bool) -> PostgresCommitLog:
+    log = PostgresCommitLog(url, table=table, namespace=namespace, pickle_secrets=pickle_secrets)
+    log._withheld = withheld  # noqa: SLF001
+    return log
 
 
 def _values(record: CommitRecord) -> dict[str, object]:
