@@ -25,8 +25,10 @@ from slatedb.uniffi import (
     FlushType,
     GarbageCollectorDirectoryOptions,
     GarbageCollectorOptions,
+    IsolationLevel,
     KeyRange,
     MergeOperator,
+    MergeOptions,
     ObjectStore,
     ObjectStoreBuilder,
     PrefixExtractor,
@@ -332,6 +334,87 @@ async def edit_checkpoint(folder: str, path: str, checkpoint: str, lifetime_ms: 
         await admin.refresh_checkpoint(checkpoint, lifetime_ms)
 
 
+async def refused(call: Any) -> str:
+    """The text of the refusal; fails when there is none."""
+    try:
+        await call
+    except Error as error:
+        return str(error)
+    raise AssertionError("it was not refused")
+
+
+async def refusal_of_merge(folder: str, how: str) -> str:
+    """What a database without a merge operator says to a merge."""
+    builder = DbBuilder(f"merge-{how}", store(folder))
+    builder.with_settings(settings(compactor_options=None))
+    db = await builder.build()
+    try:
+        if how == "db":
+            return await refused(db.merge(b"k", b"v"))
+        if how == "transaction":
+            return await refused((await db.begin(IsolationLevel.SNAPSHOT)).merge(b"k", b"v"))
+        batch = WriteBatch()
+        batch.merge(b"k", b"v")
+        return await refused(db.write(batch))
+    finally:
+        await db.shutdown()
+
+
+async def refusal_of_wal_flush(folder: str) -> str:
+    """What a database without a WAL says to a flush of it."""
+    db = await build(folder, "no-wal", wal_enabled=False, compactor_options=None)
+    try:
+        await db.put_with_options(b"k", b"v", PutOptions(ttl=Ttl.DEFAULT()), WriteOptions(seqnum=0))
+        return await refused(db.flush_with_options(FlushOptions(flush_type=FlushType.WAL)))
+    finally:
+        await db.shutdown()
+
+
+async def refusal_of_reader(folder: str, path: str) -> str:
+    """What a reader without merge operator and extractor is told."""
+    return await refused(DbReaderBuilder(path, store(folder)).build())
+
+
+async def refuses_ttls(folder: str, ttls_ms: list[int]) -> bool:
+    """Whether one batch may merge into one key with these times to live."""
+    db = await build(folder, "ttls", compactor_options=None)
+    batch = WriteBatch()
+    for ttl_ms in ttls_ms:
+        batch.merge_with_options(b"k", b"v", MergeOptions(ttl=Ttl.EXPIRE_AFTER_MILLIS(ttl_ms)))
+    try:
+        await db.write(batch)
+    except Error:
+        return True
+    finally:
+        await db.shutdown()
+    return False
+
+
+async def named_checkpoints(folder: str, path: str, name: str | None) -> list[str | None]:
+    """The names of the checkpoints that the filter lets through."""
+    return [held.name for held in await AdminBuilder(path, store(folder)).build().list_checkpoints(name)]
+
+
+async def put_expiring(folder: str, path: str, key: bytes, moment: int) -> None:
+    """A row that expires at a moment."""
+    db = await build(folder, path, compactor_options=None)
+    options = PutOptions(ttl=Ttl.EXPIRE_AT_MILLIS(moment))
+    await db.put_with_options(key, b"v", options, WriteOptions(seqnum=0))
+    await db.shutdown()
+
+
+async def expiry_of(folder: str, path: str, key: bytes) -> int | None:
+    """When the row expires, as a reader sees it."""
+    builder = DbReaderBuilder(path, store(folder))
+    builder.with_reader_mode(ReaderMode.FOLLOW_LATEST())
+    reader = await builder.build()
+    try:
+        row = await reader.get_key_value(key)
+        return None if row is None else row.expire_ts
+    finally:
+        await reader.shutdown()
+
+
 async def run_gc_once(folder: str, path: str) -> None:
     """Delete everything that the wheel thinks nobody needs, fences included, however young it is."""
     now = GarbageCollectorDirectoryOptions(interval_ms=None, min_age_ms=0, dry_run=False)
@@ -374,6 +457,13 @@ CALLS = {
         create_checkpoint,
         list_checkpoints,
         edit_checkpoint,
+        expiry_of,
+        named_checkpoints,
+        put_expiring,
+        refusal_of_merge,
+        refusal_of_reader,
+        refusal_of_wal_flush,
+        refuses_ttls,
         run_gc_once,
         sequence_at,
         time_of,

@@ -73,9 +73,12 @@ class AdminViews:
             ) from None
 
     def checkpoints(self, name: str | None = None) -> tuple[Checkpoint, ...]:
-        """The checkpoints of the database, oldest first; with `name` those of exactly that name."""
+        """The checkpoints of the database, oldest first; with `name` those of exactly that name.
+
+        An empty `name` asks for the checkpoints without one.
+        """
         held = self._latest().value.checkpoints
-        return held if name is None else tuple(entry for entry in held if entry.name == name)
+        return held if name is None else tuple(entry for entry in held if (entry.name or "") == name)
 
     def create_checkpoint(
         self,

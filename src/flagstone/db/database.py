@@ -240,9 +240,16 @@ class Db(Reads):
     # -- operating ----------------------------------------------------------------------------------------
 
     def flush(self, kind: Literal["memtable", "wal"] = "memtable") -> None:
-        """Wait until everything written so far is in the log ("wal"), or also in tables ("memtable")."""
+        """Wait until everything written so far is in the log ("wal"), or also in tables ("memtable").
+
+        Raises:
+            InvalidRequest: "wal", and the database is open with `wal_enabled=False`: nothing would be flushed.
+
+        """
         self._engine.check_open()
         match kind:
+            case "wal" if not self._engine.env.settings.wal_enabled:
+                raise InvalidRequest("there is no WAL to flush: wal_enabled is False; use flush('memtable')")
             case "wal":
                 self._engine.flush_log()
             case "memtable":

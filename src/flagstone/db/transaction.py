@@ -12,11 +12,12 @@ from flagstone.db.own_writes import OwnWrites
 from flagstone.db.reading import ReadPlace, Reads
 from flagstone.db.timeouts import elapsed_ms
 from flagstone.errors import Closed, InvalidRequest
+from flagstone.lsm.merge_operator import check_operand
 from flagstone.read.scan import DEFAULT_READ_AHEAD_BYTES
 from flagstone.read.scans import Scan
 from flagstone.read.view import ReadView
 from flagstone.types import Row
-from flagstone.write.batch import Instant, Ttl, WriteBatch, check_key
+from flagstone.write.batch import Instant, Ttl, WriteBatch, check_key, check_value
 from flagstone.write.conflicts import ReadPoint, TransactionExpired, TransactionState
 from flagstone.write.durability import WriteHandle
 
@@ -139,8 +140,12 @@ class Transaction(Reads):
     def merge(
         self, key: bytes, operand: bytes, *, ttl: Ttl | None = None, expire_at: Instant | None = None
     ) -> None:
-        """Merge `operand` into `key` when the transaction commits."""
+        """Merge `operand` into `key` when the transaction commits.
+
+        An operand that could never be folded is refused at once, as `Db.merge` refuses it.
+        """
         self._check_running()
+        check_operand(self._engine.env.merge_operator, check_key(key), check_value(operand))
         self._batch.merge(key, operand, ttl=ttl, expire_at=expire_at)
         self._track_write(key)
 

@@ -41,8 +41,9 @@ def foreach_batch(
         check_write_schema(frame.schema, key=key, value=value)
         mark = Mark(batch_id, frame.sparkSession.sparkContext.getLocalProperty(QUERY_ID))
         if is_written(db.get(row), mark, row):
-            # Written, but maybe not yet durable: an earlier attempt may have failed while it waited for that.
-            db.flush("wal")
+            # Written, but maybe not yet durable: an earlier attempt may have failed while it waited for that. Rows
+            # become durable in order, so waiting for the mark once more waits for all that was written before.
+            db.put(row, mark.encode(), await_durable=True)
             return
         batch = WriteBatch()
         for rows in frame.toArrow().to_batches():

@@ -29,8 +29,8 @@ Instant = datetime | int
 PendingRow = tuple[bytes, int, bytes, int | None]
 """(key, kind, value, expires_ms): a row that lacks nothing but its sequence number and create time."""
 
-_MAX_TIME_MS: Final = 2**62
-"""Far beyond any calendar, and small enough that two of them add up to a 64-bit time."""
+_MAX_TIME_MS: Final = 2**63 - 1
+"""The last moment the format can say."""
 
 
 class Expiry(NamedTuple):
@@ -41,11 +41,13 @@ class Expiry(NamedTuple):
     never: bool = False
 
     def resolve(self, created_ms: int, default_ttl_ms: int | None) -> int | None:
-        """The time in milliseconds, or None for never."""
+        """The time in milliseconds, or None for never. What ends after the last moment there is never ends."""
         if self.at_ms is not None:
             return self.at_ms
         ttl_ms = default_ttl_ms if self.after_ms is None else self.after_ms
-        return None if self.never or ttl_ms is None else created_ms + ttl_ms
+        if self.never or ttl_ms is None or ttl_ms > _MAX_TIME_MS - created_ms:
+            return None
+        return created_ms + ttl_ms
 
     def spelt_out(self, default_ttl_ms: int | None) -> Expiry:
         """The same without reference to a default: equal if they mean the same whenever they are written."""

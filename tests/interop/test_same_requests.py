@@ -1,0 +1,134 @@
+"""Requests at the edges, made of the wheel and of us: both accept or both refuse, and see the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flagstone
+import flagstone.aio
+from flagstone import Admin, InvalidRequest, Settings, WriteBatch
+from flagstone.lsm.operators import Concatenate, Counter
+from flagstone.store.local import LocalStore
+from flagstone.store.memory import MemoryStore
+
+QUIET = Settings(compactor_options=None, garbage_collector_options=None)
+LAST_MS = 2**63 - 1
+
+
+def test_merges_without_an_operator_are_refused_at_once(wheel: Any, tmp_path: Path) -> None:
+    for how in ("db", "transaction", "batch"):
+        assert "merge operator missing" in wheel.refusal_of_merge(str(tmp_path), how)
+    db = flagstone.open("db", store=MemoryStore(), settings=QUIET)
+    transaction = db.transaction()
+    for merge in (db.merge, transaction.merge):
+        with pytest.raises(InvalidRequest, match="no merge operator"):
+            merge(b"k", b"v")
+    # What was refused is no part of the transaction.
+    transaction.put(b"a", b"1")
+    transaction.commit()
+    assert dict(db.scan()) == {b"a": b"1"}
+    batch = WriteBatch()
+    batch.merge(b"k", b"v")
+    with pytest.raises(InvalidRequest, match="no merge operator"):
+        db.write(batch)
+    db.close()
+
+    async def in_async() -> None:
+        async with (
+            await flagstone.aio.open("db", store=MemoryStore(), settings=QUIET) as other,
+            other.transaction() as tx,
+        ):
+            with pytest.raises(InvalidRequest, match="no merge operator"):
+                await tx.merge(b"k", b"v")
+
+    asyncio.run(in_async())
+
+
+def test_a_transaction_refuses_an_operand_that_the_operator_refuses() -> None:
+    with flagstone.open("db", store=MemoryStore(), settings=QUIET, merge_operator=Counter()) as db:
+        transaction = db.transaction()
+        with pytest.raises(InvalidRequest, match="refuses the operand"):
+            transaction.merge(b"k", b"not a count")
+        transaction.commit()
+        assert dict(db.scan()) == {}
+
+
+def test_flushing_a_log_that_is_switched_off_is_refused(wheel: Any, tmp_path: Path) -> None:
+    assert "WAL is disabled" in wheel.refusal_of_wal_flush(str(tmp_path))
+    with flagstone.open("db", store=MemoryStore(), settings=QUIET.replace(wal_enabled=False)) as db:
+        db.put(b"k", b"v")
+        with pytest.raises(InvalidRequest, match=r"wal_enabled is False; use flush\('memtable'\)"):
+            db.flush("wal")
+        db.flush()
+
+
+@pytest.mark.parametrize("name", [None, "", "x", "other"])
+def test_a_name_filters_checkpoints_alike(wheel: Any, tmp_path: Path, name: str | None) -> None:
+    folder = str(tmp_path)
+    wheel.apply(folder, "db", [("put", b"k", b"v"), ("flush", "memtable")])
+    admin = Admin("db", store=LocalStore(tmp_path))
+    for given in (None, "x", "", None):
+        admin.create_checkpoint(name=given)
+    theirs = wheel.named_checkpoints(folder, "db", name)
+    assert [held.name for held in admin.checkpoints(name)] == theirs
+    assert len(theirs) == {None: 4, "": 3, "x": 1, "other": 0}[name]
+
+
+@pytest.mark.parametrize("moment", [2**62, 2**62 + 1, LAST_MS - 1, LAST_MS])
+def test_an_expiry_may_be_as_late_as_the_format_can_say(wheel: Any, tmp_path: Path, moment: int) -> None:
+    store = LocalStore(tmp_path)
+    with flagstone.open("ours", store=store, settings=QUIET) as db:
+        db.put(b"k", b"v", expire_at=moment)
+        row = db.get_row(b"k", include_expired=True)
+        assert row is not None
+        assert row.expires_ms == moment
+    assert wheel.expiry_of(str(tmp_path), "ours", b"k") == moment
+    wheel.put_expiring(str(tmp_path), "theirs", b"k", moment)
+    with flagstone.open_reader("theirs", store=store, mode="latest") as reader:
+        row = reader.get_row(b"k", include_expired=True)
+        assert row is not None
+        assert row.expires_ms == moment
+
+
+@pytest.mark.parametrize("ttl_ms", [LAST_MS, LAST_MS - 1_800_000_000_000])
+def test_a_default_ttl_that_outlasts_time_means_never(ttl_ms: int) -> None:
+    with flagstone.open("db", store=MemoryStore(), settings=QUIET.replace(default_ttl_millis=ttl_ms)) as db:
+        db.put(b"k", b"v")
+        row = db.get_row(b"k")
+        assert row is not None
+        assert row.expires_ms is None or row.expires_ms > 2**62
+        db.flush()
+        assert db.get(b"k") == b"v"
+
+
+def _refused(call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except InvalidRequest:
+        return True
+    return False
+
+
+def test_a_batch_with_two_expiries_of_one_key_is_refused_by_both(wheel: Any, tmp_path: Path) -> None:
+    assert wheel.refuses_ttls(str(tmp_path), [3_600_000, 7_200_000])
+    assert not wheel.refuses_ttls(str(tmp_path), [3_600_000, 3_600_000])
+    with flagstone.open("db", store=MemoryStore(), settings=QUIET, merge_operator=Concatenate()) as db:
+        for second, refused in (("2h", True), ("60min", False)):
+            batch = WriteBatch()
+            batch.merge(b"k", b"1", ttl="1h")
+            batch.merge(b"k", b"2", ttl=second)
+            assert _refused(lambda batch=batch: db.write(batch)) is refused  # type: ignore[misc]
+
+
+def test_a_reader_without_the_extractor_is_refused_by_the_wheel_and_served_by_us(
+    wheel: Any, tmp_path: Path
+) -> None:
+    wheel.apply(str(tmp_path), "db", [("put", b"aaa1", b"v"), ("flush", "memtable")], segments=True)
+    assert "segment extractor configuration mismatch" in wheel.refusal_of_reader(str(tmp_path), "db")
+    with flagstone.open_reader("db", store=LocalStore(tmp_path), mode="latest") as reader:
+        assert dict(reader.scan()) == {b"aaa1": b"v"}
