@@ -18,6 +18,7 @@ from flagstone.types import KeyRange, Row
 
 if TYPE_CHECKING:
     import flagstone.aio as aio  # noqa: PLR0402 - in this file mypy sees no submodule by `from`
+    import flagstone.compaction as compaction  # noqa: PLR0402
     import flagstone.keys as keys  # noqa: PLR0402
     import flagstone.values as values  # noqa: PLR0402
     from flagstone.config import ReaderSettings, Settings
@@ -57,6 +58,7 @@ __all__ = [
     "WalReader",
     "WriteBatch",
     "aio",
+    "compaction",
     "keys",
     "open",
     "open_feed",
@@ -81,6 +83,7 @@ _LAZY: dict[str, tuple[str, str | None]] = {
     "WalReader": ("flagstone.wal.tail", "WalReader"),
     "WriteBatch": ("flagstone.write.batch", "WriteBatch"),
     "aio": ("flagstone.aio", None),
+    "compaction": ("flagstone.compaction", None),
     "keys": ("flagstone.keys", None),
     "open": ("flagstone.db.open", "open_database"),
     "open_feed": ("flagstone.db.feed", "open_feed"),

@@ -18,6 +18,7 @@ SCRIPTS = Path(sys.executable).parent
 PUBLIC = (
     "flagstone",
     "flagstone.aio",
+    "flagstone.compaction",
     "flagstone.config",
     "flagstone.keys",
     "flagstone.spark",

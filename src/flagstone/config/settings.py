@@ -302,10 +302,14 @@ class Settings(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderSettings(Section):
-    """The settings of a reader. A managed checkpoint must outlive two polls, or it could lapse in between."""
+    """The settings of a reader. A managed checkpoint must outlive two polls, or it could lapse in between.
+
+    With `checkpoint_lifetime` None it never expires. The reader still deletes it when it closes; after a crash it
+    stays, and keeps its tables, until an operator deletes it.
+    """
 
     manifest_poll_interval: timedelta = duration("10s")
-    checkpoint_lifetime: timedelta = duration("600s", minimum="1s")
+    checkpoint_lifetime: timedelta | None = duration("600s", minimum="1s", optional=True)
     max_memtable_bytes: int = integer(64 * _MIB, minimum=1)
     skip_wal_replay: bool = boolean(False)
     object_store_cache_options: ObjectStoreCacheOptions = section(ObjectStoreCacheOptions())
@@ -314,7 +318,10 @@ class ReaderSettings(Section):
     meta_cache_bytes: int = integer(128 * _MIB, ours=True)
 
     def check(self) -> None:
-        if self.checkpoint_lifetime < 2 * self.manifest_poll_interval:
+        if (
+            self.checkpoint_lifetime is not None
+            and self.checkpoint_lifetime < 2 * self.manifest_poll_interval
+        ):
             raise SettingRefused(
                 "checkpoint_lifetime",
                 f"{self.checkpoint_lifetime} is out of range; choose {2 * self.manifest_poll_interval} "

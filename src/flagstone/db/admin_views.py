@@ -228,7 +228,9 @@ class AdminViews:
             segment_extractor=segment_extractor,
         )
 
-    def destroy(self, soft: bool = False, *, grace: timedelta | str = GRACE, dry_run: bool = False) -> Destruction:
+    def destroy(
+        self, soft: bool = False, *, grace: timedelta | str = GRACE, dry_run: bool = False
+    ) -> Destruction:
         """Delete the database and release what it borrowed: now, or with `soft` by garbage collection after `grace`.
 
         From here on we refuse to open it, and whoever has it open for writing is replaced. Deleting now is refused

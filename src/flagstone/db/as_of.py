@@ -43,7 +43,7 @@ class FrozenPin:
         checkpoint: Checkpoint | None,
         *,
         mode: str,
-        lifetime: timedelta,
+        lifetime: timedelta | None,
         clock: Clock,
         tend: Callable[[], None] = lambda: None,
     ) -> None:
@@ -59,7 +59,7 @@ class FrozenPin:
         """The same manifest again. Raises `InvalidRequest` when its checkpoint is gone."""
         self._tend()
         held = self._checkpoint
-        if held is not None and held.expires_s is not None:
+        if held is not None and held.expires_s is not None and self._lifetime is not None:
             half_life_s = self._lifetime.total_seconds() / 2
             if self._clock.now_ms() / 1000 >= held.expires_s - half_life_s:
                 self._checkpoint = checkpoints.refresh_checkpoint(
@@ -204,7 +204,7 @@ class FormerState:
         self._ids = ids
 
     def open(
-        self, follow: Follow, tail: LogTail, *, only: UUID | None, lifetime: timedelta, hold: bool
+        self, follow: Follow, tail: LogTail, *, only: UUID | None, lifetime: timedelta | None, hold: bool
     ) -> Following:
         """A reader's state at the moment; `hold` pins it for as long as the reader is open.
 
@@ -236,7 +236,7 @@ class FormerState:
             following.close()
         raise Unavailable("the database is flushed faster than a former state can be read; try again")
 
-    def _held(self, base: Base, lifetime: timedelta) -> tuple[Checkpoint, Manifest]:
+    def _held(self, base: Base, lifetime: timedelta | None) -> tuple[Checkpoint, Manifest]:
         checkpoint, written = checkpoints.create_checkpoint(
             self._manifests, clock=self._clock, ids=self._ids, lifetime=lifetime, source=base.checkpoint
         )

@@ -149,7 +149,7 @@ class AsyncDb(AsyncReads):
     # -- operating ----------------------------------------------------------------------------------------
 
     async def flush(self, kind: Literal["memtable", "wal"] = "memtable") -> None:
-        """Wait until everything written so far is in the log ("wal"), or also in tables ("memtable"); see `Db.flush`."""
+        """Wait until everything written so far is in the log ("wal"), or also in tables; see `Db.flush`."""
         await asyncio.to_thread(self._reads.flush, kind)
 
     async def checkpoint(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from flagstone.config import Settings
@@ -10,6 +11,8 @@ from flagstone.format.filter import BloomPolicy, PrefixExtractor
 from flagstone.lsm.compaction_filter import CompactionFilterFactory
 from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.lsm.segments import SegmentExtractor
+from flagstone.maintenance.compaction.picker import Scheduler
+from flagstone.maintenance.compaction.task import Executor
 from flagstone.runtime.clock import Clock
 from flagstone.runtime.ids import Ids
 from flagstone.runtime.metrics import Metrics
@@ -35,6 +38,9 @@ class Environment:
     extractor: SegmentExtractor | None = None
     prefix_extractor: PrefixExtractor | None = None
     compaction_filter: CompactionFilterFactory | None = None
+    scheduler: Scheduler | None = None
+    executor: Executor | None = None
+    compaction_pool: ThreadPoolExecutor | None = None
 
     @property
     def table_options(self) -> TableOptions:

@@ -18,7 +18,9 @@ from flagstone.errors import Closed, Unavailable
 from flagstone.maintenance.compaction.board import Board
 from flagstone.maintenance.compaction.compactor import Compactor
 from flagstone.maintenance.compaction.executor import LocalExecutor
+from flagstone.maintenance.compaction.pooled import PooledExecutor
 from flagstone.maintenance.compaction.role import release_taken_role
+from flagstone.maintenance.compaction.task import Executor
 from flagstone.maintenance.gc.collector import Collector
 from flagstone.maintenance.gc.options import kind_options
 from flagstone.maintenance.gc.report import GarbageReport
@@ -143,6 +145,14 @@ def local_executor(env: Environment, options: CompactionWorkerOptions) -> LocalE
     )
 
 
+def _executor(env: Environment, options: CompactionWorkerOptions) -> Executor:
+    """What merges: the one of the user, or ours, perhaps in threads of the user."""
+    if env.executor is not None:
+        return env.executor
+    merging = local_executor(env, options)
+    return merging if env.compaction_pool is None else PooledExecutor(merging, env.compaction_pool)
+
+
 def _compactor(host: Host, publish: Callable[[Versioned[Manifest]], None]) -> Compactor | None:
     env = host.env
     options = env.settings.compactor_options
@@ -165,7 +175,8 @@ def _compactor(host: Host, publish: Callable[[Versioned[Manifest]], None]) -> Co
         board,
         coordinate=options,
         work=options.worker,
-        executor=None if options.worker is None else local_executor(env, options.worker),
+        executor=None if options.worker is None else _executor(env, options.worker),
+        scheduler=env.scheduler,
         clock=env.clock,
         ids=env.ids,
         metrics=env.metrics,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 from flagstone.config import Settings
 from flagstone.db.cache_preload import CachePreload, plan_preload
@@ -17,6 +18,9 @@ from flagstone.format.filter import PrefixExtractor
 from flagstone.lsm.compaction_filter import CompactionFilterFactory
 from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.lsm.segments import SegmentExtractor
+from flagstone.maintenance.compaction.picker import Scheduler
+from flagstone.maintenance.compaction.pooled import check_compactor_parts
+from flagstone.maintenance.compaction.task import Executor
 from flagstone.metadata.stores import ManifestStore
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.ids import SYSTEM_IDS, Ids
@@ -44,6 +48,8 @@ def open_database(
     segment_extractor: SegmentExtractor | None = None,
     prefix_extractor: PrefixExtractor | None = None,
     compaction_filter: CompactionFilterFactory | None = None,
+    scheduler: Scheduler | None = None,
+    executor: Executor | ThreadPoolExecutor | None = None,
     create: bool = True,
     clock: Clock = SYSTEM_CLOCK,
     ids: Ids = SYSTEM_IDS,
@@ -54,7 +60,10 @@ def open_database(
     inside that store. `wal_store` keeps the log elsewhere, for instance on a store with lower latency.
     `prefix_extractor` adds the prefixes of keys to the filters of tables, so that `scan(prefix=…)` passes over tables
     without that prefix; tables made with another one, or none, are read as if they might have it.
-    `compaction_filter` makes a filter for every compaction that this process does.
+    `compaction_filter` makes a filter for every compaction that this process does. `scheduler` decides what the
+    embedded compactor merges, instead of the size-tiered choice; what it proposes is checked, and dropped with a
+    warning where it makes no sense. `executor` does the merging: an `Executor`, or a `ThreadPoolExecutor` in which ours
+    runs, so that several databases share a limited number of threads; the caller shuts it down, after the database.
 
     Raises:
         InvalidRequest: there is no database and `create` is False, or an argument does not fit it.
@@ -66,6 +75,7 @@ def open_database(
     if not root:
         raise InvalidRequest(f"{os.fspath(path)!r} names a whole store; a database needs a path inside it")
     settings = settings or Settings()
+    merging, threads = check_compactor_parts(settings, scheduler, executor)
     metrics, paths, pool = Metrics(), DbPaths(root), shared_pool()
     main = _dressed(found, metrics, clock, ids)
     env = Environment(
@@ -83,6 +93,9 @@ def open_database(
         extractor=segment_extractor,
         prefix_extractor=prefix_extractor,
         compaction_filter=compaction_filter,
+        scheduler=scheduler,
+        executor=merging,
+        compaction_pool=threads,
     )
     manifests = ManifestStore(env.store, paths, metrics=metrics, clock=clock, ids=ids)
     opened = open_for_writing(

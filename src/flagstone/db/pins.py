@@ -115,12 +115,14 @@ class ManagedPin:
 
     The checkpoint moves when the tables change, is refreshed at half its life, and is made anew when an outage was
     longer than that life. One that a running scan still needs stays until the scan is over. A crash leaves them
-    behind, and they expire.
+    behind, and they expire; with `lifetime` None they never do, and must be deleted by hand.
     """
 
     mode = "managed"
 
-    def __init__(self, manifests: ManifestStore, *, lifetime: timedelta, clock: Clock, ids: Ids) -> None:
+    def __init__(
+        self, manifests: ManifestStore, *, lifetime: timedelta | None, clock: Clock, ids: Ids
+    ) -> None:
         self._manifests = manifests
         self._lifetime = lifetime
         self._clock = clock
@@ -137,7 +139,7 @@ class ManagedPin:
             return self._create()
         checkpoint, pinned = self._held
         if latest.value.checkpoint(checkpoint.id) is None:
-            _log.warning("making a new checkpoint: the old one expired id=%s", checkpoint.id)
+            _log.warning("making a new checkpoint: the old one expired or was deleted id=%s", checkpoint.id)
             return self._create()
         if not same_data(pinned, latest.value):
             return self._move(checkpoint)
@@ -157,14 +159,18 @@ class ManagedPin:
         return lent
 
     def release(self) -> None:
-        """Delete the checkpoints. A store that does not answer keeps them until they expire."""
+        """Delete the checkpoints. A store that does not answer keeps them until they expire, if they do."""
         held = [] if self._held is None else [self._held[0]]
         held += [checkpoint for checkpoint, _ in self._outlived]
         self._held, self._outlived = None, []
         try:
             self._delete(held)
         except Unavailable as error:
-            _log.warning("left checkpoints to expire ids=%s error=%s", [entry.id for entry in held], error)
+            ids = [str(entry.id) for entry in held]
+            if self._lifetime is None:
+                _log.error("left checkpoints that never expire; delete them: ids=%s error=%s", ids, error)
+            else:
+                _log.warning("left checkpoints to expire ids=%s error=%s", ids, error)
 
     def status(self) -> dict[str, Any]:
         checkpoint = None if self._held is None else self._held[0]
@@ -208,11 +214,10 @@ class ManagedPin:
         self._outlived = kept
 
     def _is_due(self, checkpoint: Checkpoint) -> bool:
+        if checkpoint.expires_s is None or self._lifetime is None:
+            return False
         half_life_s = self._lifetime.total_seconds() / 2
-        return (
-            checkpoint.expires_s is not None
-            and self._clock.now_ms() / 1000 >= checkpoint.expires_s - half_life_s
-        )
+        return self._clock.now_ms() / 1000 >= checkpoint.expires_s - half_life_s
 
     def _refreshed(self, checkpoint: Checkpoint) -> Checkpoint:
         return checkpoints.refresh_checkpoint(

@@ -99,7 +99,7 @@ def replace_checkpoint(
     *,
     clock: Clock,
     ids: Ids,
-    lifetime: timedelta,
+    lifetime: timedelta | None,
 ) -> tuple[Checkpoint, Versioned[Manifest]]:
     """Move a reader's pin to the current state in one manifest version: the old one goes, a new one comes."""
     checkpoint_id = ids.uuid()

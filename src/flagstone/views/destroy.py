@@ -108,7 +108,9 @@ class Destroyer:
         self._manifests = ManifestStore(store, paths, clock=clock, ids=ids)
         self._unreleased: list[str] = []
 
-    def destroy(self, *, soft: bool = False, grace: timedelta | str = GRACE, dry_run: bool = False) -> Destruction:
+    def destroy(
+        self, *, soft: bool = False, grace: timedelta | str = GRACE, dry_run: bool = False
+    ) -> Destruction:
         """Delete the database now, or with `soft` after the grace period, by garbage collection.
 
         With `dry_run` nothing changes; `deleted` then names what would be. Destroying again finishes what was begun; a

@@ -40,6 +40,7 @@ class SizeTieredScheduler:
         self._options = options
 
     def plan(self, manifest: Manifest, compactions: Compactions) -> list[TieredSpec]:
+        """See `Scheduler.plan`."""
         return plan_compactions(manifest, compactions, self._options)
 
 
