@@ -51,6 +51,7 @@ class AsyncReads:
     ) -> Row | None:
         """The row of `key` with its sequence number and times, or None."""
         checked, tables = self._reads._place.check_key(key), self._reads._place.tables
+        self._reads._place.gets += 1
         found, seq = await self._read(
             lambda view, seq: drivers.get_async(tables, view, checked, seq),
             durable_only=durable_only,
@@ -69,6 +70,7 @@ class AsyncReads:
         """The values of many keys in their order, at one moment. Keys share blocks and requests."""
         place = self._reads._place
         checked, tables = place.check_keys(keys), place.tables
+        place.gets += len(checked)
         found, seq = await self._read(
             lambda view, seq: drivers.multi_get_async(tables, view, checked, seq),
             durable_only=durable_only,

@@ -13,6 +13,7 @@ from flagstone.db.as_of import check_kept
 from flagstone.db.engine import Engine
 from flagstone.db.exit import UnclosedWriter, watch
 from flagstone.db.reading import ReadPlace, Reads
+from flagstone.db.reporting import EngineReport
 from flagstone.db.status import describe
 from flagstone.db.timeouts import Timeout, deadline_ms
 from flagstone.db.transaction import Snapshot, Transaction
@@ -42,10 +43,11 @@ class Db(Reads):
         self._engine = engine
         self._state = engine.state
         self._durability = engine.durability
+        self._report = EngineReport(engine)
         self._place = ReadPlace(
             engine.views.tables,
             clock=engine.env.clock,
-            merge_operator=engine.env.merge_operator,
+            merge_operator=engine.env.counted_operator("read"),
             refresh=engine.refresh,
             view=lambda: engine.view,
             retained_seq=lambda: engine.manifest.value.recent_snapshot_min_seq,
@@ -190,6 +192,7 @@ class Db(Reads):
                         return default
                     if type(found) is tuple and found[2] == VALUE and found[5] is None:
                         return found[3]  # type: ignore[no-any-return]
+                self._place.gets -= 1  # the memtable has counted this read, and the long way counts it, too
         return super().get(
             key, default, durable_only=durable_only, dirty=dirty, include_expired=include_expired
         )
@@ -247,6 +250,7 @@ class Db(Reads):
 
         """
         self._engine.check_open()
+        self._report.flush_requested(kind)
         match kind:
             case "wal" if not self._engine.env.settings.wal_enabled:
                 raise InvalidRequest("there is no WAL to flush: wal_enabled is False; use flush('memtable')")
@@ -276,6 +280,7 @@ class Db(Reads):
         if scope not in ("all", "durable"):
             raise InvalidRequest(f"the scope of a checkpoint is 'all' or 'durable', not {scope!r}")
         lifetime = checkpoints.check_lifetime(lifetime)
+        self._report.checkpoint_requested()
         if scope == "all" and source is None:
             engine.flush_all()
         created, written = checkpoints.create_checkpoint(
@@ -296,8 +301,7 @@ class Db(Reads):
 
     def metrics(self) -> dict[str, Any]:
         """All metrics under SlateDB's names."""
-        self._engine.views.tables.report()
-        self._engine.committer.report()
+        self._report.update(gets=self._place.gets, scans=self._place.scans)
         return self._engine.env.metrics.as_dict()
 
     def manifest(self) -> Manifest:
@@ -316,6 +320,8 @@ class Db(Reads):
         that is open when the interpreter exits is flushed then, for up to ten seconds. A killed process loses what
         was not durable.
         """
+        if not self.closed:
+            self._report.flush_requested("memtable")
         try:
             self._engine.close()
         except Exception:

@@ -114,7 +114,7 @@ class Engine:
                 paused=self._on_upload_paused,
             ),
             options=options,
-            merge_operator=env.merge_operator,
+            merge_operator=env.counted_operator("flush"),
             extractor=env.extractor,
             wal_enabled=settings.wal_enabled,
             l0_max_ssts=settings.l0_max_ssts,
@@ -130,6 +130,8 @@ class Engine:
             self, self._loads, interval_s=settings.manifest_poll_interval.total_seconds()
         )
         self._follower_hurries = False
+        self._refreshes = env.metrics.counter("slatedb.memtable_flush.manifest_refresh_count")
+        self._refreshes.add()  # the one that opened the database
         self._wal_at_freeze = opened.fence_id
         self._adopting = Lock()
         self.maintenance: Maintenance = Maintenance(self)
@@ -191,6 +193,7 @@ class Engine:
     def poll(self) -> bool:
         """`refresh` for whoever asks again and again; whether there was anything new."""
         latest = self.manifests.poll()
+        self._refreshes.add()
         self.fence.check(latest.value)
         news = latest.id > self.manifest.id
         self.adopt(latest)

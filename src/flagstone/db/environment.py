@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Literal
 
 from flagstone.config import Settings
 from flagstone.format.codec import Codec
 from flagstone.format.filter import BloomPolicy, PrefixExtractor
 from flagstone.lsm.compaction_filter import CompactionFilterFactory
+from flagstone.lsm.counting_operator import CountingOperator
 from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.lsm.segments import SegmentExtractor
 from flagstone.maintenance.compaction.picker import Scheduler
 from flagstone.maintenance.compaction.task import Executor
+from flagstone.runtime import metric_names
 from flagstone.runtime.clock import Clock
 from flagstone.runtime.ids import Ids
 from flagstone.runtime.metrics import Metrics
@@ -41,6 +44,13 @@ class Environment:
     scheduler: Scheduler | None = None
     executor: Executor | None = None
     compaction_pool: ThreadPoolExecutor | None = None
+
+    def counted_operator(self, path: Literal["read", "flush", "compact"]) -> MergeOperator | None:
+        """The merge operator, counting the operands it folds under that path."""
+        if self.merge_operator is None:
+            return None
+        counter = self.metrics.counter(metric_names.MERGE_OPERATOR_OPERANDS, path=path)
+        return CountingOperator(self.merge_operator, counter.add)
 
     @property
     def table_options(self) -> TableOptions:

@@ -136,7 +136,7 @@ def local_executor(env: Environment, options: CompactionWorkerOptions) -> LocalE
         max_subcompactions=options.max_subcompactions,
         max_fetch_tasks=options.max_fetch_tasks,
         bytes_to_fetch=options.bytes_to_fetch,
-        merge_operator=env.merge_operator,
+        merge_operator=env.counted_operator("compact"),
         compaction_filter=env.compaction_filter,
         pool=env.pool,
         ids=env.ids,

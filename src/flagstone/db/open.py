@@ -82,7 +82,7 @@ def open_database(
         store=main,
         wal_store=main
         if wal_store is None
-        else _dressed(resolve_wal_store(wal_store, main, store_options), metrics, clock, ids),
+        else _dressed(resolve_wal_store(wal_store, main, store_options), metrics, clock, ids, "wal"),
         paths=paths,
         settings=settings,
         clock=clock,
@@ -120,11 +120,13 @@ def open_database(
     return Db(engine) if opened.key_ranges is None else ProjectedDb(engine)
 
 
-def _dressed(store: ObjectStore, metrics: Metrics, clock: Clock, ids: Ids) -> ObjectStore:
+def _dressed(
+    store: ObjectStore, metrics: Metrics, clock: Clock, ids: Ids, store_type: str = "main"
+) -> ObjectStore:
     """The store with retries and counters, whatever it came with."""
     patient = (
         store
         if isinstance(store, RetryingStore)
         else RetryingStore(store, clock=clock, ids=ids, metrics=metrics)
     )
-    return CountingStore(patient, component="db", metrics=metrics)
+    return CountingStore(patient, component="db", store_type=store_type, metrics=metrics)

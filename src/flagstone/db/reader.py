@@ -16,6 +16,7 @@ from flagstone.db.exit import UnclosedReader, watch
 from flagstone.db.following import Following, LogTail
 from flagstone.db.pins import FixedPin, LatestPin, ManagedPin, Pin
 from flagstone.db.reading import ReadPlace, Reads
+from flagstone.db.reporting import RequestReport
 from flagstone.db.views import Views
 from flagstone.errors import InvalidRequest
 from flagstone.lsm.merge_operator import MergeOperator
@@ -63,6 +64,7 @@ class DbReader(Reads):
     ) -> None:
         self._following = following
         self._metrics = metrics
+        self._report = RequestReport(metrics)
         self._place = ReadPlace(
             following.views.tables,
             clock=clock,
@@ -90,6 +92,7 @@ class DbReader(Reads):
     def metrics(self) -> dict[str, Any]:
         """All metrics under SlateDB's names."""
         self._place.tables.report()
+        self._report.update_reads(gets=self._place.gets, scans=self._place.scans)
         return self._metrics.as_dict()
 
     def manifest(self) -> Manifest:

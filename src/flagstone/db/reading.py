@@ -44,11 +44,13 @@ class ReadPlace:
     __slots__ = (
         "__weakref__",  # all that read hold it: see `flagstone.db.exit`
         "clock",
+        "gets",
         "key_ranges",
         "merge_operator",
         "prefix_extractor",
         "refresh",
         "retained_seq",
+        "scans",
         "tables",
         "view",
     )
@@ -73,6 +75,9 @@ class ReadPlace:
         self.retained_seq: Callable[[], int] = retained_seq
         self.prefix_extractor: PrefixExtractor | None = prefix_extractor
         self.key_ranges: KeyRanges | None = key_ranges
+        # How often rows and ranges were asked for. Without a lock: threads may lose a count when they collide.
+        self.gets: int = 0
+        self.scans: int = 0
 
     def check_key(self, key: bytes) -> bytes:
         """The key, if it is one and can be in this database. Otherwise raises `InvalidRequest`."""
@@ -157,6 +162,7 @@ class Reads:
     ) -> Row | None:
         """The row of `key` with its sequence number and times, or None."""
         checked = self._place.check_key(key)
+        self._place.gets += 1
         found, seq = self._read(
             lambda view, seq: drivers.get(self._place.tables, view, checked, seq),
             durable_only=durable_only,
@@ -174,6 +180,7 @@ class Reads:
     ) -> list[bytes | None]:
         """The values of many keys in their order, at one moment. Keys share blocks and requests."""
         checked = self._place.check_keys(keys)
+        self._place.gets += len(checked)
         found, seq = self._read(
             lambda view, seq: drivers.multi_get(self._place.tables, view, checked, seq),
             durable_only=durable_only,
@@ -204,6 +211,7 @@ class Reads:
         keys = self._place.check_range(start, stop, prefix)
         if limit is not None and limit < 0:
             raise InvalidRequest(f"limit is {limit}; a scan gives 0 rows or more")
+        self._place.scans += 1
         view, seq = self._look(durable_only=durable_only, dirty=dirty)
         return Scan(
             self._place.tables,
@@ -240,6 +248,7 @@ class Reads:
         from flagstone.read.arrow import scan_arrow  # noqa: PLC0415
 
         keys = self._place.check_range(start, stop, prefix)
+        self._place.scans += 1
         view, seq = self._look(durable_only=False, dirty=False)
         request = ScanRequest(
             keys=keys,

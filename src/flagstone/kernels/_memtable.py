@@ -137,6 +137,7 @@ class Memtable:
     keys: cython.Py_ssize_t
     entries: cython.Py_ssize_t
     total_bytes: cython.Py_ssize_t
+    lookups: cython.Py_ssize_t
     largest_seq: cython.ulonglong
     order: tuple
     has_merges: cython.bint
@@ -149,7 +150,7 @@ class Memtable:
         self.chunk = bytearray()
         self.chunk_used = self.chunk_size = 0
         self.slots = array("Q", bytes(8 * 256))
-        self.keys = self.entries = self.total_bytes = 0
+        self.keys = self.entries = self.total_bytes = self.lookups = 0
         self.largest_seq = 0
         # (sorted runs, chunk and offset up to which anchors are in them), replaced as a whole.
         self.order = ((), 0, 0)
@@ -163,6 +164,10 @@ class Memtable:
     def size(self) -> int:
         """Bytes occupied by rows and their headers."""
         return self.total_bytes
+
+    def asked(self) -> int:
+        """How often `get_value` was called. Counted here because here it costs nothing."""
+        return self.lookups
 
     def merges(self) -> bool:
         """Whether any row is a merge operand."""
@@ -327,6 +332,7 @@ class Memtable:
         )
         data: cython.p_const_uchar
         at: cython.Py_ssize_t
+        self.lookups += 1
         if entry == 0:
             return None
         data = self._chunk_of(entry)

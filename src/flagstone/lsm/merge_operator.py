@@ -95,4 +95,5 @@ def check_operand(operator: MergeOperator | None, key: bytes, operand: bytes) ->
 
 
 def _note(operator: MergeOperator, key: bytes) -> str:
-    return f"raised by the merge operator {type(operator).__name__} for key {key!r}"
+    named = type(getattr(operator, "counted", operator)).__name__
+    return f"raised by the merge operator {named} for key {key!r}"

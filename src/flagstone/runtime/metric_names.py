@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from flagstone.runtime.metrics import Metrics
+
 DB_REQUEST_COUNT: Final = "slatedb.db.request_count"  # op: get, scan, flush
 DB_WRITE_OPS: Final = "slatedb.db.write_ops"
 DB_WRITE_BATCH_COUNT: Final = "slatedb.db.write_batch_count"
@@ -79,3 +81,31 @@ SLATEDB_NAMES: Final = frozenset(
     value for value in list(globals().values()) if isinstance(value, str) and value.startswith("slatedb.")
 )
 """All of the above."""
+
+
+_LABELLED: Final[dict[str, list[dict[str, str]]]] = {
+    DB_SST_FILTER_POSITIVE_COUNT: [{"kind": kind} for kind in ("point", "prefix", "range")],
+    DB_SST_FILTER_NEGATIVE_COUNT: [{"kind": kind} for kind in ("point", "prefix", "range")],
+    DB_SST_FILTER_FALSE_POSITIVE_COUNT: [{"kind": kind} for kind in ("point", "prefix", "range")],
+    DB_CACHE_ACCESS_COUNT: [
+        {"entry_kind": kind, "result": result}
+        for kind in ("filter", "index", "data_block", "stats")
+        for result in ("hit", "miss")
+    ],
+    DB_CACHE_ERROR_COUNT: [{}],
+    COMPACTOR_EXPIRED_ENTRIES_PURGED: [{"entry_type": kind} for kind in ("value", "merge")],
+    GC_DELETED_COUNT: [
+        {"resource": kind} for kind in ("manifest", "wal", "wal_fence", "compacted", "compactions", "detach")
+    ],
+    MEMTABLE_FLUSH_MANIFEST_REFRESH_COUNT: [{}],
+    MERGE_OPERATOR_OPERANDS: [{"path": path} for path in ("read", "flush", "compact")],
+}
+
+
+def register(metrics: Metrics) -> None:
+    """Let the counters that may stay at zero for long appear from the beginning, as SlateDB's do."""
+    for name, labels in _LABELLED.items():
+        for each in labels:
+            metrics.counter(name, **each)
+    for resource in ("manifest", "compactions"):
+        metrics.gauge(GC_VERSION_COUNT, resource=resource)

@@ -75,6 +75,11 @@ class Counter:
         with self._lock:
             self._value += n
 
+    def raise_to(self, total: int) -> None:
+        """Take over a total that is counted elsewhere. It never falls."""
+        with self._lock:
+            self._value = max(self._value, total)
+
     @property
     def value(self) -> int:
         return self._value

@@ -40,7 +40,24 @@ OPERATIONS: Final = {
     "delete": "delete",
     "delete_many": "delete",
 }
-"""Verb of the port (the label `api`) -> kind of request (the label `op`)."""
+"""Verb of the port -> kind of request, as stores charge for it."""
+
+_SLATEDB_LABELS: Final = {
+    "get": ("get", "get"),
+    "get_if_changed": ("get", "get"),
+    "get_range": ("get", "get_range"),
+    "get_ranges": ("get", "get_ranges"),
+    "get_tail": ("get", "get_range"),
+    "head": ("get", "head"),
+    "list": ("get", "list"),
+    "put": ("put", "put"),
+    "put_if_absent": ("put", "put"),
+    "put_if_match": ("put", "put"),
+    "copy": ("put", "copy"),
+    "delete": ("delete", "delete"),
+    "delete_many": ("delete", "delete"),
+}
+"""Verb of the port -> the labels `op` and `api` of SlateDB's metrics."""
 
 
 class Totals(TypedDict):
@@ -77,12 +94,12 @@ class CountingStore:
         registry = metrics or Metrics()
         labels = {"component": component, "store_type": store_type}
         self._instruments = {
-            api: (
+            verb: (
                 registry.counter("slatedb.object_store.request_count", **labels, op=op, api=api),
                 registry.counter("slatedb.object_store.error_count", **labels, op=op, api=api),
                 registry.histogram("slatedb.object_store.request_duration_seconds", **labels, op=op, api=api),
             )
-            for api, op in OPERATIONS.items()
+            for verb, (op, api) in _SLATEDB_LABELS.items()
         }
         self._bytes = {
             (op, direction): registry.counter(

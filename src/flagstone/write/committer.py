@@ -34,6 +34,7 @@ from flagstone.write.durability import DurabilityTracker, WriteHandle
 from flagstone.write.memtables import LogSpan, Memtables
 from flagstone.write.segment_gate import KeyGate
 from flagstone.write.state import State, WriterState
+from flagstone.write.write_counts import WriteCounts
 
 _LONGEST_CLOCK_SLEEP_S: Final = 10.0
 _POINT_EVERY_MS: Final = 60_000
@@ -86,10 +87,7 @@ class Committer:
         # The size of the active memtable at which there is something to do besides taking the row.
         self._act_at_bytes = 0
         self._plan_next_act()
-        # Rows that replay found are not writes of this process.
-        self._rows_counted = len(state.now.memtables.active)
-        self._write_ops = metrics.counter("slatedb.db.write_ops")
-        self._batches = metrics.counter("slatedb.db.write_batch_count")
+        self._counts = WriteCounts(metrics, state.now.memtables, last_seq=durability.last_seq)
         self._pauses = metrics.counter("slatedb.db.backpressure_count")
 
     @property
@@ -192,7 +190,6 @@ class Committer:
                         self._act(size)
                     break
             self._wait_until_writable()
-        self._batches.add()
         if durability.committed_seq < seq and not synchronous:
             durability.wait_committed(seq)
         return WriteHandle(durability, Seq(seq), now_ms)
@@ -202,9 +199,7 @@ class Committer:
     def report(self) -> None:
         """Bring the write counters up to date. Rows are counted in the memtables, where counting costs nothing."""
         with self.lock:
-            written = self._without_cut_off_rows().memtables.rows
-            counted, self._rows_counted = self._rows_counted, written
-        self._write_ops.add(written - counted)
+            self._counts.report(self._without_cut_off_rows().memtables, self.durability.last_seq)
 
     def seal_log(self) -> tuple[list[LogSpan], int]:
         """What the next WAL file must hold, and the last sequence number in it. Batches are never cut."""
@@ -237,7 +232,9 @@ class Committer:
         """
         with self.lock:
             self.conflicts.record_load(seq, ranges)
+            before = self.durability.last_seq
             self.durability.skip_to(seq)
+            self._counts.skipped(self.durability.last_seq - before)
 
     def note_logged(self, wal_id: WalId) -> None:
         """The WAL has one more file."""

@@ -104,6 +104,8 @@ class Flusher:
         self.pause: Pause | None = None
         """Why the oldest memtable is not being uploaded; None when nothing holds it up."""
         self._flushes = metrics.counter("slatedb.db.immutable_memtable_flushes")
+        self._uploads = metrics.counter("slatedb.memtable_flush.l0_upload_count")
+        self._l0_flushes = metrics.counter("slatedb.memtable_flush.l0_flush_count")
         self._flush_bytes = metrics.counter("slatedb.db.l0_flush_bytes")
         self._stalls = {
             kind: metrics.counter("slatedb.db.l0_stall_count", type=kind)
@@ -204,6 +206,7 @@ class Flusher:
             table = SsTable(_ulid_at(id_ms, self._ids), built.info)
             self._target.upload(table.id, built)
             self._flush_bytes.add(len(built.data))
+            self._uploads.add()
             uploaded.append((prefix, table))
         return tuple(uploaded)
 
@@ -222,6 +225,7 @@ class Flusher:
         )
         self._target.commit(flush, frozen)
         self._flushes.add()
+        self._l0_flushes.add()
 
 
 def _ulid_at(time_ms: int, ids: Ids) -> Ulid:

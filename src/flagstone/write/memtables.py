@@ -47,7 +47,8 @@ class Memtables:
     """The active memtable, the frozen ones (newest first, as reads want them), and how far each is in the WAL.
 
     `unlogged` has every memtable with rows that are not in the WAL, oldest first, with the position from which on;
-    the active one is always its last. `rows_before` counts the rows of all former active memtables.
+    the active one is always its last. `rows_before` and `bytes_before` count what was in all former active memtables,
+    `bytes_logged` what is in the WAL, `freezes` the former memtables, and `lookups_before` the reads of dropped ones.
     """
 
     active: kernel.Memtable = field(default_factory=kernel.Memtable)
@@ -55,6 +56,10 @@ class Memtables:
     points: SequenceTracker = field(default_factory=SequenceTracker)
     unlogged: tuple[tuple[kernel.Memtable, LogPosition], ...] = ()
     rows_before: int = 0
+    bytes_before: int = 0
+    bytes_logged: int = 0
+    freezes: int = 0
+    lookups_before: int = 0
 
     @property
     def unflushed_bytes(self) -> int:
@@ -65,6 +70,17 @@ class Memtables:
     def rows(self) -> int:
         """All rows that were ever written to the active memtables."""
         return self.rows_before + len(self.active)
+
+    @property
+    def written_bytes(self) -> int:
+        """What those rows occupied."""
+        return self.bytes_before + self.active.size()
+
+    @property
+    def lookups(self) -> int:
+        """How many point reads asked a memtable first. Reads of an old view may ask a dropped one, uncounted."""
+        held: int = sum(table.asked() for table in self.tables())
+        return self.lookups_before + held
 
     def tables(self) -> tuple[Any, ...]:
         """All memtables, newest first."""
@@ -82,16 +98,22 @@ class Memtables:
             SequenceTracker(),
             (*self._unlogged(), (active, START)),
             self.rows_before + len(self.active),
+            self.written_bytes,
+            self.bytes_logged,
+            self.freezes + 1,
+            self.lookups_before,
         )
 
     def without(self, flushed: FrozenMemtable) -> Memtables:
         """The rows of the oldest frozen memtable are in L0 now."""
         assert self.frozen[-1] is flushed, "memtables are flushed in the order they were frozen"
-        return replace(self, frozen=self.frozen[:-1])
+        lookups = self.lookups_before + flushed.table.asked()
+        return replace(self, frozen=self.frozen[:-1], lookups_before=lookups)
 
     def logged(self) -> Memtables:
         """All rows so far are in the WAL, or on their way into it."""
-        return replace(self, unlogged=((self.active, self.active.position()),))
+        logged = ((self.active, self.active.position()),)
+        return replace(self, unlogged=logged, bytes_logged=self.written_bytes)
 
     def spans(self) -> list[LogSpan]:
         """The rows that the next WAL file must hold."""
@@ -105,7 +127,8 @@ class Memtables:
         """The same rows without those above `last_seq`, which a write that was cut off has left in the active one."""
         active = self.active.copy_through(last_seq)
         *older, (_, start) = self._unlogged()
-        return replace(self, active=active, unlogged=(*older, (active, start)))
+        lookups = self.lookups_before + self.active.asked()
+        return replace(self, active=active, unlogged=(*older, (active, start)), lookups_before=lookups)
 
     def _unlogged(self) -> tuple[tuple[kernel.Memtable, LogPosition], ...]:
         return self.unlogged or ((self.active, START),)

@@ -83,7 +83,7 @@ class LocalExecutor:
         threads = 0 if self._pool.max_workers == 0 else max_subcompactions
         self._ranges = IoPool(max_workers=threads, name="flagstone-merge")
         registry = metrics or Metrics(clock=clock)
-        self._purged = registry.counter(metric_names.COMPACTOR_EXPIRED_ENTRIES_PURGED)
+        self._purged = registry.counter(metric_names.COMPACTOR_EXPIRED_ENTRIES_PURGED, entry_type="value")
         self._seconds = registry.histogram(MERGE_SECONDS)
         self._rows = registry.counter(ROWS_WRITTEN)
 

@@ -75,7 +75,8 @@ def test_expired_rows_are_counted() -> None:
     rig = Rig()
     rig.set_sources([[row(b"a", 2, expires_ms=50), row(b"b", 1, expires_ms=51)]], min_seq=9, clock_ms=50)
     assert [kept[0] for kept in rig.rows(rig.run())] == [b"b"]
-    assert rig.metrics.as_dict()[metric_names.COMPACTOR_EXPIRED_ENTRIES_PURGED] == 1
+    purged = f"{metric_names.COMPACTOR_EXPIRED_ENTRIES_PURGED}{{entry_type=value}}"
+    assert rig.metrics.as_dict()[purged] == 1
 
 
 def test_a_segment_has_sources_of_its_own() -> None:

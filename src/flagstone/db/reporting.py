@@ -1,0 +1,83 @@
+"""The metrics of an open database that are derived when somebody asks for them, under SlateDB's names."""
+
+from __future__ import annotations
+
+from flagstone.db.engine import Engine
+from flagstone.metadata.manifest import Manifest
+from flagstone.runtime import metric_names as names
+from flagstone.runtime.metrics import Metrics
+
+
+class RequestReport:
+    """Counts of reads, which the reads keep themselves, and the shape of the tree."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._gets = metrics.counter(names.DB_REQUEST_COUNT, op="get")
+        self._scans = metrics.counter(names.DB_REQUEST_COUNT, op="scan")
+        self._gauges = {
+            name: metrics.gauge(name)
+            for name in (
+                names.DB_L0_SST_COUNT,
+                names.DB_SEGMENT_MAX_L0_SST_COUNT,
+                names.DB_SORTED_RUN_COUNT,
+                names.DB_SST_VIEW_COUNT,
+                names.DB_SST_COUNT,
+                names.DB_EXTERNAL_DB_COUNT,
+            )
+        }
+
+    def update_reads(self, *, gets: int, scans: int) -> None:
+        """So many there were since the beginning."""
+        self._gets.raise_to(gets)
+        self._scans.raise_to(scans)
+
+    def update_shape(self, manifest: Manifest) -> None:
+        """The tree as this manifest has it."""
+        for name, value in plan_shape(manifest).items():
+            self._gauges[name].set(value)
+
+
+def plan_shape(manifest: Manifest) -> dict[str, int]:
+    """The gauges that describe a manifest."""
+    trees = tuple(manifest.trees)
+    views = [view for tree in trees for view in tree.l0]
+    views += [view for tree in trees for run in tree.runs for view in run.views]
+    return {
+        names.DB_L0_SST_COUNT: sum(len(tree.l0) for tree in trees),
+        names.DB_SEGMENT_MAX_L0_SST_COUNT: max((len(tree.l0) for tree in trees), default=0),
+        names.DB_SORTED_RUN_COUNT: sum(len(tree.runs) for tree in trees),
+        names.DB_SST_VIEW_COUNT: len(views),
+        names.DB_SST_COUNT: len({view.sst_id for view in views}),
+        names.DB_EXTERNAL_DB_COUNT: len(manifest.external_dbs),
+    }
+
+
+class EngineReport:
+    """What a writer reports beyond what its parts count by themselves."""
+
+    def __init__(self, engine: Engine) -> None:
+        metrics = engine.env.metrics
+        names.register(metrics)
+        self._engine = engine
+        self._requests = RequestReport(metrics)
+        self._flushes = metrics.counter(names.DB_REQUEST_COUNT, op="flush")
+        self._memtable_flushes = metrics.counter(names.MEMTABLE_FLUSH_FLUSH_REQUEST_COUNT)
+        self._checkpoints = metrics.counter(names.MEMTABLE_FLUSH_CHECKPOINT_REQUEST_COUNT)
+
+    def flush_requested(self, kind: str) -> None:
+        """A caller waits for a flush."""
+        self._flushes.add()
+        if kind == "memtable":
+            self._memtable_flushes.add()
+
+    def checkpoint_requested(self) -> None:
+        """A caller waits for a checkpoint of this writer."""
+        self._checkpoints.add()
+
+    def update(self, *, gets: int, scans: int) -> None:
+        """Bring everything up to date. `gets` are those that no memtable has counted."""
+        self._engine.views.tables.report()
+        self._engine.committer.report()
+        counted = self._engine.committer.memtables.lookups
+        self._requests.update_reads(gets=gets + counted, scans=scans)
+        self._requests.update_shape(self._engine.manifest.value)
