@@ -225,7 +225,7 @@ def test_a_checkpoint_and_a_former_moment_can_be_read(tmp_path: Path) -> None:
         ({"as_of": "yesterday"}, "sequence number, or a time"),
         ({"as_of": "2026-01-01T00:00:00"}, "needs its zone"),
         ({"as_of": "99999"}, "has not come yet"),
-        ({"checkpoint_lifetime": "0"}, "use seconds"),
+        ({"checkpoint_lifetime": "0"}, "has no unit"),
         ({"include_expired": "yes"}, "true or false"),
         ({"merge_operator": "nothing"}, "module:name"),
         ({"merge_operator": "nowhere:nothing"}, "cannot be imported"),

@@ -47,7 +47,8 @@ def as_duration(value: object, name: str, *, minimum: timedelta = _ANY) -> timed
     if not isinstance(value, timedelta):
         raise InvalidRequest(f"{name}: {refusal(value)}")
     if value < minimum:
-        raise InvalidRequest(f"{name}: {value} is too short; use at least {format_duration(minimum)}")
+        what = "negative" if value < timedelta(0) else "too short"
+        raise InvalidRequest(f"{name}: {value} is {what}; use at least {format_duration(minimum)}")
     return value
 
 

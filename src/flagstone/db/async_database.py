@@ -132,6 +132,7 @@ class AsyncDb(AsyncReads):
             simple = engine.view.memtables[0].get_value(key, seq)
             if type(simple) is bytes:
                 return simple
+            self._reads._place.gets -= 1
         return await super().get(
             key, default, durable_only=durable_only, dirty=dirty, include_expired=include_expired
         )
