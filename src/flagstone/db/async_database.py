@@ -132,7 +132,7 @@ class AsyncDb(AsyncReads):
             simple = engine.view.memtables[0].get_value(key, seq)
             if type(simple) is bytes:
                 return simple
-            self._reads._place.gets -= 1
+            self._reads._place.gets -= 1  # counted by the memtable, and again on the long way
         return await super().get(
             key, default, durable_only=durable_only, dirty=dirty, include_expired=include_expired
         )
