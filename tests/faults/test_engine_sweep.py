@@ -114,7 +114,8 @@ def put(db: Db, ledger: Ledger, key: bytes, value: bytes, *, durable: bool = Fal
 
 
 def flush(db: Db, ledger: Ledger, kind: str) -> None:
-    db.flush(kind)  # type: ignore[arg-type]
+    # Where there is no WAL, only tables make rows durable.
+    db.flush("wal" if kind == "wal" and db._engine.env.settings.wal_enabled else "memtable")
     ledger.acknowledged = len(ledger.written)
 
 

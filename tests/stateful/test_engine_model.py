@@ -128,7 +128,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def flush_the_log(self) -> None:
-        self.db.flush("wal")
+        self.db.flush("wal" if self.wal_enabled else "memtable")
         assert self.db.status()["durable_seq"] == self.model.last_seq
 
     @rule()

@@ -195,6 +195,13 @@ class History:
         self.db: Db = self.open()
         self.upkeep = Upkeep(self.store, self.clock, operator=Concatenate())
 
+    logged = True
+    """Whether the database has a WAL."""
+
+    def make_durable(self) -> None:
+        """Put all rows on the store: into the WAL, or where there is none into SSTs."""
+        self.db.flush("wal" if self.logged else "memtable")
+
     def open(self, **changes: object) -> Db:
         return flagstone.open(
             "db",
@@ -466,7 +473,7 @@ def test_every_number_is_shown_exactly_or_refused(steps: list[tuple[object, ...]
     with snapshots:
         for step in steps:
             _perform(history, snapshots, step)
-        history.db.flush("wal")
+        history.make_durable()
         for seq in range(history.model.last_seq + 1):
             time = at(0) + timedelta(milliseconds=history.times.get(seq, START_MS))
             with suppress(InvalidRequest):
@@ -483,11 +490,14 @@ def _perform(history: History, snapshots: ExitStack, step: tuple[object, ...]) -
         case ("commit", bytes(key), int(kind), bytes(value)):
             history.commit(key, kind, value)
         case ("flush", kind):
-            history.db.flush(kind)  # type: ignore[arg-type]
+            if kind == "wal":
+                history.make_durable()
+            else:
+                history.db.flush()
         case ("compact", bool(kept)):
             if next(iter(history.db.manifest().views), None) is not None:
                 history.upkeep.compact(lifetime=timedelta(seconds=900) if kept else None)
-                history.db.flush("wal")
+                history.make_durable()
         case ("checkpoint", scope):
             history.db.checkpoint(scope=scope)  # type: ignore[arg-type]
         case ("snapshot",):
@@ -497,7 +507,7 @@ def _perform(history: History, snapshots: ExitStack, step: tuple[object, ...]) -
         case ("reopen", bool(logged)):
             snapshots.pop_all().close()
             history.db.close()
-            history.db = history.open(wal_enabled=logged)
+            history.db, history.logged = history.open(wal_enabled=logged), logged
         case ("collect",):
             admin = flagstone.Admin("db", store=history.store, clock=history.clock)
             admin.collect_garbage(kinds=["wal", "manifest"], min_age=timedelta(0))
