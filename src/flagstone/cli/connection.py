@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 import flagstone
 from flagstone.cli.context import Invocation
+from flagstone.db.discovery import find_databases
 from flagstone.errors import InvalidRequest
 from flagstone.store.commit_log.secrets import passwords_of
 from flagstone.store.counting import CountingStore
@@ -120,6 +121,18 @@ def connect(call: Invocation, *, patient: bool = False) -> Connection:
     return _connect(call, patient=True)
 
 
+def connect_below(call: Invocation, prefix: str, *, patient: bool = False) -> list[Connection]:
+    """The stores of every database below `prefix`, which is an address like `--path`, or a whole store.
+
+    Raises:
+        InvalidRequest: the options are not understood.
+        Unavailable: the store did not answer.
+
+    """
+    below = _connect(replace(call, path=prefix, further_paths=()), patient=patient, whole_store=True)
+    return [replace(below, root=root) for root in find_databases(below.store, below.root)]
+
+
 def address(call: Invocation, path: str) -> tuple[str, str | None]:
     """A path and the store it is inside of (None: the path says it all), as the options and environment tell."""
     if call.store is not None or "://" in path:
@@ -138,10 +151,10 @@ def address(call: Invocation, path: str) -> tuple[str, str | None]:
     return path, form.format(place)
 
 
-def _connect(call: Invocation, *, patient: bool) -> Connection:
+def _connect(call: Invocation, *, patient: bool, whole_store: bool = False) -> Connection:
     path, store = address(call, call.require_path())
     plain, root = resolve_database(path, store, store_options(call, store or path, patient=patient))
-    if not root:
+    if not root and not whole_store:
         raise InvalidRequest(f"{path!r} names a whole store; a database needs a path inside it")
     main, main_requests = _counted(call, plain, patient=patient)
     if call.wal_store is None:

@@ -19,6 +19,7 @@ class Invocation:
     """The global options of one call."""
 
     path: str | None = None
+    further_paths: tuple[str, ...] = ()
     store: str | None = None
     wal_store: str | None = None
     store_options: tuple[str, ...] = ()
@@ -28,12 +29,29 @@ class Invocation:
 
     def require_path(self) -> str:
         """The database that was named. `--help` of a command needs none, everything else does."""
-        if not self.path:
+        self.require_paths()
+        if len(self.paths) > 1:
+            raise InvalidRequest(
+                f"--path names {len(self.paths)} databases; only garbage collection takes more than one"
+            )
+        return self.paths[0]
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """All databases that were named."""
+        return (*((self.path,) if self.path else ()), *self.further_paths)
+
+    def require_paths(self) -> None:
+        """Refuse a call that names no database."""
+        if not self.paths:
             raise InvalidRequest(
                 "which database? name it before the command: flagstone --path s3://bucket/db COMMAND "
                 "(or set FLAGSTONE_PATH)"
             )
-        return self.path
+
+    def each(self) -> list[Invocation]:
+        """The same call for each of the databases that were named."""
+        return [replace(self, path=path, further_paths=()) for path in self.paths]
 
     def connect(self, *, patient: bool = False) -> Connection:
         """The stores of the database; see `connection.connect`."""

@@ -201,6 +201,41 @@ def delete_db(
     _print_destruction(call, done, dry_run=False)
 
 
+def purge_db(
+    context: typer.Context,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it, without being asked.")] = False,
+    min_age: Annotated[
+        str | None,
+        typer.Option(
+            "--min-age",
+            metavar="DURATION",
+            help="Refuse if it was deleted more recently than that; by default 1day.",
+        ),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Delete the few small objects that a deleted database has left.
+
+    They keep late requests of its former processes from being taken for those of the next database at this path. Only
+    when every process that used the database has ended.
+
+    For example:
+
+        flagstone -p s3://bucket/shop purge-db --yes
+    """
+    call = invocation(context, json=json)
+    age = parse_lifetime(min_age)
+    connection = call.connect(patient=True)
+    if not yes:
+        confirm(f"this removes what is left of {connection.root} in {connection.store.url}", yes=False)
+    admin = connection.admin()
+    deleted = admin.purge() if age is None else admin.purge(min_age=age)
+    if call.json:
+        print_json({"deleted": list(deleted)})
+    else:
+        say(f"{len(deleted):,} objects deleted")
+
+
 def _key_range(prefix: str | None, start: str | None, stop: str | None, form: KeyForm) -> KeyRange | None:
     if prefix is not None:
         if start is not None or stop is not None:
@@ -239,6 +274,7 @@ def _print_destruction(call: Invocation, done: Destruction, *, dry_run: bool) ->
                 "dry_run": dry_run,
                 "state": done.verdict.name.lower(),
                 "deleted": list(done.deleted),
+                "kept": list(done.kept),
                 "due_time": due,
                 "checkpoints": [str(checkpoint.id) for checkpoint in done.checkpoints],
                 "unreleased": list(done.unreleased),
@@ -251,8 +287,10 @@ def _print_destruction(call: Invocation, done: Destruction, *, dry_run: bool) ->
         say(f"marked; garbage collection deletes it after {due}, once nobody holds a checkpoint of it")
     else:
         say(f"{len(done.deleted):,} objects {'would be deleted' if dry_run else 'deleted'}")
+        if done.kept:
+            say(f"{len(done.kept):,} small objects stay, which keep its ids from being used again (purge-db)")
     for reason in done.unreleased:
         say(f"not released: {reason}; if no clone needs it, use delete-checkpoint")
 
 
-COMMANDS: Final[tuple[Callable[..., None], ...]] = (clone, union, restore, delete_db)
+COMMANDS: Final[tuple[Callable[..., None], ...]] = (clone, union, restore, delete_db, purge_db)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
@@ -16,12 +18,16 @@ from flagstone.cli.output import print_json, print_json_line, print_table, say
 from flagstone.cli.parsing import parse_duration, parse_lifetime
 from flagstone.cli.progress import working
 from flagstone.cli.signals import service
-from flagstone.errors import InvalidRequest
+from flagstone.errors import InvalidRequest, Unavailable
 from flagstone.inspector.text import size_text
 
 if TYPE_CHECKING:
+    from flagstone.cli.connection import Connection
     from flagstone.config import GarbageCollectorOptions
     from flagstone.maintenance.gc.report import GarbageReport
+
+
+_log = logging.getLogger("flagstone.gc")
 
 
 class Resource(StrEnum):
@@ -42,6 +48,14 @@ NoBoundary = Annotated[
         "--disable-boundary-files",
         help="Do not write boundary files before metadata is deleted; only where nobody else can be writing.",
     ),
+]
+Paths = Annotated[
+    list[str] | None,
+    typer.Option("--path", "-p", help="A further database, as before the command. May be repeated."),
+]
+Prefix = Annotated[
+    str | None,
+    typer.Option(help="Every database below this address, such as s3://bucket/tenants or a folder."),
 ]
 _FORM: Final = "min_age=DURATION,period=DURATION"
 
@@ -64,19 +78,23 @@ def run_garbage_collection(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
     disable_boundary_files: NoBoundary = False,
+    path: Paths = None,
+    prefix: Prefix = None,
     json: AsJson = False,
 ) -> None:
     """Delete, once and now, what nobody can need any more.
 
     The current state, whatever checkpoints and clones refer to, the log since the last flush and the work of running
     compactions always stay. WAL fences are deleted only when asked for by name. May run beside writers, compactors
-    and other collectors.
+    and other collectors. A database that was destroyed softly is deleted when its time has come; until then the report
+    says what it waits for.
 
     For example:
 
         flagstone -p s3://bucket/shop run-garbage-collection --dry-run
         flagstone -p s3://bucket/shop run-garbage-collection --resource wal --min-age 24h
         flagstone -p s3://bucket/shop run-garbage-collection -r manifest -r compacted -m "7days 30min"
+        flagstone run-garbage-collection --prefix s3://bucket/tenants
     """
     call = invocation(context, json=json)
     age = parse_lifetime(min_age)
@@ -84,18 +102,38 @@ def run_garbage_collection(
     options = (call.settings().garbage_collector_options or _defaults()).replace(
         boundary_files_enabled=not disable_boundary_files
     )
-    connection = call.connect(patient=True)
-    with working("collecting garbage", connection):
-        report = connection.admin().collect_garbage(
-            kinds=kinds,  # type: ignore[arg-type]
-            min_age=age,
-            dry_run=dry_run,
-            options=options,
-        )
-    _print(call, report)
-    for error in report.errors:
-        sys.stderr.write(f"flagstone: {error}\n")
-    if report.errors:
+    from flagstone.metadata.stores import NoDatabase
+
+    connections = _connections(call, path, prefix)
+    several = prefix is not None or len(connections) > 1
+    reports: list[GarbageReport] = []
+    for connection in connections:
+        with working(f"collecting garbage of {connection.root}", connection):
+            try:
+                report = connection.admin().collect_garbage(
+                    kinds=kinds,  # type: ignore[arg-type]
+                    min_age=age,
+                    dry_run=dry_run,
+                    options=options,
+                )
+            except NoDatabase:
+                # Below a prefix there are paths whose database is gone; one that was named must be there.
+                if prefix is not None and connection.root not in _roots(call, path):
+                    continue
+                raise
+        reports.append(report)
+        if not call.json:
+            if several:
+                say(connection.root)
+            _print(report)
+        for error in report.errors:
+            sys.stderr.write(f"flagstone: {connection.root}: {error}\n")
+    if call.json:
+        documents = [
+            {"result": "success" if report.ok else "incomplete", **report.to_dict()} for report in reports
+        ]
+        print_json({"databases": documents} if several else documents[0])
+    if any(report.errors for report in reports):
         raise typer.Exit(UNAVAILABLE)
 
 
@@ -111,18 +149,22 @@ def schedule_garbage_collection(
         typer.Option(metavar="period=DURATION", help="Release parents that a clone needs no more."),
     ] = None,
     disable_boundary_files: NoBoundary = False,
+    path: Paths = None,
+    prefix: Prefix = None,
     json: AsJson = False,
 ) -> None:
-    """Collect garbage again and again, each kind at its own pace, until interrupted.
+    """Collect garbage again and again, each kind at its own pace, until interrupted or the database is gone.
 
     Tells on standard error what it does, with --json also on standard output: a line for every round that deleted
     something. What cannot be done is tried again at the next turn. Ctrl-C and SIGTERM end it after the current
-    round; another one at once.
+    round; another one at once. It serves as many databases as are named, and ends when the last of them was destroyed
+    and deleted; with --prefix it looks for new ones every ten minutes, and does not end by itself.
 
     For example:
 
         flagstone -p s3://bucket/shop schedule-garbage-collection --wal min_age=24h,period=6h
         flagstone -p ./shop schedule-garbage-collection --manifest min_age=7days,period=1day --detach period=1h
+        flagstone schedule-garbage-collection --prefix s3://bucket/tenants --compacted min_age=1h,period=10min
     """
     call = invocation(context, json=json)
     given = {
@@ -136,29 +178,83 @@ def schedule_garbage_collection(
     options = plan_schedule(
         schedules, _parse_period("detach", detach), boundary_files=not disable_boundary_files
     )
+    from flagstone.cli.connection import connect_below
     from flagstone.db.garbage import open_collector
     from flagstone.maintenance.gc.options import kind_options
-    from flagstone.maintenance.gc.service import GarbageCollection, run_until
+    from flagstone.maintenance.gc.service import GarbageCollection, run_all_until
     from flagstone.runtime.clock import SYSTEM_CLOCK
     from flagstone.store.paths import DbPaths
 
-    connection = call.connect(patient=True)
     kinds = kind_options(options)
-    collector = open_collector(
-        connection.store,
-        DbPaths(connection.root),
-        kinds,
-        wal_store=connection.wal_store,
-        boundary_files=options.boundary_files_enabled,
-    )
+    served: dict[str, GarbageCollection] = {}
+
+    def serve(connection: Connection) -> GarbageCollection:
+        collector = open_collector(
+            connection.store,
+            DbPaths(connection.root),
+            kinds,
+            wal_store=connection.wal_store,
+            boundary_files=options.boundary_files_enabled,
+        )
+        served[connection.root] = GarbageCollection(collector, kinds, clock=SYSTEM_CLOCK, collected=tell)
+        return served[connection.root]
+
+    def is_served(root: str) -> bool:
+        # Where a database is gone, another one may have been created since.
+        return root in served and not served[root].gone
+
+    def discover() -> list[GarbageCollection]:
+        assert prefix is not None
+        try:
+            found = connect_below(call, prefix, patient=True)
+        except Unavailable as error:
+            _log.warning("cannot look for databases prefix=%s error=%s", prefix, error)
+            return []
+        return [serve(connection) for connection in found if not is_served(connection.root)]
 
     def tell(report: GarbageReport) -> None:
         if call.json:
             print_json_line(report.to_dict())
             sys.stdout.flush()
 
+    services = [serve(connection) for connection in _connections(call, path, prefix)]
     with service("schedule-garbage-collection") as stop:
-        run_until(GarbageCollection(collector, kinds, clock=SYSTEM_CLOCK, collected=tell), stop)
+        run_all_until(services, stop, discover=None if prefix is None else discover)
+        if not stop.is_set():
+            _log.info("ended: every database is gone")
+
+
+def _named(call: Invocation, path: list[str] | None) -> Invocation:
+    """The call with the databases named before the command and behind it, each once."""
+    first, *further = dict.fromkeys((*call.paths, *(path or ()))) or [None]
+    return replace(call, path=first, further_paths=tuple(filter(None, further)))
+
+
+def _connections(call: Invocation, path: list[str] | None, prefix: str | None) -> list[Connection]:
+    """The databases that were named, and those below the prefix.
+
+    Raises:
+        InvalidRequest: none was named, or there is none below the prefix.
+
+    """
+    named = _named(call, path)
+    if prefix is None:
+        named.require_paths()
+    connections = [each.connect(patient=True) for each in named.each()]
+    if prefix is not None:
+        from flagstone.cli.connection import connect_below
+
+        known = {connection.root for connection in connections}
+        connections += [
+            found for found in connect_below(call, prefix, patient=True) if found.root not in known
+        ]
+        if not connections:
+            raise InvalidRequest(f"no database below {prefix!r}; check the address")
+    return connections
+
+
+def _roots(call: Invocation, path: list[str] | None) -> set[str]:
+    return {each.connect().root for each in _named(call, path).each()}
 
 
 class GcSchedule(NamedTuple):
@@ -235,10 +331,11 @@ def _defaults() -> GarbageCollectorOptions:
     return GarbageCollectorOptions()
 
 
-def _print(call: Invocation, report: GarbageReport) -> None:
-    if call.json:
-        print_json({"result": "success" if report.ok else "incomplete", **report.to_dict()})
-        return
+def _print(report: GarbageReport) -> None:
+    for reason in report.waits_for:
+        say(f"destroyed, but still there: {reason}")
+    if report.gone:
+        say("destroyed, and deleted now")
     rows = [
         (
             entry.kind.replace("_", "-"),

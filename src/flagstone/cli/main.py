@@ -96,12 +96,12 @@ def _print_version(wanted: bool) -> None:
 def options(
     context: typer.Context,
     path: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--path",
             "-p",
-            envvar="FLAGSTONE_PATH",
-            help="The database: a folder, s3://bucket/db, gs://…, az://…; inside --store if given.",
+            help="The database: a folder, s3://bucket/db, gs://…, az://…; inside --store if given. Also "
+            "FLAGSTONE_PATH. Garbage collection takes several.",
         ),
     ] = None,
     store: Annotated[
@@ -153,7 +153,8 @@ def options(
         load_env_file(env_file)
     # Looked up once more, because the env file may have brought them.
     context.obj = Invocation(
-        path=path or os.environ.get("FLAGSTONE_PATH"),
+        path=path[0] if path else os.environ.get("FLAGSTONE_PATH"),
+        further_paths=tuple(path[1:]) if path else (),
         store=store or os.environ.get("FLAGSTONE_STORE"),
         wal_store=wal_store or os.environ.get("FLAGSTONE_WAL_STORE"),
         store_options=tuple(store_option or ()),

@@ -31,6 +31,7 @@ from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectMissing, ObjectStore
 from flagstone.table.builder import TableOptions
 from flagstone.types import Ulid
+from flagstone.views.marks import refuse_destroyed
 
 _LOOK_S: Final = 0.2
 _NO_TIME: Final = timedelta(0)
@@ -93,6 +94,7 @@ class AdminCompaction:
         def edit(now: Versioned[Compactions]) -> Compactions:
             nonlocal submitted
             manifest = ManifestStore(self._store, self._paths).require_latest().value
+            refuse_destroyed(manifest, self._store, self._paths)
             problem = find_problem(spec, manifest, now.value)
             if problem is not None:
                 raise InvalidRequest(f"the compaction makes no sense: {problem}")

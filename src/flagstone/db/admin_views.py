@@ -10,6 +10,7 @@ from uuid import UUID
 
 from flagstone.errors import InvalidRequest
 from flagstone.lsm.segments import SegmentExtractor
+from flagstone.metadata.destruction import is_mark
 from flagstone.metadata.manifest import Checkpoint, Manifest
 from flagstone.metadata.sequenced import Listed, Versioned
 from flagstone.metadata.stores import ManifestStore
@@ -25,7 +26,8 @@ from flagstone.views.borrowers import require_unneeded
 from flagstone.views.checkpoint import parse_checkpoint_id
 from flagstone.views.clone import Cloner
 from flagstone.views.destroy import GRACE, Destroyer, Destruction
-from flagstone.views.marks import CloneSource, require_alive
+from flagstone.views.marks import CloneSource, refuse_destroyed
+from flagstone.views.residue import PURGE_AGE
 from flagstone.views.restore import restore
 from flagstone.wal.listing import find_frontier
 
@@ -51,7 +53,7 @@ class AdminViews:
         """The stored versions of the manifest, ascending: number, size and time of each."""
         found = list(self._manifest_store().list())
         if not found:
-            raise self._no_database()
+            self._latest()  # says that there is no database
         return found
 
     def manifest(self, id: int | None = None) -> Versioned[Manifest]:  # noqa: A002 - the name users know
@@ -75,9 +77,10 @@ class AdminViews:
     def checkpoints(self, name: str | None = None) -> tuple[Checkpoint, ...]:
         """The checkpoints of the database, oldest first; with `name` those of exactly that name.
 
-        An empty `name` asks for the checkpoints without one.
+        An empty `name` asks for the checkpoints without one. The mark of a destroyed database, which is stored as a
+        checkpoint, is left out.
         """
-        held = self._latest().value.checkpoints
+        held = tuple(entry for entry in self._latest().value.checkpoints if not is_mark(entry))
         return held if name is None else tuple(entry for entry in held if (entry.name or "") == name)
 
     def create_checkpoint(
@@ -95,8 +98,8 @@ class AdminViews:
             InvalidRequest: no database, no such `source` or it has expired, or the lifetime is under a second.
 
         """
-        require_alive(self._store, self._paths)
         latest = self._latest().value
+        refuse_destroyed(latest, self._store, self._paths)
         frontier = None
         if source is None:
             frontier = find_frontier(
@@ -132,7 +135,9 @@ class AdminViews:
 
         """
         wanted = parse_checkpoint_id(id)
-        held = checkpoints.require_checkpoint(self._latest().value, wanted)
+        latest = self._latest().value
+        refuse_destroyed(latest, self._store, self._paths)
+        held = checkpoints.require_checkpoint(latest, wanted)
         if lifetime is not None and not force:
             require_unneeded(self._store, self._manifest_store(), held)
         return checkpoints.refresh_checkpoint(
@@ -233,9 +238,13 @@ class AdminViews:
     ) -> Destruction:
         """Delete the database and release what it borrowed: now, or with `soft` by garbage collection after `grace`.
 
-        From here on we refuse to open it, and whoever has it open for writing is replaced. Deleting now is refused
-        while somebody holds a checkpoint; a soft destruction waits for that. A call that was interrupted is finished
-        by calling again. With `dry_run` nothing happens, and `deleted` names what would go.
+        From here on no call opens it, claims it or adds a checkpoint, and a writer or compactor that is at work is
+        replaced. Deleting now is refused while there are live checkpoints; a soft destruction waits for them. A call
+        that was interrupted is finished by calling again. With `dry_run` nothing happens, and `deleted` names what
+        would go.
+
+        A few small objects stay (`kept`): they keep requests of former processes from being taken for those of the next
+        database at this path, which continues their ids. `purge` removes them.
 
         Raises:
             InvalidRequest: there is no database, or live checkpoints forbid it; nothing has changed then.
@@ -246,19 +255,28 @@ class AdminViews:
         )
         return destroyer.destroy(soft=soft, grace=grace, dry_run=dry_run)
 
+    def purge(self, *, min_age: timedelta = PURGE_AGE) -> tuple[str, ...]:
+        """Delete what a destroyed database has left at this path; returns the objects deleted.
+
+        Only when every process that used the database has ended: a late request of one would afterwards be taken
+        for one of the next database's.
+
+        Raises:
+            InvalidRequest: there is a database, or none was destroyed here, or less than `min_age` ago.
+
+        """
+        destroyer = Destroyer(
+            self._store, self._paths, wal_store=self._wal_store, clock=self._clock, ids=self._ids
+        )
+        return destroyer.purge(min_age=min_age)
+
     # -- inside -------------------------------------------------------------------------------------------
 
     def _manifest_store(self) -> ManifestStore:
         return ManifestStore(self._store, self._paths, clock=self._clock, ids=self._ids)
 
     def _latest(self) -> Versioned[Manifest]:
-        latest = self._manifest_store().latest()
-        if latest is None:
-            raise self._no_database()
-        return latest
-
-    def _no_database(self) -> InvalidRequest:
-        return InvalidRequest(f"no database at {self._paths.root!r} in {self._store.url}; check the path")
+        return self._manifest_store().require_latest()
 
     def _cloner(self) -> Cloner:
         return Cloner(self._store, wal_store=self._wal_store, clock=self._clock, ids=self._ids)

@@ -284,7 +284,7 @@ class Db(Reads):
         if scope == "all" and source is None:
             engine.flush_all()
         created, written = checkpoints.create_checkpoint(
-            engine.manifests,
+            engine.manifests.guarded(engine.fence.check),
             clock=engine.env.clock,
             ids=engine.env.ids,
             lifetime=lifetime,

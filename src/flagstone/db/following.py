@@ -193,6 +193,7 @@ class Following:
         Raises:
             Unavailable: the store did not answer; what was shown before still is.
             InvalidRequest: there is no database, or it is still being cloned, or the checkpoint is gone.
+            Closed: the database was destroyed.
 
         """
         with self._turn:
@@ -205,6 +206,10 @@ class Following:
                 del before
             try:
                 self._follow()
+            except Closed as closed:
+                # The database was destroyed, or another one is at its path: this reader shows nothing of it.
+                self._refusal = closed
+                raise
             finally:
                 if self._state is not None:
                     self._state = self._state._replace(view=self._pin.lend(self._state.view))

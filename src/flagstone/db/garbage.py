@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from flagstone.maintenance.gc.collector import Collector
+from flagstone.maintenance.gc.collector import Collector, Remains
 from flagstone.maintenance.gc.options import KindOptions
 from flagstone.maintenance.gc.plan import Kind
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.ids import SYSTEM_IDS, Ids
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
-from flagstone.views.destroy import Verdict, collect_destroyed
+from flagstone.views.destroy import Verdict, collect_destroyed, why_kept
 
 
 def open_collector(
@@ -30,9 +30,12 @@ def open_collector(
     """A collector for the database at `paths`; nothing is contacted yet."""
     logs = store if wal_store is None else wal_store
 
-    def bury(*, dry_run: bool) -> tuple[str, ...] | None:
+    def bury(*, dry_run: bool) -> Remains | None:
         done = collect_destroyed(store, paths, wal_store=logs, clock=clock, ids=ids, dry_run=dry_run)
-        return done.deleted if done.verdict is Verdict.DUE else None
+        if done.verdict is Verdict.DUE:
+            return Remains(deleted=done.deleted)
+        reasons = why_kept(done)
+        return Remains(waits_for=reasons) if reasons else None
 
     return Collector(
         store, paths, options, wal_store=logs, boundary_files=boundary_files, clock=clock, bury=bury

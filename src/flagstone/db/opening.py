@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from flagstone.errors import InvalidRequest
+from flagstone.errors import Closed, InvalidRequest
 from flagstone.lsm.segments import SegmentExtractor, check_extractor
 from flagstone.metadata.fencing import Fence, claim_writer
 from flagstone.metadata.manifest import Manifest, new_manifest
@@ -23,7 +23,7 @@ from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
 from flagstone.types import Seq, WalId
 from flagstone.views.checkpoint import require_initialized
-from flagstone.views.marks import load_origin, require_alive
+from flagstone.views.marks import destroyed_database, load_origin, refuse_destroyed
 from flagstone.views.writable import Writable
 from flagstone.wal.fencing import write_fence
 from flagstone.wal.listing import find_frontier
@@ -84,9 +84,11 @@ def open_for_writing(
         expected=current.value.wal_id_last_seen,
         pool=pool,
     )
-    fence, claimed = claim_writer(manifests)
-    # Once more: who destroys a database marks it before claiming it, so one of us sees the other.
-    require_alive(store, paths)
+    try:
+        fence, claimed = claim_writer(manifests)
+    except Closed:
+        # Destroyed since we looked: the mark is in the manifest, so no claim comes after it.
+        raise destroyed_database(store, paths) from None
 
     def refresh() -> Manifest:
         latest = manifests.require_latest()
@@ -133,11 +135,11 @@ def _find_or_create(
     """The current manifest, and the keys that may be written."""
     looks: tuple[Callable[[], Any], ...] = (
         manifests.latest,
-        partial(require_alive, store, paths),
         partial(load_origin, store, paths),
     )
-    current, _, origin = pool.map_ordered(lambda look: look(), looks)
+    current, origin = pool.map_ordered(lambda look: look(), looks)
     if current is not None:
+        refuse_destroyed(current.value, store, paths)
         require_initialized(current.value, paths.root)
         return current, None if origin is None else origin.writable
     if origin is not None:

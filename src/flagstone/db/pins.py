@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from uuid import UUID
 from weakref import WeakSet
 
-from flagstone.errors import InvalidRequest, Unavailable
+from flagstone.errors import Closed, InvalidRequest, Unavailable
 from flagstone.metadata.manifest import Checkpoint, Manifest, remove_checkpoint
 from flagstone.metadata.sequenced import Versioned
 from flagstone.metadata.stores import ManifestStore
@@ -159,13 +159,15 @@ class ManagedPin:
         return lent
 
     def release(self) -> None:
-        """Delete the checkpoints. A store that does not answer keeps them until they expire, if they do."""
+        """Delete the checkpoints. A store that does not answer keeps them until they expire, if they do; a destroyed
+        database has none any more.
+        """
         held = [] if self._held is None else [self._held[0]]
         held += [checkpoint for checkpoint, _ in self._outlived]
         self._held, self._outlived = None, []
         try:
             self._delete(held)
-        except Unavailable as error:
+        except (Closed, Unavailable) as error:
             ids = [str(entry.id) for entry in held]
             if self._lifetime is None:
                 _log.error("left checkpoints that never expire; delete them: ids=%s error=%s", ids, error)

@@ -39,7 +39,7 @@ from flagstone.table.cache import TableCache
 from flagstone.table.table_store import TableStore
 from flagstone.views.checkpoint import parse_checkpoint_id
 from flagstone.views.history import AsOf, check_as_of
-from flagstone.views.marks import load_origin, require_alive
+from flagstone.views.marks import load_origin, refuse_destroyed
 from flagstone.write.range_gate import KeyRanges
 
 ReaderMode = Literal["managed", "latest"]
@@ -280,12 +280,12 @@ def prepare_reader(
     manifests = ManifestStore(main, paths, metrics=metrics, clock=clock, ids=ids)
     looks: tuple[Callable[[], Any], ...] = (
         manifests.latest,
-        partial(require_alive, main, paths),
         partial(load_origin, main, paths),
     )
-    latest, _, origin = pool.map_ordered(lambda look: look(), looks)
+    latest, origin = pool.map_ordered(lambda look: look(), looks)
     if latest is None:
         raise InvalidRequest(f"no database at {root!r} in {main.url}; check the path, or create it first")
+    refuse_destroyed(latest.value, main, paths)
     cache = TableCache(capacity_bytes=settings.block_cache_bytes + settings.meta_cache_bytes, metrics=metrics)
     tail = LogTail(
         main if wal_store is None else dressed(resolve_wal_store(wal_store, main, store_options)),

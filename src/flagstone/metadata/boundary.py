@@ -23,6 +23,7 @@ _log = logging.getLogger(__name__)
 
 _MAX: Final = 2**64 - 1
 _NUMBER: Final = re.compile(rb"[0-9]{1,20}\Z")
+_ATTEMPTS: Final = 100
 
 
 class _Seen(NamedTuple):
@@ -95,12 +96,16 @@ class Boundary:
     def advance(self, desired: int) -> int:
         """Make the durable boundary at least `desired`; returns what it is then.
 
-        Races with other collectors are repeated until either side has won far enough. After a crash or
-        `Unavailable` the boundary is where it was or where it should be, and advancing again is harmless.
+        Races with other collectors are repeated until either side has won far enough, and given up with `Unavailable`
+        when the store's answers lead nowhere, for instance "it exists" and "it is missing" in turn. After that, or a
+        crash, the boundary is where it was or where it should be, and advancing again is harmless.
         """
         if not 0 <= desired <= _MAX:
             raise InternalError(f"boundary {desired} is not an id")
-        while (value := self.read()) < desired:
+        for _ in range(_ATTEMPTS):
+            value = self.read()
+            if value >= desired:
+                return value
             self._advance_attempts.add()
             known = self._seen
             data = b"%d" % desired
@@ -116,7 +121,10 @@ class Boundary:
                 raise
             self._remember(desired, version)
             return desired
-        return value
+        raise Unavailable(
+            f"{self.path} could not be advanced to {desired} in {_ATTEMPTS} attempts; the store's answers contradict "
+            "each other, or other collectors win every race: try again"
+        )
 
     def _remember(self, value: int, version: ObjectVersion) -> None:
         with self._lock:

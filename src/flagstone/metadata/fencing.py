@@ -13,6 +13,7 @@ from typing import Literal, TypeVar
 
 from flagstone.errors import Closed, InternalError
 from flagstone.metadata.compactions import Compactions
+from flagstone.metadata.destruction import require_not_destroyed
 from flagstone.metadata.manifest import Manifest, renew_repeated_view_ids
 from flagstone.metadata.sequenced import SequencedConflict, Versioned
 from flagstone.metadata.stores import CompactionsStore, ManifestStore
@@ -30,7 +31,12 @@ class Fence:
         self._newer: int | None = None
 
     def check(self, stored: Manifest | Compactions) -> None:
-        """Raise `Closed` with reason "fenced" if the version shows a newer owner, or any earlier one did."""
+        """Raise `Closed` with reason "fenced" if the version shows a newer owner, or any earlier one did.
+
+        So does a version whose database is destroyed: the destroyer claims both roles.
+        """
+        if isinstance(stored, Manifest):
+            require_not_destroyed(stored)
         if self.role == "compactor":
             self._check_epoch(stored.compactor_epoch)
         elif isinstance(stored, Manifest):

@@ -14,6 +14,7 @@ from typing import TypeVar
 from flagstone.errors import InternalError
 from flagstone.lsm.tree import BytesRange, SstView
 from flagstone.metadata.compactions import Compactions, may_follow
+from flagstone.metadata.destruction import check_destroyed, is_vacant, mark_entries
 from flagstone.metadata.manifest import Manifest
 from flagstone.runtime.ids import ulid_ms, ulid_text
 from flagstone.types import Ulid
@@ -22,13 +23,42 @@ N = TypeVar("N", bound=int)
 
 
 def check_manifest(following: Manifest, current: Manifest | None) -> None:
-    """Raise InternalError unless `following` may be committed after `current`."""
+    """Raise InternalError unless `following` may be committed after `current`.
+
+    Raises `Closed` when `current` is the manifest of a destroyed database. The first manifest of a new database at a
+    vacant path follows that of the vacancy, with which it has nothing but numbers in common.
+    """
+    if current is not None and not is_vacant(current):
+        check_destroyed(following, current)
+    _check_step(following, current)
+
+
+def check_stored(following: Manifest, current: Manifest | None) -> None:
+    """Raise InternalError unless two stored versions may follow each other, whichever process wrote them."""
+    if current is not None and mark_entries(following) != mark_entries(current) and not is_vacant(current):
+        check_destruction(following, current)
+    else:
+        _check_step(following, current)
+
+
+def _check_step(following: Manifest, current: Manifest | None) -> None:
     for state_rule in _MANIFEST_STATE_RULES:
         state_rule(following)
     view_ids_unique(following, current)
-    if current is not None:
+    if current is not None and not is_vacant(current):
         for step_rule in _MANIFEST_STEP_RULES:
             step_rule(following, current)
+
+
+def check_destruction(following: Manifest, current: Manifest | None) -> None:
+    """The rules for the destroyer, which marks a database and erases it: numbers grow, the data may vanish."""
+    for state_rule in _MANIFEST_STATE_RULES:
+        state_rule(following)
+    if current is not None:
+        for name in ("writer_epoch", "compactor_epoch", "replay_after_wal_id", "last_l0_seq"):
+            before, after = getattr(current, name), getattr(following, name)
+            if after < before:
+                _broken(check_destruction, f"{name} from {before} to {after}")
 
 
 def check_replaced_state(following: Manifest, current: Manifest | None) -> None:
@@ -37,6 +67,7 @@ def check_replaced_state(following: Manifest, current: Manifest | None) -> None:
         state_rule(following)
     view_ids_unique(following, current)
     if current is not None:
+        check_destroyed(following, current)
         for step_rule in (counters_grow, stays_initialized, tracker_not_ahead):
             step_rule(following, current)
 

@@ -131,6 +131,7 @@ class SequencedObject(Generic[T]):
             if found is None and boundary == 0:
                 return None
             if found is not None and found.id > boundary:
+                self._recognize(found)
                 self._remember(found)
                 self._confirmed_ms = self._looked_ms
                 return found
@@ -301,6 +302,9 @@ class SequencedObject(Generic[T]):
             return self._naming.decode(data)
         except CorruptData as error:
             raise error.within(path) from None
+
+    def _recognize(self, found: Versioned[T]) -> None:
+        """Raise when the version belongs to another history than those seen before."""
 
     def _remember(self, version: Versioned[T]) -> None:
         with self._lock:

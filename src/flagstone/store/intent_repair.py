@@ -6,6 +6,7 @@ further along, so what the listing shows and the record no longer needs is safe 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from flagstone.store.commit_log.port import CommitRecord, RecordState
@@ -49,19 +50,30 @@ def recover(intents: Intents, prefix: str) -> RecoveryReport:
     return report
 
 
-def collect_garbage(intents: Intents, prefix: str, *, min_age_ms: int, dry_run: bool) -> GarbageReport:
+def collect_garbage(
+    intents: Intents,
+    prefix: str,
+    *,
+    min_age_ms: int,
+    dry_run: bool,
+    chosen: Callable[[str], bool] = lambda _: True,
+) -> GarbageReport:
     """One collection below `prefix`; see `TwoPhaseStore.collect_garbage`."""
     horizon_ms = intents.clock.now_ms() - min_age_ms
     listing = list(intents.base.list(prefix))
     present = {meta.path for meta in listing}
     report = GarbageReport()
     for meta in plan_orphan_candidates(listing, horizon_ms):
-        if not _wanted(intents, meta.path):
+        if chosen(staged_destination(meta.path) or "") and not _wanted(intents, meta.path):
             report.temporaries.append(meta.path)
     if not dry_run:
         intents.base.delete_many(report.temporaries)
     for record in intents.log.records(prefix):
-        if record.created_ms <= horizon_ms and _object_is_gone(intents, record, present):
+        if (
+            record.created_ms <= horizon_ms
+            and chosen(record.destination)
+            and _object_is_gone(intents, record, present)
+        ):
             report.records.append(record.destination)
             if not dry_run:
                 _forget(intents, record)

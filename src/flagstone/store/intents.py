@@ -20,7 +20,7 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Final
 
-from flagstone.errors import CorruptData
+from flagstone.errors import CorruptData, Unavailable
 from flagstone.runtime.clock import Clock
 from flagstone.runtime.ids import Ids
 from flagstone.store.commit_log.port import CommitLog, CommitRecord, RecordState
@@ -29,6 +29,10 @@ from flagstone.store.port import ObjectMissing, ObjectStore, ObjectVersion
 _TEMPORARY: Final = re.compile(
     r"(.+)\.[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\.([0-9a-f]{16})", re.DOTALL
 )
+
+
+ATTEMPTS: Final = 100
+"""How often a step is repeated when other processes change the record in between."""
 
 
 class IntentBroken(CorruptData):
@@ -88,10 +92,13 @@ class Intents:
 
         Idempotent; any number of processes may align the same destination at once. A crash anywhere leaves
         the work to the next one who comes along.
-        Raises `IntentBroken` when the record wants a temporary object that is gone.
+        Raises `IntentBroken` when the record wants a temporary object that is gone, and `Unavailable` when other
+        processes change the record again and again.
         """
         latest: CommitRecord | None = record
-        while latest is not None:
+        for _ in range(ATTEMPTS):
+            if latest is None:
+                return None
             record = latest
             if record.state is RecordState.DELETED:
                 # The source goes first: a copy that starts later fails, one that came earlier is erased.
@@ -116,11 +123,11 @@ class Intents:
             latest = self.log.find(record.destination)
             if latest is None or latest == record or latest == replace(record, state=RecordState.COMMITTED):
                 return latest
-        return None
+        raise lost_every_race(record.destination)
 
     def mark_deleted(self, destination: str) -> CommitRecord | None:
         """Decide that `destination` is deleted; None when it has no record. `align` carries it out."""
-        while True:
+        for _ in range(ATTEMPTS):
             record = self.current(destination)
             if record is None or record.state is RecordState.DELETED:
                 return record
@@ -133,12 +140,20 @@ class Intents:
             )
             if self.log.replace(record, gone):
                 return gone
+        raise lost_every_race(destination)
 
     def _clean(self, committed: CommitRecord) -> None:
         if committed.version == 1:
             self.base.delete(committed.source)
         elif committed.replaced is not None:
             self.base.delete(committed.replaced)
+
+
+def lost_every_race(destination: str) -> Unavailable:
+    """What a caller hears when the record of a destination changes faster than it can be followed."""
+    return Unavailable(
+        f"the record of {destination} changed {ATTEMPTS} times while it was being followed; try again"
+    )
 
 
 def checksum(data: bytes) -> str:

@@ -68,6 +68,18 @@ class DbPaths:
     def __reduce__(self) -> tuple[type[DbPaths], tuple[str]]:
         return (DbPaths, (self.root,))
 
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Every folder in which a database has objects."""
+        return (
+            self.wal_folder,
+            self.table_folder,
+            self.compactions_folder,
+            self.gc_folder,
+            self.manifest_folder,
+            self.own_folder,
+        )
+
     def manifest(self, manifest_id: ManifestId) -> str:
         return f"{self.manifest_folder}/{_digits(manifest_id)}.manifest"
 

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from flagstone.errors import InvalidRequest, TransactionConflict, Unavailable
+
+T = TypeVar("T")
 
 
 class AccessRefused(InvalidRequest):
@@ -180,6 +182,16 @@ class ObjectStore(Protocol):
     def delete_many(self, paths: Iterable[str]) -> None:
         """Remove many objects in as few requests as the service allows; missing ones are fine."""
         ...
+
+
+def find_inside(store: ObjectStore, kind: type[T]) -> T | None:
+    """The store of that kind inside the wrappers of `store`, if there is one."""
+    while not isinstance(store, kind):
+        inner = getattr(store, "inner", None)
+        if inner is None:
+            return None
+        store = inner
+    return store
 
 
 def check_path(path: str) -> str:

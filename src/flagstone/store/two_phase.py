@@ -41,6 +41,7 @@ base's version, with which a conditional write to a recorded path always loses.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -50,7 +51,15 @@ from flagstone.runtime.ids import SYSTEM_IDS, Ids
 from flagstone.store import intent_repair
 from flagstone.store.commit_log.port import CommitLog, CommitRecord, RecordState
 from flagstone.store.intent_repair import GarbageReport, RecoveryReport
-from flagstone.store.intents import Intents, content_path, record_version, staged_destination
+from flagstone.store.intents import (
+    ATTEMPTS,
+    IntentBroken,
+    Intents,
+    content_path,
+    lost_every_race,
+    record_version,
+    staged_destination,
+)
 from flagstone.store.port import (
     ObjectChanged,
     ObjectExists,
@@ -113,9 +122,13 @@ class TwoPhaseStore:
         return self._read_directly(path, lambda where: self._base.get_tail(where, length))
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
-        """As the port says; pending intents below `prefix` are completed first, temporaries are hidden."""
+        """As the port says; pending intents below `prefix` are completed first, temporaries are hidden.
+
+        An intent whose temporary is gone was never acknowledged, and its object is not listed.
+        """
         for record in self._log.pending(prefix):
-            self._intents.align(record)
+            with suppress(IntentBroken):
+                self._intents.align(record)
         for meta in self._base.list(prefix, after=after):
             if staged_destination(meta.path) is None:
                 yield meta
@@ -130,14 +143,17 @@ class TwoPhaseStore:
         if record is None:
             return self._base.put(path, data)
         source = self._intents.stage(path, data)
-        while record is not None:
+        for _ in range(ATTEMPTS):
+            if record is None:
+                self._base.delete(source)
+                return self._base.put(path, data)
             intent = self._successor(record, source, None)
             if self._intents.decide(record, intent):
                 self._intents.finish(intent, data)
                 return record_version(intent)
             record = self._intents.current(path)
         self._base.delete(source)
-        return self._base.put(path, data)
+        raise lost_every_race(path)
 
     def put_if_absent(self, path: str, data: bytes, *, token: str | None = None) -> ObjectVersion:
         """Create, as the port says; also refuses a path whose object was deleted but not yet forgotten.
@@ -220,13 +236,21 @@ class TwoPhaseStore:
         return intent_repair.recover(self._intents, prefix)
 
     def collect_garbage(
-        self, *, prefix: str = "", min_age_ms: int = _DAY_MS, dry_run: bool = False
+        self,
+        *,
+        prefix: str = "",
+        min_age_ms: int = _DAY_MS,
+        dry_run: bool = False,
+        chosen: Callable[[str], bool] = lambda _: True,
     ) -> GarbageReport:
         """Remove temporaries no intent names and records of deleted objects, if older than `min_age_ms`.
 
-        With `dry_run` nothing is removed; the report says what would be. A crash half-way loses nothing.
+        `chosen` says of which destinations. With `dry_run` nothing is removed; the report says what would be. A crash
+        half-way loses nothing.
         """
-        return intent_repair.collect_garbage(self._intents, prefix, min_age_ms=min_age_ms, dry_run=dry_run)
+        return intent_repair.collect_garbage(
+            self._intents, prefix, min_age_ms=min_age_ms, dry_run=dry_run, chosen=chosen
+        )
 
     def _read(
         self,
@@ -235,7 +259,9 @@ class TwoPhaseStore:
         label: Callable[[_Answer, CommitRecord], _Answer],
     ) -> _Answer:
         record = self._intents.current(check_path(path))
-        while record is not None:
+        for _ in range(ATTEMPTS):
+            if record is None:
+                return read(path)
             if record.state is RecordState.DELETED:
                 raise ObjectMissing(path)
             try:
@@ -250,7 +276,7 @@ class TwoPhaseStore:
                 raise CorruptData(
                     f"version {record.version} was committed from {record.source}, which is gone", object=path
                 ) from None
-        return read(path)
+        raise lost_every_race(path)
 
     def _read_directly(self, path: str, read: Callable[[str], _Answer]) -> _Answer:
         try:

@@ -1,20 +1,30 @@
 """Destroying a database: mark it, take it over, let go of what it borrowed, delete it.
 
-The mark (`flagstone/destroyed`) comes first: from then on we refuse to open it. Then both roles are claimed and the
-log is fenced, so that whoever is at work stops. A soft destruction ends there, and garbage collection calls
-`collect_destroyed` until the grace period is over and nobody holds a checkpoint any more; a hard one goes on at once.
+1. One manifest version sets the mark and claims both roles (`metadata/destruction.py`). From then on no claim and no
+   edit succeeds, except those that give something up.
+2. The WAL is fenced and the compactions file is emptied, so that every process at work stops. The mark then records
+   the fence. A soft destruction ends here, and garbage collection calls `collect_destroyed` until the grace period is
+   over and no live checkpoint is left; a hard one goes on at once.
+3. The objects whose names a next database would use again are deleted: our own beside the database, and manifest 0.
+4. One manifest version erases the database: it refers to nothing any more, and the path is vacant. This is the commit
+   point, decided on the very version that it follows, so a checkpoint that came in between is seen. From here on a new
+   database may be created at the path, also while the rest is still being deleted.
+5. The checkpoints that the database placed in others are released, and its objects are deleted: first they are
+   listed, then the path is found still vacant, so none of them is the next database's. The residue stays, which proves
+   which ids were used: the newest manifest, the newest compactions file, the boundaries, and the fences of the last day
+   with, emptied, the WAL file before each. A late request of a former process then meets the residue and fails, also
+   one that repeats the creation of a WAL file because its answer was lost; a new database continues above it.
 
-Deletion releases the checkpoints this database placed in others, deletes all of its objects except the current
-manifest, then that, then the mark. A crash anywhere is made good by doing it again: the manifest says what is left
-to release, and the mark keeps everybody out until the end.
+A crash anywhere is made good by doing it again: the manifest says how far the destruction came. `purge` removes the
+residue when no process of the destroyed database can be left.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from enum import Enum
 from typing import Final
 from uuid import UUID
@@ -22,26 +32,34 @@ from uuid import UUID
 from flagstone.config.durations import as_duration
 from flagstone.errors import InvalidRequest
 from flagstone.metadata.borrowing import release_final
-from flagstone.metadata.fencing import Fence
+from flagstone.metadata.compactions import Compactions
+from flagstone.metadata.destruction import (
+    Destroyed,
+    MarkEntry,
+    erase,
+    find_mark,
+    is_mark,
+    is_vacant,
+    mark_destroyed,
+    mark_entries,
+    note_fence,
+)
+from flagstone.metadata.invariants import check_destruction
 from flagstone.metadata.manifest import Checkpoint, Manifest, remove_expired_checkpoints
-from flagstone.metadata.sequenced import Versioned
-from flagstone.metadata.stores import ManifestStore
+from flagstone.metadata.sequenced import SequencedConflict, Versioned
+from flagstone.metadata.stores import CompactionsStore, ManifestStore, NoDatabase
 from flagstone.runtime.clock import Clock
 from flagstone.runtime.ids import Ids
-from flagstone.runtime.pool import shared_pool
+from flagstone.runtime.pool import IoPool, shared_pool
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
 from flagstone.types import ManifestId, WalId
 from flagstone.views.checkpoint import is_expired
-from flagstone.views.marks import (
-    DESTROYED,
-    ORIGIN,
-    Destroyed,
-    load_destroyed,
-    save_destroyed,
-)
+from flagstone.views.marks import ORIGIN
+from flagstone.views.residue import PURGE_AGE, DestroyedObjects
 from flagstone.wal.fencing import write_fence
 from flagstone.wal.listing import find_frontier
+from flagstone.wal.pins import decode_pin
 
 _log = logging.getLogger("flagstone.views")
 
@@ -54,14 +72,15 @@ class Verdict(Enum):
 
     ALIVE = "it was not destroyed"
     WAITING = "its grace period is not over"
-    PINNED = "somebody holds checkpoints of it"
-    REOPENED = "somebody has opened it since"
+    PINNED = "live checkpoints hold it"
+    REOPENED = "a SlateDB writer has opened it since"
     DUE = "it may be deleted"
+    GONE = "it was deleted"
 
 
 @dataclass(frozen=True, slots=True)
 class Destruction:
-    """What destroying did, or would do: the objects deleted, and until when a soft one waits.
+    """What destroying did, or would do: the objects deleted, the residue kept, and until when a soft one waits.
 
     `unreleased` says which checkpoints of lenders were not released, and why: they are not provably this database's.
     """
@@ -70,19 +89,21 @@ class Destruction:
     deleted: tuple[str, ...] = ()
     due_ms: int | None = None
     checkpoints: tuple[Checkpoint, ...] = ()
+    kept: tuple[str, ...] = ()
     unreleased: tuple[str, ...] = ()
 
 
 def plan_destruction(mark: Destroyed | None, manifest: Manifest | None, *, now_ms: int) -> Verdict:
     """Whether a database may be deleted now. Pure.
 
-    A database that lost its manifest and still has its mark was being deleted: that is finished.
+    A claim of the compactor role does not keep it: a compactor of SlateDB, which does not know the mark, may be
+    restarted at any time. A claim of the writer role does, because rows may have been acknowledged since.
     """
-    if mark is None:
+    if mark is None or manifest is None:
         return Verdict.ALIVE
-    if manifest is None:
-        return Verdict.DUE
-    if not _same_epochs(mark, manifest):
+    if mark.erased:
+        return Verdict.GONE
+    if manifest.writer_epoch != mark.writer_epoch:
         return Verdict.REOPENED
     if now_ms < mark.due_ms:
         return Verdict.WAITING
@@ -90,23 +111,63 @@ def plan_destruction(mark: Destroyed | None, manifest: Manifest | None, *, now_m
 
 
 def live_checkpoints(manifest: Manifest, now_ms: int) -> tuple[Checkpoint, ...]:
-    """Those whose owners may still use them."""
-    return tuple(entry for entry in manifest.checkpoints if not is_expired(entry, now_ms // 1000))
+    """The checkpoints whose owners may still use them."""
+    return tuple(
+        entry
+        for entry in manifest.checkpoints
+        if not is_mark(entry) and not is_expired(entry, now_ms // 1000)
+    )
+
+
+def why_kept(done: Destruction) -> tuple[str, ...]:
+    """Why a destroyed database is still there, one reason each; none when it lives or is gone. Pure."""
+    if done.verdict is Verdict.REOPENED:
+        return ("a SlateDB writer has opened it since; destroy it again to delete it",)
+    if done.verdict not in (Verdict.WAITING, Verdict.PINNED):
+        return ()
+    grace = () if done.verdict is Verdict.PINNED else (f"its grace period ends at {_time(done.due_ms or 0)}",)
+    return (*grace, *map(_holder, done.checkpoints))
+
+
+def _holder(checkpoint: Checkpoint) -> str:
+    pin = decode_pin(checkpoint)
+    if pin is not None:
+        owner = f"of the consumer {pin.name!r}"
+    elif checkpoint.name:
+        owner = f"named {checkpoint.name!r}"
+    else:
+        owner = "without a name, of a reader, a clone or a compaction,"
+    until = "it is deleted" if checkpoint.expires_s is None else _time(1000 * checkpoint.expires_s)
+    return f"the checkpoint {checkpoint.id} {owner} holds it until {until}"
+
+
+def _time(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds")
 
 
 class Destroyer:
     """Destroys the database at `paths`."""
 
     def __init__(
-        self, store: ObjectStore, paths: DbPaths, *, wal_store: ObjectStore, clock: Clock, ids: Ids
+        self,
+        store: ObjectStore,
+        paths: DbPaths,
+        *,
+        wal_store: ObjectStore,
+        clock: Clock,
+        ids: Ids,
+        pool: IoPool | None = None,
     ) -> None:
         self._store = store
         self._wal_store = wal_store
         self._paths = paths
         self._clock = clock
         self._ids = ids
-        self._manifests = ManifestStore(store, paths, clock=clock, ids=ids)
+        self._pool = pool or shared_pool()
         self._unreleased: list[str] = []
+        self._manifests = ManifestStore(store, paths, clock=clock, ids=ids, check=check_destruction)
+        self._compactions = CompactionsStore(store, paths, clock=clock, ids=ids)
+        self._objects = DestroyedObjects(store, paths, wal_store=wal_store, compactions=self._compactions)
 
     def destroy(
         self, *, soft: bool = False, grace: timedelta | str = GRACE, dry_run: bool = False
@@ -117,87 +178,152 @@ class Destroyer:
         second soft destruction keeps the first one's time.
 
         Raises:
-            InvalidRequest: there is no database, or `soft` is False and somebody holds a checkpoint of it.
+            InvalidRequest: there is no database, or `soft` is False and there are live checkpoints.
 
         """
         grace = as_duration(grace, "grace", minimum=timedelta(0))
-        mark, latest = load_destroyed(self._store, self._paths), self._manifests.latest()
+        latest = self._manifests.latest_stored()
         if latest is None:
-            return self._destroy_remains(mark, dry_run=dry_run)
+            return self._destroy_remains(dry_run=dry_run)
+        if is_vacant(latest.value):
+            return self._finish(latest, dry_run=dry_run)
         held = live_checkpoints(latest.value, self._clock.now_ms())
         if not soft:
             self._refuse_pinned(held)
         if dry_run:
-            doomed = (*self._doomed(latest.id), self._last(latest))
+            doomed = self._objects.planned(latest)
             return Destruction(Verdict.WAITING if soft else Verdict.DUE, doomed, checkpoints=held)
+        marked, entry = self._mark(grace if soft else timedelta(0), refuse_pinned=not soft)
         if soft:
-            mark = self._mark_and_claim(mark, latest.value, grace)
-            return Destruction(Verdict.WAITING, due_ms=mark.due_ms, checkpoints=held)
-        marked_before = mark is not None
-        self._mark_and_claim(mark, latest.value, timedelta(0))
-        # Once more: a checkpoint may have been created before the mark was there.
-        latest = self._manifests.require_latest()
-        held = live_checkpoints(latest.value, self._clock.now_ms())
-        if held:
-            if not marked_before:
-                self._store.delete(self._paths.own(DESTROYED))
-            self._refuse_pinned(held)
-        return Destruction(Verdict.DUE, self._delete(latest), unreleased=tuple(self._unreleased))
+            held = live_checkpoints(marked.value, self._clock.now_ms())
+            return Destruction(Verdict.WAITING, due_ms=entry.mark.due_ms, checkpoints=held)
+        erased, named = self._erase()
+        if not is_vacant(erased.value):
+            self._refuse_pinned(live_checkpoints(erased.value, self._clock.now_ms()))
+            raise InvalidRequest(
+                f"a SlateDB writer has opened {self._paths.root!r} while it was being destroyed; stop it and destroy "
+                "the database again"
+            )
+        return self._delete(erased, Verdict.DUE, named)
 
     def collect(self, *, dry_run: bool = False) -> Destruction:
         """Delete the database if it was destroyed and its time has come; otherwise say why not."""
-        mark, latest = load_destroyed(self._store, self._paths), self._manifests.latest()
-        now_ms = self._clock.now_ms()
-        verdict = plan_destruction(mark, None if latest is None else latest.value, now_ms=now_ms)
-        due_ms = None if mark is None else mark.due_ms
-        held = () if latest is None else live_checkpoints(latest.value, now_ms)
-        if verdict is not Verdict.DUE:
-            return Destruction(verdict, due_ms=due_ms, checkpoints=held)
+        latest = self._manifests.latest_stored()
         if latest is None:
-            return self._destroy_remains(mark, dry_run=dry_run)
-        if dry_run:
-            return Destruction(verdict, (*self._doomed(latest.id), self._last(latest)), due_ms)
-        return Destruction(verdict, self._delete(latest), due_ms, unreleased=tuple(self._unreleased))
+            return Destruction(Verdict.ALIVE)
+        entry = find_mark(latest.value)
+        if entry is None:
+            return Destruction(Verdict.ALIVE)
+        if entry.mark.erased:
+            # Quiet where nothing is left to do: garbage collection then finds no database.
+            leftovers = self._objects.doomed(latest) or latest.value.external_dbs
+            return self._finish(latest, dry_run=dry_run) if leftovers else Destruction(Verdict.GONE)
+        due_ms = entry.mark.due_ms
+        verdict = plan_destruction(entry.mark, latest.value, now_ms=self._clock.now_ms())
+        if verdict is Verdict.DUE and dry_run:
+            return Destruction(verdict, self._objects.planned(latest), due_ms)
+        if verdict is Verdict.DUE:
+            self._take_over(latest, entry)
+            latest, named = self._erase()
+            if is_vacant(latest.value):
+                return replace(self._delete(latest, verdict, named), due_ms=due_ms)
+            verdict = plan_destruction(entry.mark, latest.value, now_ms=self._clock.now_ms())
+        held = live_checkpoints(latest.value, self._clock.now_ms())
+        return Destruction(verdict, due_ms=due_ms, checkpoints=held)
+
+    def purge(self, *, min_age: timedelta = PURGE_AGE) -> tuple[str, ...]:
+        """Delete the residue of a database that was destroyed at least `min_age` ago; returns what was deleted.
+
+        Afterwards ids start at 1 again. So no process of the destroyed database may be left, and no request of one:
+        it would not be recognised. The manifest goes last, so a crash leaves a path that can be purged again.
+
+        Raises:
+            InvalidRequest: there is a database, or none was destroyed there, or not long enough ago.
+
+        """
+        latest = self._manifests.latest_stored()
+        if latest is None:
+            raise NoDatabase(f"nothing is left of a database at {self._paths.root!r} in {self._store.url}")
+        if not is_vacant(latest.value):
+            raise InvalidRequest(f"there is a database at {self._paths.root!r}; destroy it first")
+        born_ms = max((entry.meta.last_modified_ms for entry in self._manifests.list()), default=0)
+        age = timedelta(milliseconds=self._clock.now_ms() - born_ms)
+        if age < min_age:
+            raise InvalidRequest(
+                f"the database at {self._paths.root!r} was deleted {age} ago; what is left keeps late requests of its "
+                f"processes from being taken for the next database's, and stays for at least {min_age}"
+            )
+        self._delete(latest, Verdict.GONE)
+        last = self._paths.manifest(ManifestId(latest.id))
+        residue = tuple(path for path in self._objects.kept(latest) if path != last)
+        self._objects.delete_all(residue)
+        self._store.delete_many([meta.path for meta in self._store.list(self._paths.own_folder)])
+        self._store.delete(last)
+        for folder in self._paths.folders:
+            self._objects.forget_records(folder, lambda _: True)
+        return (*residue, last)
 
     # -- taking over --------------------------------------------------------------------------------------
 
-    def _mark_and_claim(self, mark: Destroyed | None, manifest: Manifest, grace: timedelta) -> Destroyed:
-        """Mark first, then claim: who opens the database meanwhile sees the mark, or is replaced by the claim."""
-        if mark is not None and mark.writer_epoch is not None and _same_epochs(mark, manifest):
-            return mark
-        begun = Destroyed(self._clock.now_ms(), round(grace.total_seconds() * 1000))
-        save_destroyed(self._store, self._paths, begun)
-        now_s = begun.at_ms // 1000
-        claimed = self._manifests.update(
-            lambda now: replace(
-                remove_expired_checkpoints(now.value, now_s),
-                writer_epoch=now.value.writer_epoch + 1,
-                compactor_epoch=now.value.compactor_epoch + 1,
+    def _mark(self, grace: timedelta, *, refuse_pinned: bool) -> tuple[Versioned[Manifest], MarkEntry]:
+        """Set the mark and take both roles over. Nothing has changed when this is refused."""
+        mark_id, at_ms = self._ids.uuid(), self._clock.now_ms()
+
+        def edit(now: Versioned[Manifest]) -> Manifest | None:
+            if refuse_pinned:
+                self._refuse_pinned(live_checkpoints(now.value, at_ms))
+            entry = find_mark(now.value)
+            if entry is not None and entry.mark.writer_epoch == now.value.writer_epoch:
+                return None
+            return mark_destroyed(
+                remove_expired_checkpoints(now.value, at_ms // 1000),
+                mark_id=mark_id,
+                at_ms=at_ms,
+                grace_ms=round(grace.total_seconds() * 1000),
+                manifest_id=ManifestId(now.next_id),
             )
-        ).value
-        self._fence_log(claimed)
-        done = replace(begun, writer_epoch=claimed.writer_epoch, compactor_epoch=claimed.compactor_epoch)
-        save_destroyed(self._store, self._paths, done)
-        return done
 
-    def _fence_log(self, claimed: Manifest) -> None:
-        fence = Fence("writer", claimed.writer_epoch)
+        marked = self._manifests.update(edit)
+        entry = find_mark(marked.value)
+        if entry is None:
+            raise InvalidRequest(f"the database at {self._paths.root!r} was deleted by another process")
+        return self._take_over(marked, entry), entry
 
-        def refresh() -> Manifest:
-            latest = self._manifests.require_latest().value
-            fence.check(latest)
-            return latest
+    def _take_over(self, marked: Versioned[Manifest], entry: MarkEntry) -> Versioned[Manifest]:
+        """End the WAL and the compactions for every process at work, once: the mark remembers it."""
+        if entry.mark.fence_id is not None:
+            return marked
+        fence_id = self._fence_wal(marked.value)
+        self._end_compactions()
+        return self._manifests.update(lambda now: note_fence(now.value, fence_id))
 
+    def _fence_wal(self, claimed: Manifest) -> WalId:
         frontier = find_frontier(
             self._wal_store,
             self._paths,
             claimed.replay_after_wal_id,
             expected=claimed.wal_id_last_seen,
-            pool=shared_pool(),
+            pool=self._pool,
         )
-        write_fence(
-            self._wal_store, self._paths, WalId(frontier + 1), claimed, refresh=refresh, pool=shared_pool()
+        return write_fence(
+            self._wal_store,
+            self._paths,
+            WalId(frontier + 1),
+            claimed,
+            refresh=lambda: self._manifests.require_latest().value,
+            pool=self._pool,
         )
+
+    def _end_compactions(self) -> None:
+        """Take the compactions file over and drop all jobs: workers find that theirs are gone."""
+        if self._compactions.latest() is None:
+            return
+        epoch = self._manifests.require_latest().value.compactor_epoch
+
+        def edit(now: Versioned[Compactions]) -> Compactions:
+            return replace(now.value, compactor_epoch=max(epoch, now.value.compactor_epoch), jobs=())
+
+        self._compactions.update(edit)
 
     def _refuse_pinned(self, held: tuple[Checkpoint, ...]) -> None:
         if held:
@@ -216,20 +342,74 @@ class Destroyer:
 
     # -- deleting -----------------------------------------------------------------------------------------
 
-    def _delete(self, latest: Versioned[Manifest]) -> tuple[str, ...]:
-        for lender in latest.value.external_dbs:
+    def _erase(self) -> tuple[Versioned[Manifest], tuple[str, ...]]:
+        """Make the path vacant, unless a checkpoint or a writer has come in between.
+
+        Returns the current manifest, and what was deleted before.
+        """
+        named = self._objects.delete_named()
+        wal_ids = (self._paths.parse_wal(meta.path) for meta in self._wal_store.list(self._paths.wal_folder))
+        wal_end = max((wal_id for wal_id in wal_ids if wal_id is not None), default=WalId(0))
+
+        def edit(now: Versioned[Manifest]) -> Manifest | None:
+            entry = find_mark(now.value)
+            if entry is None or entry.mark.erased or entry.mark.writer_epoch != now.value.writer_epoch:
+                return None
+            if live_checkpoints(now.value, self._clock.now_ms()):
+                return None
+            return erase(now.value, entry, manifest_id=ManifestId(now.next_id), wal_end=wal_end)
+
+        self._manifests.update(edit)
+        stored = self._manifests.latest_stored()
+        assert stored is not None, "a manifest was just read or written, and the newest one is never deleted"
+        return stored, named
+
+    def _finish(self, vacant: Versioned[Manifest], *, dry_run: bool) -> Destruction:
+        """Delete what an interrupted destruction, or a late request of a former process, has left."""
+        doomed = self._objects.doomed(vacant)
+        if not doomed and not vacant.value.external_dbs:
+            if not dry_run:
+                self._objects.forget_used_up(vacant, self._compactions.latest())
+            raise NoDatabase(f"no database at {self._paths.root!r} in {self._store.url}; check the path")
+        if dry_run:
+            return Destruction(Verdict.DUE, doomed, kept=self._objects.kept(vacant))
+        return self._delete(vacant, Verdict.DUE)
+
+    def _delete(
+        self, vacant: Versioned[Manifest], verdict: Verdict, named: tuple[str, ...] = ()
+    ) -> Destruction:
+        lenders = vacant.value.external_dbs
+        for lender in lenders:
             if lender.final_checkpoint_id is not None:
                 self._release(lender.path, lender.final_checkpoint_id)
-        doomed = self._doomed(latest.id)
-        self._delete_all(doomed)
-        self._store.delete(self._last(latest))
-        self._store.delete(self._paths.own(DESTROYED))
-        return (*doomed, self._last(latest))
+        if lenders:
+            vacant = self._forget_lenders(vacant)
+        # Before any delete: a process that creates one of these ids again must find out.
+        self._manifests.advance_boundary(vacant.id - 1)
+        jobs = self._compactions.latest()
+        if jobs is not None:
+            self._compactions.advance_boundary(jobs.id - 1)
+        doomed = self._objects.doomed(vacant)
+        latest = self._manifests.latest_stored()
+        if latest is None or latest.id != vacant.id:
+            # A new database is there, and some of what was listed may be its own: its collector deletes the rest.
+            return Destruction(verdict, named, unreleased=tuple(self._unreleased))
+        self._objects.empty_kept_wal(vacant)
+        self._objects.delete_all(doomed)
+        self._objects.forget_used_up(vacant, jobs)
+        return Destruction(
+            verdict,
+            (*doomed, *named),
+            kept=self._objects.kept(vacant),
+            unreleased=tuple(self._unreleased),
+        )
 
-    def _delete_all(self, doomed: tuple[str, ...]) -> None:
-        logs = {path for path in doomed if self._paths.parse_wal(path) is not None}
-        self._wal_store.delete_many(sorted(logs))
-        self._store.delete_many([path for path in doomed if path not in logs])
+    def _forget_lenders(self, vacant: Versioned[Manifest]) -> Versioned[Manifest]:
+        entry = mark_entries(vacant.value)[-1]
+        value = erase(vacant.value, entry, manifest_id=ManifestId(vacant.next_id))
+        with suppress(SequencedConflict):  # a new database has taken the entries over, and detaches them
+            return self._manifests.create_next(replace(value, external_dbs=()), vacant)
+        return vacant
 
     def _release(self, path: str, checkpoint_id: UUID) -> None:
         """Let a lender collect what it kept for this database, if the checkpoint is provably this database's."""
@@ -241,33 +421,14 @@ class Destroyer:
                 "a checkpoint of a lender is kept path=%s reason=%s", self._paths.root, released.kept
             )
 
-    def _last(self, latest: Versioned[Manifest]) -> str:
-        return self._paths.manifest(ManifestId(latest.id))
-
-    def _doomed(self, current_id: int | None) -> tuple[str, ...]:
-        """Every object of the database but the current manifest and the mark. What is not ours by name stays."""
-        paths = self._paths
-        found = [
-            *_ours(self._wal_store, paths.wal_folder, paths.parse_wal),
-            *_ours(self._store, paths.table_folder, paths.parse_table),
-            *_ours(self._store, paths.compactions_folder, paths.parse_compactions),
-            *_ours(self._store, paths.gc_folder, paths.parse_boundary),
-            *_ours(self._store, paths.manifest_folder, paths.parse_manifest),
-            *(meta.path for meta in self._store.list(paths.own_folder)),
-        ]
-        kept = {paths.own(DESTROYED)}
-        if current_id is not None:
-            kept.add(paths.manifest(ManifestId(current_id)))
-        return tuple(path for path in found if path not in kept)
-
-    def _destroy_remains(self, mark: Destroyed | None, *, dry_run: bool) -> Destruction:
-        """Delete what an interrupted destruction, or a clone that never got a manifest, has left."""
-        doomed = self._doomed(None)
-        if mark is None and self._paths.own(ORIGIN) not in doomed:
-            raise InvalidRequest(f"no database at {self._paths.root!r} in {self._store.url}; check the path")
+    def _destroy_remains(self, *, dry_run: bool) -> Destruction:
+        """Delete what a clone that never got a manifest has left."""
+        doomed = self._objects.doomed(None)
+        if self._paths.own(ORIGIN) not in doomed:
+            raise NoDatabase(f"no database at {self._paths.root!r} in {self._store.url}; check the path")
         if not dry_run:
-            self._delete_all(doomed)
-            self._store.delete(self._paths.own(DESTROYED))
+            self._objects.delete_all(doomed)
+            self._objects.forget_records(self._paths.own_folder, lambda _: True)
         return Destruction(Verdict.DUE, doomed)
 
 
@@ -282,15 +443,7 @@ def collect_destroyed(
 ) -> Destruction:
     """What garbage collection does first: delete a database that was destroyed, once its time has come.
 
-    A database without a mark costs the mark's and the manifest's requests, and nothing happens to it. After
-    `Verdict.DUE` there is nothing left to collect.
+    A database without a mark costs the requests for its manifest, and nothing happens to it. After `Verdict.DUE` there
+    is nothing left to collect.
     """
     return Destroyer(store, paths, wal_store=wal_store, clock=clock, ids=ids).collect(dry_run=dry_run)
-
-
-def _same_epochs(mark: Destroyed, manifest: Manifest) -> bool:
-    return (mark.writer_epoch, mark.compactor_epoch) == (manifest.writer_epoch, manifest.compactor_epoch)
-
-
-def _ours(store: ObjectStore, folder: str, parse: Callable[[str], object | None]) -> Iterable[str]:
-    return [meta.path for meta in store.list(folder) if parse(meta.path) is not None]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from flagstone.errors import InvalidRequest
+from flagstone.metadata.destruction import wal_shift
 from flagstone.metadata.manifest import Manifest
 from flagstone.runtime.pool import IoPool, shared_pool
 from flagstone.store.paths import DbPaths
@@ -49,18 +50,20 @@ def require_flushed(
 
 
 def copy_log(wal_store: ObjectStore, source: DbPaths, to: DbPaths, manifest: Manifest) -> None:
-    """Copy the log of a pinned state under the same numbers.
+    """Copy the WAL of a pinned state under the same ids; at a path where a database was destroyed, under higher ones.
 
     A crash leaves some of the files; copying again adds the others. A file that is there already must be the same:
     one that differs means that somebody has opened the unfinished clone for writing.
     """
+    shift = wal_shift(manifest)
 
     def copy(wal_id: int) -> None:
+        origin = source.wal(WalId(wal_id - shift))
         try:
-            data = wal_store.get(source.wal(WalId(wal_id))).data
+            data = wal_store.get(origin).data
         except ObjectMissing:
             raise InvalidRequest(
-                f"{source.wal(WalId(wal_id))} is gone, so the checkpoint this clone is made from has expired and was "
+                f"{origin} is gone, so the checkpoint this clone is made from has expired and was "
                 f"collected; destroy the unfinished clone at {to.root!r} and make it again"
             ) from None
         path = to.wal(WalId(wal_id))
@@ -69,7 +72,7 @@ def copy_log(wal_store: ObjectStore, source: DbPaths, to: DbPaths, manifest: Man
         except ObjectExists:
             if wal_store.get(path).data != data:
                 raise InvalidRequest(
-                    f"{path} differs from {source.wal(WalId(wal_id))}: the unfinished clone was opened for writing; "
+                    f"{path} differs from {origin}: the unfinished clone was opened for writing; "
                     f"destroy {to.root!r} and clone again"
                 ) from None
 

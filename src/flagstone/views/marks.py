@@ -1,8 +1,9 @@
-"""Two objects of our own beside a database, for what its manifest has no field for. SlateDB does not see them.
+"""The origin of a clone, and whether a database may be used at all.
 
-`flagstone/origin` is written before the first manifest of a clone: what it is made of, so that the same call can
-finish it, and which keys may be written to it. `flagstone/destroyed` says that the database is to be deleted.
-Both are JSON, and keys are in hexadecimal.
+`flagstone/origin` is an object of our own beside the database, for what its manifest has no field for. It is written
+before the first manifest of a clone: what the clone is made of, so that the same call can finish it, and which keys may
+be written to it. It is JSON, with keys in hexadecimal. That a database is destroyed stands in its manifest
+(`metadata/destruction.py`). SlateDB sees neither.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from typing import Any, Final
 from uuid import UUID
 
 from flagstone.errors import CorruptData, InvalidRequest
+from flagstone.metadata.destruction import Destroyed, find_mark
+from flagstone.metadata.manifest import Manifest
+from flagstone.metadata.stores import ManifestStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectExists, ObjectMissing, ObjectStore
 from flagstone.types import KeyRange
 
 ORIGIN: Final = "origin"
-DESTROYED: Final = "destroyed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +39,6 @@ class Origin:
 
     sources: tuple[CloneSource, ...]
     writable: tuple[KeyRange, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Destroyed:
-    """When a database was given up, and how long it is kept after that.
-
-    The epochs are those its destroyer claimed, None until it has. Where the manifest shows others, somebody has
-    opened the database since, with a SlateDB that does not know of the mark.
-    """
-
-    at_ms: int
-    grace_ms: int
-    writer_epoch: int | None = None
-    compactor_epoch: int | None = None
-
-    @property
-    def due_ms(self) -> int:
-        """From then on it may be deleted."""
-        return self.at_ms + self.grace_ms
 
 
 def load_origin(store: ObjectStore, paths: DbPaths) -> Origin | None:
@@ -98,36 +82,30 @@ def save_origin(store: ObjectStore, paths: DbPaths, origin: Origin) -> Origin:
 
 
 def load_destroyed(store: ObjectStore, paths: DbPaths) -> Destroyed | None:
-    """The mark of a database that is to be deleted, or None."""
-    found = _load(store, paths.own(DESTROYED))
-    if found is None:
-        return None
-    try:
-        return Destroyed(
-            int(found["at_ms"]), int(found["grace_ms"]), found["writer_epoch"], found["compactor_epoch"]
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptData(f"not a mark of destruction: {error}", object=paths.own(DESTROYED)) from None
-
-
-def save_destroyed(store: ObjectStore, paths: DbPaths, mark: Destroyed) -> None:
-    """Mark the database; an earlier mark is replaced."""
-    said = {
-        "at_ms": mark.at_ms,
-        "grace_ms": mark.grace_ms,
-        "writer_epoch": mark.writer_epoch,
-        "compactor_epoch": mark.compactor_epoch,
-    }
-    store.put(paths.own(DESTROYED), json.dumps(said, indent=1).encode())
+    """The mark of a database that is destroyed and not deleted yet; None when it lives, or there is none."""
+    latest = ManifestStore(store, paths).latest()
+    entry = None if latest is None else find_mark(latest.value)
+    return None if entry is None else entry.mark
 
 
 def require_alive(store: ObjectStore, paths: DbPaths) -> None:
-    """Refuse a database that was destroyed, with `InvalidRequest`. One small request."""
+    """Refuse a database that was destroyed, with `InvalidRequest`."""
     if load_destroyed(store, paths) is not None:
-        raise InvalidRequest(
-            f"the database at {paths.root!r} in {store.url} was destroyed and is going to be deleted; "
-            "use another path, or wait until it is gone"
-        )
+        raise destroyed_database(store, paths)
+
+
+def refuse_destroyed(manifest: Manifest, store: ObjectStore, paths: DbPaths) -> None:
+    """Refuse a database whose manifest says that it was destroyed, with `InvalidRequest`."""
+    if find_mark(manifest) is not None:
+        raise destroyed_database(store, paths)
+
+
+def destroyed_database(store: ObjectStore, paths: DbPaths) -> InvalidRequest:
+    """What a caller hears who wants to open a destroyed database, or to make something of it."""
+    return InvalidRequest(
+        f"the database at {paths.root!r} in {store.url} was destroyed and is going to be deleted; "
+        "use another path, or wait until it is gone"
+    )
 
 
 def _load(store: ObjectStore, path: str) -> Any | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from flagstone.errors import Unavailable
 from flagstone.metadata.manifest import Manifest
 from flagstone.runtime.pool import IoPool
 from flagstone.store.paths import DbPaths
@@ -17,6 +18,7 @@ from flagstone.types import WalId
 from flagstone.wal.listing import find_frontier
 
 FENCE: Final = b""
+_ATTEMPTS: Final = 10_000
 
 
 def write_fence(
@@ -36,10 +38,11 @@ def write_fence(
     and raises `Closed` (reason "fenced") if somebody else has claimed the database since; otherwise the file
     is the former writer's last flush or another claimant's fence, and the next id is tried.
 
-    A crash afterwards leaves an empty file that replay reads as no rows.
+    A crash afterwards leaves an empty file that replay reads as no rows. A former writer that creates files faster
+    than they can be fenced ends this with `Unavailable`.
     """
     manifest = claimed
-    while True:
+    for _ in range(_ATTEMPTS):
         if candidate <= manifest.replay_after_wal_id:
             frontier = find_frontier(
                 wal_store,
@@ -56,3 +59,7 @@ def write_fence(
             candidate = WalId(candidate + 1)
         else:
             return candidate
+    raise Unavailable(
+        f"the WAL of {paths.root!r} could not be fenced: the next id was taken {_ATTEMPTS} times, the last was "
+        f"{candidate - 1}; stop the former writer and try again"
+    )

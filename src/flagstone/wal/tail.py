@@ -235,6 +235,9 @@ class WalReader:
 
     def _turns(self, start_id: int | Sequence[int] | None, pace: Pace, *, allow_gaps: bool) -> Turns:
         start = None if start_id is None else _position(start_id)
+        if allow_gaps:
+            # Otherwise a gap in the sequence numbers tells that another database has taken the place of this one.
+            self._manifests.latest()
         return Turns(
             begin=lambda: self._begin(start),
             load=self._load,
@@ -282,6 +285,9 @@ class WalReader:
         return self._decode(wal_id, stored)
 
     def _decode(self, wal_id: WalId, stored: bytes) -> ChangeBatch:
+        if not stored:
+            # A fence: another writer begins here, or another database at the same path, which ends this reader.
+            self._manifests.latest()
         changes = [change_of(row, wal_id) for row in decode_wal(stored, self._paths.wal(wal_id))]
         last_seq = changes[-1].seq if changes else UNKNOWN_SEQ
         return ChangeBatch(wal_id, changes, Position(WalId(wal_id + 1), last_seq))

@@ -121,8 +121,14 @@ def test_deleting_without_confirmation_only_tells(shop: Flagstone) -> None:
     assert [file for file in shop.path.rglob("*") if file.is_file()] == files
 
 
-def test_a_confirmed_deletion_leaves_nothing(shop: Flagstone) -> None:
-    assert shop.json("delete-db", "--confirm")["state"] == "due"
+def test_a_confirmed_deletion_leaves_the_residue_and_a_purge_leaves_nothing(shop: Flagstone) -> None:
+    done = shop.json("delete-db", "--confirm")
+    assert done["state"] == "due"
+    left = {file.relative_to(shop.path.parent).as_posix() for file in shop.path.rglob("*") if file.is_file()}
+    assert left == set(done["kept"])
+    assert len(left) == 5
+    assert "stays for at least" in shop.refused("purge-db", "--yes")
+    assert set(shop.json("purge-db", "--yes", "--min-age", "0s")["deleted"]) == left
     assert not [file for file in shop.path.rglob("*") if file.is_file()]
     assert "no database at" in shop.refused("stats")
 

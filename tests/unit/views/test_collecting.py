@@ -58,7 +58,7 @@ def test_parts_of_a_union_collected_and_destroyed_leave_it_whole(world: World) -
     world.clock.advance(3_700_000)
     world.admin("b").collect_garbage(min_age=NOW)
 
-    assert not world.objects("b")
+    assert not world.objects("b/compacted")
     assert world.scan("u") == expected
     assert world.admin("u").verify().ok
 

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from flagstone.errors import FlagstoneError
 from flagstone.metadata.compactions import Compactions
+from flagstone.metadata.destruction import require_not_destroyed
 from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.sequenced import UPDATE_TIMEOUT_S, SequencedObject, Versioned
 from flagstone.metadata.stores import CompactionsStore, ManifestStore
@@ -76,8 +77,14 @@ class Board:
         self.changed()
 
     def fetch_manifest(self) -> Versioned[Manifest]:
-        """The current manifest, from the store."""
+        """The current manifest, from the store.
+
+        Raises:
+            Closed: the database was destroyed.
+
+        """
         latest = self.manifests.poll()
+        require_not_destroyed(latest.value)
         self.note_manifest(latest)
         return latest
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Final
 
-from flagstone.errors import FlagstoneError
+from flagstone.errors import FlagstoneError, Unavailable
 from flagstone.maintenance.compaction.board import Board
 from flagstone.maintenance.compaction.lifecycle import is_released, release_role, reset_jobs
 from flagstone.metadata.compactions import Compactions
@@ -18,6 +19,8 @@ from flagstone.runtime.ids import Ids, ulid_ms
 from flagstone.types import Ulid
 
 _log = logging.getLogger("flagstone.compaction")
+
+_ATTEMPTS: Final = 100
 
 
 def claim_role(board: Board) -> Fence:
@@ -33,13 +36,15 @@ def claim_role(board: Board) -> Fence:
     board.note_manifest(claimed)
     board.publish(claimed)
     current = claim_compactions(board.compactions, fence)
-    while True:
+    for _ in range(_ATTEMPTS):
         fence.check(current.value)
         try:
             current = board.compactions.create_next(reset_jobs(current.value), current)
             break
         except SequencedConflict:
             current = board.compactions.require_latest()
+    else:
+        raise Unavailable(f"lost {_ATTEMPTS} races for the compactions file; try again")
     board.note_jobs(current)
     _log.info("became compaction coordinator epoch=%d", fence.epoch)
     return fence

@@ -206,7 +206,7 @@ class Worker:
         if self._polls and now >= self._poll_at:
             interval_s = self._options.compactions_poll_interval.total_seconds()
             self._poll_at = now + self._ids.jitter(interval_s, _POLL_JITTER)
-            self._board.fetch_jobs()
+            self._fetch_jobs()
         jobs = self._board.jobs
         if jobs is None:
             return
@@ -216,6 +216,16 @@ class Worker:
             self._beat_at = now + self._options.heartbeat_interval.total_seconds()
             self._heartbeat.set(self._clock.now_ms())
         self._reconcile(jobs)
+
+    def _fetch_jobs(self) -> None:
+        """Look at the compactions file. One that was claimed since may be that of a destroyed database, or of another
+        one at the same path: then the manifest says so, and raises `Closed`.
+        """
+        before, jobs = self._board.jobs, self._board.fetch_jobs()
+        if jobs is None or before is None:
+            return
+        if jobs.value.compactor_epoch != before.value.compactor_epoch:
+            self._board.fetch_manifest()
 
     def _edited(self, jobs: Compactions) -> Compactions:
         """The file with all this worker has to say at the moment."""

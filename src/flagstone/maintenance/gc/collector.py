@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from flagstone.errors import InvalidRequest
@@ -20,10 +21,18 @@ from flagstone.store.port import ObjectStore
 _log = logging.getLogger("flagstone.gc")
 
 
-class Bury(Protocol):
-    """Deletes the database as a whole if that is its fate, and says what was deleted; None when it lives on."""
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """What became of a database that was destroyed: the objects deleted, or why it is still there."""
 
-    def __call__(self, *, dry_run: bool) -> Iterable[str] | None: ...
+    deleted: tuple[str, ...] = ()
+    waits_for: tuple[str, ...] = ()
+
+
+class Bury(Protocol):
+    """Deletes a destroyed database as a whole if its time has come; None when it was not destroyed."""
+
+    def __call__(self, *, dry_run: bool) -> Remains | None: ...
 
 
 class Collector:
@@ -83,17 +92,23 @@ class Collector:
         self._halted = True
 
     def _buried(self, report: GarbageReport, *, dry_run: bool) -> bool:
-        gone = None if self._bury is None else self._bury(dry_run=dry_run)
-        if gone is None:
+        remains = None if self._bury is None else self._bury(dry_run=dry_run)
+        if remains is None:
+            return False
+        report.waits_for = list(remains.waits_for)
+        if remains.waits_for:
             return False
         entry = report.of("destroyed")
         entry.dry_run = dry_run
-        for path in gone:
+        for path in remains.deleted:
             entry.act(path, "its database was destroyed")
+        report.gone = not dry_run
         return True
 
     def _count(self, report: GarbageReport) -> None:
         self._rounds.add()
+        for reason in report.waits_for:
+            _log.info("a destroyed database is still there database=%s reason=%s", report.database, reason)
         for entry in report:
             if not entry.dry_run:
                 self._metrics.counter("slatedb.gc.deleted_count", resource=entry.kind).add(entry.deleted)

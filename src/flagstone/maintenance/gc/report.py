@@ -66,6 +66,9 @@ class KindReport:
 class GarbageReport:
     """One round. `manifest_id` is the manifest it ended with.
 
+    `gone` says that the database was destroyed and is deleted now. `waits_for` says why one that was destroyed is
+    still there: its grace period, or who holds it and until when.
+
     `revisit_in_ms` is when something that only its age or a checkpoint keeps becomes garbage; None when that
     takes a new manifest.
     """
@@ -75,6 +78,8 @@ class GarbageReport:
     manifest_id: int = 0
     seconds: float = 0.0
     revisit_in_ms: int | None = None
+    gone: bool = False
+    waits_for: list[str] = field(default_factory=list)
 
     def of(self, kind: Kind) -> KindReport:
         """The report of one kind, begun when there is none."""
@@ -107,5 +112,7 @@ class GarbageReport:
             "database": self.database,
             "manifest_id": self.manifest_id,
             "seconds": self.seconds,
+            "gone": self.gone,
+            "waits_for": list(self.waits_for),
             "kinds": {entry.kind: entry.to_dict() for entry in self},
         }

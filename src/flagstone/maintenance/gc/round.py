@@ -25,7 +25,7 @@ from flagstone.maintenance.gc.reach import PinnedManifests, Reach, pinned_ids
 from flagstone.maintenance.gc.report import GarbageReport
 from flagstone.maintenance.gc.store_clock import StoreClock
 from flagstone.maintenance.gc.tables import TableObject, compacted_l0, plan_tables, table_cutoff
-from flagstone.maintenance.gc.two_phase import collect_leftovers, find_inside, find_two_phase
+from flagstone.maintenance.gc.two_phase import collect_leftovers, find_two_phase
 from flagstone.maintenance.gc.wal import WalObject, kept_ranges, plan_wal
 from flagstone.metadata.borrowing import release_final
 from flagstone.metadata.compactions import Compactions
@@ -36,7 +36,7 @@ from flagstone.runtime.clock import Clock
 from flagstone.runtime.metrics import Metrics
 from flagstone.store.local import LocalStore
 from flagstone.store.paths import DbPaths
-from flagstone.store.port import ObjectStore
+from flagstone.store.port import ObjectStore, find_inside
 
 _BATCH: Final = 1000
 _LONGEST_UPLOAD_MS: Final = 60 * 60 * 1000

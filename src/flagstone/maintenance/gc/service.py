@@ -7,7 +7,7 @@ tried again at the next turn. A process that is killed in between leaves garbage
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,7 +16,8 @@ from flagstone.maintenance.gc.collector import Collector
 from flagstone.maintenance.gc.options import KindOptions
 from flagstone.maintenance.gc.plan import Kind
 from flagstone.maintenance.gc.report import GarbageReport
-from flagstone.runtime.clock import Clock
+from flagstone.metadata.stores import NoDatabase
+from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.sync import Event
 
 _log = logging.getLogger("flagstone.gc")
@@ -28,6 +29,8 @@ _LOOK_AT_LEAST_EVERY_S: Final = 24 * 60 * 60.0
 """Somebody may have left tables behind without ever having changed the manifest."""
 
 _IDLE_S: Final = 3600.0
+_DISCOVER_EVERY_S: Final = 600.0
+"""How often databases that are new are looked for."""
 
 
 @dataclass(slots=True)
@@ -74,6 +77,7 @@ class GarbageCollection:
         self._rounds = 0
         self._skipped = 0
         self._halted = False
+        self._gone = False
         self._failure: str | None = None
         self._report: GarbageReport | None = None
         started = clock.monotonic()
@@ -84,8 +88,11 @@ class GarbageCollection:
         }
 
     def run_once(self) -> float | None:
-        """Collect what is due, unless nothing can have changed; says when the next kind is due."""
-        if self._halted:
+        """Collect what is due, unless nothing can have changed; says when the next kind is due.
+
+        None is the end: it was halted, or its database is gone.
+        """
+        if self._halted or self._gone:
             return None
         if not self._turns:
             return _IDLE_S
@@ -100,12 +107,19 @@ class GarbageCollection:
             self._collect(useful, now)
         else:
             self._skipped += bool(due)
+        if self._gone:
+            return None
         return max(0.0, min(turn.due_at for turn in self._turns.values()) - self._clock.monotonic())
 
     def halt(self) -> None:
         """Begin no further round, and let one that is under way end early; does not wait."""
         self._halted = True
         self._collector.halt()
+
+    @property
+    def gone(self) -> bool:
+        """Whether it has ended because there is no database any more."""
+        return self._gone
 
     def status(self) -> dict[str, Any]:
         """How it goes, as plain values."""
@@ -121,6 +135,10 @@ class GarbageCollection:
             report = self._collector.collect(kinds)
             if report.deleted:
                 self._collected(report)
+        except NoDatabase as error:
+            self._gone = True
+            self._failure = str(error)
+            return
         except Closed:
             # The database is being closed, or somebody else owns it now; its own services say so.
             return
@@ -135,9 +153,10 @@ class GarbageCollection:
             return
         self._rounds += 1
         self._report = report
+        self._gone = report.gone
         self._failure = "; ".join(report.errors) or None
         revisit_at = None if report.revisit_in_ms is None else now + report.revisit_in_ms / 1000
-        for kind in kinds:
+        for kind in kinds if not report.gone else ():
             turn = self._turns[kind]
             turn.looked_at, turn.revisit_at = now, revisit_at
             # After an error the round must be repeated, whether or not the manifest changes.
@@ -145,6 +164,38 @@ class GarbageCollection:
 
 
 def run_until(service: GarbageCollection, stop: Event) -> None:
-    """Run the service in this thread until `stop` is set: the schedule of a process that does nothing else."""
-    while not stop.is_set() and (delay := service.run_once()) is not None:
-        stop.wait(delay)
+    """Run the service in this thread until `stop` is set, or its database is gone."""
+    run_all_until([service], stop)
+
+
+def run_all_until(
+    services: Iterable[GarbageCollection],
+    stop: Event,
+    *,
+    discover: Callable[[], Iterable[GarbageCollection]] | None = None,
+    discover_every_s: float = _DISCOVER_EVERY_S,
+    clock: Clock = SYSTEM_CLOCK,
+) -> None:
+    """Run the services in this thread, one round at a time, until `stop` is set or all databases are gone.
+
+    `discover` is asked again and again for services of databases that are new; with it, only `stop` ends this.
+    """
+    due = [(0.0, service) for service in services]
+    discover_at = clock.monotonic() + discover_every_s
+    while not stop.is_set() and (due or discover is not None):
+        now = clock.monotonic()
+        if discover is not None and now >= discover_at:
+            due += [(now, service) for service in discover()]
+            discover_at = now + discover_every_s
+        waiting: list[tuple[float, GarbageCollection]] = []
+        for at, service in due:
+            if at > now or stop.is_set():
+                waiting.append((at, service))
+                continue
+            delay_s = service.run_once()
+            if delay_s is not None:
+                waiting.append((clock.monotonic() + delay_s, service))
+        due = waiting
+        times = [at for at, _ in due] + ([] if discover is None else [discover_at])
+        if times:
+            stop.wait(max(0.0, min(times) - clock.monotonic()))

@@ -7,13 +7,11 @@ writer's look at the manifest (for the log) refuses the late create, as on any o
 
 from __future__ import annotations
 
-from typing import Final, TypeVar
+from typing import Final
 
 from flagstone.maintenance.gc.report import KindReport
-from flagstone.store.port import ObjectStore
+from flagstone.store.port import ObjectStore, find_inside
 from flagstone.store.two_phase import TwoPhaseStore
-
-T = TypeVar("T")
 
 DEFAULT_MIN_AGE_MS: Final = 24 * 60 * 60 * 1000
 """A temporary is dead, and a deletion forgotten, after a day: no request is under way for that long."""
@@ -22,16 +20,6 @@ DEFAULT_MIN_AGE_MS: Final = 24 * 60 * 60 * 1000
 def find_two_phase(store: ObjectStore) -> TwoPhaseStore | None:
     """The two-phase store inside the wrappers of `store`, if there is one."""
     return find_inside(store, TwoPhaseStore)
-
-
-def find_inside(store: ObjectStore, kind: type[T]) -> T | None:
-    """The store of that kind inside the wrappers of `store`, if there is one."""
-    while not isinstance(store, kind):
-        inner = getattr(store, "inner", None)
-        if inner is None:
-            return None
-        store = inner
-    return store
 
 
 def collect_leftovers(

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from flagstone.errors import CorruptData, InternalError, InvalidRequest
+from flagstone.errors import CorruptData, FlagstoneError, InternalError, InvalidRequest
 from flagstone.format.sst_info import SstType
 from flagstone.maintenance.verification.references import judge_log, judge_tables, table_paths
 from flagstone.maintenance.verification.report import SEVERITIES, Report, Severity
@@ -22,7 +22,7 @@ from flagstone.maintenance.verification.subjects import Checker, LocalChecker, S
 from flagstone.maintenance.verification.tables import TableCheck
 from flagstone.metadata.borrowing import Owner, owner_of
 from flagstone.metadata.compactions_codec import decode_compactions
-from flagstone.metadata.invariants import check_compactions, check_manifest, check_replaced_state
+from flagstone.metadata.invariants import check_compactions, check_replaced_state, check_stored
 from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.manifest_codec import decode_manifest
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
@@ -125,7 +125,7 @@ class Verifier:
             before = found.get(ManifestId(manifest_id - 1)) if manifest_id - 1 != PIN_MANIFEST_ID else None
             if manifest is not None:
                 try:
-                    check_manifest(manifest, before)
+                    check_stored(manifest, before)
                 except InternalError as error:
                     severity = _severity_of_step(manifest, before)
                     self._report.add(severity, self._paths.manifest(manifest_id), str(error))
@@ -320,6 +320,6 @@ def _severity_of_step(manifest: Manifest, before: Manifest | None) -> Severity:
     """A state that was restored, or repeated view ids (SlateDB's unions have them), break rules but lose nothing."""
     try:
         check_replaced_state(manifest, before or manifest)
-    except InternalError:
+    except FlagstoneError:
         return "damage"
     return "warning"

@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import sqlite3
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 from flagstone.errors import CorruptData, InvalidRequest, Unavailable
+from flagstone.runtime.clock import SYSTEM_CLOCK
 from flagstone.runtime.sync import Lock
 from flagstone.store.commit_log.port import CommitRecord, RecordState, folder_bounds
 
@@ -33,6 +34,11 @@ _COLUMNS: Final = "destination, source, version, state, created_ms, token, repla
 _SETTERS: Final = "source = ?, version = ?, state = ?, created_ms = ?, token = ?, replaced = ?"
 _SAME: Final = "destination = ? and version = ? and source = ? and state = ?"
 _PAGE_ROWS: Final = 1_000
+_BUSY_PAUSE_S: Final = 0.01
+_PRIMARY_CODE: Final = 0xFF
+"""SQLite's extended error codes have the plain one in their lowest byte."""
+
+_Answer = TypeVar("_Answer")
 
 
 class _Handle:
@@ -60,6 +66,7 @@ class SqliteCommitLog:
         self._busy_timeout_s = busy_timeout_s
         # A connection must not cross a fork, not even to be closed there: those of other pids stay untouched.
         self._handles: dict[int, _Handle] = {}
+        self._opening: dict[int, Lock] = {}
 
     def __repr__(self) -> str:
         return f"SqliteCommitLog({str(self._path)!r})"
@@ -119,7 +126,7 @@ class SqliteCommitLog:
         handle = self._handle()
         try:
             with handle.lock:
-                return handle.connection.execute(statement, values).fetchall()
+                return self._patiently(lambda: handle.connection.execute(statement, values).fetchall())
         except sqlite3.Error as error:
             raise self._explain(error) from error
 
@@ -127,7 +134,7 @@ class SqliteCommitLog:
         handle = self._handle()
         try:
             with handle.lock:
-                return handle.connection.execute(statement, values).rowcount == 1
+                return self._patiently(lambda: handle.connection.execute(statement, values).rowcount) == 1
         except sqlite3.Error as error:
             raise self._explain(error) from error
 
@@ -135,14 +142,16 @@ class SqliteCommitLog:
         handle = self._handles.get(os.getpid())
         if handle is not None:
             return handle
-        try:
-            opened = _Handle(self._connect())
-        except sqlite3.Error as error:
-            raise self._explain(error) from error
-        kept = self._handles.setdefault(os.getpid(), opened)
-        if kept is not opened:  # another thread was first
-            opened.connection.close()
-        return kept
+        # One thread of a process connects: a connection that is opened and thrown away disturbs the others.
+        with self._opening.setdefault(os.getpid(), Lock()):
+            handle = self._handles.get(os.getpid())
+            if handle is None:
+                try:
+                    handle = _Handle(self._connect())
+                except sqlite3.Error as error:
+                    raise self._explain(error) from error
+                self._handles[os.getpid()] = handle
+        return handle
 
     def _connect(self) -> sqlite3.Connection:
         if not self._path.parent.is_dir():
@@ -150,11 +159,36 @@ class SqliteCommitLog:
         connection = sqlite3.connect(
             self._path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False
         )
-        connection.execute("pragma journal_mode = wal")
+        try:
+            self._patiently(lambda: self._set_up(connection))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _set_up(self, connection: sqlite3.Connection) -> None:
+        # Changing the mode takes every lock, so only a new file is changed.
+        if connection.execute("pragma journal_mode").fetchone() != ("wal",):
+            connection.execute("pragma journal_mode = wal")
         connection.execute(f"pragma synchronous = {self._synchronous}")
         connection.execute(_CREATE_TABLE)
         connection.execute(_CREATE_INDEX)
-        return connection
+
+    def _patiently(self, request: Callable[[], _Answer]) -> _Answer:
+        """Repeat what finds the file locked, for as long as the busy timeout.
+
+        SQLite waits for locks by itself, but gives up at once where waiting could be a deadlock: when the file changes
+        to WAL mode, and when another process closes the last connection to it.
+        """
+        deadline = SYSTEM_CLOCK.monotonic() + self._busy_timeout_s
+        while True:
+            try:
+                return request()
+            except sqlite3.OperationalError as error:
+                busy = error.sqlite_errorcode & _PRIMARY_CODE in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+                if not busy or SYSTEM_CLOCK.monotonic() >= deadline:
+                    raise
+                SYSTEM_CLOCK.sleep(_BUSY_PAUSE_S)
 
     def _explain(self, error: sqlite3.Error) -> Exception:
         if isinstance(error, sqlite3.OperationalError | sqlite3.ProgrammingError):
