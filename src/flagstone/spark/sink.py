@@ -41,9 +41,8 @@ def foreach_batch(
         check_write_schema(frame.schema, key=key, value=value)
         mark = Mark(batch_id, frame.sparkSession.sparkContext.getLocalProperty(QUERY_ID))
         if is_written(db.get(row), mark, row):
-            # Written, but maybe not yet durable: an earlier attempt may have failed while it waited for that. Rows
-            # become durable in order, so waiting for the mark once more waits for all that was written before.
-            db.put(row, mark.encode(), await_durable=True)
+            # Written, but maybe not yet durable: an earlier attempt may have failed while it waited for that.
+            db._engine.flush_log()  # noqa: SLF001 - `flush("wal")` refuses a database without a WAL
             return
         batch = WriteBatch()
         for rows in frame.toArrow().to_batches():
