@@ -27,8 +27,8 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/flagstone/kerne
 	@touch $@
 
 test: setup check ## all tests, kernels both compiled and interpreted (what CI runs)
-	HYPOTHESIS_PROFILE=ci $(PYTEST) -n $(WORKERS) --dist loadgroup
 	HYPOTHESIS_PROFILE=dev FLAGSTONE_KERNELS=interpreted $(PYTEST) -n $(WORKERS) -q tests/golden tests/property tests/unit/kernels tests/unit/format tests/unit/table
+	HYPOTHESIS_PROFILE=ci $(PYTEST) -n $(WORKERS) --dist loadgroup
 
 quick: setup ## the inner loop: fast tests only, under a minute
 	@$(BIN)/ruff check --quiet .

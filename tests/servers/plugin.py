@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,11 +13,22 @@ from servers.commit_logs import new_log
 from servers.gcs import GcsServer
 from servers.postgres import start_postgres
 from servers.s3 import S3Server, start_ministack, start_seaweedfs
-from servers.shared import ServerMissingError, shared, stop_all
+from servers.shared import ServerMissingError, note_used, shared, stop_all, summarize
 
 __all__ = ["azurite", "gcs", "ministack", "new_log", "postgres_url", "seaweedfs"]
 
 Start = Callable[[], tuple[int, dict[str, object]]]
+
+TITLES = {
+    "seaweedfs": "SeaweedFS (S3)",
+    "ministack": "MiniStack (S3, DynamoDB)",
+    "azurite": "Azurite (Azure Blob)",
+    "postgres": "PostgreSQL",
+    "gcs": "GCS stand-in",
+}
+"""Every server there is, as the last line of a run names it."""
+
+_SUMMARY = pytest.StashKey[str | None]()
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +53,8 @@ def postgres_url(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="session")
-def gcs() -> Iterator[GcsServer]:
+def gcs(request: pytest.FixtureRequest) -> Iterator[GcsServer]:
+    note_used(_registry(request.config), "gcs")
     with GcsServer() as server:
         yield server
 
@@ -50,7 +63,18 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     # Workers share their servers, so only the controlling process may stop them. Should it die first, the
     # guards notice.
     if not hasattr(session.config, "workerinput"):
-        stop_all(_registry(session.config))
+        registry = _registry(session.config)
+        session.config.stash[_SUMMARY] = summarize(registry, TITLES)
+        stop_all(registry)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The last line of a run says which servers its tests met, so that a skipped one cannot be overlooked."""
+    summary = config.stash.get(_SUMMARY, None)
+    if summary is not None:
+        sys.stdout.write(f"{summary}\n")
+        sys.stdout.flush()
 
 
 def _port(config: pytest.Config, name: str, start: Start) -> int:

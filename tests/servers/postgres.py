@@ -7,11 +7,13 @@ the database. Never imported by pytest for that part, because pgserver registers
 from __future__ import annotations
 
 import importlib.util
+import os
 import signal
 import sys
 from pathlib import Path
 
 ADDRESS = "address"
+SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
 
 def start_postgres() -> tuple[int, dict[str, object]]:
@@ -25,7 +27,18 @@ def start_postgres() -> tuple[int, dict[str, object]]:
     return launched.pid, {"url": address.read_text().replace("postgresql://", "postgresql+psycopg://", 1)}
 
 
+def system_path(given: str | None) -> str:
+    """The search path, with the system's folders behind what was given.
+
+    PostgreSQL refuses to run as root, so pgserver creates a user for it with `useradd`. That program is in
+    `/usr/sbin`, which an empty environment and many ordinary ones do not search.
+    """
+    folders = [folder for folder in (given or "").split(os.pathsep) if folder]
+    return os.pathsep.join([*folders, *(folder for folder in SYSTEM_FOLDERS if folder not in folders)])
+
+
 def serve(folder: Path) -> None:
+    os.environ["PATH"] = system_path(os.environ.get("PATH"))
     import pgserver
 
     cluster = folder / "data"

@@ -56,11 +56,13 @@ class Launched:
         """Return when `ready` says so, else stop the server and raise `ServerMissingError` with its last words."""
         deadline = SYSTEM_CLOCK.monotonic() + within_s
         while not ready():
-            if self._guard.poll() is not None or SYSTEM_CLOCK.monotonic() > deadline:
+            ended = self._guard.poll() is not None
+            if ended or SYSTEM_CLOCK.monotonic() > deadline:
                 log = self.folder / "log"
                 words = log.read_text(errors="replace")[-500:].strip() if log.exists() else ""
                 _stop(self._guard.pid)
-                raise ServerMissingError(f"{self.name} did not start within {within_s:.0f} s: {words}")
+                outcome = "ended at once" if ended else f"did not start within {within_s:.0f} s"
+                raise ServerMissingError(f"{self.name} {outcome}: {words}")
             SYSTEM_CLOCK.sleep(0.05)
 
 
@@ -91,6 +93,33 @@ def shared(
     facts = known["facts"]
     assert isinstance(facts, dict)
     return facts
+
+
+def note_used(registry: Path, name: str) -> None:
+    """Write down that the run uses a server that lives inside a test process and needs no stopping."""
+    registry.mkdir(parents=True, exist_ok=True)
+    (registry / f"{name}.json").write_text(json.dumps({"facts": {}}))
+
+
+def summarize(registry: Path, known: dict[str, str]) -> str | None:
+    """One line: the servers that tests ran against, and those that could not be had, with the reason.
+
+    `known` are the titles of all servers by name. None when no test asked for any server.
+    """
+    notes = {note.stem: json.loads(note.read_text()) for note in registry.glob("*.json")}
+    if not notes:
+        return None
+    used = [title for name, title in known.items() if "facts" in notes.get(name, {})]
+    missing = [
+        f"{title} ({' '.join(notes[name]['missing'].split())[:160]})"
+        for name, title in known.items()
+        if "missing" in notes.get(name, {})
+    ]
+    unasked = [title for name, title in known.items() if name not in notes]
+    return (
+        f"servers: ran against {', '.join(used) or 'none'}; skipped {', '.join(missing) or 'none'}"
+        f"{'; not asked for: ' + ', '.join(unasked) if unasked else ''}"
+    )
 
 
 def stop_all(registry: Path) -> None:
