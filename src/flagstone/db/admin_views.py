@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from uuid import UUID
 
+from flagstone.db.garbage import make_room
 from flagstone.errors import InvalidRequest
 from flagstone.lsm.segments import SegmentExtractor
 from flagstone.metadata.destruction import is_mark
@@ -18,7 +19,7 @@ from flagstone.runtime.clock import Clock
 from flagstone.runtime.ids import Ids
 from flagstone.runtime.pool import shared_pool
 from flagstone.store.paths import DbPaths
-from flagstone.store.port import ObjectMissing, ObjectStore
+from flagstone.store.port import ObjectMissing, ObjectStore, StoreFull
 from flagstone.store.resolve import resolve_neighbour
 from flagstone.types import KeyRange
 from flagstone.views import checkpoint as checkpoints
@@ -253,7 +254,12 @@ class AdminViews:
         destroyer = Destroyer(
             self._store, self._paths, wal_store=self._wal_store, clock=self._clock, ids=self._ids
         )
-        return destroyer.destroy(soft=soft, grace=grace, dry_run=dry_run)
+        try:
+            return destroyer.destroy(soft=soft, grace=grace, dry_run=dry_run)
+        except StoreFull:
+            # A destruction begins with a mark and a claim, which need a little room; garbage makes it.
+            make_room(self._store, self._paths, wal_store=self._wal_store, clock=self._clock, ids=self._ids)
+            return destroyer.destroy(soft=soft, grace=grace, dry_run=dry_run)
 
     def purge(self, *, min_age: timedelta = PURGE_AGE) -> tuple[str, ...]:
         """Delete what a destroyed database has left at this path; returns the objects deleted.

@@ -6,9 +6,11 @@ Inside an open database the collector does without: a database that was destroye
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
 
+from flagstone.config.settings import GarbageCollectorOptions
 from flagstone.maintenance.gc.collector import Collector, Remains
-from flagstone.maintenance.gc.options import KindOptions
+from flagstone.maintenance.gc.options import KindOptions, requested_options
 from flagstone.maintenance.gc.plan import Kind
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.ids import SYSTEM_IDS, Ids
@@ -40,3 +42,9 @@ def open_collector(
     return Collector(
         store, paths, options, wal_store=logs, boundary_files=boundary_files, clock=clock, bury=bury
     )
+
+
+def make_room(store: ObjectStore, paths: DbPaths, *, wal_store: ObjectStore, clock: Clock, ids: Ids) -> None:
+    """Delete the WAL files and SSTs that no manifest needs, whatever their age. Writes no byte to a folder."""
+    options = requested_options(GarbageCollectorOptions(), ("wal", "compacted"), timedelta())
+    open_collector(store, paths, options, wal_store=wal_store, clock=clock, ids=ids).collect()

@@ -43,6 +43,7 @@ from flagstone.store.port import (
     ObjectVersion,
     Range,
     StoredObject,
+    StoreFull,
     check_path,
     check_prefix,
     check_range,
@@ -59,6 +60,7 @@ _CALLERS_FAULT: Final = {
     errno.EOPNOTSUPP,
     errno.EBADF,  # a network file system that will not lock a folder
 }
+_NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT}
 _TOKENS_KEPT: Final = 4096
 
 
@@ -205,6 +207,17 @@ class LocalStore:
         for path in paths:
             self.delete(path)
 
+    def now_ms(self) -> int:
+        """The time that this store stamps objects with, which is this machine's."""
+        return self._clock.now_ms()
+
+    def free_bytes(self) -> int:
+        """How much room the disk has left; more than any object when that cannot be found out."""
+        try:
+            return shutil.disk_usage(self._folder).free
+        except OSError:
+            return 1 << 62
+
     def sweep_staging(
         self, older_than_ms: int, *, folder: str = "", dry_run: bool = False
     ) -> tuple[str, ...]:
@@ -260,6 +273,8 @@ class LocalStore:
             problem = f"cannot write {path} in {self.url}: {error.strerror}"
             if error.errno in _CALLERS_FAULT | _MISSING | {errno.EEXIST}:
                 raise InvalidRequest(problem) from error
+            if error.errno in _NO_ROOM:
+                raise StoreFull(problem) from error
             raise NotWritten(problem) from error
 
     def _make_folder(self, folder: str) -> None:
@@ -344,6 +359,9 @@ def _write_outcome(error: OSError, path: str) -> FlagstoneError:
     """What a failed link, rename or unlink means. Unless the errno says otherwise it may have happened."""
     if error.errno == errno.ENOENT:
         return NotWritten(f"the staging file of {path} was swept before it was complete")
+    if error.errno in _NO_ROOM:
+        # A new name needs room in its folder. What has none was not linked.
+        return StoreFull(f"cannot write {path}: {error.strerror}")
     if error.errno in _CALLERS_FAULT | _MISSING:
         return InvalidRequest(f"cannot write {path}: {error.strerror}")
     return Unavailable(f"cannot write {path}: {error.strerror}")

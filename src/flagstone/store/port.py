@@ -63,6 +63,10 @@ class NotWritten(Unavailable):
     """The store cannot write for now, and this write certainly left nothing behind."""
 
 
+class StoreFull(NotWritten):
+    """The store has no room left. Waiting does not help, only deleting does: collect garbage, or make room."""
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectVersion:
     """Names one version of one object, for conditional requests. Opaque: compare only for equality.

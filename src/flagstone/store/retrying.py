@@ -1,6 +1,7 @@
 """Patience with the store, and the answer to "was that my write?".
 
-Any verb that ends `Unavailable` is tried again, with growing pauses, until the policy's deadline.
+Any verb that ends `Unavailable` is tried again, with growing pauses, until the policy's deadline. A full store is
+the exception: it gets a second, because waiting frees no room, and garbage collection must not wait behind it.
 
 A conditional write that is tried again can lose against itself: the first try was applied, only its answer
 was lost, and the second finds the object there. So each logical write carries one token through all its
@@ -42,6 +43,7 @@ from flagstone.store.port import (
     ObjectVersion,
     Range,
     StoredObject,
+    StoreFull,
 )
 
 _T = TypeVar("_T")
@@ -49,6 +51,9 @@ _T = TypeVar("_T")
 _MAX_UNDECIDED: Final = 5
 """How often a refusal without a winner is asked again. A store that remembers deleted paths, as the two-phase
 store does, keeps refusing them: that is an answer, too."""
+
+_FULL_PATIENCE_S: Final = 1.0
+"""How long to wait for room. Another process may be deleting right now; nothing else makes a full store accept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +251,9 @@ class _Effort:
         self._attempts += 1
         pause_s = self._backoff_s * (1 - self._store.ids.uniform(0, policy.jitter))
         self._backoff_s = min(self._backoff_s * 2, policy.max_backoff_s)
-        out_of_time = clock.monotonic() - self._started + pause_s > policy.deadline_s
+        full = isinstance(error, StoreFull)
+        deadline_s = min(policy.deadline_s, _FULL_PATIENCE_S) if full else policy.deadline_s
+        out_of_time = clock.monotonic() - self._started + pause_s > deadline_s
         if out_of_time or self._attempts == policy.attempts:
             if isinstance(error, Unavailable) or self.in_doubt:
                 self.give_up(str(error), cause=error)
@@ -257,7 +264,8 @@ class _Effort:
     def give_up(self, reason: str, *, cause: Exception | None = None) -> NoReturn:
         elapsed_s = self._store.clock.monotonic() - self._started
         doubt = "; whether it was written is unknown" if self.in_doubt else ""
-        raise Unavailable(
+        outcome = StoreFull if isinstance(cause, StoreFull) and not self.in_doubt else Unavailable
+        raise outcome(
             f"{self.verb} of {self.path} in {self._store.url} failed after {max(self._attempts, 1)} attempts "
             f"in {elapsed_s:.1f} s{doubt}: {reason}"
         ) from cause

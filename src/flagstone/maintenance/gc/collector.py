@@ -13,8 +13,10 @@ from flagstone.maintenance.gc.plan import KINDS, Kind
 from flagstone.maintenance.gc.reach import PinnedManifests
 from flagstone.maintenance.gc.report import GarbageReport
 from flagstone.maintenance.gc.round import Round, Subject
+from flagstone.maintenance.gc.two_phase import find_inside
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.metrics import Metrics
+from flagstone.store.local import LocalStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
 
@@ -86,6 +88,13 @@ class Collector:
         report.seconds = subject.clock.monotonic() - started
         self._count(report)
         return report
+
+    @property
+    def folders(self) -> tuple[LocalStore, ...]:
+        """The folders it collects in, which can run out of room; none for a database on a service."""
+        stores = dict.fromkeys((self._subject.store, self._subject.wal_store))
+        found = [find_inside(store, LocalStore) for store in stores]
+        return tuple(folder for folder in found if folder is not None)
 
     def halt(self) -> None:
         """Let the round under way end early, and later ones delete nothing; does not wait."""

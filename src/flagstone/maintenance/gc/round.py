@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from flagstone.errors import FlagstoneError
+from flagstone.errors import FlagstoneError, Unavailable
 from flagstone.maintenance.gc import checkpoints, detach
 from flagstone.maintenance.gc.metadata import plan_boundary, plan_versions
 from flagstone.maintenance.gc.options import KindOptions
@@ -96,6 +96,9 @@ class Round:
         latest = self._remove_expired(self._manifests.require_latest())
         reach = self._find_reach(latest)
         report.manifest_id = latest.id if reach is None else reach.latest.id
+        # Log and tables first: deleting them writes nothing, so a full disk gets room before a boundary needs it.
+        if reach is not None:
+            self._collect_reached(reach, listed, compactions)
         with self._failing_alone("manifest"):
             plan = plan_versions(
                 "manifest", listed.get("manifest", ()), latest=latest.id, pinned=pinned_ids(latest.value)
@@ -105,8 +108,6 @@ class Round:
             with self._failing_alone("compactions"):
                 plan = plan_versions("compactions", listed.get("compactions", ()), latest=compactions.id)
                 self._delete_versions(self._compactions, plan)
-        if reach is not None:
-            self._collect_reached(reach, listed, compactions)
         self._collect_two_phase()
 
     # -- looking ------------------------------------------------------------------------------------------
@@ -147,19 +148,27 @@ class Round:
             return None
 
     def _remove_expired(self, latest: Versioned[Manifest]) -> Versioned[Manifest]:
-        """The latest manifest, without the checkpoints that are over by both clocks, ours and the store's."""
+        """The latest manifest, without the checkpoints that are over by both clocks, ours and the store's.
+
+        Where the store takes no new manifest, because it is full or for another reason, the checkpoints stay: they keep
+        more than they should, and the rest of the round goes on.
+        """
         now_s = self._subject.clock.now_ms() // 1000
         if checkpoints.plan_expired(latest.value, now_s):
-            now_s = min(now_s, self._main_clock.now_ms() // 1000)
-            expired = checkpoints.plan_expired(latest.value, now_s)
             entry = self._report.of("checkpoint")
             entry.dry_run = self._dry_run
-            for checkpoint in expired:
-                entry.act(str(checkpoint.id), "expired")
-            if expired and self._dry_run:
-                latest = Versioned(latest.id, remove_expired_checkpoints(latest.value, now_s))
-            elif expired:
-                latest = checkpoints.remove_expired(self._manifests, now_s)
+            try:
+                now_s = min(now_s, self._main_clock.now_ms() // 1000)
+                expired = checkpoints.plan_expired(latest.value, now_s)
+                if expired and self._dry_run:
+                    latest = Versioned(latest.id, remove_expired_checkpoints(latest.value, now_s))
+                elif expired:
+                    latest = checkpoints.remove_expired(self._manifests, now_s)
+            except Unavailable as error:
+                entry.errors.append(f"{type(error).__name__}: {error}")
+            else:
+                for checkpoint in expired:
+                    entry.act(str(checkpoint.id), "expired")
         expiry_s = checkpoints.next_expiry_s(latest.value)
         if expiry_s is not None:
             self._report.revisit_within(max(0, 1000 * (expiry_s - now_s)))

@@ -32,6 +32,12 @@ _IDLE_S: Final = 3600.0
 _DISCOVER_EVERY_S: Final = 600.0
 """How often databases that are new are looked for."""
 
+_CROWDED_BYTES: Final = 64 * 1024 * 1024
+"""With less room than this on a disk, the next WAL file or SST may not fit."""
+
+_CROWDED_EVERY_S: Final = 10.0
+"""How often the room on a disk is looked at, and how often garbage is collected while there is too little."""
+
 
 @dataclass(slots=True)
 class _Turn:
@@ -72,6 +78,7 @@ class GarbageCollection:
     ) -> None:
         self._collector = collector
         self._clock = clock
+        self._folders = collector.folders
         self._current_manifest = current_manifest
         self._collected = collected
         self._rounds = 0
@@ -97,7 +104,9 @@ class GarbageCollection:
         if not self._turns:
             return _IDLE_S
         now = self._clock.monotonic()
-        due = [kind for kind, turn in self._turns.items() if turn.due_at <= now]
+        # A full disk stops the writer until room is made: garbage does not wait for its interval then.
+        crowded = any(folder.free_bytes() < _CROWDED_BYTES for folder in self._folders)
+        due = [kind for kind, turn in self._turns.items() if crowded or turn.due_at <= now]
         manifest_id = None if self._current_manifest is None else self._current_manifest()
         useful = [kind for kind in due if not self._turns[kind].pointless(now, manifest_id)]
         for kind in due:
@@ -109,7 +118,8 @@ class GarbageCollection:
             self._skipped += bool(due)
         if self._gone:
             return None
-        return max(0.0, min(turn.due_at for turn in self._turns.values()) - self._clock.monotonic())
+        wait_s = max(0.0, min(turn.due_at for turn in self._turns.values()) - self._clock.monotonic())
+        return min(wait_s, _CROWDED_EVERY_S) if self._folders else wait_s
 
     def halt(self) -> None:
         """Begin no further round, and let one that is under way end early; does not wait."""

@@ -1,7 +1,8 @@
 """What time it is for the store, which stamps the objects whose age matters.
 
 The clock of this machine may be hours off; comparing it with stamps of the store would make fresh objects look
-old. So a collector writes a small object, and reads what time the store says it was written at.
+old. So a collector writes a small object, and reads what time the store says it was written at. A folder needs no
+question: its files carry this machine's time, and it may be so full that nothing can be written.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from contextlib import suppress
 from typing import Final
 
 from flagstone.errors import Unavailable
+from flagstone.maintenance.gc.two_phase import find_inside
+from flagstone.store.local import LocalStore
 from flagstone.store.port import ObjectMissing, ObjectStore
 
 _ATTEMPTS: Final = 5
@@ -18,8 +21,8 @@ _ATTEMPTS: Final = 5
 class StoreClock:
     """The clock of `store`, asked at most once in its life: a moment in the past, but never in the future.
 
-    `path` names the object written for it. It is removed afterwards; after a crash it stays, empty and harmless,
-    until the next question.
+    A folder answers without a request. Elsewhere `path` names the object written for it. It is removed afterwards;
+    after a crash it stays, empty and harmless, until the next question.
     """
 
     def __init__(self, store: ObjectStore, path: str) -> None:
@@ -30,7 +33,8 @@ class StoreClock:
     def now_ms(self) -> int:
         """The time, in milliseconds since the epoch. Three small requests the first time, none later."""
         if self._now_ms is None:
-            self._now_ms = self._ask()
+            folder = find_inside(self._store, LocalStore)
+            self._now_ms = self._ask() if folder is None else folder.now_ms()
         return self._now_ms
 
     def _ask(self) -> int:
