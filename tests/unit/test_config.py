@@ -130,6 +130,7 @@ def test_our_own_settings_are_not_in_what_slatedb_reads() -> None:
         "meta_cache_bytes",
         "max_wal_bytes",
         "synchronous_commit",
+        "on_clock_regression",
     }
     assert json.loads(Settings().to_slatedb_json()) == Settings().to_dict(slatedb_only=True)
 

@@ -34,6 +34,7 @@ from flagstone.errors import InvalidRequest
 CodecName = Literal["Snappy", "Zlib", "Lz4", "Zstd"]
 MetricLevel = Literal["Debug", "Info"]
 Preload = Literal["L0Sst", "AllSst"]
+ClockRegression = Literal["refuse", "hold"]
 
 CODECS: Final = ("Snappy", "Zlib", "Lz4", "Zstd")
 ENV_PREFIX: Final = "SLATEDB_"
@@ -199,8 +200,8 @@ class Settings(Section):
     """The settings of a database that is open for writing.
 
     The last ones are not in SlateDB's settings: it has `sst_block_size`, `filter_bits_per_key`, `block_cache_bytes` and
-    `meta_cache_bytes` in its builders, and `max_wal_bytes` and `synchronous_commit` not at all. They are read from the
-    same files; `to_slatedb_json` omits them.
+    `meta_cache_bytes` in its builders, and `max_wal_bytes`, `synchronous_commit` and `on_clock_regression` not at all.
+    They are read from the same files; `to_slatedb_json` omits them.
     """
 
     flush_interval: timedelta | None = duration("100ms", optional=True)
@@ -238,6 +239,12 @@ class Settings(Section):
     """Rows of that many bytes are written to a WAL file at once, whatever `flush_interval` says; None: no limit."""
     synchronous_commit: bool = boolean(False, ours=True)
     """Whether a write with `await_durable` becomes visible only when it is durable; later writes return after it."""
+    on_clock_regression: ClockRegression = choice("refuse", "refuse", "hold", ours=True)
+    """What a write does while this machine's clock is behind the newest stored time, as after a clock that ran ahead.
+
+    "refuse" waits up to ten seconds and then raises, as SlateDB does. "hold" writes with the newest stored time until
+    the clock has caught up: times never go back, and a TTL counts from that time, so rows live longer by the lag.
+    """
 
     def check(self) -> None:
         if self.max_unflushed_bytes < self.l0_sst_size_bytes:

@@ -26,6 +26,7 @@ from flagstone.metadata.fencing import Fence
 from flagstone.metadata.manifest import Flush, Manifest, apply_flush, drop_empty_segments
 from flagstone.metadata.sequenced import Versioned
 from flagstone.metadata.stores import ManifestStore
+from flagstone.runtime.clock import HeldClock
 from flagstone.runtime.service import Supervisor
 from flagstone.runtime.sync import Lock
 from flagstone.types import WalId
@@ -74,7 +75,9 @@ class Engine:
             self.state,
             self.durability,
             self.conflicts,
-            clock=env.clock,
+            clock=env.clock
+            if settings.on_clock_regression == "refuse"
+            else HeldClock(env.clock, floor_ms=opened.last_tick_ms),
             last_tick_ms=opened.last_tick_ms,
             last_wal_id=opened.fence_id,
             freeze_bytes=settings.l0_sst_size_bytes,

@@ -79,6 +79,27 @@ class NonDecreasingClock:
             return now_ms
 
 
+class HeldClock:
+    """A wall clock that stands still while the machine's is behind a time it gave earlier, or behind `floor_ms`.
+
+    Times never go back and nothing waits. The owner asks for the time under a lock of its own.
+    """
+
+    def __init__(self, inner: Clock, *, floor_ms: int) -> None:
+        self._inner = inner
+        self._last_ms = floor_ms
+
+    def now_ms(self) -> int:
+        self._last_ms = max(self._last_ms, self._inner.now_ms())
+        return self._last_ms
+
+    def monotonic(self) -> float:
+        return self._inner.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        self._inner.sleep(seconds)
+
+
 class VirtualClock:
     """Time that moves only when told to, for tests.
 

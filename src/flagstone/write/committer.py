@@ -342,5 +342,6 @@ class Committer:
         if now_ms < self._tick_ms:
             raise InvalidRequest(
                 f"invalid clock tick, must be monotonic: this machine's clock says {now_ms} ms, but rows were written "
-                f"at {self._tick_ms} ms; set the clock right (NTP) and write again"
+                f"at {self._tick_ms} ms; set the clock right (NTP) and write again. If that time is wrong, "
+                "Settings(on_clock_regression='hold') writes on, and `flagstone repair` resets it"
             )

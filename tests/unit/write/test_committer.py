@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 
@@ -50,6 +51,35 @@ def test_a_clock_that_stays_behind_is_an_error_and_nothing_is_written() -> None:
         clock.shift_wall(120_000)
         assert db.get(b"after") is None
         db.put(b"after", b"3")
+
+
+def test_a_held_clock_writes_on_with_the_newest_time() -> None:
+    clock, store = VirtualClock(), MemoryStore()
+    settings = SETTINGS.replace(on_clock_regression="hold")
+    with open_database("db", store=store, settings=settings, clock=clock) as db:
+        clock.shift_wall(3_600_000)
+        ahead = db.put(b"ahead", b"1").created_ms
+        clock.shift_wall(-3_600_000)
+        began = clock.monotonic()
+        assert db.put(b"after", b"2", ttl=timedelta(minutes=1)).created_ms == ahead
+        assert db.write(one_row()).created_ms == ahead
+        assert clock.monotonic() == began, "no write waits"
+        db.flush()
+    with open_database("db", store=store, settings=settings, clock=clock) as db:
+        assert db.put(b"again", b"3").created_ms == ahead
+        assert db.get(b"ahead") == b"1"
+        clock.advance(2 * 3_600_000)
+        assert db.put(b"later", b"4").created_ms > ahead
+
+
+def test_the_refusal_of_a_clock_that_is_behind_names_the_ways_out() -> None:
+    clock = VirtualClock()
+    with open_database("db", store=MemoryStore(), settings=SETTINGS, clock=clock) as db:
+        db.put(b"before", b"1")
+        clock.shift_wall(-60_000)
+        with pytest.raises(InvalidRequest, match=r"on_clock_regression='hold'.*flagstone repair"):
+            db.put(b"after", b"2")
+        clock.shift_wall(120_000)
 
 
 def one_row() -> WriteBatch:
