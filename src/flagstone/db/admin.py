@@ -9,6 +9,7 @@ from uuid import UUID
 
 from flagstone.config import GarbageCollectorOptions
 from flagstone.db.admin_compaction import AdminCompaction
+from flagstone.db.admin_repair import AdminRepair
 from flagstone.db.admin_views import AdminViews
 from flagstone.db.differences import Diff, open_diff
 from flagstone.db.garbage import open_collector
@@ -32,7 +33,7 @@ from flagstone.store.retrying import patient
 from flagstone.views import history
 
 
-class Admin(AdminViews, AdminCompaction):
+class Admin(AdminViews, AdminCompaction, AdminRepair):
     """Works on the database at `path`; nothing is contacted before the first call.
 
     Addresses are those of `flagstone.open`: a folder, `file://`, `memory://NAME/path`, `s3://bucket/path` and so

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import pairwise
 from typing import TypeVar
 
@@ -70,6 +71,17 @@ def check_replaced_state(following: Manifest, current: Manifest | None) -> None:
         check_destroyed(following, current)
         for step_rule in (counters_grow, stays_initialized, tracker_not_ahead):
             step_rule(following, current)
+
+
+def check_repaired_state(following: Manifest, current: Manifest | None) -> None:
+    """The rules when a damaged state is repaired: as for a replaced one, but a clock that ran ahead is set back."""
+    for state_rule in _MANIFEST_STATE_RULES:
+        state_rule(following)
+    view_ids_unique(following, current)
+    if current is not None:
+        clock_kept = replace(following, last_l0_clock_tick=current.last_l0_clock_tick)
+        for step_rule in (counters_grow, stays_initialized, tracker_not_ahead):
+            step_rule(clock_kept, current)
 
 
 def check_compactions(following: Compactions, current: Compactions | None) -> None:

@@ -22,7 +22,7 @@ from flagstone.maintenance.verification.subjects import Checker, LocalChecker, S
 from flagstone.maintenance.verification.tables import TableCheck
 from flagstone.metadata.borrowing import Owner, owner_of
 from flagstone.metadata.compactions_codec import decode_compactions
-from flagstone.metadata.invariants import check_compactions, check_replaced_state, check_stored
+from flagstone.metadata.invariants import check_compactions, check_repaired_state, check_stored
 from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.manifest_codec import decode_manifest
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
@@ -317,9 +317,9 @@ class Verifier:
 
 
 def _severity_of_step(manifest: Manifest, before: Manifest | None) -> Severity:
-    """A state that was restored, or repeated view ids (SlateDB's unions have them), break rules but lose nothing."""
+    """A state that was restored or repaired, or repeated view ids (SlateDB's unions), break rules but lose nothing."""
     try:
-        check_replaced_state(manifest, before or manifest)
+        check_repaired_state(manifest, before or manifest)
     except FlagstoneError:
         return "damage"
     return "warning"

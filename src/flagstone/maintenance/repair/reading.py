@@ -1,0 +1,181 @@
+"""Reads the facts of a repair: every manifest, compactions file, boundary and WAL file, and which SSTs exist.
+
+Reads only. SSTs are listed, not read; `verify` reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Final, TypeVar
+
+from flagstone.errors import CorruptData, FlagstoneError
+from flagstone.format.block import decode_rows
+from flagstone.format.sst import FOOTER_BYTES, decode_sst
+from flagstone.format.sst_info import SstType
+from flagstone.maintenance.repair.facts import BoundaryFact, Facts, Unreadable, WalFile
+from flagstone.metadata.boundary import Boundary
+from flagstone.metadata.manifest import Manifest
+from flagstone.metadata.sequenced import SequencedObject
+from flagstone.metadata.stores import CompactionsStore, ManifestStore
+from flagstone.runtime.clock import Clock
+from flagstone.runtime.pool import shared_pool
+from flagstone.store.paths import BoundaryOf, DbPaths
+from flagstone.store.port import ObjectMeta, ObjectMissing, ObjectStore
+from flagstone.types import EntryTuple, WalId
+from flagstone.wal.encoding import decode_wal
+from flagstone.wal.replay import replay
+
+_ATTEMPTS: Final = 3
+T = TypeVar("T")
+
+
+def read_facts(
+    store: ObjectStore,
+    wal_store: ObjectStore,
+    paths: DbPaths,
+    *,
+    clock: Clock,
+    has_origin: bool = False,
+    destroyed: bool = False,
+) -> Facts:
+    """Everything a plan needs. A writer may be at work: what it changed meanwhile is read again."""
+    facts = _read(store, wal_store, paths, clock=clock, has_origin=has_origin, destroyed=destroyed)
+    for _ in range(_ATTEMPTS - 1):
+        newest = max((number for number in _listed_ids(store, paths) if number), default=None)
+        if newest == facts.newest_id:
+            break
+        facts = _read(store, wal_store, paths, clock=clock, has_origin=has_origin, destroyed=destroyed)
+    return facts
+
+
+def _read(
+    store: ObjectStore,
+    wal_store: ObjectStore,
+    paths: DbPaths,
+    *,
+    clock: Clock,
+    has_origin: bool,
+    destroyed: bool,
+) -> Facts:
+    manifests = _versions(ManifestStore(store, paths, clock=clock))
+    compactions = _versions(CompactionsStore(store, paths, clock=clock))
+    states = [found for found in manifests.values() if isinstance(found, Manifest)]
+    lenders = sorted({lender.path for state in states for lender in state.external_dbs})
+    tables: dict[str, int] = {}
+    for owner in (paths, *map(DbPaths, lenders)):
+        tables |= {
+            meta.path: meta.size
+            for meta in store.list(owner.table_folder)
+            if owner.parse_table(meta.path) is not None
+        }
+    facts = Facts(
+        database=f"{store.url} {paths.root}".strip(),
+        paths=paths,
+        now_ms=clock.now_ms(),
+        manifests=manifests,
+        compactions=compactions,
+        manifest_boundary=_boundary(store, paths, "manifest"),
+        compactions_boundary=_boundary(store, paths, "compactions"),
+        wal=_wal_files(wal_store, paths),
+        tables=tables,
+        lenders={path: any(True for _ in _listed_ids(store, DbPaths(path))) for path in lenders},
+        has_origin=has_origin,
+        destroyed=destroyed,
+    )
+    return replace(facts, replay_problem=_replay_problem(wal_store, facts))
+
+
+def _listed_ids(store: ObjectStore, paths: DbPaths) -> Iterable[int]:
+    found = (paths.parse_manifest(meta.path) for meta in store.list(paths.manifest_folder))
+    return (number for number in found if number is not None)
+
+
+def _versions(versions: SequencedObject[T]) -> dict[int, T | Unreadable]:
+    def load(number: int) -> T | Unreadable | None:
+        try:
+            return versions.load(number)
+        except CorruptData as error:
+            return Unreadable(error.problem)
+        except ObjectMissing:
+            return None  # collected between listing and reading
+
+    numbers = [entry.id for entry in versions.list()]
+    loaded = shared_pool().map_ordered(load, numbers)
+    return {number: found for number, found in zip(numbers, loaded, strict=True) if found is not None}
+
+
+def _boundary(store: ObjectStore, paths: DbPaths, of: BoundaryOf) -> BoundaryFact:
+    try:
+        return BoundaryFact(Boundary(store, paths.boundary(of)).read())
+    except CorruptData as error:
+        return BoundaryFact(problem=error.problem)
+
+
+def _wal_files(wal_store: ObjectStore, paths: DbPaths) -> dict[int, WalFile]:
+    listed = [
+        (wal_id, meta)
+        for meta in wal_store.list(paths.wal_folder)
+        if (wal_id := paths.parse_wal(meta.path)) is not None
+    ]
+    load: Callable[[tuple[WalId, ObjectMeta]], WalFile | None] = lambda entry: _wal_file(wal_store, *entry)  # noqa: E731
+    files = shared_pool().map_ordered(load, listed)
+    return {file.id: file for file in files if file is not None}
+
+
+def _wal_file(wal_store: ObjectStore, wal_id: WalId, meta: ObjectMeta) -> WalFile | None:
+    try:
+        data = wal_store.get(meta.path).data
+    except ObjectMissing:
+        return None  # collected between listing and reading
+    rows, problem = read_wal(data, meta.path)
+    return WalFile(wal_id, meta.path, len(data), tuple(rows), problem)
+
+
+def read_wal(data: bytes, path: str) -> tuple[list[EntryTuple], str | None]:
+    """The rows of a WAL file, and what is wrong with it; of a damaged file the rows of its sound blocks."""
+    if not data:
+        return [], None
+    if len(data) <= FOOTER_BYTES:
+        # Only an empty object is a fence.
+        return [], f"cut to {len(data)} bytes"
+    try:
+        return decode_wal(data, path), None
+    except CorruptData as error:
+        problem = str(error).removeprefix(f"{path}: ").removeprefix(f"{path} ")
+    rows: list[EntryTuple] = []
+    try:
+        image = decode_sst(data, path)
+        if image.info.sst_type is not SstType.WAL:
+            return [], problem
+        for number in range(len(image.index)):
+            try:
+                rows += decode_rows(image.block(number), image.version)
+            except CorruptData:
+                continue
+    except CorruptData:
+        pass
+    return rows, problem
+
+
+def _replay_problem(wal_store: ObjectStore, facts: Facts) -> str | None:
+    """What opening would say about the WAL; None when it replays."""
+    base = facts.base
+    needed = [] if base is None else [wal_id for wal_id in facts.wal if wal_id > base.replay_after_wal_id]
+    if base is None or not needed:
+        return None
+    try:
+        for _ in replay(
+            wal_store,
+            facts.paths,
+            base.replay_after_wal_id,
+            WalId(max(needed)),
+            skip_through_seq=base.last_l0_seq,
+            pool=shared_pool(),
+        ):
+            pass
+    except CorruptData as error:
+        return error.problem
+    except FlagstoneError as error:
+        return str(error)
+    return None

@@ -1,0 +1,264 @@
+"""Carries a repair out.
+
+1. End the WAL with a fence, so that a writer at work stops before its next acknowledgement, and read all facts again.
+2. Copy what will be removed into `flagstone/repair/<time>/`, and upload SSTs with the rows of a WAL that cannot be
+   replayed.
+3. Create one manifest: the mended state, with newer epochs of both roles. This is the only commit point. It fails when
+   any process has written a manifest since the facts were read, and then nothing has changed.
+4. Raise the boundary and delete what was copied, and write a new compactions file if its jobs refer to what is gone.
+
+A crash before step 3 leaves the database as it was, with a fence, copies and SSTs that garbage collection deletes.
+After it the database is sound, and at most objects are left that a second repair removes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Final
+
+from flagstone.errors import InvalidRequest, TransactionConflict, Unavailable
+from flagstone.lsm.segments import SegmentExtractor, route, segment_of
+from flagstone.maintenance.repair.edit import apply_repair
+from flagstone.maintenance.repair.facts import Facts
+from flagstone.maintenance.repair.plan import Removal, RepairPlan, RepairReport, report_of
+from flagstone.maintenance.repair.planning import plan_repair
+from flagstone.maintenance.repair.reading import read_facts
+from flagstone.metadata.compactions import Compactions
+from flagstone.metadata.invariants import check_repaired_state
+from flagstone.metadata.manifest import Manifest, SsTable
+from flagstone.metadata.sequenced import SequencedConflict, Versioned
+from flagstone.metadata.stores import CompactionsStore, ManifestStore
+from flagstone.runtime.clock import Clock
+from flagstone.runtime.ids import Ids, ulid_ms
+from flagstone.store.paths import DbPaths
+from flagstone.store.port import ObjectExists, ObjectMissing, ObjectStore
+from flagstone.table.builder import TableBuilder
+from flagstone.types import EntryTuple, Ulid, WalId
+from flagstone.wal.fencing import FENCE
+
+_log = logging.getLogger("flagstone.repair")
+
+_ATTEMPTS: Final = 5
+_FENCE_ATTEMPTS: Final = 1000
+_SST_BYTES: Final = 64 * 1024 * 1024
+"""How many bytes of rows go into one L0 SST."""
+
+
+class Repairer:
+    """Repairs the database at `paths`. `marks` says whether it has an origin, and whether it was destroyed."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        paths: DbPaths,
+        *,
+        wal_store: ObjectStore,
+        clock: Clock,
+        ids: Ids,
+        marks: Callable[[], tuple[bool, bool]],
+        segment_extractor: SegmentExtractor | None = None,
+    ) -> None:
+        self._store = store
+        self._wal_store = wal_store
+        self._paths = paths
+        self._clock = clock
+        self._ids = ids
+        self._marks = marks
+        self._extractor = segment_extractor
+        self._aside = ""
+
+    def plan(self) -> RepairPlan:
+        """What is wrong, and what repair would do. Reads only, and may run beside a writer."""
+        return plan_repair(self._facts())
+
+    def apply(self, plan: RepairPlan) -> RepairReport:
+        """Mend what can be mended; a sound database is not touched.
+
+        Raises:
+            TransactionConflict: another process writes manifests at the same time; stop it and repeat.
+            InvalidRequest: rows of the WAL belong to a segment that only the segment extractor knows.
+
+        """
+        if not plan.repairable:
+            return report_of(plan)
+        for _ in range(_ATTEMPTS):
+            fence_id = self._end_wal(self._facts())
+            plan = self.plan()
+            if not plan.repairable:
+                return report_of(plan)
+            try:
+                return self._carry_out(plan, fence_id)
+            except SequencedConflict:
+                _log.info("a manifest was written during the repair; reading the database again")
+        raise TransactionConflict(
+            f"{self._paths.root!r} changes faster than it can be repaired; stop its writer and compactor, and repeat"
+        )
+
+    # -- reading and fencing ------------------------------------------------------------------------------
+
+    def _facts(self) -> Facts:
+        has_origin, destroyed = self._marks()
+        return read_facts(
+            self._store,
+            self._wal_store,
+            self._paths,
+            clock=self._clock,
+            has_origin=has_origin,
+            destroyed=destroyed,
+        )
+
+    def _end_wal(self, facts: Facts) -> WalId:
+        """Put a fence behind the last WAL file that exists or is known to have existed; returns its id."""
+        base = facts.base
+        seen = 0 if base is None else max(base.wal_id_last_seen, base.replay_after_wal_id)
+        first = max(max(facts.wal, default=0), seen) + 1
+        for wal_id in range(first, first + _FENCE_ATTEMPTS):
+            if self._fence(wal_id):
+                return WalId(wal_id)
+        raise Unavailable(
+            f"a writer of {self._paths.root!r} writes WAL files faster than it can be fenced; stop it"
+        )
+
+    def _fence(self, wal_id: int) -> bool:
+        try:
+            self._wal_store.put_if_absent(self._paths.wal(WalId(wal_id)), FENCE)
+        except ObjectExists:
+            return False
+        return True
+
+    # -- acting -------------------------------------------------------------------------------------------
+
+    def _carry_out(self, plan: RepairPlan, fence_id: WalId) -> RepairReport:
+        assert plan.base is not None, "a plan with a remedy has a state to start from"
+        report = report_of(plan)
+        report.fenced_wal_id = fence_id
+        stamp = self._ids.ulid(self._clock.now_ms())
+        self._aside = self._paths.own(f"repair/{ulid_ms(stamp)}-{stamp & 0xFFFFFF:06x}")
+        report.kept_aside = [self._keep_aside(removal) for removal in plan.removals]
+        copies = self._copy_restamped(plan)
+        added = self._upload_rows(plan)
+        edited = apply_repair(plan.base, plan, fence_id=fence_id, added=added, copies=copies)
+        manifests = ManifestStore(
+            self._store, self._paths, clock=self._clock, ids=self._ids, check=check_repaired_state
+        )
+        for of, value in plan.boundaries:
+            self._store.put(self._paths.boundary(of), b"%d" % value)
+        before = None if plan.next_id == 1 else Versioned(plan.next_id - 1, plan.base)
+        created = manifests.create_next(edited, before)
+        report.manifest_id = created.id
+        self._write_compactions(plan)
+        self._remove(plan, manifests)
+        report.applied = True
+        self._store.put(f"{self._aside}/report.json", json.dumps(report.to_dict(), indent=1).encode())
+        return report
+
+    def _keep_aside(self, removal: Removal) -> str:
+        store = self._wal_store if removal.folder == "wal" else self._store
+        name = removal.path.rpartition("/")[2]
+        path = f"{self._aside}/{removal.folder}/{name}"
+        try:
+            store.copy(removal.path, path)
+        except ObjectMissing:
+            raise SequencedConflict(f"{removal.path} was deleted while the database was repaired") from None
+        return path
+
+    def _copy_restamped(self, plan: RepairPlan) -> dict[Ulid, Ulid]:
+        assert plan.base is not None
+        copies: dict[Ulid, Ulid] = {}
+        for sst_id in sorted(plan.restamped - plan.lost_ssts):
+            owner = plan.base.path_of_owner(sst_id)
+            source = (self._paths if owner is None else DbPaths(owner)).table(sst_id)
+            copies[sst_id] = self._fresh_id(self._clock.now_ms())
+            self._store.copy(source, self._paths.table(copies[sst_id]))
+        return copies
+
+    def _upload_rows(self, plan: RepairPlan) -> list[tuple[bytes, SsTable]]:
+        """SSTs of the rows that only the WAL holds, oldest first."""
+        if plan.log is None or not plan.log.rows:
+            return []
+        assert plan.base is not None
+        live = [
+            view.sst_id
+            for tree in plan.base.trees
+            for view in tree.l0
+            if view.sst_id not in plan.restamped | plan.lost_ssts
+        ]
+        at_ms = max([self._clock.now_ms(), *map(ulid_ms, live)])
+        added: list[tuple[bytes, SsTable]] = []
+        for rows in _chunks(plan.log.rows):
+            for prefix, part in self._parted(rows, plan.base):
+                builder = TableBuilder()
+                builder.add_rows(sorted(part, key=lambda row: (row[0], -row[1])))
+                built = builder.finish()
+                table = SsTable(self._fresh_id(at_ms), built.info, built.format_version)
+                self._store.put(self._paths.table(table.id), built.data)
+                added.append((prefix, table))
+        return added
+
+    def _fresh_id(self, at_ms: int) -> Ulid:
+        return Ulid((at_ms << 80) | (self._ids.ulid() & ((1 << 80) - 1)))
+
+    def _parted(self, rows: list[EntryTuple], base: Manifest) -> list[tuple[bytes, list[EntryTuple]]]:
+        """The rows by segment; b"" without segments."""
+        if base.segment_extractor_name is None:
+            return [(b"", rows)]
+        prefixes = [segment.prefix for segment in base.segments]
+        parts: dict[bytes, list[EntryTuple]] = {}
+        for row in rows:
+            prefix = (
+                segment_of(row[0], prefixes) if self._extractor is None else route(self._extractor, row[0])
+            )
+            if prefix is None:
+                raise InvalidRequest(
+                    f"the WAL holds the key {row[0][:40]!r} of a segment that has no SST yet; pass the "
+                    f"segment_extractor {base.segment_extractor_name!r} to repair this database"
+                )
+            parts.setdefault(prefix, []).append(row)
+        return sorted(parts.items())
+
+    def _write_compactions(self, plan: RepairPlan) -> None:
+        if plan.compactions is None:
+            return
+        compactions = CompactionsStore(self._store, self._paths, clock=self._clock, ids=self._ids)
+        before = Versioned(plan.next_compactions_id - 1, Compactions())
+        try:
+            compactions.create_next(plan.compactions, before if before.id else None)
+        except SequencedConflict:
+            # A coordinator was started on the new manifest: it judges the jobs itself.
+            _log.info("the compactions file was claimed by a compactor during the repair")
+
+    def _remove(self, plan: RepairPlan, manifests: ManifestStore) -> None:
+        """Delete what was kept aside. The boundary comes first: a number must not be used again."""
+        logs = [removal.path for removal in plan.removals if removal.folder == "wal"]
+        self._wal_store.delete_many(logs)
+        numbers = [removal.id for removal in plan.removals if removal.folder == "manifest"]
+        if numbers:
+            manifests.advance_boundary(max(numbers))
+            manifests.delete(numbers)
+        jobs = [removal.id for removal in plan.removals if removal.folder == "compactions"]
+        if jobs:
+            compactions = CompactionsStore(self._store, self._paths, clock=self._clock, ids=self._ids)
+            compactions.advance_boundary(max(jobs))
+            compactions.delete(jobs)
+
+
+def finished(report: RepairReport, manifest_id: int) -> RepairReport:
+    """The report of a clone that was finished by repeating the call that makes it."""
+    return replace(report, applied=True, manifest_id=manifest_id)
+
+
+def _chunks(rows: tuple[EntryTuple, ...]) -> Iterator[list[EntryTuple]]:
+    """The rows in commit order, in parts that fit into one SST each. A batch may be cut: one manifest names all."""
+    chunk: list[EntryTuple] = []
+    size = 0
+    for row in rows:
+        chunk.append(row)
+        size += len(row[0]) + len(row[3]) + 32
+        if size >= _SST_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
