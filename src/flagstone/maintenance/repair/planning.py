@@ -220,7 +220,8 @@ def _plan_compactions(
     fact = facts.compactions_boundary
     if fact.problem is not None or (fact.value and fact.value >= newest_id):
         next_id, boundary = _plan_boundary(facts, found, "compactions", newest_id)
-    displaced = next_id != newest_id + 1
+    # A boundary must have a file above it, also where none was before.
+    displaced = next_id != newest_id + 1 or (boundary is not None and not newest_id)
     for number, version in sorted(facts.compactions.items()):
         if isinstance(version, Unreadable):
             path = facts.paths.compactions(CompactionsId(number))

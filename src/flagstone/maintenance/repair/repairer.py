@@ -145,7 +145,9 @@ class Repairer:
             self._store, self._paths, clock=self._clock, ids=self._ids, check=check_repaired_state
         )
         for of, value in plan.boundaries:
-            self._store.put(self._paths.boundary(of), b"%d" % value)
+            path = self._paths.boundary(of)
+            report.kept_aside.append(self._copy_aside(self._store, path, "gc"))
+            self._store.put(path, b"%d" % value)
         before = None if plan.next_id == 1 else Versioned(plan.next_id - 1, plan.base)
         created = manifests.create_next(edited, before)
         report.manifest_id = created.id
@@ -157,13 +159,15 @@ class Repairer:
 
     def _keep_aside(self, removal: Removal) -> str:
         store = self._wal_store if removal.folder == "wal" else self._store
-        name = removal.path.rpartition("/")[2]
-        path = f"{self._aside}/{removal.folder}/{name}"
+        return self._copy_aside(store, removal.path, removal.folder)
+
+    def _copy_aside(self, store: ObjectStore, path: str, folder: str) -> str:
+        kept = f"{self._aside}/{folder}/{path.rpartition('/')[2]}"
         try:
-            store.copy(removal.path, path)
+            store.copy(path, kept)
         except ObjectMissing:
-            raise SequencedConflict(f"{removal.path} was deleted while the database was repaired") from None
-        return path
+            raise SequencedConflict(f"{path} was deleted while the database was repaired") from None
+        return kept
 
     def _copy_restamped(self, plan: RepairPlan) -> dict[Ulid, Ulid]:
         assert plan.base is not None
