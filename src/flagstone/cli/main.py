@@ -19,6 +19,7 @@ from flagstone.cli import (
     garbage,
     inspecting,
     manifests,
+    repairing,
     rows,
     sequences,
     statistics,
@@ -72,6 +73,7 @@ for _panel, _commands in (
         statistics.COMMANDS
         + inspecting.COMMANDS
         + verification.COMMANDS
+        + repairing.COMMANDS
         + manifests.COMMANDS
         + sequences.COMMANDS,
     ),

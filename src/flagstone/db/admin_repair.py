@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flagstone.errors import InvalidRequest
 from flagstone.lsm.segments import SegmentExtractor
 from flagstone.maintenance.repair.plan import RepairReport, report_of
 from flagstone.maintenance.repair.repairer import Repairer, finished
@@ -33,7 +34,8 @@ class AdminRepair:
         sound; repeat the call. `segment_extractor` is needed only where the WAL holds the first rows of a segment.
 
         Raises:
-            InvalidRequest: rows of the WAL belong to a segment that only the segment extractor knows.
+            InvalidRequest: there is nothing at that path, or rows of the WAL belong to a segment that only the
+                segment extractor knows.
             TransactionConflict: another process writes manifests at the same time.
             Unavailable: the store did not answer.
 
@@ -48,6 +50,10 @@ class AdminRepair:
             segment_extractor=segment_extractor,
         )
         plan = repairer.plan()
+        if plan.sound and plan.manifest_id is None:
+            raise InvalidRequest(
+                f"no database at {self._paths.root!r} in {self._store.url}, and nothing to make one of; check the path"
+            )
         if plan_only or not plan.repairable:
             return report_of(plan)
         if plan.finish_clone:

@@ -35,7 +35,7 @@ SLATEDBS = [
     "ts-to-seq",
     "submit-compaction",
 ]
-OURS = ["get", "put", "delete", "clone", "union", "restore", "verify", "compact", "stats"]
+OURS = ["get", "put", "delete", "clone", "union", "restore", "verify", "repair", "compact", "stats"]
 
 FLAGS = {
     "read-manifest": "-i --id",

@@ -271,10 +271,10 @@ def test_ssts_without_a_manifest_are_left_alone(patient: Patient) -> None:
     assert patient.objects() == before
 
 
-def test_no_database_at_all_is_nothing_to_repair() -> None:
+def test_a_path_without_any_object_is_refused() -> None:
     patient = Patient()
-    report = patient.admin.repair(plan_only=False)
-    assert report.sound
+    with pytest.raises(InvalidRequest, match="no database"):
+        patient.admin.repair(plan_only=False)
     assert patient.objects() == {}
 
 
