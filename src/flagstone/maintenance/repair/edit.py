@@ -22,14 +22,14 @@ def apply_repair(
     *,
     fence_id: WalId,
     added: Iterable[tuple[bytes, SsTable]] = (),
-    copies: Mapping[Ulid, Ulid] | None = None,
+    replaced: Mapping[Ulid, SsTable] | None = None,
 ) -> Manifest:
     """The manifest that makes the plan true.
 
-    `fence_id` ends the old WAL. `added` are the SSTs of its rows by segment, oldest first. `copies` are the new ids of
-    the L0 SSTs that were copied.
+    `fence_id` ends the old WAL. `added` are the SSTs of its rows by segment, oldest first. `replaced` are the
+    SSTs that stand in the place of others: copies under a new id, or made again from the WAL.
     """
-    edited = _edit_trees(base, plan, copies or {})
+    edited = _edit_trees(base, plan, replaced or {})
     for prefix, table in added:
         view = SstView.whole(table.id)
         edited = edit_tree(edited, prefix, partial(trees.apply_flush, view=view), added=(table,))
@@ -57,12 +57,12 @@ def apply_repair(
     return edited
 
 
-def _edit_trees(base: Manifest, plan: RepairPlan, copies: Mapping[Ulid, Ulid]) -> Manifest:
+def _edit_trees(base: Manifest, plan: RepairPlan, replaced: Mapping[Ulid, SsTable]) -> Manifest:
     def renamed(view: SstView) -> SstView:
-        new = copies.get(view.sst_id)
+        new = replaced.get(view.sst_id)
         if new is None:
             return view
-        return replace(view, id=new if view.id == view.sst_id else view.id, sst_id=new)
+        return replace(view, id=new.id if view.id == view.sst_id else view.id, sst_id=new.id)
 
     def edit(tree: Tree) -> Tree:
         runs = (
@@ -81,7 +81,7 @@ def _edit_trees(base: Manifest, plan: RepairPlan, copies: Mapping[Ulid, Ulid]) -
         base,
         tree=edit(base.tree),
         segments=[replace(segment, tree=edit(segment.tree)) for segment in base.segments],
-        added=[replace(base.ssts[old], id=new) for old, new in copies.items()],
+        added=list(replaced.values()),
     )
 
 

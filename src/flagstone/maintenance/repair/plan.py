@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from uuid import UUID
@@ -10,7 +11,7 @@ from flagstone.maintenance.repair.wal_order import OrderedRows
 from flagstone.metadata.compactions import Compactions
 from flagstone.metadata.manifest import Manifest
 from flagstone.store.paths import BoundaryOf
-from flagstone.types import Ulid
+from flagstone.types import EntryTuple, Ulid
 
 DefectKind = Literal[
     "wal order",
@@ -68,7 +69,8 @@ class RepairPlan:
     """All that is wrong, and one set of changes that mends what can be mended.
 
     `base` is the state the new manifest starts from, `next_id` the number that manifest gets. `log` holds the rows
-    that go from the WAL into SSTs, or is None when the WAL stays as it is.
+    that go from the WAL into SSTs, or is None when the WAL stays as it is. `rebuilt` are the rows, still in the WAL, of
+    SSTs that are gone.
     """
 
     database: str
@@ -81,6 +83,7 @@ class RepairPlan:
     compactor_epoch: int = 0
     log: OrderedRows | None = None
     lost_ssts: frozenset[Ulid] = frozenset()
+    rebuilt: Mapping[Ulid, tuple[EntryTuple, ...]] = field(default_factory=dict)
     lost_checkpoints: frozenset[UUID] = frozenset()
     gone_lenders: frozenset[str] = frozenset()
     restamped: frozenset[Ulid] = frozenset()

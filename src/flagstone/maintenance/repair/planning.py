@@ -10,12 +10,13 @@ from flagstone.maintenance.repair.facts import Facts, Unreadable
 from flagstone.maintenance.repair.findings import CLOCK_TOLERANCE_MS, Findings, some
 from flagstone.maintenance.repair.log_plan import plan_clock, plan_log
 from flagstone.maintenance.repair.plan import Defect, DefectKind, Removal, RepairPlan
+from flagstone.maintenance.repair.rebuild import find_rows
 from flagstone.maintenance.repair.wal_order import order_rows
 from flagstone.metadata.compactions import Compactions, Job, JobStatus
 from flagstone.metadata.manifest import Checkpoint, Manifest, new_manifest
 from flagstone.runtime.ids import ulid_ms, ulid_text
 from flagstone.store.paths import BoundaryOf
-from flagstone.types import CompactionsId, ManifestId, Ulid, WalId
+from flagstone.types import CompactionsId, EntryTuple, ManifestId, Ulid, WalId
 from flagstone.wal.pins import PIN_MANIFEST_ID, decode_pin
 
 _LARGEST_BOUNDARY: Final = 2**63
@@ -49,13 +50,13 @@ def _plan_from(facts: Facts, base: Manifest, found: Findings, *, begun: bool = F
     if boundary.problem is not None or boundary.value >= max(newest_id, 1):
         next_id, rewritten = _plan_boundary(facts, found, "manifest", newest_id)
         boundaries += [] if rewritten is None else [("manifest", rewritten)]
-    lost_ssts = _find_lost_ssts(facts, base, found)
-    gone_lenders = _find_gone_lenders(facts, base, lost_ssts, found)
+    lost_ssts, rebuilt = _find_lost_ssts(facts, base, found)
+    gone_lenders = _find_gone_lenders(facts, base, lost_ssts | rebuilt.keys(), found)
     log = plan_log(facts, base, found)
     restamped, reset_ms, log = plan_clock(facts, base, log, found)
     lost_checkpoints = _find_lost_checkpoints(facts, base, found)
     compactions, compactions_id, compactions_boundary = _plan_compactions(
-        facts, changed=bool(lost_ssts or restamped or newest_id != facts.base_id), found=found
+        facts, changed=bool(lost_ssts or rebuilt or restamped or newest_id != facts.base_id), found=found
     )
     if compactions_boundary is not None:
         boundaries.append(("compactions", compactions_boundary))
@@ -75,9 +76,10 @@ def _plan_from(facts: Facts, base: Manifest, found: Findings, *, begun: bool = F
         compactor_epoch=compactor_epoch,
         log=log,
         lost_ssts=frozenset(lost_ssts),
+        rebuilt=rebuilt,
         lost_checkpoints=frozenset(lost_checkpoints),
         gone_lenders=frozenset(gone_lenders),
-        restamped=frozenset(restamped),
+        restamped=frozenset(restamped - lost_ssts - rebuilt.keys()),
         reset_clock_ms=reset_ms,
         removals=tuple(found.removals),
         compactions=None if compactions is None else replace(compactions, compactor_epoch=compactor_epoch),
@@ -279,13 +281,31 @@ def _failed(job: Job) -> Job:
 # -- SSTs, lenders, checkpoints ---------------------------------------------------------------------------
 
 
-def _find_lost_ssts(facts: Facts, base: Manifest, found: Findings) -> set[Ulid]:
+def _find_lost_ssts(
+    facts: Facts, base: Manifest, found: Findings
+) -> tuple[set[Ulid], dict[Ulid, tuple[EntryTuple, ...]]]:
+    """The SSTs that are gone for good, and the rows of those that the WAL tells again."""
     lost: set[Ulid] = set()
+    rebuilt: dict[Ulid, tuple[EntryTuple, ...]] = {}
     for sst_id, table in base.ssts.items():
         path = facts.table_path(base, sst_id)
         size = facts.tables.get(path)
         keys = f"keys from {table.info.first_entry!r} to {table.info.last_entry!r}"
-        if size is None:
+        again = find_rows(facts, base, sst_id) if size is None else None
+        if again is not None:
+            rebuilt[sst_id] = again.rows
+            found.add(
+                Defect(
+                    "missing sst",
+                    path,
+                    "missing, but the manifest refers to it",
+                    f"make it again from the WAL, which still has {len(again.rows)} rows of it",
+                    "" if again.complete else f"rows of this SST, {keys}, whose WAL files are gone",
+                )
+            )
+            if not again.complete:
+                found.ssts.append(path)
+        elif size is None:
             lost.add(sst_id)
             found.ssts.append(path)
             found.add(
@@ -307,7 +327,7 @@ def _find_lost_ssts(facts: Facts, base: Manifest, found: Findings) -> set[Ulid]:
                     f"or delete it, and repair gives up its {keys}",
                 )
             )
-    return lost
+    return lost, rebuilt
 
 
 def _find_gone_lenders(facts: Facts, base: Manifest, lost: set[Ulid], found: Findings) -> set[str]:

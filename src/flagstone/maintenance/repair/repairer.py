@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -138,9 +138,9 @@ class Repairer:
         stamp = self._ids.ulid(self._clock.now_ms())
         self._aside = self._paths.own(f"repair/{ulid_ms(stamp)}-{stamp & 0xFFFFFF:06x}")
         report.kept_aside = [self._keep_aside(removal) for removal in plan.removals]
-        copies = self._copy_restamped(plan)
+        replaced = self._copy_restamped(plan) | self._rebuild(plan)
         added = self._upload_rows(plan)
-        edited = apply_repair(plan.base, plan, fence_id=fence_id, added=added, copies=copies)
+        edited = apply_repair(plan.base, plan, fence_id=fence_id, added=added, replaced=replaced)
         manifests = ManifestStore(
             self._store, self._paths, clock=self._clock, ids=self._ids, check=check_repaired_state
         )
@@ -169,15 +169,22 @@ class Repairer:
             raise SequencedConflict(f"{path} was deleted while the database was repaired") from None
         return kept
 
-    def _copy_restamped(self, plan: RepairPlan) -> dict[Ulid, Ulid]:
+    def _copy_restamped(self, plan: RepairPlan) -> dict[Ulid, SsTable]:
+        """Copies of the SSTs that are stamped in the future, under present ids."""
         assert plan.base is not None
-        copies: dict[Ulid, Ulid] = {}
-        for sst_id in sorted(plan.restamped - plan.lost_ssts):
+        copies: dict[Ulid, SsTable] = {}
+        for sst_id in sorted(plan.restamped):
             owner = plan.base.path_of_owner(sst_id)
             source = (self._paths if owner is None else DbPaths(owner)).table(sst_id)
-            copies[sst_id] = self._fresh_id(self._clock.now_ms())
-            self._store.copy(source, self._paths.table(copies[sst_id]))
+            copy = replace(plan.base.ssts[sst_id], id=self._fresh_id(self._clock.now_ms()))
+            self._store.copy(source, self._paths.table(copy.id))
+            copies[sst_id] = copy
         return copies
+
+    def _rebuild(self, plan: RepairPlan) -> dict[Ulid, SsTable]:
+        """SSTs that are gone, made again from the WAL."""
+        now_ms = self._clock.now_ms()
+        return {sst_id: self._upload(rows, now_ms) for sst_id, rows in sorted(plan.rebuilt.items())}
 
     def _upload_rows(self, plan: RepairPlan) -> list[tuple[bytes, SsTable]]:
         """SSTs of the rows that only the WAL holds, oldest first."""
@@ -188,19 +195,23 @@ class Repairer:
             view.sst_id
             for tree in plan.base.trees
             for view in tree.l0
-            if view.sst_id not in plan.restamped | plan.lost_ssts
+            if view.sst_id not in plan.restamped | plan.lost_ssts | plan.rebuilt.keys()
         ]
         at_ms = max([self._clock.now_ms(), *map(ulid_ms, live)])
         added: list[tuple[bytes, SsTable]] = []
         for rows in _chunks(plan.log.rows):
             for prefix, part in self._parted(rows, plan.base):
-                builder = TableBuilder()
-                builder.add_rows(sorted(part, key=lambda row: (row[0], -row[1])))
-                built = builder.finish()
-                table = SsTable(self._fresh_id(at_ms), built.info, built.format_version)
-                self._store.put(self._paths.table(table.id), built.data)
-                added.append((prefix, table))
+                added.append((prefix, self._upload(part, at_ms)))
         return added
+
+    def _upload(self, rows: Iterable[EntryTuple], at_ms: int) -> SsTable:
+        """One SST of the rows, stamped with that time. Until a manifest names it, it is garbage."""
+        builder = TableBuilder()
+        builder.add_rows(sorted(rows, key=lambda row: (row[0], -row[1])))
+        built = builder.finish()
+        table = SsTable(self._fresh_id(at_ms), built.info, built.format_version)
+        self._store.put(self._paths.table(table.id), built.data)
+        return table
 
     def _fresh_id(self, at_ms: int) -> Ulid:
         return Ulid((at_ms << 80) | (self._ids.ulid() & ((1 << 80) - 1)))

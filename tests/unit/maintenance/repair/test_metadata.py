@@ -142,6 +142,42 @@ def test_an_sst_that_is_gone_leaves_the_manifest_and_its_keys_are_named() -> Non
     assert patient.rows() == {b"a": b"1", b"c": b"3"}
 
 
+def test_an_sst_that_is_gone_is_made_again_from_the_wal() -> None:
+    patient = Patient()
+    patient.write({b"a": b"1", b"b": b"1"}, {b"b": b"2"}, {b"a": b"3", b"c": b"3"}, {b"d": b"4"}, tables=3)
+    _, manifest = patient.manifest()
+    for lost in manifest.ssts:
+        patient.store.delete(PATHS.table(lost))
+
+    report = patient.repair()
+
+    assert [(defect.kind, defect.gives_up) for defect in report.defects] == [("missing sst", "")] * 3
+    assert report.losses.ssts == ()
+    _, repaired = patient.manifest()
+    assert len(repaired.tree.l0) == 3, "each stands where the lost one stood"
+    assert patient.rows() == patient.model
+
+
+def test_an_sst_is_made_again_in_part_when_some_of_its_wal_files_are_gone() -> None:
+    patient = Patient()
+    db = patient.open()
+    for key in (b"a", b"b", b"c"):
+        db.put(key, b"value")
+        db.flush("wal")
+    db.flush()
+    patient.crash(db)
+    _, manifest = patient.manifest()
+    (lost,) = manifest.ssts
+    patient.store.delete(PATHS.table(lost))
+    patient.store.delete(PATHS.wal(WalId(patient.wal_ids()[1])))
+
+    report = patient.repair()
+
+    assert "whose WAL files are gone" in report.defects[0].gives_up
+    assert report.losses.ssts == (PATHS.table(lost),)
+    assert patient.rows() == {b"a": b"value", b"c": b"value"}
+
+
 def test_an_sst_that_was_cut_is_named_and_left_alone() -> None:
     patient = Patient()
     patient.write({b"a": b"1"}, tables=1)
