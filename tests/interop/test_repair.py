@@ -33,6 +33,7 @@ DEFECTS = [
     "cut",
     "manifest",
     "sst",
+    "sst and wal",
     "checkpoint",
     "clock",
     "clock in the wal",
@@ -95,10 +96,12 @@ class Ward:
                 self.model = self._without(4)
             case "manifest":
                 newest.write_bytes(b"\x00\x02junk")
-            case "sst":
+            case "sst" | "sst and wal":
                 table = max((self.path / "compacted").iterdir(), key=lambda file: file.name)
                 table.unlink()
-                self.model = self._without(1)
+                if defect == "sst and wal":
+                    wal[1].unlink()
+                    self.model = self._without(1)
             case "checkpoint":
                 held = self.admin.create_checkpoint(name="gone")
                 self.admin.create_checkpoint(name="kept")
