@@ -26,7 +26,7 @@ from flagstone.types import EntryTuple, WalId
 from flagstone.wal.encoding import decode_wal
 from flagstone.wal.replay import replay
 
-_ATTEMPTS: Final = 3
+_ATTEMPTS: Final = 5
 T = TypeVar("T")
 
 
@@ -39,13 +39,16 @@ def read_facts(
     has_origin: bool = False,
     destroyed: bool = False,
 ) -> Facts:
-    """Everything a plan needs. A writer may be at work: what it changed meanwhile is read again."""
-    facts = _read(store, wal_store, paths, clock=clock, has_origin=has_origin, destroyed=destroyed)
-    for _ in range(_ATTEMPTS - 1):
+    """Everything a plan needs. A writer may be at work: what it changed meanwhile is read again.
+
+    As long as the newest manifest stays the same, no collector deletes what that manifest refers to. A database that
+    changes faster than it can be read gives facts that do not fit together; the caller compares two plans.
+    """
+    for _ in range(_ATTEMPTS):
+        facts = _read(store, wal_store, paths, clock=clock, has_origin=has_origin, destroyed=destroyed)
         newest = max((number for number in _listed_ids(store, paths) if number), default=None)
         if newest == facts.newest_id:
             break
-        facts = _read(store, wal_store, paths, clock=clock, has_origin=has_origin, destroyed=destroyed)
     return facts
 
 
@@ -58,6 +61,9 @@ def _read(
     has_origin: bool,
     destroyed: bool,
 ) -> Facts:
+    # Boundaries first: they only grow, and a version above each of them exists from then on.
+    manifest_boundary = _boundary(store, paths, "manifest")
+    compactions_boundary = _boundary(store, paths, "compactions")
     manifests = _versions(ManifestStore(store, paths, clock=clock))
     compactions = _versions(CompactionsStore(store, paths, clock=clock))
     states = [found for found in manifests.values() if isinstance(found, Manifest)]
@@ -75,8 +81,8 @@ def _read(
         now_ms=clock.now_ms(),
         manifests=manifests,
         compactions=compactions,
-        manifest_boundary=_boundary(store, paths, "manifest"),
-        compactions_boundary=_boundary(store, paths, "compactions"),
+        manifest_boundary=manifest_boundary,
+        compactions_boundary=compactions_boundary,
         wal=_wal_files(wal_store, paths),
         tables=tables,
         lenders={path: any(True for _ in _listed_ids(store, DbPaths(path))) for path in lenders},

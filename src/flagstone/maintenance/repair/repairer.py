@@ -71,8 +71,18 @@ class Repairer:
         self._aside = ""
 
     def plan(self) -> RepairPlan:
-        """What is wrong, and what repair would do. Reads only, and may run beside a writer."""
-        return plan_repair(self._facts())
+        """What is wrong, and what repair would do. Reads only, and may run beside a writer.
+
+        Defects count when two plans in a row find the same: a busy database changes under a plan, damage stays.
+        """
+        plan = plan_repair(self._facts())
+        for _ in range(_ATTEMPTS):
+            if plan.sound:
+                break
+            before, plan = plan, plan_repair(self._facts())
+            if _named(plan) == _named(before):
+                break
+        return plan
 
     def apply(self, plan: RepairPlan) -> RepairReport:
         """Mend what can be mended; a sound database is not touched.
@@ -258,6 +268,10 @@ class Repairer:
             compactions = CompactionsStore(self._store, self._paths, clock=self._clock, ids=self._ids)
             compactions.advance_boundary(max(jobs))
             compactions.delete(jobs)
+
+
+def _named(plan: RepairPlan) -> set[tuple[str, str]]:
+    return {(defect.kind, defect.object) for defect in plan.defects}
 
 
 def finished(report: RepairReport, manifest_id: int) -> RepairReport:
