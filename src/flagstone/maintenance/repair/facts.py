@@ -35,9 +35,10 @@ class WalFile:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A stored version that cannot be decoded, and why."""
+    """A stored version that cannot be decoded, and why. `newer`: its format is one that a later release may write."""
 
     problem: str
+    newer: bool = False
 
 
 @dataclass(frozen=True, slots=True)

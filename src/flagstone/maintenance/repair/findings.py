@@ -18,7 +18,7 @@ class Findings:
     """What was found so far."""
 
     defects: list[Defect] = field(default_factory=list)
-    sequences: list[tuple[int, int]] = field(default_factory=list)
+    sequences: list[tuple[int, int | None]] = field(default_factory=list)
     wal_ids: list[int] = field(default_factory=list)
     ssts: list[str] = field(default_factory=list)
     checkpoints: list[str] = field(default_factory=list)

@@ -56,13 +56,7 @@ def _name_bad_file(
             found.wal_ids.append(file.id)
             if span is not None:
                 found.sequences.append(span)
-            numbers = (
-                f", sequence numbers {span[0]} to {span[1]}"
-                if span and not last
-                else f", sequence numbers from {span[0]} on"
-                if span
-                else ""
-            )
+            numbers = f", {_span_text(span)}" if span else ""
             kept = f"; {len(file.rows)} rows of its sound blocks are kept" if file.rows else ""
             place = "at the end of the WAL" if last else "in the middle of the WAL"
             price = f"the rows of this file that cannot be read{numbers}{kept} ({place})"
@@ -97,7 +91,12 @@ def _name_bad_file(
     )
 
 
-def _lost_span(file: WalFile, files: list[WalFile], base: Manifest) -> tuple[int, int] | None:
+def _span_text(span: tuple[int, int | None]) -> str:
+    first, last = span
+    return f"sequence numbers {first} to {last}" if last is not None else f"sequence numbers from {first} on"
+
+
+def _lost_span(file: WalFile, files: list[WalFile], base: Manifest) -> tuple[int, int | None] | None:
     """The sequence numbers that a damaged or missing file may have held."""
     low = max(
         (other.max_seq for other in files if other.id < file.id and other.max_seq is not None),
@@ -107,7 +106,7 @@ def _lost_span(file: WalFile, files: list[WalFile], base: Manifest) -> tuple[int
         (other.min_seq for other in files if other.id > file.id and other.min_seq is not None), default=None
     )
     if high is None:
-        return (low + 1, low + 1)
+        return (low + 1, None)
     return (low + 1, high - 1) if high - 1 > low else None
 
 
@@ -139,8 +138,7 @@ def _find_holes(
                 path,
                 f"{names} missing, with {len(behind)} files and {rows} rows behind",
                 "put the rows of the other files into SSTs, and begin a new WAL",
-                "the rows of the missing files"
-                + (f", at most sequence numbers {span[0]} to {span[1]}" if span and behind else ""),
+                "the rows of the missing files" + (f", at most {_span_text(span)}" if span else ""),
             )
         )
     return holes

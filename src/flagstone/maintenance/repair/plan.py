@@ -47,9 +47,12 @@ class Defect:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """What a repair gives up, or what is lost already: sequence numbers as inclusive ranges."""
+    """What a repair gives up, or what is lost already.
 
-    sequences: tuple[tuple[int, int], ...] = ()
+    Sequence numbers are inclusive ranges that the lost rows are in; without an end where no later row is known.
+    """
+
+    sequences: tuple[tuple[int, int | None], ...] = ()
     wal_ids: tuple[int, ...] = ()
     ssts: tuple[str, ...] = ()
     checkpoints: tuple[str, ...] = ()
@@ -156,6 +159,7 @@ class RepairReport:
                 "ssts": list(self.losses.ssts),
                 "checkpoints": list(self.losses.checkpoints),
             },
+            "fenced_wal_id": self.fenced_wal_id,
             "kept_aside": list(self.kept_aside),
         }
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from flagstone.errors import CorruptData, FlagstoneError
+from flagstone.errors import CorruptData, FlagstoneError, InvalidRequest
 from flagstone.format.block import decode_rows
 from flagstone.format.sst import FOOTER_BYTES, decode_sst
 from flagstone.format.sst_info import SstType
@@ -22,11 +22,15 @@ from flagstone.runtime.clock import Clock
 from flagstone.runtime.pool import shared_pool
 from flagstone.store.paths import BoundaryOf, DbPaths
 from flagstone.store.port import ObjectMeta, ObjectMissing, ObjectStore
-from flagstone.types import EntryTuple, WalId
+from flagstone.types import CompactionsId, EntryTuple, ManifestId, WalId
 from flagstone.wal.encoding import decode_wal
 from flagstone.wal.replay import replay
 
 _ATTEMPTS: Final = 5
+_NEWEST_FORMAT: Final = 2
+_PLAUSIBLE_FORMAT: Final = 32
+"""Later releases count on from the formats that are known; a damaged file rarely begins with so small a number."""
+
 T = TypeVar("T")
 
 
@@ -64,8 +68,14 @@ def _read(
     # Boundaries first: they only grow, and a version above each of them exists from then on.
     manifest_boundary = _boundary(store, paths, "manifest")
     compactions_boundary = _boundary(store, paths, "compactions")
-    manifests = _versions(ManifestStore(store, paths, clock=clock))
-    compactions = _versions(CompactionsStore(store, paths, clock=clock))
+    manifests = _versions(
+        store, ManifestStore(store, paths, clock=clock), lambda number: paths.manifest(ManifestId(number))
+    )
+    compactions = _versions(
+        store,
+        CompactionsStore(store, paths, clock=clock),
+        lambda number: paths.compactions(CompactionsId(number)),
+    )
     states = [found for found in manifests.values() if isinstance(found, Manifest)]
     lenders = sorted({lender.path for state in states for lender in state.external_dbs})
     tables: dict[str, int] = {}
@@ -97,12 +107,22 @@ def _listed_ids(store: ObjectStore, paths: DbPaths) -> Iterable[int]:
     return (number for number in found if number is not None)
 
 
-def _versions(versions: SequencedObject[T]) -> dict[int, T | Unreadable]:
+def _is_newer(store: ObjectStore, path: str) -> bool:
+    """Whether the version at the head of the object is one that a later release may write."""
+    try:
+        return _NEWEST_FORMAT < int.from_bytes(store.get_range(path, 0, 2), "big") <= _PLAUSIBLE_FORMAT
+    except (ObjectMissing, InvalidRequest):
+        return False
+
+
+def _versions(
+    store: ObjectStore, versions: SequencedObject[T], path_of: Callable[[int], str]
+) -> dict[int, T | Unreadable]:
     def load(number: int) -> T | Unreadable | None:
         try:
             return versions.load(number)
         except CorruptData as error:
-            return Unreadable(error.problem)
+            return Unreadable(error.problem, newer=_is_newer(store, path_of(number)))
         except ObjectMissing:
             return None  # collected between listing and reading
 

@@ -45,6 +45,24 @@ def test_an_unreadable_newest_manifest_is_replaced_by_the_one_before(patient: Pa
         patient.store.head(path)
 
 
+@pytest.mark.parametrize("folder", ["manifest", "compactions"])
+def test_what_a_later_release_wrote_is_left_alone(patient: Patient, folder: str) -> None:
+    newest, _ = patient.manifest()
+    path = (
+        PATHS.manifest(ManifestId(newest + 1))
+        if folder == "manifest"
+        else PATHS.compactions(CompactionsId(1))
+    )
+    patient.store.put(path, b"\x00\x03 the format of a later release")
+    before = patient.objects()
+
+    report = patient.admin.repair(plan_only=False)
+
+    assert not report.sound
+    assert "does not know" in report.defects[0].problem
+    assert patient.objects() == before
+
+
 def test_going_back_says_which_rows_are_lost_with_their_wal_files(patient: Patient) -> None:
     newest, manifest = patient.manifest()
     path = PATHS.manifest(ManifestId(newest))
@@ -344,6 +362,22 @@ def test_a_clone_that_is_not_finished_is_finished(patient: Patient) -> None:
 
     assert report.applied
     assert admin.repair().sound
+    with open_database("clone", store=patient.store, settings=SETTINGS, clock=patient.clock) as db:
+        assert dict(db.scan()) == patient.model
+
+
+def test_a_clone_that_has_no_manifest_yet_is_finished(patient: Patient) -> None:
+    with patient.open() as db:
+        db.flush()
+    paths = type(PATHS)("clone")
+    patient.admin.clone("clone")
+    for meta in list(patient.store.list(paths.manifest_folder)):
+        patient.store.delete(meta.path)
+    admin = Admin("clone", store=patient.store, clock=patient.clock, ids=patient.ids)
+    assert [defect.kind for defect in admin.repair().defects] == ["half-made"]
+
+    assert admin.repair(plan_only=False).applied
+
     with open_database("clone", store=patient.store, settings=SETTINGS, clock=patient.clock) as db:
         assert dict(db.scan()) == patient.model
 
