@@ -106,7 +106,10 @@ def summarize(registry: Path, known: dict[str, str]) -> str | None:
 
     `known` are the titles of all servers by name. None when no test asked for any server.
     """
-    notes = {note.stem: json.loads(note.read_text()) for note in registry.glob("*.json")}
+    # Other notes are of helpers that are no servers, such as an interpreter for the pages of the documentation.
+    notes = {
+        note.stem: json.loads(note.read_text()) for note in registry.glob("*.json") if note.stem in known
+    }
     if not notes:
         return None
     used = [title for name, title in known.items() if "facts" in notes.get(name, {})]

@@ -16,6 +16,7 @@ from servers.shared import note_used, summarize
 
 
 def test_no_line_when_no_test_asked_for_a_server(tmp_path: Path) -> None:
+    (tmp_path / "helper.json").write_text(json.dumps({"pid": 1, "facts": {}}))
     assert summarize(tmp_path, TITLES) is None
 
 
