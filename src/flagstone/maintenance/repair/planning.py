@@ -73,6 +73,8 @@ def _plan_from(facts: Facts, base: Manifest, found: Findings, *, begun: bool = F
         boundaries.append(("compactions", compactions_boundary))
     # A version raises an epoch by one at most, so this is above every epoch of a version that cannot be read.
     step = 1 + newest_id - (facts.base_id or newest_id)
+    # A writer leaves one fence and takes one epoch. A repair that was interrupted left a fence without an epoch.
+    fences = sum(1 for file in facts.wal.values() if not file.size)
     newest_jobs = facts.compactions.get(max(facts.compactions, default=0))
     stored_epoch = newest_jobs.compactor_epoch if isinstance(newest_jobs, Compactions) else 0
     compactor_epoch = max(base.compactor_epoch + step, stored_epoch + 1)
@@ -83,7 +85,7 @@ def _plan_from(facts: Facts, base: Manifest, found: Findings, *, begun: bool = F
         losses=found.losses,
         base=base,
         next_id=next_id,
-        writer_epoch=base.writer_epoch + step,
+        writer_epoch=max(base.writer_epoch + step, fences),
         compactor_epoch=compactor_epoch,
         log=log,
         lost_ssts=frozenset(lost_ssts),

@@ -412,6 +412,8 @@ def test_a_crash_at_any_request_of_a_repair_leaves_a_database_that_can_be_repair
             return
         if not patient.plan().sound:
             patient.repair()
+        fences = [meta for meta in patient.store.list(PATHS.wal_folder) if not meta.size]
+        assert patient.manifest()[1].writer_epoch >= len(fences), "each fence has its epoch"
         assert patient.admin.verify().ok
         assert patient.rows() == patient.model, f"after a crash at write {step}"
     pytest.fail("a repair takes fewer writes than that")
