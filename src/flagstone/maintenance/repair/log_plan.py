@@ -34,10 +34,11 @@ def plan_log(facts: Facts, base: Manifest, found: Findings) -> OrderedRows | Non
         rewritten = True
         found.add(
             Defect(
-                "wal order",
+                "wal damage",
                 facts.paths.wal_folder,
                 facts.replay_problem,
                 f"put the {len(ordered.rows)} rows of the WAL into SSTs, and begin a new WAL",
+                "rows that are missing already",
             )
         )
     return ordered if rewritten else None
