@@ -1,13 +1,16 @@
 """Carries a repair out.
 
-1. End the WAL with a fence, so that a writer at work stops before its next acknowledgement, and read all facts again.
+1. Claim both roles with a manifest that changes nothing but the epochs, and end the WAL with a fence: a writer at work
+   stops before its next acknowledgement. Then read all facts again. A database whose newest manifest cannot be read
+   needs no claim, because no process can open it.
 2. Copy what will be removed into `flagstone/repair/<time>/`, and upload SSTs with the rows of a WAL that cannot be
    replayed.
 3. Create one manifest: the mended state, with newer epochs of both roles. This is the only commit point. It fails when
    any process has written a manifest since the facts were read, and then nothing has changed.
 4. Raise the boundary and delete what was copied, and write a new compactions file if its jobs refer to what is gone.
 
-A crash before step 3 leaves the database as it was, with a fence, copies and SSTs that garbage collection deletes.
+A crash before step 3 leaves the database as it was, with newer epochs, a fence, copies, and SSTs that garbage
+collection deletes.
 After it the database is sound, and at most objects are left that a second repair removes.
 """
 
@@ -95,11 +98,17 @@ class Repairer:
         if not plan.repairable:
             return report_of(plan)
         for _ in range(_ATTEMPTS):
-            fence_id = self._end_wal(self._facts())
-            plan = self.plan()
-            if not plan.repairable:
-                return report_of(plan)
             try:
+                facts = self._facts()
+                epoch = self._claim(facts)
+                fence_id = self._end_wal(facts)
+                plan = self.plan()
+                if not plan.repairable:
+                    return report_of(plan)
+                if epoch is not None and plan.base is not None:
+                    if plan.base.writer_epoch != epoch:
+                        raise SequencedConflict("a writer has claimed the database since")
+                    plan = replace(plan, writer_epoch=epoch)
                 return self._carry_out(plan, fence_id)
             except SequencedConflict:
                 _log.info("a manifest was written during the repair; reading the database again")
@@ -118,6 +127,28 @@ class Repairer:
             clock=self._clock,
             has_origin=has_origin,
             destroyed=destroyed,
+        )
+
+    def _claim(self, facts: Facts) -> int | None:
+        """Become the writer, so that one that is opening the database stops; returns the epoch.
+
+        None where the newest manifest, or its boundary, keeps every process from opening the database.
+        """
+        base, boundary = facts.base, facts.manifest_boundary
+        newest_id = facts.newest_id
+        if base is None or newest_id is None or newest_id != facts.base_id:
+            return None
+        if boundary.problem is not None or boundary.value >= newest_id:
+            return None
+        fences = sum(1 for file in facts.wal.values() if not file.size)
+        epoch = max(base.writer_epoch, fences) + 1
+        claimed = replace(base, writer_epoch=epoch, compactor_epoch=base.compactor_epoch + 1)
+        self._manifests().create_next(claimed, Versioned(newest_id, base))
+        return epoch
+
+    def _manifests(self) -> ManifestStore:
+        return ManifestStore(
+            self._store, self._paths, clock=self._clock, ids=self._ids, check=check_repaired_state
         )
 
     def _end_wal(self, facts: Facts) -> WalId:
@@ -151,9 +182,7 @@ class Repairer:
         replaced = self._copy_restamped(plan) | self._rebuild(plan)
         added = self._upload_rows(plan)
         edited = apply_repair(plan.base, plan, fence_id=fence_id, added=added, replaced=replaced)
-        manifests = ManifestStore(
-            self._store, self._paths, clock=self._clock, ids=self._ids, check=check_repaired_state
-        )
+        manifests = self._manifests()
         for of, value in plan.boundaries:
             path = self._paths.boundary(of)
             report.kept_aside.append(self._copy_aside(self._store, path, "gc"))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any
 
 import pytest
 
@@ -165,3 +167,54 @@ def test_a_plan_beside_a_busy_writer_finds_nothing() -> None:
             stop.set()
             writer.join()
     assert [defects for defects in found if defects] == []
+
+
+class _Hooked:
+    """A store that calls `hook` once, before the n-th conditional create."""
+
+    def __init__(self, inner: MemoryStore, at: int, hook: Callable[[], None]) -> None:
+        self.inner = inner
+        self._left = at
+        self._hook = hook
+
+    def __getattr__(self, name: str) -> Any:
+        verb = getattr(self.inner, name)
+        if name != "put_if_absent":
+            return verb
+
+        def create(*args: Any, **options: Any) -> Any:
+            self._left -= 1
+            if self._left == 0:
+                self._hook()
+            return verb(*args, **options)
+
+        return create
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_writer_that_opens_the_database_during_a_repair_loses_no_acknowledged_row(at: int) -> None:
+    patient = Patient()
+    patient.write({b"a": b"1"}, {b"b": b"2"}, {b"c": b"3"}, tables=2)
+    # Opening takes the reused number for flushed and skips it in silence, so a writer can open this database.
+    _, second, third = patient.wal_ids()
+    (row,) = patient.wal_rows(third)
+    patient.store.put(PATHS.wal(WalId(second)), b"")
+    patient.put_wal(third, [(row[0], 1, *row[2:])])
+    opened: list[flagstone.Db] = []
+
+    def rival() -> None:
+        opened.append(patient.open())
+        opened[0].put(b"late", b"4", await_durable=True)
+
+    store = _Hooked(patient.store, at, rival)
+    admin = Admin("db", store=store, clock=patient.clock, ids=patient.ids)  # type: ignore[arg-type]
+
+    report = admin.repair(plan_only=False)
+
+    assert report.applied
+    (writer,) = opened
+    with pytest.raises(flagstone.Closed):
+        writer.put(b"too late", b"5", await_durable=True)
+    writer.close()
+    assert patient.admin.verify().ok
+    assert patient.rows() == {**patient.model, b"late": b"4"}
