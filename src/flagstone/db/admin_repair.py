@@ -11,7 +11,7 @@ from flagstone.runtime.ids import Ids
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
 from flagstone.views.clone import Cloner
-from flagstone.views.marks import load_destroyed, load_origin
+from flagstone.views.marks import load_origin
 
 
 class AdminRepair:
@@ -46,7 +46,7 @@ class AdminRepair:
             wal_store=self._wal_store,
             clock=self._clock,
             ids=self._ids,
-            marks=self._marks,
+            has_origin=lambda: load_origin(self._store, self._paths) is not None,
             segment_extractor=segment_extractor,
         )
         plan = repairer.plan()
@@ -59,10 +59,6 @@ class AdminRepair:
         if plan.finish_clone:
             return finished(report_of(plan), self._finish_clone())
         return repairer.apply(plan)
-
-    def _marks(self) -> tuple[bool, bool]:
-        has_origin = load_origin(self._store, self._paths) is not None
-        return has_origin, load_destroyed(self._store, self._paths) is not None
 
     def _finish_clone(self) -> int:
         """Repeat the call that made the clone, from its own record of what it is made of."""

@@ -13,12 +13,11 @@ from flagstone.maintenance.gc.plan import KINDS, Kind
 from flagstone.maintenance.gc.reach import PinnedManifests
 from flagstone.maintenance.gc.report import GarbageReport
 from flagstone.maintenance.gc.round import Round, Subject
-from flagstone.maintenance.gc.two_phase import find_inside
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.metrics import Metrics
 from flagstone.store.local import LocalStore
 from flagstone.store.paths import DbPaths
-from flagstone.store.port import ObjectStore
+from flagstone.store.port import ObjectStore, find_inside
 
 _log = logging.getLogger("flagstone.gc")
 

@@ -11,9 +11,8 @@ from contextlib import suppress
 from typing import Final
 
 from flagstone.errors import Unavailable
-from flagstone.maintenance.gc.two_phase import find_inside
 from flagstone.store.local import LocalStore
-from flagstone.store.port import ObjectMissing, ObjectStore
+from flagstone.store.port import ObjectMissing, ObjectStore, find_inside
 
 _ATTEMPTS: Final = 5
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from flagstone.metadata.compactions import Compactions
+from flagstone.metadata.destruction import find_mark
 from flagstone.metadata.manifest import Manifest
 from flagstone.store.paths import DbPaths
 from flagstone.types import EntryTuple, Ulid
@@ -54,7 +55,7 @@ class Facts:
     """All that was read. `tables` are the sizes of the SSTs that exist, by path, lenders' included.
 
     `lenders` says of every database that SSTs are borrowed from whether it has a manifest. `replay_problem` is what
-    opening would say about the WAL. `has_origin` and `destroyed` are Flagstone's marks beside the database.
+    opening would say about the WAL. `has_origin` says whether there is a record of the clone that was begun here.
     """
 
     database: str
@@ -69,7 +70,6 @@ class Facts:
     lenders: Mapping[str, bool] = field(default_factory=dict)
     replay_problem: str | None = None
     has_origin: bool = False
-    destroyed: bool = False
 
     @property
     def newest_id(self) -> int | None:
@@ -93,6 +93,11 @@ class Facts:
         """The state to start from."""
         found = None if self.base_id is None else self.manifests[self.base_id]
         return found if isinstance(found, Manifest) else None
+
+    @property
+    def destroyed(self) -> bool:
+        """Whether the newest manifest that can be read says that the database was destroyed."""
+        return self.base is not None and find_mark(self.base) is not None
 
     def table_path(self, manifest: Manifest, sst_id: Ulid) -> str:
         """Where an SST of the manifest is: in its own folder, or in that of the database that lends it."""

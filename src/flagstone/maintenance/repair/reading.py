@@ -41,7 +41,6 @@ def read_facts(
     *,
     clock: Clock,
     has_origin: bool = False,
-    destroyed: bool = False,
 ) -> Facts:
     """Everything a plan needs. A writer may be at work: what it changed meanwhile is read again.
 
@@ -49,7 +48,7 @@ def read_facts(
     changes faster than it can be read gives facts that do not fit together; the caller compares two plans.
     """
     for _ in range(_ATTEMPTS):
-        facts = _read(store, wal_store, paths, clock=clock, has_origin=has_origin, destroyed=destroyed)
+        facts = _read(store, wal_store, paths, clock=clock, has_origin=has_origin)
         newest = max((number for number in _listed_ids(store, paths) if number), default=None)
         if newest == facts.newest_id:
             break
@@ -63,7 +62,6 @@ def _read(
     *,
     clock: Clock,
     has_origin: bool,
-    destroyed: bool,
 ) -> Facts:
     # Boundaries first: they only grow, and a version above each of them exists from then on.
     manifest_boundary = _boundary(store, paths, "manifest")
@@ -97,7 +95,6 @@ def _read(
         tables=tables,
         lenders={path: any(True for _ in _listed_ids(store, DbPaths(path))) for path in lenders},
         has_origin=has_origin,
-        destroyed=destroyed,
     )
     return replace(facts, replay_problem=_replay_problem(wal_store, facts))
 

@@ -51,7 +51,7 @@ _SST_BYTES: Final = 64 * 1024 * 1024
 
 
 class Repairer:
-    """Repairs the database at `paths`. `marks` says whether it has an origin, and whether it was destroyed."""
+    """Repairs the database at `paths`. `has_origin` says whether a clone was begun here."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Repairer:
         wal_store: ObjectStore,
         clock: Clock,
         ids: Ids,
-        marks: Callable[[], tuple[bool, bool]],
+        has_origin: Callable[[], bool],
         segment_extractor: SegmentExtractor | None = None,
     ) -> None:
         self._store = store
@@ -69,7 +69,7 @@ class Repairer:
         self._paths = paths
         self._clock = clock
         self._ids = ids
-        self._marks = marks
+        self._has_origin = has_origin
         self._extractor = segment_extractor
         self._aside = ""
 
@@ -119,14 +119,8 @@ class Repairer:
     # -- reading and fencing ------------------------------------------------------------------------------
 
     def _facts(self) -> Facts:
-        has_origin, destroyed = self._marks()
         return read_facts(
-            self._store,
-            self._wal_store,
-            self._paths,
-            clock=self._clock,
-            has_origin=has_origin,
-            destroyed=destroyed,
+            self._store, self._wal_store, self._paths, clock=self._clock, has_origin=self._has_origin()
         )
 
     def _claim(self, facts: Facts) -> int | None:
