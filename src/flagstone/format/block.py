@@ -17,10 +17,43 @@ DEFAULT_BLOCK_BYTES: Final = 4096
 BLOCK_SIZES: Final = tuple(1024 << power for power in range(7))
 """Sizes the official builder offers. Restart points are 16-bit, so nothing larger can work."""
 
+_TIMED_TAIL_BYTES: Final = 8 + 1 + 8 + 8
+"""Sequence number, flags and both times of a row."""
+
 
 def decode_rows(raw: bytes, version: int) -> list[EntryTuple]:
     """All rows of a block in stored order. Raises `CorruptData` with an offset inside the block."""
     return block_reader.decode_rows(raw) if version == FORMAT_V2 else _decode_rows_v1(raw)
+
+
+def declared_bytes(head: bytes, version: int) -> int:
+    """The size of a block that a single row fills, as the first bytes of it declare: the row, an offset, a count.
+
+    Only such a block is larger than 64 KiB, so what begins with a small row declares a small size.
+    """
+    at = 0
+
+    def length() -> int:
+        nonlocal at
+        value = shift = 0
+        while at < len(head) and shift < 35:
+            byte = head[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+            shift += 7
+        return 0
+
+    if version == FORMAT_V2:
+        length()  # The first key of a block shares nothing.
+        sizes = length() + length()
+        return at + sizes + _TIMED_TAIL_BYTES + 4
+    suffix_size = int.from_bytes(head[2:4], "big")
+    flags_at = 4 + suffix_size + 8
+    flags = head[flags_at] if flags_at < len(head) else 0
+    value_at = flags_at + 1 + 8 * ((flags >> 1 & 1) + (flags >> 2 & 1))
+    return value_at + 4 + int.from_bytes(head[value_at : value_at + 4], "big") + 4
 
 
 def lookup(raw: bytes, key: bytes, max_seq: int, version: int) -> EntryTuple | None:
@@ -39,6 +72,8 @@ def _decode_rows_v1(raw: bytes) -> list[EntryTuple]:
     end = len(raw) - 2 - 2 * count
     if count < 0 or end < 0:
         raise CorruptData(f"block of {len(raw)} bytes cannot hold its {count} entry offsets", offset=0)
+    if count == 0:
+        raise CorruptData("block without a row", offset=0)
     rows: list[EntryTuple] = []
     first = b""
     at = 0

@@ -11,7 +11,7 @@ from typing import Final
 
 from flagstone.errors import CorruptData
 from flagstone.format.codec import Codec
-from flagstone.format.compression import compress, decompress
+from flagstone.format.compression import Declared, compress, decompress
 
 CHECKSUM_BYTES: Final = 4
 
@@ -27,8 +27,11 @@ def seal_parts(raw: bytes, codec: Codec = Codec.NONE) -> tuple[bytes, bytes]:
     return stored, zlib.crc32(stored).to_bytes(CHECKSUM_BYTES, "big")
 
 
-def unseal(stored: bytes, codec: Codec = Codec.NONE) -> bytes:
-    """The block inside its stored form. Raises `CorruptData` on a wrong checksum or undecodable bytes."""
+def unseal(stored: bytes, codec: Codec = Codec.NONE, declared: Declared | None = None) -> bytes:
+    """The block inside its stored form; `declared` is that of `decompress`, for data blocks.
+
+    Raises `CorruptData` on a wrong checksum, on undecodable bytes, and on bytes that unfold to more than they may.
+    """
     if len(stored) < CHECKSUM_BYTES:
         raise CorruptData(f"{len(stored)} bytes where a block with its checksum was expected", offset=0)
     body = stored[:-4]
@@ -36,4 +39,4 @@ def unseal(stored: bytes, codec: Codec = Codec.NONE) -> bytes:
     actual = zlib.crc32(body)
     if actual != expected:
         raise CorruptData(f"checksum of {len(body)} bytes is {actual:08x}, expected {expected:08x}", offset=0)
-    return decompress(codec, body)
+    return decompress(codec, body, declared)

@@ -34,6 +34,7 @@ _I32: Final = struct.Struct("<i")
 # Objects may be shared, but what a buffer unfolds to stays within this multiple of its size.
 _APPARENT_SIZE_FACTOR: Final = 4
 _PLANS_KEPT: Final = 64
+_ALIGNMENT: Final = 8
 
 
 class Field:
@@ -171,6 +172,10 @@ class _Plan(NamedTuple):
     children: tuple[tuple[int, int, Indirect], ...]
     phase: int
     """What (position % 8) must be for the 8-byte fields to be aligned, or -1 if there are none."""
+    padding: tuple[tuple[int, int], ...]
+    """Parts of the table that no known field has."""
+    newer: bool
+    """Whether there are fields that the shape does not know."""
 
 
 class Shape(Generic[T]):
@@ -202,10 +207,17 @@ class Shape(Generic[T]):
             raise InternalError(f"shape {name}: order must name every indirect slot")
 
 
-def decode(shape: Shape[T], buffer: bytes | memoryview) -> T:
-    """The value in a whole buffer. Anything malformed raises CorruptData with the offset inside `buffer`."""
-    reader = _Reader(bytes(buffer))
-    return reader.table(shape, reader.root())  # type: ignore[no-any-return]
+def decode(shape: Shape[T], buffer: bytes | memoryview, *, strict: bool = False) -> T:
+    """The value in a whole buffer. Anything malformed raises CorruptData with the offset inside `buffer`.
+
+    With `strict` nothing may be shared or left over: no two objects overlap, and what belongs to none is zero and no
+    more than padding. That finds offsets and vtables that were damaged into other valid ones. Buffers with fields of
+    a newer release are not judged so.
+    """
+    reader = _Reader(bytes(buffer), strict=strict)
+    value = reader.table(shape, reader.root())
+    reader.check_used()
+    return value  # type: ignore[no-any-return]
 
 
 def encode(shape: Shape[T], value: T) -> bytes:
@@ -220,9 +232,11 @@ def encode(shape: Shape[T], value: T) -> bytes:
 class _Reader:
     """Follows offsets in one buffer; every access is checked against its bounds and alignment."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, *, strict: bool = False) -> None:
         self._data = data
         self._size = len(data)
+        self._used: set[tuple[int, int]] | None = {(0, 4)} if strict else None
+        self._newer = False
         self._budget = _APPARENT_SIZE_FACTOR * len(data)
         self._plans: dict[tuple[Shape[Any], int], _Plan] = {}
 
@@ -237,12 +251,24 @@ class _Reader:
             raise CorruptData(f"offset to {shape.name} is misaligned or out of bounds", offset=position)
         vtable = position - _I32.unpack_from(data, position)[0]
         plan = self._plans.get((shape, vtable)) or self._read_vtable(shape, vtable, position)
-        size, unpacker, slots, children, phase = plan
+        size, unpacker, slots, children, phase, padding, newer = plan
         if position + size > self._size:
             raise CorruptData(f"{shape.name} of {size} bytes reaches past the end", offset=position)
         if phase != position & 7 and phase >= 0:
             raise CorruptData(f"{shape.name} has misaligned fields", offset=position)
         self._charge(size, position)
+        if self._used is not None:
+            self._newer = self._newer or newer
+            self._use(position, position + size)
+            length = struct.unpack_from("<H", data, vtable)[0]
+            # Tables of one form share a vtable, so it is used once, however often it is named.
+            if (vtable, vtable + length) not in self._used:
+                self._use(vtable, vtable + length)
+            for start, stop in padding:
+                if any(data[position + start : position + stop]) and not self._newer:
+                    raise CorruptData(
+                        f"{shape.name} has bytes that belong to no field", offset=position + start
+                    )
         values: list[Any] = list(shape.defaults)
         for slot, value in zip(slots, unpacker.unpack_from(data, position), strict=True):
             values[slot] = value
@@ -265,7 +291,27 @@ class _Reader:
         if stop > self._size:
             raise CorruptData(f"vector of {stop - start} bytes reaches past the end", offset=position)
         self._charge(stop - position, position)
+        if self._used is not None:
+            self._use(position, stop)
         return self._data[start:stop]
+
+    def check_used(self) -> None:
+        """Strictly: raise unless the objects that were read are the whole buffer, each byte once."""
+        if self._used is None or self._newer:
+            return
+        end = 0
+        for start, stop in [*sorted(self._used), (self._size, self._size)]:
+            if start < end:
+                raise CorruptData("objects overlap", offset=start)
+            if start - end >= _ALIGNMENT or any(self._data[end:start]):
+                raise CorruptData(f"{start - end} bytes belong to no object", offset=end)
+            end = stop
+
+    def _use(self, start: int, stop: int) -> None:
+        assert self._used is not None, "only a strict reader notes what it has read"
+        if (start, stop) in self._used:
+            raise CorruptData("two references to one object", offset=start)
+        self._used.add((start, stop))
 
     def _charge(self, size: int, position: int) -> None:
         self._budget -= size
@@ -303,7 +349,15 @@ class _Reader:
         indirect = dict(shape.children)
         slots = tuple(slot for _, slot in present)
         children = tuple((slot, at, indirect[slot]) for at, slot in present if slot in indirect)
-        plan = _Plan(size, struct.Struct(code), slots, children, phases.pop() if phases else -1)
+        padding, end = [], 4
+        for at, slot in present:
+            padding.append((end, at))
+            end = at + shape.fields[slot].size
+        padding.append((end, size))
+        newer = any(offsets[len(shape.fields) :])
+        phase = phases.pop() if phases else -1
+        gaps = tuple((start, stop) for start, stop in padding if start < stop)
+        plan = _Plan(size, struct.Struct(code), slots, children, phase, gaps, newer)
         self._plans[shape, vtable] = plan
         if len(shape.plans) < _PLANS_KEPT:  # sound tables come in a handful of forms
             shape.plans[data[vtable : vtable + length]] = plan

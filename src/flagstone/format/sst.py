@@ -2,7 +2,7 @@
 
     data block* | filter? | index | stats? | SsTableInfo + crc | offset of SsTableInfo (u64 BE) | version (u16 BE)
 
-There is no magic number. Files of ten bytes or fewer in the WAL count as empty: they are fences.
+There is no magic number. A WAL file without a byte is a fence; so is, from releases before 0.14, one without a block.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from flagstone.errors import CorruptData
-from flagstone.format.block import FORMAT_V1, FORMAT_V2, decode_rows
+from flagstone.format.block import FORMAT_V1, FORMAT_V2, declared_bytes, decode_rows
 from flagstone.format.checksum import CHECKSUM_BYTES, seal, unseal
 from flagstone.format.filter import Filters, decode_filters
-from flagstone.format.sst_info import SsTableInfo, decode_info, encode_info
+from flagstone.format.sst_info import SsTableInfo, SstType, decode_info, encode_info
 from flagstone.format.stats import SstStats, decode_stats
 from flagstone.kernels import index as index_kernel
 from flagstone.types import EntryTuple
@@ -69,9 +69,11 @@ def decode_footer(tail: bytes, object_bytes: int) -> tuple[SsTableInfo, int, int
         return needed
     try:
         info = decode_info(unseal(tail[-needed:-FOOTER_BYTES]))
+        end = check_layout(info)
     except CorruptData as error:
         raise error.within(None, info_offset) from None
-    _check_layout(info, info_offset)
+    if end != info_offset:
+        raise CorruptData(f"parts end at {end}, but SsTableInfo begins at {info_offset}", offset=info_offset)
     return info, version, info_offset
 
 
@@ -79,6 +81,11 @@ def decode_index(stored: bytes, info: SsTableInfo) -> BlockIndex:
     """The index in its stored form, with the order of its offsets checked."""
     offsets, first_keys = index_kernel.decode_index(unseal(stored, info.codec))
     data_end = info.filter_offset if info.filter_len else info.index_offset
+    if not offsets:
+        # Releases before 0.14 wrote such files as fences of the WAL. Nothing else has no block.
+        if data_end or info.sst_type is not SstType.WAL:
+            raise CorruptData(f"index without a block for {data_end} bytes of blocks", offset=0)
+        return BlockIndex([], [], [])
     stops = [*offsets[1:], data_end]
     for number, (start, stop) in enumerate(zip(offsets, stops, strict=True)):
         if start + CHECKSUM_BYTES >= stop or (number == 0 and start != 0):
@@ -98,7 +105,8 @@ class SstImage:
 
     def block(self, number: int) -> bytes:
         """The raw bytes of a block. Raises `CorruptData` naming object and offset."""
-        return self._part(self.index.offsets[number], self.index.stops[number])
+        start, stop = self.index.offsets[number], self.index.stops[number]
+        return open_block(self.data[start:stop], self.info, self.path, start, version=self.version)
 
     def rows(self) -> Iterator[list[EntryTuple]]:
         """The rows, block by block."""
@@ -132,6 +140,14 @@ def open_part(stored: bytes, info: SsTableInfo, path: str, offset: int) -> bytes
     """A part that stood at `offset` of the object, unsealed. Raises `CorruptData` naming both."""
     try:
         return unseal(stored, info.codec)
+    except CorruptData as error:
+        raise error.within(path, offset) from None
+
+
+def open_block(stored: bytes, info: SsTableInfo, path: str, offset: int, *, version: int) -> bytes:
+    """A data block that stood at `offset` of the object, unsealed. Raises `CorruptData` naming both."""
+    try:
+        return unseal(stored, info.codec, lambda head: declared_bytes(head, version))
     except CorruptData as error:
         raise error.within(path, offset) from None
 
@@ -180,20 +196,16 @@ def decode_sst(data: bytes, path: str) -> SstImage:
     return SstImage(path, data, info, version, index)
 
 
-def _check_layout(info: SsTableInfo, info_offset: int) -> None:
-    """Parts follow each other without gaps and end where SsTableInfo begins."""
+def check_layout(info: SsTableInfo) -> int:
+    """Where SsTableInfo begins: behind the parts, which follow each other without gaps. Raises `CorruptData`."""
     end = info.index_offset + info.index_len
     if info.filter_offset + info.filter_len != info.index_offset or info.index_len < CHECKSUM_BYTES:
         raise CorruptData(
             f"filter at {info.filter_offset}+{info.filter_len} and index at {info.index_offset}+{info.index_len} "
-            "do not join",
-            offset=info_offset,
+            "do not join"
         )
-    if info.stats_len:
-        if info.stats_offset != end:
-            raise CorruptData(
-                f"stats at {info.stats_offset}, but the index ends at {end}", offset=info_offset
-            )
-        end += info.stats_len
-    if end != info_offset:
-        raise CorruptData(f"parts end at {end}, but SsTableInfo begins at {info_offset}", offset=info_offset)
+    if not info.stats_len:
+        return end
+    if info.stats_offset != end:
+        raise CorruptData(f"stats at {info.stats_offset}, but the index ends at {end}")
+    return end + info.stats_len

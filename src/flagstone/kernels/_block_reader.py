@@ -19,7 +19,6 @@ MAX_LENGTH = cython.declare(cython.longlong, 0xFFFFFFFF)
 TOMBSTONE_FLAG = cython.declare(cython.int, 0x01)
 EXPIRE_FLAG = cython.declare(cython.int, 0x02)
 CREATE_FLAG = cython.declare(cython.int, 0x04)
-MAX_KEY_BYTES = cython.declare(cython.Py_ssize_t, 65_535)
 
 
 @cython.cfunc
@@ -86,7 +85,9 @@ class _Cursor:
             raise CorruptData(f"block of {self.size} bytes, too short for its restart count", offset=0)
         self.restarts = (self.data[self.size - 2] << 8) | self.data[self.size - 1]
         self.end = self.size - 2 - 2 * self.restarts
-        if self.end < 0 or (self.restarts == 0) != (self.end == 0):
+        if self.restarts == 0 and self.end == 0:
+            raise CorruptData("block without a row", offset=0)
+        if self.end <= 0 or self.restarts == 0:
             raise CorruptData(
                 f"{self.restarts} restart points do not fit a block of {self.size} bytes",
                 offset=self.size - 2,
@@ -126,8 +127,6 @@ class _Cursor:
         self.shared = self.length()
         self.unshared = self.length()
         self.value_size = self.length()
-        if self.shared + self.unshared > MAX_KEY_BYTES:
-            raise CorruptData(f"a key of {self.shared + self.unshared} bytes", offset=self.entry_at)
         self.suffix_at = self.at
         self.value_at = self.suffix_at + self.unshared
         flags_at = self.value_at + self.value_size + 8
@@ -320,12 +319,20 @@ def measure(blocks: list[Any]) -> tuple[int, int, int]:
     rows: cython.longlong = 0
     key_bytes: cython.longlong = 0
     value_bytes: cython.longlong = 0
+    previous_size: cython.longlong
     cursor: _Cursor
     for block in blocks:
         cursor = _cursor(block)
+        previous_size = 0
         while cursor.step():
             rows += 1
-            key_bytes += cursor.shared + cursor.unshared
+            # Checked here already: what a damaged length claims would be allocated before `decode_columns` sees it.
+            if cursor.shared > previous_size:
+                raise CorruptData(
+                    f"a key shares {cursor.shared} bytes with one of {previous_size}", offset=cursor.entry_at
+                )
+            previous_size = cursor.shared + cursor.unshared
+            key_bytes += previous_size
             value_bytes += cursor.value_size
     return rows, key_bytes, value_bytes
 

@@ -447,7 +447,7 @@ class Merger:
                 if stop - at < 2:
                     return self._fail(_BAD_BLOCK, source, at)
                 self.stop[source] = stop - 2 - 2 * ((data[stop - 2] << 8) | data[stop - 1])
-                if self.stop[source] < at:
+                if self.stop[source] <= at:
                     return self._fail(_BAD_BLOCK, source, stop - 2)
                 continue
             entry_at = at = self.at[source]

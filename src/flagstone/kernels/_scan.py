@@ -24,7 +24,6 @@ TOMBSTONE_KIND = cython.declare(cython.int, 0x01)
 EXPIRE_FLAG = cython.declare(cython.int, 0x02)
 CREATE_FLAG = cython.declare(cython.int, 0x04)
 MERGE_KIND = cython.declare(cython.int, 0x08)
-MAX_KEY_BYTES = cython.declare(cython.Py_ssize_t, 65_535)
 
 
 @cython.cfunc
@@ -243,7 +242,7 @@ class Sieve:
         if size < 2:
             raise CorruptData(f"block of {size} bytes, too short for its restart count", offset=0)
         end = size - 2 - 2 * ((data[size - 2] << 8) | data[size - 1])
-        if end < 0:
+        if end <= 0:
             raise CorruptData(f"restart points do not fit a block of {size} bytes", offset=size - 2)
         self.at = 0
         while self.at < end:
@@ -257,7 +256,7 @@ class Sieve:
                 shared = self._length(data, end)
                 unshared = self._length(data, end)
                 value_size = self._length(data, end)
-            if shared + unshared > MAX_KEY_BYTES or shared > self.key_size or (first and shared):
+            if shared > self.key_size or (first and shared):
                 raise CorruptData(
                     f"a key of {unshared} bytes shares {shared} with the key before", offset=self.entry_at
                 )
@@ -277,6 +276,9 @@ class Sieve:
                 # A new key. The old one is complete, whatever is still to be said about it.
                 if self.operands is not None:
                     self._fold(out)
+                if shared + unshared > len(self.key):
+                    self.key.extend(bytes(shared + unshared))
+                    known = self.key
                 if cython.compiled:
                     memcpy(known + shared, data + suffix_at, unshared)
                 else:
@@ -504,8 +506,6 @@ class ColumnSieve:
             if self.shared < 0 or self.unshared < 0 or self.value_size < 0:
                 return False
             at = self.at
-        if self.shared + self.unshared > MAX_KEY_BYTES:
-            return False
         flags_at = at + self.unshared + self.value_size + 8
         if flags_at >= end:
             return False
@@ -550,16 +550,20 @@ class ColumnSieve:
         rows: cython.Py_ssize_t = 0
         key_bytes: cython.longlong = 0
         value_bytes: cython.longlong = 0
+        previous_size: cython.Py_ssize_t
         for number in range(blocks):
+            previous_size = 0
             self.at = bounds[2 * number]
             end = _entries_end(data, self.at, bounds[2 * number + 1])
             if end < 0:
                 return False
             while self.at < end:
-                if not self._step(data, end):
+                # A share that cannot be is damage, and would be allocated before `fill` sees it.
+                if not self._step(data, end) or self.shared > previous_size:
                     return False
                 rows += 1
-                key_bytes += self.shared + self.unshared
+                previous_size = self.shared + self.unshared
+                key_bytes += previous_size
                 value_bytes += self.value_size
                 self.at += self.unshared + self.value_size + 9
                 self.at += 8 * (((self.flags & EXPIRE_FLAG) >> 1) + ((self.flags & CREATE_FLAG) >> 2))
@@ -741,7 +745,7 @@ def _entries_end(
     if stop - start < 2:
         return -1
     end = stop - 2 - 2 * ((data[stop - 2] << 8) | data[stop - 1])
-    return end if end >= start else -1
+    return end if end > start else -1
 
 
 @cython.cfunc

@@ -4,16 +4,16 @@ Creating an object only if it is absent remembers nothing once garbage collectio
 writer that slept meanwhile could create an old id a second time and believe that it committed. So collection
 raises the boundary before it deletes, and a writer looks at the boundary after it has created.
 
-The boundary is one object with an ASCII number. It only ever grows and is never deleted.
+The boundary is one object with an ASCII number (`boundary_codec`). It only ever grows and is never deleted.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 from typing import Final, NamedTuple
 
 from flagstone.errors import CorruptData, InternalError, Unavailable
+from flagstone.metadata.boundary_codec import MAX_BOUNDARY, decode_boundary, encode_boundary
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.sync import Lock
 from flagstone.store.caching import CachingStore
@@ -21,8 +21,6 @@ from flagstone.store.port import ObjectChanged, ObjectExists, ObjectMissing, Obj
 
 _log = logging.getLogger(__name__)
 
-_MAX: Final = 2**64 - 1
-_NUMBER: Final = re.compile(rb"[0-9]{1,20}\Z")
 _ATTEMPTS: Final = 100
 
 
@@ -73,7 +71,7 @@ class Boundary:
                 raise InternalError(
                     f"{self.path} was {known.value} and is gone; boundaries must never be deleted"
                 ) from None
-        value = self._parse(stored.data)
+        value = decode_boundary(stored.data, self.path)
         if known is not None and value < known.value:
             raise CorruptData(f"boundary went back from {known.value} to {value}", object=self.path, offset=0)
         self._remember(value, stored.meta.version)
@@ -100,7 +98,7 @@ class Boundary:
         when the store's answers lead nowhere, for instance "it exists" and "it is missing" in turn. After that, or a
         crash, the boundary is where it was or where it should be, and advancing again is harmless.
         """
-        if not 0 <= desired <= _MAX:
+        if not 0 <= desired <= MAX_BOUNDARY:
             raise InternalError(f"boundary {desired} is not an id")
         for _ in range(_ATTEMPTS):
             value = self.read()
@@ -108,7 +106,7 @@ class Boundary:
                 return value
             self._advance_attempts.add()
             known = self._seen
-            data = b"%d" % desired
+            data = encode_boundary(desired)
             try:
                 if known is None:
                     version = self._store.put_if_absent(self.path, data)
@@ -131,9 +129,3 @@ class Boundary:
             # Answers may arrive out of order; the greatest is the newest, because boundaries only grow.
             if self._seen is None or value >= self._seen.value:
                 self._seen = _Seen(value, version)
-
-    def _parse(self, data: bytes) -> int:
-        digits = data.strip()
-        if not _NUMBER.match(digits) or (value := int(digits)) > _MAX:
-            raise CorruptData(f"{data[:40]!r} is not a boundary", object=self.path, offset=0)
-        return value

@@ -21,6 +21,8 @@ from flagstone.metadata.compactions import (
     TieredSpec,
     Worker,
 )
+from flagstone.metadata.integrity import unseal_metadata
+from flagstone.metadata.invariants import check_stored_compactions
 from flagstone.metadata.manifest import SsTable
 from flagstone.metadata.manifest_codec import BYTES_RANGE, PLACED_TABLE, ULID, open_envelope
 from flagstone.types import RunId
@@ -38,18 +40,32 @@ def encode_compactions(compactions: Compactions) -> bytes:
     return VERSION.to_bytes(_ENVELOPE_BYTES, "big") + flat.encode(_COMPACTIONS, compactions)
 
 
-def decode_compactions(data: bytes) -> Compactions:
-    """The compactions file in `data`; anything else raises CorruptData with the offset inside `data`."""
+def decode_compactions(data: bytes, *, strict: bool = False) -> Compactions:
+    """The compactions file in `data`; anything else raises CorruptData with the offset inside `data`.
+
+    `strict` is for files without a checksum: nothing may be left over, and what cannot be right is refused.
+    """
     version, body = open_envelope(data, "compactions file")
     if version not in (1, VERSION):
         raise CorruptData(f"unsupported compactions format version {version}", offset=0)
     try:
-        compactions = flat.decode(_COMPACTIONS, body)
+        compactions = flat.decode(_COMPACTIONS, body, strict=strict)
     except CorruptData as error:
         raise error.within(None, _ENVELOPE_BYTES) from None
+    if strict:
+        check_stored_compactions(compactions)
     if version == 1:
         return replace(compactions, jobs=tuple(_with_derived_destination(job) for job in compactions.jobs))
     return compactions
+
+
+def load_compactions(stored: bytes, path: str) -> Compactions:
+    """The compactions file out of the bytes at `path`. Raises CorruptData naming object and offset."""
+    data, vouched = unseal_metadata(stored, path)
+    try:
+        return decode_compactions(data, strict=not vouched)
+    except CorruptData as error:
+        raise error.within(path) from None
 
 
 def _with_derived_destination(job: Job) -> Job:

@@ -26,6 +26,7 @@ from uuid import UUID
 
 from flagstone.errors import CorruptData
 from flagstone.lsm.tree import SortedRun, SstView, Tree
+from flagstone.metadata.integrity import seal_metadata, unseal_metadata
 from flagstone.metadata.loads import Load
 from flagstone.metadata.manifest import Checkpoint, Manifest, add_checkpoint
 from flagstone.metadata.manifest_codec import decode_manifest, encode_manifest
@@ -161,7 +162,8 @@ def save_request(store: ObjectStore, paths: DbPaths, mark_id: UUID, load: Load) 
         "replaces_all": load.replaces_all,
         "tables": base64.b64encode(encode_manifest(tables)).decode(),
     }
-    store.put(_request_path(paths, mark_id), json.dumps(said).encode())
+    path = _request_path(paths, mark_id)
+    store.put(path, seal_metadata(json.dumps(said).encode(), path))
 
 
 def load_request(store: ObjectStore, paths: DbPaths, mark_id: UUID) -> Load:
@@ -173,10 +175,10 @@ def load_request(store: ObjectStore, paths: DbPaths, mark_id: UUID) -> Load:
 
     """
     path = _request_path(paths, mark_id)
-    data = store.get(path).data
+    data, _ = unseal_metadata(store.get(path).data, path)
     try:
         said = json.loads(data)
-        described = decode_manifest(base64.b64decode(said["tables"]))
+        described = decode_manifest(base64.b64decode(said["tables"]), strict=True)
         return Load(
             tuple(described.table(view) for view in described.views),
             Seq(int(said["seq"])),

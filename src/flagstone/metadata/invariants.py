@@ -12,11 +12,13 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TypeVar
 
-from flagstone.errors import InternalError
+from flagstone.errors import CorruptData, InternalError
+from flagstone.format.sst import check_layout
+from flagstone.format.sst_info import SstType
 from flagstone.lsm.tree import BytesRange, SstView
 from flagstone.metadata.compactions import Compactions, may_follow
 from flagstone.metadata.destruction import check_destroyed, is_vacant, mark_entries
-from flagstone.metadata.manifest import Manifest
+from flagstone.metadata.manifest import Manifest, SsTable
 from flagstone.runtime.ids import ulid_ms, ulid_text
 from flagstone.types import Ulid
 
@@ -91,6 +93,54 @@ def check_compactions(following: Compactions, current: Compactions | None) -> No
     if current is not None:
         for step_rule in _COMPACTIONS_STEP_RULES:
             step_rule(following, current)
+
+
+def check_stored_manifest(manifest: Manifest) -> None:
+    """Raise CorruptData if a manifest that was read cannot have been written so: for files without a checksum."""
+    try:
+        for rule in (
+            run_ids_descend,
+            run_ids_unique,
+            ssts_are_those_referenced,
+            segments_ordered_and_disjoint,
+        ):
+            rule(manifest)
+    except InternalError as error:
+        raise CorruptData(f"no writer makes such a manifest: {error}", offset=0) from None
+    for table in manifest.ssts.values():
+        check_record(table)
+    repeated = _repeated(checkpoint.id.int for checkpoint in manifest.checkpoints)
+    if repeated:
+        raise CorruptData("two checkpoints have one id", offset=0)
+
+
+def check_stored_compactions(compactions: Compactions) -> None:
+    """Raise CorruptData if a compactions file that was read cannot have been written so."""
+    try:
+        job_ids_ascend(compactions)
+    except InternalError as error:
+        raise CorruptData(f"no coordinator makes such a file: {error}", offset=0) from None
+    for job in compactions.jobs:
+        parts = job.context.subcompactions if job.context else ()
+        for table in (*job.output_ssts, *(table for part in parts for table in part.output_ssts)):
+            check_record(table)
+
+
+def check_record(table: SsTable) -> None:
+    """Raise CorruptData unless an SST can have the parts that its record describes, and keys in their order."""
+    info = table.info
+    try:
+        check_layout(info)
+    except CorruptData as error:
+        raise CorruptData(f"SST {ulid_text(table.id)}: {error.problem}", offset=0) from None
+    first, last = info.first_entry, info.last_entry
+    wrong_keys = not first or (last is not None and last < first)
+    if wrong_keys or info.sst_type is not SstType.COMPACTED or table.format_version not in (1, 2):
+        raise CorruptData(
+            f"SST {ulid_text(table.id)} of type {info.sst_type.name} and format version {table.format_version} has "
+            f"keys from {first!r} to {last!r}",
+            offset=0,
+        )
 
 
 def run_ids_descend(following: Manifest) -> None:

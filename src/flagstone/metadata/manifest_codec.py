@@ -1,7 +1,7 @@
 """Manifest <-> bytes: u16 BE version, then one FlatBuffers buffer. Versions 1 and 2 are read, 2 is written.
 
 The orders in which children are written are those of the official writer, so that equal manifests are equal
-files. See `format/flat.py` for the encoding itself.
+files. See `format/flat.py` for the encoding itself, and `integrity.py` for the checksum behind it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from flagstone.format import flat
 from flagstone.format.sst_info import SST_INFO
 from flagstone.lsm.sequence import SequenceTracker, decode_tracker, encode_tracker
 from flagstone.lsm.tree import Bound, BoundKind, BytesRange, SortedRun, SstView, Tree
+from flagstone.metadata.integrity import unseal_metadata
+from flagstone.metadata.invariants import check_stored_manifest
 from flagstone.metadata.manifest import Checkpoint, ExternalDb, Manifest, Segment, SsTable
 from flagstone.types import ManifestId, Ulid
 
@@ -28,16 +30,31 @@ def encode_manifest(manifest: Manifest) -> bytes:
     return VERSION.to_bytes(_ENVELOPE_BYTES, "big") + flat.encode(_MANIFEST, manifest)
 
 
-def decode_manifest(data: bytes) -> Manifest:
-    """The manifest in `data`; anything else raises CorruptData with the offset inside `data`."""
+def decode_manifest(data: bytes, *, strict: bool = False) -> Manifest:
+    """The manifest in `data`; anything else raises CorruptData with the offset inside `data`.
+
+    `strict` is for manifests without a checksum: nothing may be left over, and what cannot be right is refused.
+    """
     version, body = open_envelope(data, "manifest")
     shape = {1: _MANIFEST_V1, 2: _MANIFEST}.get(version)
     if shape is None:
         raise CorruptData(f"unsupported manifest format version {version}", offset=0)
     try:
-        return flat.decode(shape, body)
+        manifest = flat.decode(shape, body, strict=strict)
     except CorruptData as error:
         raise error.within(None, _ENVELOPE_BYTES) from None
+    if strict:
+        check_stored_manifest(manifest)
+    return manifest
+
+
+def load_manifest(stored: bytes, path: str) -> Manifest:
+    """The manifest out of the bytes at `path`. Raises CorruptData naming object and offset."""
+    data, vouched = unseal_metadata(stored, path)
+    try:
+        return decode_manifest(data, strict=not vouched)
+    except CorruptData as error:
+        raise error.within(path) from None
 
 
 def open_envelope(data: bytes, what: str) -> tuple[int, memoryview]:
@@ -90,13 +107,16 @@ def _make_manifest(values: list[Any]) -> Manifest:
     _, external_dbs, initialized, writer_epoch, compactor_epoch, replay_after, wal_last_seen, *rest = values
     last_compacted, ssts, l0, runs, tick, checkpoints, last_seq, snapshot_seq, tracker, *rest = rest
     segments, extractor = rest
+    described = {table.id: table for table in ssts}
+    if len(described) < len(ssts):
+        raise CorruptData("the manifest describes an SST twice")
     manifest = Manifest(
         initialized=initialized,
         writer_epoch=writer_epoch,
         compactor_epoch=compactor_epoch,
         replay_after_wal_id=replay_after,
         wal_id_last_seen=wal_last_seen,
-        ssts={table.id: table for table in ssts},
+        ssts=described,
         tree=Tree(l0, runs, last_compacted),
         segments=tuple(sorted(segments or (), key=lambda segment: segment.prefix)),
         segment_extractor_name=extractor,

@@ -20,6 +20,7 @@ from flagstone.errors import (
     Unavailable,
 )
 from flagstone.metadata.boundary import Boundary
+from flagstone.metadata.integrity import seal_metadata
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.ids import SYSTEM_IDS, Ids
 from flagstone.runtime.sync import Lock
@@ -69,6 +70,7 @@ class Listed(NamedTuple):
 class Naming(Generic[T]):
     """How the versions of one kind of value are named and encoded.
 
+    `encode` gives the bytes of the format, to which the checksum is added; `decode` takes what is stored and its path.
     `check(next, current)` raises InternalError when `next` must not follow `current` (None: the first one).
     """
 
@@ -77,7 +79,7 @@ class Naming(Generic[T]):
     path_of: Callable[[int], str]
     parse: Callable[[str], int | None]
     encode: Callable[[T], bytes]
-    decode: Callable[[bytes], T]
+    decode: Callable[[bytes, str], T]
     check: Callable[[T, T | None], None]
 
 
@@ -174,7 +176,7 @@ class SequencedObject(Generic[T]):
         path = self._naming.path_of(created.id)
         started_ms = self._clock.now_ms()
         try:
-            self._store.put_if_absent(path, self._naming.encode(value))
+            self._store.put_if_absent(path, seal_metadata(self._naming.encode(value), path))
         except ObjectExists:
             raise SequencedConflict(f"{path} was created by somebody else") from None
         if not self._boundary.admits(created.id):
@@ -298,10 +300,7 @@ class SequencedObject(Generic[T]):
         return sorted(found, key=lambda entry: entry.id)
 
     def _decode(self, path: str, data: bytes) -> T:
-        try:
-            return self._naming.decode(data)
-        except CorruptData as error:
-            raise error.within(path) from None
+        return self._naming.decode(data, path)
 
     def _recognize(self, found: Versioned[T]) -> None:
         """Raise when the version belongs to another history than those seen before."""

@@ -8,11 +8,11 @@ from copy import copy
 from flagstone.errors import InvalidRequest
 from flagstone.metadata.boundary import Boundary
 from flagstone.metadata.compactions import Compactions
-from flagstone.metadata.compactions_codec import decode_compactions, encode_compactions
+from flagstone.metadata.compactions_codec import encode_compactions, load_compactions
 from flagstone.metadata.destruction import another_database, incarnation, is_vacant, settle_at
 from flagstone.metadata.invariants import check_compactions, check_manifest
 from flagstone.metadata.manifest import Manifest
-from flagstone.metadata.manifest_codec import decode_manifest, encode_manifest
+from flagstone.metadata.manifest_codec import encode_manifest, load_manifest
 from flagstone.metadata.sequenced import Naming, SequencedConflict, SequencedObject, Versioned
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.ids import SYSTEM_IDS, Ids
@@ -53,7 +53,7 @@ class ManifestStore(SequencedObject[Manifest]):
             path_of=lambda version_id: paths.manifest(ManifestId(version_id)),
             parse=paths.parse_manifest,
             encode=encode_manifest,
-            decode=decode_manifest,
+            decode=load_manifest,
             check=check,
         )
         boundary = Boundary(store, paths.boundary("manifest"), metrics=metrics)
@@ -129,7 +129,7 @@ class CompactionsStore(SequencedObject[Compactions]):
             path_of=lambda version_id: paths.compactions(CompactionsId(version_id)),
             parse=paths.parse_compactions,
             encode=encode_compactions,
-            decode=decode_compactions,
+            decode=load_compactions,
             check=check_compactions,
         )
         boundary = Boundary(store, paths.boundary("compactions"), metrics=metrics)

@@ -20,9 +20,9 @@ from flagstone.format.filter import Filters
 from flagstone.format.sst import (
     BlockIndex,
     damaged_block,
+    open_block,
     open_filters,
     open_index,
-    open_part,
 )
 from flagstone.format.sst_info import SsTableInfo
 from flagstone.kernels import block_reader, bloom, sealing
@@ -123,7 +123,7 @@ class Table(Resident):
 
     def _decode_block(self, stored: bytes, start: int, stop: int) -> bytes:
         self._check_length(stored, start, stop)
-        return open_part(stored, self.info, self.path, start)
+        return open_block(stored, self.info, self.path, start, version=self.format_version)
 
     def rows_of(self, raw: bytes, number: int) -> list[EntryTuple]:
         """All rows of a block in stored order. Raises `CorruptData` naming object and block."""

@@ -29,8 +29,9 @@ from uuid import UUID
 
 from flagstone.config.durations import as_duration
 from flagstone.errors import InvalidRequest, Unavailable
+from flagstone.metadata.integrity import seal_metadata
 from flagstone.metadata.manifest import Checkpoint, Manifest, add_checkpoint, remove_checkpoint
-from flagstone.metadata.manifest_codec import decode_manifest, encode_manifest
+from flagstone.metadata.manifest_codec import encode_manifest, load_manifest
 from flagstone.metadata.sequenced import Versioned
 from flagstone.metadata.stores import ManifestStore
 from flagstone.runtime.clock import Clock
@@ -269,7 +270,7 @@ class LogPin:
             stored = self._store.get(self._path)
         except ObjectMissing:
             return None
-        return decode_manifest(stored.data), stored.meta.version
+        return load_manifest(stored.data, self._path), stored.meta.version
 
     def _write(self, start: WalId, stored: tuple[Manifest, ObjectVersion] | None) -> None:
         # The epoch is chance: no two versions have the same bytes, so none has the same entity tag. Not initialized:
@@ -283,6 +284,6 @@ class LogPin:
             )
         )
         if stored is None:
-            self._store.put_if_absent(self._path, data)
+            self._store.put_if_absent(self._path, seal_metadata(data, self._path))
         else:
-            self._store.put_if_match(self._path, data, stored[1])
+            self._store.put_if_match(self._path, seal_metadata(data, self._path), stored[1])

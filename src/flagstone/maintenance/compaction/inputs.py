@@ -17,7 +17,7 @@ from flagstone.errors import CorruptData
 from flagstone.format.block import BLOCK_SIZES, FORMAT_V2, decode_rows
 from flagstone.format.checksum import CHECKSUM_BYTES
 from flagstone.format.codec import Codec
-from flagstone.format.sst import BlockIndex, damaged_block, open_index, open_part
+from flagstone.format.sst import BlockIndex, damaged_block, open_block, open_index
 from flagstone.kernels import block_writer, sealing
 from flagstone.metadata.manifest import SsTable
 from flagstone.runtime.pool import Future, IoPool
@@ -119,17 +119,22 @@ class TableFetcher:
         number = len(index) - 1
         start = index.offsets[number]
         stored = self._read(table, path, start, index.stops[number])
-        row = decode_rows(open_part(stored, table.info, path, start), table.format_version)[-1]
+        row = decode_rows(
+            open_block(stored, table.info, path, start, version=table.format_version), table.format_version
+        )[-1]
         return row[0], row[1]
 
     def _open(self, part: Part, index: BlockIndex, number: int, stored: bytes, base: int) -> list[bytes]:
         """One block, unsealed and, where it is of the old format, rewritten in the new one."""
         start, stop = index.offsets[number], index.stops[number]
-        raw = open_part(stored[start - base : stop - base], part.table.info, part.path, start)
-        if part.table.format_version == FORMAT_V2:
+        version = part.table.format_version
+        raw = open_block(
+            stored[start - base : stop - base], part.table.info, part.path, start, version=version
+        )
+        if version == FORMAT_V2:
             return [raw]
         try:
-            rows = decode_rows(raw, part.table.format_version)
+            rows = decode_rows(raw, version)
         except CorruptData as error:
             raise damaged_block(error, number, object=part.path, offset=start) from None
         writer = block_writer.BlockWriter(BLOCK_SIZES[-1], False)

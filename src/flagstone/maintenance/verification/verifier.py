@@ -21,10 +21,11 @@ from flagstone.maintenance.verification.report import SEVERITIES, Report, Severi
 from flagstone.maintenance.verification.subjects import Checker, LocalChecker, Subject
 from flagstone.maintenance.verification.tables import TableCheck
 from flagstone.metadata.borrowing import Owner, owner_of
-from flagstone.metadata.compactions_codec import decode_compactions
+from flagstone.metadata.boundary_codec import decode_boundary
+from flagstone.metadata.compactions_codec import load_compactions
 from flagstone.metadata.invariants import check_compactions, check_repaired_state, check_stored
 from flagstone.metadata.manifest import Manifest
-from flagstone.metadata.manifest_codec import decode_manifest
+from flagstone.metadata.manifest_codec import load_manifest
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.pool import shared_pool
 from flagstone.store.paths import DbPaths
@@ -116,9 +117,9 @@ class Verifier:
                 continue
             self._report.count("manifest", len(data))
             try:
-                found[manifest_id] = decode_manifest(data)
+                found[manifest_id] = load_manifest(data, meta.path)
             except CorruptData as error:
-                self._report.add_error(error.within(meta.path), meta.path)
+                self._report.add_error(error, meta.path)
                 found[manifest_id] = None
         for manifest_id, manifest in found.items():
             # What pins the log is no part of the history, and so nothing the first manifest could follow.
@@ -141,11 +142,11 @@ class Verifier:
                 continue
             self._report.count("compactions", len(data))
             try:
-                compactions = decode_compactions(data)
+                compactions = load_compactions(data, meta.path)
                 check_compactions(compactions, before if highest == compactions_id - 1 else None)
                 before = compactions
             except CorruptData as error:
-                self._report.add_error(error.within(meta.path), meta.path)
+                self._report.add_error(error, meta.path)
             except InternalError as error:
                 self._report.add("damage", meta.path, str(error))
             highest = compactions_id
@@ -158,11 +159,13 @@ class Verifier:
         except ObjectMissing:
             return
         self._report.count("boundary", len(data))
-        text = data.strip()
-        if not text.isdigit() or int(text) >= 2**64:
-            self._report.add("damage", path, f"a boundary is a decimal number, this is {data[:40]!r}", 0)
-        elif int(text) >= (newest or 0):
-            self._report.add("damage", path, f"boundary {int(text)} is not below the newest {of} {newest}", 0)
+        try:
+            boundary = decode_boundary(data, path)
+        except CorruptData as error:
+            self._report.add_error(error, path)
+            return
+        if boundary >= (newest or 0):
+            self._report.add("damage", path, f"boundary {boundary} is not below the newest {of} {newest}", 0)
 
     def _reachable(
         self, latest_id: ManifestId, latest: Manifest, manifests: dict[ManifestId, Manifest | None]
@@ -200,7 +203,7 @@ class Verifier:
                     ),
                     default=None,
                 )
-                held = decode_manifest(self._store.get(newest).data) if newest else None
+                held = load_manifest(self._store.get(newest).data, newest) if newest else None
             except CorruptData as error:
                 self._report.add_error(error, paths.manifest_folder, "warning")
                 continue
