@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from flagstone.errors import Unavailable
+from flagstone.format.sst import footer_range
 from flagstone.metadata.manifest import Manifest
 from flagstone.store.caching import CachingStore
 from flagstone.store.paths import DbPaths
@@ -46,7 +47,7 @@ class CachePreload:
 def plan_preload(
     manifest: Manifest, paths: DbPaths, which: Literal["L0Sst", "AllSst"]
 ) -> list[tuple[str, int]]:
-    """The tables to fetch with their sizes, as far as they matter: L0 first, newest first, then the runs."""
+    """The tables to fetch with their sizes: L0 first, newest first, then the runs."""
     views = [view for tree in manifest.trees for view in tree.l0]
     if which == "AllSst":
         views += [view for tree in manifest.trees for run in tree.runs for view in run.views]
@@ -55,5 +56,5 @@ def plan_preload(
         table = manifest.table(view)
         owner = manifest.path_of_owner(table.id)
         path = (paths if owner is None else DbPaths(owner)).table(table.id)
-        chosen.setdefault(path, table.info.estimated_size)
+        chosen.setdefault(path, footer_range(table.info, table.format_version)[1])
     return list(chosen.items())

@@ -22,6 +22,9 @@ from flagstone.kernels import index as index_kernel
 from flagstone.types import EntryTuple
 
 FOOTER_BYTES: Final = 10
+_LONGEST_FILE: Final = 2**62
+"""Offsets above this are damage, and no system call takes them."""
+
 _FOOTER: Final = struct.Struct(">QH")
 
 
@@ -45,6 +48,15 @@ def encode_footer(info: SsTableInfo, info_offset: int, version: int = FORMAT_V2)
     return seal(encode_info(info)) + _FOOTER.pack(info_offset, version)
 
 
+def footer_range(info: SsTableInfo, version: int) -> tuple[int, int]:
+    """Where the footer of a file with this record lies, if the official writer or ours wrote it.
+
+    Raises `CorruptData` when no file can have such a record.
+    """
+    start = check_layout(info)
+    return start, start + len(encode_footer(info, start, version))
+
+
 def decode_footer(tail: bytes, object_bytes: int) -> tuple[SsTableInfo, int, int] | int:
     """The info, the format version and the info's offset, from the last bytes of a file of `object_bytes`.
 
@@ -53,6 +65,8 @@ def decode_footer(tail: bytes, object_bytes: int) -> tuple[SsTableInfo, int, int
     """
     if object_bytes <= FOOTER_BYTES:
         raise CorruptData(f"file of {object_bytes} bytes is too short for an SST", offset=0)
+    if len(tail) < min(FOOTER_BYTES, object_bytes):
+        raise CorruptData(f"{len(tail)} bytes where a file of {object_bytes} bytes should end", offset=0)
     info_offset: int
     info_offset, version = _FOOTER.unpack(tail[-FOOTER_BYTES:])
     if version not in (FORMAT_V1, FORMAT_V2):
@@ -199,6 +213,8 @@ def decode_sst(data: bytes, path: str) -> SstImage:
 def check_layout(info: SsTableInfo) -> int:
     """Where SsTableInfo begins: behind the parts, which follow each other without gaps. Raises `CorruptData`."""
     end = info.index_offset + info.index_len
+    if max(end, info.stats_len) > _LONGEST_FILE:
+        raise CorruptData(f"index at {info.index_offset}+{info.index_len} is beyond any file")
     if info.filter_offset + info.filter_len != info.index_offset or info.index_len < CHECKSUM_BYTES:
         raise CorruptData(
             f"filter at {info.filter_offset}+{info.filter_len} and index at {info.index_offset}+{info.index_len} "

@@ -5,7 +5,9 @@ through. Manifests, compactions and boundaries must not come here at all: they a
 each other, and an answer from a cache would be a disagreement; such a call is a bug and says so.
 
 The cache promises speed only. Damaged, evicted or unwritable files cost another request, never a wrong byte
-and never an error. A crash leaves nothing that the next process trips over.
+and never an error. A crash leaves nothing that the next process trips over. What it keeps is what the store answered;
+whether that was right only the reader's checksums know, so a reader that finds damage has the object forgotten and
+asks once more (`rereading.py`).
 """
 
 from __future__ import annotations
@@ -51,6 +53,9 @@ _UNFINISHED_AGE_MS: Final = 3_600_000
 _KEPT_AFTER_EVICTION: Final = 0.9
 _RESCAN_FRACTION: Final = 16
 _NO_LIMIT: Final = 1 << 62
+_FETCHED_PARTS: Final = 64
+"""How many parts one request of a read brings at most: a damaged record may ask for any number."""
+
 _PRELOADED_PARTS: Final = 4
 """How many parts one request of a preload brings."""
 
@@ -133,8 +138,9 @@ class CachingStore:
         if meta is not None:
             return StoredObject(self.get_range(path, 0, meta.size) if meta.size else b"", meta)
         found = self._inner.get(path)
-        self._describe(found.meta)
-        self._keep_whole(path, found.data)
+        if len(found.data) == found.meta.size:
+            self._describe(found.meta)
+            self._keep_whole(path, found.data)
         return found
 
     def get_if_changed(self, path: str, known: ObjectVersion) -> StoredObject | None:
@@ -167,7 +173,8 @@ class CachingStore:
         meta = self._described(path)
         if meta is None:
             found = self._inner.get_tail(path, length)
-            self._describe(found.meta)
+            if len(found.data) == min(max(length, 0), found.meta.size):
+                self._describe(found.meta)
             return found
         start = max(meta.size - max(length, 0), 0)
         return StoredObject(self.get_range(path, start, meta.size) if start < meta.size else b"", meta)
@@ -215,6 +222,10 @@ class CachingStore:
         for path in wanted:
             self._forget(path)
 
+    def forget(self, path: str) -> None:
+        """Drop all that is kept of an object: the next read asks the store. For readers that found damage."""
+        self._forget(path)
+
     def preload(self, path: str, size: int) -> bool:
         """Fetch what the cache lacks of a table's first `size` bytes; False when there is no room for more of it.
 
@@ -253,7 +264,7 @@ class CachingStore:
             while piece is None:
                 run = self._claim(path, number, last)
                 if run:
-                    fetched.update(self._fetch(path, run))
+                    fetched.update(self._fetch(path, run, stop))
                     piece = fetched.pop(number)[low:high]
                 else:
                     # Somebody else fetched it meanwhile, or failed to, or the cache cannot keep it.
@@ -285,6 +296,7 @@ class CachingStore:
             flight = self._flights.get(self._key(path, number))
             if flight is None:
                 end = number
+                last = min(last, number + _FETCHED_PARTS - 1)
                 while end <= last and (key := self._key(path, end)) not in self._flights:
                     if end > number and has_part(self._folder, key):
                         break
@@ -294,14 +306,16 @@ class CachingStore:
         flight.wait()
         return range(0)
 
-    def _fetch(self, path: str, run: range) -> dict[int, bytes]:
+    def _fetch(self, path: str, run: range, wanted_stop: int) -> dict[int, bytes]:
+        """The parts of the run. An answer that ends before `wanted_stop` was cut short: it is not kept."""
         size = self._part_bytes
         try:
             content = self._inner.get_range(path, run.start * size, run.stop * size)
             starts = range(0, len(run) * size, size)
             parts = {number: content[at : at + size] for number, at in zip(run, starts, strict=True)}
-            for number, part in parts.items():
-                self._keep(path, number, part)
+            if run.start * size + len(content) >= min(wanted_stop, run.stop * size):
+                for number, part in parts.items():
+                    self._keep(path, number, part)
             return parts
         finally:
             with self._lock:
@@ -319,10 +333,13 @@ class CachingStore:
     def _described(self, path: str) -> ObjectMeta | None:
         try:
             told = read_part(self._folder, self._key(path, DESCRIPTION), 0, self._part_bytes)
-        except (Damaged, OSError):
+            size, last_modified_ms, etag, generation, token = json.loads(told)
+            return ObjectMeta(path, size, last_modified_ms, ObjectVersion(etag, generation), token)
+        except Damaged:
+            drop_part(self._folder, self._key(path, DESCRIPTION))
             return None
-        size, last_modified_ms, etag, generation, token = json.loads(told)
-        return ObjectMeta(path, size, last_modified_ms, ObjectVersion(etag, generation), token)
+        except (OSError, ValueError, TypeError):
+            return None
 
     def _keep(self, path: str, number: int, content: bytes) -> None:
         now_ns = self._clock.now_ms() * 1_000_000

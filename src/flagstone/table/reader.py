@@ -20,6 +20,9 @@ from flagstone.format.filter import Filters
 from flagstone.format.sst import (
     BlockIndex,
     damaged_block,
+    decode_footer,
+    encode_footer,
+    footer_range,
     open_block,
     open_filters,
     open_index,
@@ -84,10 +87,18 @@ class Table(Resident):
 
     @property
     def meta_range(self) -> tuple[int, int]:
-        """Where filters and index lie; from the beginning of the file for a table that is fetched whole."""
+        """From the filters to the end of the file; from its beginning for a table that is fetched whole."""
         info = self.info
         start = info.filter_offset if info.filter_len else info.index_offset
-        return (0 if self.fetched_whole else start), info.index_offset + info.index_len
+        return (0 if self.fetched_whole else start), self.footer_range[1]
+
+    @property
+    def footer_range(self) -> tuple[int, int]:
+        """Where the footer lies if it is the usual one; see `has_footer`."""
+        try:
+            return footer_range(self.info, self.format_version)
+        except CorruptData as error:
+            raise CorruptData(f"as the manifest describes it, {error.problem}", object=self.path) from None
 
     @property
     def meta_bytes(self) -> int:
@@ -102,12 +113,45 @@ class Table(Resident):
 
     def decode_meta(self, stored: bytes) -> TableMeta:
         """Index and filters from the bytes of `meta_range`. Raises `CorruptData` naming object and offset."""
-        start, stop = self.meta_range
+        start, _ = self.meta_range
         info = self.info
-        self._check_length(stored, start, stop)
+        stop = info.index_offset + info.index_len
+        self._check_length(stored[: stop - start], start, stop)
         filters_at, index_at = info.filter_offset - start, info.index_offset - start
         filters = open_filters(stored[filters_at : filters_at + info.filter_len], info, self.path)
-        return TableMeta(open_index(stored[index_at:], info, self.path), filters)
+        return TableMeta(open_index(stored[index_at : index_at + info.index_len], info, self.path), filters)
+
+    def has_footer(self, stored: bytes, start: int) -> bool:
+        """Whether the file says of itself what the manifest says of it. `stored` is the file from byte `start` on.
+
+        False may also mean that a release before 0.14 wrote it, with other bytes for the same record: then
+        `check_footer` decides.
+        """
+        offset, _ = self.footer_range
+        return stored[offset - start :] == encode_footer(self.info, offset, self.format_version)
+
+    def check_footer(self, tail: bytes, object_bytes: int) -> int | None:
+        """Compare the record at the end of the file with the manifest's. Returns how long `tail` must be, if longer.
+
+        Raises `CorruptData` naming object and offset when they differ: one of the two is damaged.
+        """
+        try:
+            found = decode_footer(tail, object_bytes)
+        except CorruptData as error:
+            raise error.within(self.path) from None
+        if isinstance(found, int):
+            return found
+        info, version, offset = found
+        if info != self.info or version != self.format_version:
+            differing = [
+                name for name in SsTableInfo.__slots__ if getattr(info, name) != getattr(self.info, name)
+            ]
+            raise CorruptData(
+                f"its SsTableInfo is not the one in the manifest: {', '.join(differing) or 'format version'} differ",
+                object=self.path,
+                offset=offset,
+            )
+        return None
 
     def decode_blocks(
         self, stored: bytes, index: BlockIndex, numbers: Sequence[int], base: int

@@ -19,6 +19,7 @@ from flagstone.runtime.sync import Event, Lock
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectMissing, ObjectStore
 from flagstone.store.ranges import MAX_FETCH_BYTES
+from flagstone.store.rereading import read_checked
 from flagstone.table.builder import EncodedTable
 from flagstone.table.cache import TableCache
 from flagstone.table.read_counts import ReadCounts
@@ -32,6 +33,9 @@ MAX_GAP_BYTES: Final = 64 * 1024
 
 SMALL_TABLE_BYTES: Final = 32 * 1024
 """A table up to this size is fetched whole with its index: another request would cost more than the bytes."""
+
+_FOOTER_GUESS_BYTES: Final = 1024
+"""Enough for the record at the end of most files."""
 
 _FRESH_TABLES: Final = 16
 """Of how many uploaded tables that nobody has read yet index and filters are remembered."""
@@ -143,7 +147,7 @@ class TableStore:
             small = info.estimated_size <= self._small_table_bytes
             start = 0 if small else info.filter_offset if info.filter_len else info.index_offset
             with self._lock:
-                self._fresh[table_id] = bytes(encoded.data[start : info.index_offset + info.index_len])
+                self._fresh[table_id] = bytes(encoded.data[start:])
                 if len(self._fresh) > _FRESH_TABLES:
                     del self._fresh[next(iter(self._fresh))]
 
@@ -216,37 +220,50 @@ class TableStore:
         self._counts.meta_missed(table)
         with self._lock:
             fresh = self._fresh.pop(table.id, None)
-        stored = self._store.get_range(table.path, start, stop) if fresh is None else fresh
-        meta = table.decode_meta(stored)
+
+        def decode(stored: bytes) -> tuple[TableMeta, list[bytes]]:
+            meta = table.decode_meta(stored)
+            if not table.has_footer(stored, start):
+                compare_footer(self._store, table)
+            every = range(len(meta.index)) if table.fetched_whole else range(0)
+            return meta, table.decode_blocks(stored, meta.index, every, 0)
+
+        if fresh is None:
+            meta, raws = read_checked(self._store, table.path, start, stop, decode)
+        else:
+            meta, raws = decode(fresh)
         self.cache.admit_meta(table, meta)
         fetched: Pinned = {(table, META): meta.pinned, (table, FILTERS): meta.filters}
-        if table.fetched_whole:
-            every = range(len(meta.index))
-            fetched.update(self._decode_blocks(table, meta.index, every, stored, base=0, admit=admit))
+        fetched.update(self._admitted(table, meta.index, range(len(raws)), raws, admit=admit))
         return fetched
 
     def _load_blocks(self, table: Table, index: BlockIndex, numbers: list[int], *, admit: bool) -> Pinned:
         start, stop = index.offsets[numbers[0]], index.stops[numbers[-1]]
         self._counts.blocks_missed(len(numbers))
-        stored = self._store.get_range(table.path, start, stop)
-        return self._decode_blocks(table, index, numbers, stored, base=start, admit=admit)
+        raws = read_checked(
+            self._store,
+            table.path,
+            start,
+            stop,
+            lambda stored: table.decode_blocks(stored, index, numbers, start),
+        )
+        return self._admitted(table, index, numbers, raws, admit=admit)
 
-    def _decode_blocks(
-        self,
-        table: Table,
-        index: BlockIndex,
-        numbers: Sequence[int],
-        stored: bytes,
-        *,
-        base: int,
-        admit: bool,
+    def _admitted(
+        self, table: Table, index: BlockIndex, numbers: Sequence[int], raws: list[bytes], *, admit: bool
     ) -> Pinned:
-        """Blocks cut out of `stored`, which begins at byte `base` of the object."""
-        raws = table.decode_blocks(stored, index, numbers, base)
         if admit:
             for number, raw in zip(numbers, raws, strict=True):
                 self.cache.admit_block(table, number, raw, count=len(index))
         return {(table, number): raw for number, raw in zip(numbers, raws, strict=True)}
+
+
+def compare_footer(store: ObjectStore, table: Table) -> None:
+    """Read the record at the end of a file. Raises `CorruptData` when it is not the one the table was opened with."""
+    length: int | None = _FOOTER_GUESS_BYTES
+    while length is not None:
+        tail = store.get_tail(table.path, length)
+        length = table.check_footer(tail.data, tail.meta.size)
 
 
 def plan_requests(needs: Iterable[Need]) -> list[Need]:

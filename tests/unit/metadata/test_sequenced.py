@@ -10,6 +10,7 @@ import pytest
 
 from flagstone.errors import CorruptData, InternalError, InvalidRequest, TransactionConflict, Unavailable
 from flagstone.metadata.boundary import Boundary
+from flagstone.metadata.integrity import seal_metadata
 from flagstone.metadata.manifest import Manifest, new_manifest
 from flagstone.metadata.manifest_codec import encode_manifest
 from flagstone.metadata.sequenced import SequencedConflict, Versioned
@@ -313,9 +314,9 @@ def test_threads_share_one_object(store: MemoryStore) -> None:
     assert manifests.require_latest().value.writer_epoch == 100
 
 
-def test_the_stored_bytes_are_the_codecs(manifests: ManifestStore, store: MemoryStore) -> None:
+def test_the_stored_bytes_are_the_codecs_and_a_checksum(manifests: ManifestStore, store: MemoryStore) -> None:
     grow_to(manifests, 2)
-    assert store.get(path(2)).data == encode_manifest(manifests.load(2))
+    assert store.get(path(2)).data == seal_metadata(encode_manifest(manifests.load(2)), path(2))
 
 
 class Counted(MemoryStore):

@@ -10,6 +10,7 @@ import pytest
 from flagstone.errors import CorruptData, Unavailable
 from flagstone.format.checksum import seal
 from flagstone.format.codec import Codec
+from flagstone.format.sst import encode_footer
 from flagstone.format.sst_info import SsTableInfo
 from flagstone.kernels import index as index_kernel
 from flagstone.lsm.tree import SstView
@@ -253,7 +254,8 @@ def test_tables_of_the_first_format_are_read_like_others() -> None:
     index = seal(index_kernel.encode_index([0, len(blocks[0])], [b"", rows[20][0]]))
     data_bytes = sum(map(len, blocks))
     info = SsTableInfo(rows[0][0], rows[-1][0], data_bytes, len(index), data_bytes, 0)
-    rig.store.put(DbPaths("db").table(Ulid(1)), b"".join(blocks) + index)
+    footer = encode_footer(info, data_bytes + len(index), 1)
+    rig.store.put(DbPaths("db").table(Ulid(1)), b"".join([*blocks, index, footer]))
     rig.ssts[Ulid(1)] = SsTable(Ulid(1), info, format_version=1)
     view = rig.view(rig.tree(l0=[SstView.whole(Ulid(1))]))
     found = multi_get(rig.tables, view, [row[0] for row in rows], MAX_SEQ)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeVar
 
 from flagstone.errors import CorruptData
 from flagstone.format.block import BLOCK_SIZES, FORMAT_V2, decode_rows
@@ -23,8 +23,12 @@ from flagstone.metadata.manifest import SsTable
 from flagstone.runtime.pool import Future, IoPool
 from flagstone.runtime.sync import Lock
 from flagstone.store.port import ObjectMissing, ObjectStore
-from flagstone.table.table_store import TableGone
+from flagstone.store.rereading import read_checked
+from flagstone.table.reader import Table
+from flagstone.table.table_store import TableGone, compare_footer
 from flagstone.types import KeyRange
+
+T = TypeVar("T")
 
 INDEX_CACHE_BYTES: Final = 8 * 1024 * 1024
 """Stored size of the indexes that are kept: they are read for planning and again for every range."""
@@ -84,8 +88,16 @@ class TableFetcher:
                 self._indexes.move_to_end(path)
                 return held[0]
         info = table.info
-        stored = self._read(table, path, info.index_offset, info.index_offset + info.index_len)
-        index = open_index(stored, info, path)
+        opened = Table(table.id, path, info, format_version=table.format_version)
+        start, stop = info.index_offset, info.index_offset + info.index_len
+
+        def decode(stored: bytes) -> BlockIndex:
+            index = open_index(_whole(stored[: stop - start], path, start, stop), info, path)
+            if not opened.has_footer(stored, start):
+                compare_footer(self._store, opened)
+            return index
+
+        index = self._read(table, path, start, opened.footer_range[1], decode)
         with self._lock:
             if path not in self._indexes:
                 self._indexes[path] = (index, info.index_len)
@@ -96,32 +108,45 @@ class TableFetcher:
 
     def fetch_chunk(self, part: Part, index: BlockIndex, first: int, last: int) -> Chunk:
         """Blocks `first` to `last`, checked and unpacked. Raises `CorruptData` naming object and offset."""
-        start = index.offsets[first]
-        stored = self._read(part.table, part.path, start, index.stops[last])
-        numbers = range(first, last + 1)
+        start, stop = index.offsets[first], index.stops[last]
+        data, bounds = self._read(
+            part.table,
+            part.path,
+            start,
+            stop,
+            lambda stored: self._blocks(part, index, first, last, _whole(stored, part.path, start, stop)),
+        )
+        low, high = _edges(part.keys, index, first, last)
+        return Chunk(part, index, first, data, bounds, low, high)
+
+    def _blocks(
+        self, part: Part, index: BlockIndex, first: int, last: int, stored: bytes
+    ) -> tuple[bytes, array[int]]:
+        """The raw blocks in one run of bytes, and where each begins and ends in it."""
+        start, numbers = index.offsets[first], range(first, last + 1)
         if part.table.info.codec is Codec.NONE and part.table.format_version == FORMAT_V2:
-            data = stored
             bounds = sealing.bounds_within(index.offsets, index.stops, first, last, CHECKSUM_BYTES)
-            wrong = sealing.first_damaged(data, bounds)
+            wrong = sealing.first_damaged(stored, bounds)
             if wrong >= 0:
                 # Said again by the code that words it for everybody.
                 self._open(part, index, first + wrong, stored, start)
-        else:
-            data, bounds = _joined(
-                [raw for number in numbers for raw in self._open(part, index, number, stored, start)]
-            )
-        low, high = _edges(part.keys, index, first, last)
-        return Chunk(part, index, first, data, bounds, low, high)
+            return stored, bounds
+        return _joined([raw for number in numbers for raw in self._open(part, index, number, stored, start)])
 
     def fetch_last_row(self, table: SsTable, path: str) -> tuple[bytes, int]:
         """Key and sequence number of the last row of one of our own tables."""
         index = self.fetch_index(table, path)
         number = len(index) - 1
-        start = index.offsets[number]
-        stored = self._read(table, path, start, index.stops[number])
-        row = decode_rows(
-            open_block(stored, table.info, path, start, version=table.format_version), table.format_version
-        )[-1]
+        start, stop, version = index.offsets[number], index.stops[number], table.format_version
+
+        def decode(stored: bytes) -> bytes:
+            return open_block(_whole(stored, path, start, stop), table.info, path, start, version=version)
+
+        raw = self._read(table, path, start, stop, decode)
+        try:
+            row = decode_rows(raw, version)[-1]
+        except CorruptData as error:
+            raise damaged_block(error, number, object=path, offset=start) from None
         return row[0], row[1]
 
     def _open(self, part: Part, index: BlockIndex, number: int, stored: bytes, base: int) -> list[bytes]:
@@ -141,18 +166,11 @@ class TableFetcher:
         writer.add_rows(rows)
         return [block[0] for block in writer.finish()]
 
-    def _read(self, table: SsTable, path: str, start: int, stop: int) -> bytes:
+    def _read(self, table: SsTable, path: str, start: int, stop: int, decode: Callable[[bytes], T]) -> T:
         try:
-            stored = self._store.get_range(path, start, stop)
+            return read_checked(self._store, path, start, stop, decode)
         except ObjectMissing:
             raise TableGone(table.id, path) from None
-        if len(stored) != stop - start:
-            raise CorruptData(
-                f"the object ends {stop - start - len(stored)} bytes before byte {stop}, which it should have",
-                object=path,
-                offset=start + len(stored),
-            )
-        return stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +256,16 @@ class Source:
                     last += 1
                 yield _Request(part, index, first, last)
                 first = last + 1
+
+
+def _whole(stored: bytes, path: str, start: int, stop: int) -> bytes:
+    if len(stored) != stop - start:
+        raise CorruptData(
+            f"the object ends {stop - start - len(stored)} bytes before byte {stop}, which it should have",
+            object=path,
+            offset=start + len(stored),
+        )
+    return stored
 
 
 def common_prefix(keys: Sequence[KeyRange]) -> int:
