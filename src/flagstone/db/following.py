@@ -27,8 +27,9 @@ from flagstone.runtime.sync import Lock
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
 from flagstone.types import MAX_SEQ, EntryTuple, WalId
+from flagstone.wal.continuity import WalDamaged, check_no_hole
 from flagstone.wal.listing import find_frontier
-from flagstone.wal.replay import WalTruncated, replay
+from flagstone.wal.replay import Replayed, WalTruncated, replay
 
 _log = logging.getLogger("flagstone.db")
 
@@ -74,6 +75,7 @@ class LogTail:
     def restart(self) -> None:
         """Forget everything: the next `follow` begins where the tables end."""
         self._parts: list[_Part] = [_Part()]
+        self._replayed = Replayed()
         self.last_id: WalId = WalId(0)
         self.last_seq: int = 0
 
@@ -99,18 +101,24 @@ class LogTail:
 
         Raises:
             WalTruncated: a file is gone, because the manifest is out of date.
+            WalDamaged: a file or its content is missing, or the manifest is out of date.
 
         """
         after = max(self.last_id, manifest.replay_after_wal_id)
         if last is None:
             expected = max(after, manifest.wal_id_last_seen)
             last = find_frontier(self.wal_store, self.paths, after, expected=expected, pool=self.pool)
+            if not self.last_id:
+                # Once: later files are read as they come, one after the other.
+                check_no_hole(self.wal_store, self.paths, last)
         files = replay(
             self.wal_store,
             self.paths,
             after,
             last,
             skip_through_seq=manifest.last_l0_seq,
+            writers=manifest.writer_epoch,
+            before=self._replayed,
             pool=self.pool,
         )
         for file in files:
@@ -220,7 +228,7 @@ class Following:
             check_readable(latest.value)
             try:
                 self._state = self._moved_to(latest)
-            except WalTruncated:
+            except (WalTruncated, WalDamaged):
                 if self._tail is not None:
                     self._tail.restart()
                 if attempt == _ATTEMPTS - 1:

@@ -25,6 +25,7 @@ from flagstone.types import Seq, WalId
 from flagstone.views.checkpoint import require_initialized
 from flagstone.views.marks import destroyed_database, load_origin, refuse_destroyed
 from flagstone.views.writable import Writable
+from flagstone.wal.continuity import WalDamaged, check_no_hole
 from flagstone.wal.fencing import write_fence
 from flagstone.wal.listing import find_frontier
 from flagstone.wal.replay import ReplayedFile, WalTruncated, replay
@@ -66,6 +67,7 @@ def open_for_writing(
         InvalidRequest: there is no database and `create` is False, the segment extractor is not the one it
             was created with, it was destroyed, or it is a clone that is not finished.
         Closed: another writer claimed it while we did; it owns the database now.
+        CorruptData: a manifest or a file of the WAL is damaged, or a file of it is missing.
 
     """
     current, writable = _find_or_create(
@@ -77,13 +79,7 @@ def open_for_writing(
         prefixes=(segment.prefix for segment in current.value.segments),
     )
     # Looked for before the claim: the former writer may add files until the fence is there.
-    frontier = find_frontier(
-        wal_store,
-        paths,
-        current.value.replay_after_wal_id,
-        expected=current.value.wal_id_last_seen,
-        pool=pool,
-    )
+    frontier = _find_end(wal_store, paths, manifests, current, pool=pool)
     try:
         fence, claimed = claim_writer(manifests)
     except Closed:
@@ -111,7 +107,7 @@ def open_for_writing(
                 freeze_bytes=freeze_bytes,
                 pool=pool,
             )
-        except WalTruncated:
+        except (WalTruncated, WalDamaged):
             if attempt == _ATTEMPTS - 1:
                 raise
         else:
@@ -120,6 +116,32 @@ def open_for_writing(
             # Not for replay: what SlateDB wrote outside of the range is there and stays readable.
             key_ranges = KeyRanges(writable)
             return replace(opened, gate=RangeGate(key_ranges, opened.gate), key_ranges=key_ranges)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _find_end(
+    wal_store: ObjectStore,
+    paths: DbPaths,
+    manifests: ManifestStore,
+    current: Versioned[Manifest],
+    *,
+    pool: IoPool,
+) -> WalId:
+    """The last file of the WAL. Raises `CorruptData` if files follow behind a hole: a fence there would hide them."""
+    for attempt in range(_ATTEMPTS):
+        manifest = current.value
+        frontier = find_frontier(
+            wal_store, paths, manifest.replay_after_wal_id, expected=manifest.wal_id_last_seen, pool=pool
+        )
+        try:
+            check_no_hole(wal_store, paths, frontier)
+        except WalDamaged:
+            # Files that were flushed and collected since leave a hole in what an old manifest asks for.
+            if attempt == _ATTEMPTS - 1:
+                raise
+            current = manifests.require_latest()
+        else:
+            return frontier
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -178,6 +200,7 @@ def _replayed(
         manifest.replay_after_wal_id,
         WalId(fence_id - 1),  # the fence is our own, and empty
         skip_through_seq=manifest.last_l0_seq,
+        writers=manifest.writer_epoch - 1,  # our own fence is behind what is replayed
         pool=pool,
     )
     previous = manifest.replay_after_wal_id

@@ -7,6 +7,7 @@ rows behind `last_l0_seq` are news; the others are in the tables.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from flagstone.errors import InvalidRequest
 from flagstone.metadata.destruction import wal_shift
@@ -16,6 +17,8 @@ from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectExists, ObjectMissing, ObjectStore
 from flagstone.types import EntryTuple, KeyRange, WalId
 from flagstone.wal.replay import replay
+
+_COPIED_AT_ONCE: Final = 64
 
 
 def unflushed_rows(
@@ -28,6 +31,7 @@ def unflushed_rows(
         manifest.replay_after_wal_id,
         manifest.wal_id_last_seen,
         skip_through_seq=manifest.last_l0_seq,
+        writers=manifest.writer_epoch,
         pool=pool or shared_pool(),
     )
     for file in files:
@@ -76,5 +80,7 @@ def copy_log(wal_store: ObjectStore, source: DbPaths, to: DbPaths, manifest: Man
                     f"destroy {to.root!r} and clone again"
                 ) from None
 
-    wal_ids = range(manifest.replay_after_wal_id + 1, manifest.wal_id_last_seen + 1)
-    shared_pool().map_ordered(copy, wal_ids)
+    first, end = manifest.replay_after_wal_id + 1, manifest.wal_id_last_seen + 1
+    # A few at a time: the first that is missing ends it, however many a damaged manifest asks for.
+    for start in range(first, end, _COPIED_AT_ONCE):
+        shared_pool().map_ordered(copy, range(start, min(start + _COPIED_AT_ONCE, end)))

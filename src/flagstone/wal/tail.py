@@ -26,6 +26,7 @@ from flagstone.store.resolve import StoreLike, resolve_database, resolve_wal_sto
 from flagstone.store.retrying import patient
 from flagstone.types import WalId
 from flagstone.wal.changes import UNKNOWN_SEQ, Change, ChangeBatch, Position, change_of
+from flagstone.wal.continuity import check_step
 from flagstone.wal.encoding import decode_wal
 from flagstone.wal.fetching import fetch_in_order
 from flagstone.wal.load_finding import LoadFinder
@@ -43,7 +44,7 @@ DEFAULT_MAX_POLL_S: Final = 5.0
 
 
 class WalFile(NamedTuple):
-    """A file of the log as a listing shows it; ten bytes or fewer are a fence."""
+    """A file of the log as a listing shows it; an empty one is a fence."""
 
     wal_id: WalId
     size: int
@@ -136,7 +137,9 @@ class WalReader:
         bulk loads, comes with `follow` only.
 
         Raises:
-            InvalidRequest: garbage collection has removed a file in that range; the message says what is left.
+            InvalidRequest: a file in that range is missing, because garbage collection removed it or it was lost; the
+                message says what is left.
+            CorruptData: a file is damaged, or has lost its rows.
 
         """
         start = None if start_id is None else _checked(start_id)
@@ -144,11 +147,12 @@ class WalReader:
         if not present:
             return
         first = present[0] if start is None else start
-        # Only what follows without a gap is the log: behind a gap there is damage, or the files are in the making.
+        # What follows without a hole; `_check_not_removed` judges the hole once it is reached.
         wanted = [wal_id for position, wal_id in enumerate(present) if wal_id == first + position]
         if not wanted:
             self._check_not_removed(first)
             return
+        seen_seq, empty = UNKNOWN_SEQ, list[WalId]()
         for wal_id, stored in fetch_in_order(
             self._store, self._paths, wanted, pool=self._pool or shared_pool()
         ):
@@ -156,8 +160,14 @@ class WalReader:
                 self._check_not_removed(wal_id)
                 return
             batch = self._decode(wal_id, stored)
+            if not stored:
+                empty.append(wal_id)
             if batch.changes:
+                self._check_step(seen_seq, batch, empty)
+                seen_seq, empty = batch.changes[-1].seq, []
                 yield batch
+        if len(wanted) < len(present):
+            self._check_not_removed(WalId(wanted[-1] + 1))
 
     def changes(self, start_id: int | None = None, *, stop_id: int | None = None) -> Iterator[Change]:
         """The rows of `batches`, one by one."""
@@ -294,16 +304,35 @@ class WalReader:
 
     def _check_missing(self, wal_id: WalId, seen_seq: int) -> None:
         """Raise if waiting for `wal_id` is in vain: it is gone, or rows came into the database without the log."""
-        latest = self._manifests.latest()
+        # Before the listing: what the manifest knows of is on the store by then.
+        latest = self._manifests.latest() if seen_seq > 0 else None
         self._check_not_removed(wal_id)
         # A file is on the store before its rows are in tables: without the file, no row above the last one seen.
-        if latest is None or not 0 < seen_seq < latest.value.last_l0_seq or self._load(wal_id) is not None:
+        if latest is None or not seen_seq < latest.value.last_l0_seq or self._load(wal_id) is not None:
             return
         raise InvalidRequest(
             f"the tables of {self._paths.root} have rows up to sequence number {latest.value.last_l0_seq}, its log "
             f"only up to {seen_seq}: the others came from a writer without a log, or by a bulk load that replaced "
             "everything or was not kept for this consumer; copy the database once more"
         )
+
+    def _check_step(self, seen_seq: int, batch: ChangeBatch, empty: Sequence[WalId]) -> None:
+        """Raise if an empty file before `batch` has lost rows that came after `seen_seq`."""
+        first_seq = batch.changes[0].seq
+        if seen_seq < 0 or first_seq <= seen_seq + 1 or not empty or batch.wal_id is None:
+            return
+        latest = self._manifests.latest()
+        # Numbers that tables have may be those of a bulk load.
+        if latest is not None and latest.value.last_l0_seq < first_seq - 1:
+            check_step(
+                self._store,
+                self._paths,
+                empty,
+                seen_seq=seen_seq,
+                first_seq=first_seq,
+                end=batch.wal_id,
+                writers=latest.value.writer_epoch,
+            )
 
     def _check_not_removed(self, wal_id: WalId) -> None:
         """Raise if `wal_id` is missing although the log goes on behind it."""
@@ -312,9 +341,9 @@ class WalReader:
         if left is None or self._load(wal_id) is not None:
             return
         raise InvalidRequest(
-            f"file {wal_id} of the log of {self._paths.root} was removed by garbage collection before it was read; "
-            f"changes can be read from {left.wal_id} on, and what was missed is in the tables: copy the database "
-            "once more before going on from there"
+            f"file {wal_id} of the log of {self._paths.root} is missing: it was removed by garbage collection before "
+            f"it was read, or it was lost, which `verify` tells; changes can be read from {left.wal_id} on, and what "
+            "garbage collection removed is in the tables: copy the database once more before going on from there"
         )
 
 

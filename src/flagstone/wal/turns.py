@@ -141,17 +141,21 @@ class Turns:
             return None, 0
         self._hits = 0
         now, timeout_s = self._clock.monotonic(), self._pace.timeout_s
+        left_s = None if timeout_s is None else self._heard_at + timeout_s - now
+        ends = left_s is not None and left_s < _SHORTEST_WAIT_S
         if now - self._checked_at >= _RECHECK_S:
             self._check(at.next_id, 0 if self._allow_gaps else at.after_seq)
             self._checked_at = now
+        elif ends:
+            # A file that is missing while others follow must not look like the end of the WAL.
+            self._check(at.next_id, 0)
         self._tend()
         longest_s = max(self._pace.poll_s, self._pace.max_poll_s)
         wait_s, self._wait_s = self._wait_s, min(self._wait_s * _BACK_OFF, longest_s)
-        if timeout_s is None:
+        if left_s is None:
             return None, wait_s
-        left_s = self._heard_at + timeout_s - now
         # Not 0: a remainder below what a clock can tell apart would never end.
-        return None, None if left_s < _SHORTEST_WAIT_S else min(wait_s, left_s)
+        return None, None if ends else min(wait_s, left_s)
 
     def _hear(self) -> None:
         self._wait_s = self._pace.poll_s

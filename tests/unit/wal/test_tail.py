@@ -113,11 +113,19 @@ def test_a_file_that_appears_while_it_is_being_missed_was_not_removed() -> None:
         WalReader("db", store=Racing()).read(1)
 
 
-def test_nothing_behind_a_gap_is_read(log: Log) -> None:
+def test_a_hole_with_files_behind_it_is_an_error_once_it_is_reached(log: Log) -> None:
     log.add_files(1, 5)
     log.remove(3)
 
-    assert [batch.wal_id for batch in reader(log).batches(1)] == [1, 2]
+    batches = reader(log).batches(1)
+    assert [next(batches).wal_id, next(batches).wal_id] == [1, 2]
+    with pytest.raises(InvalidRequest, match=r"file 3 .* is missing.*from 4 on"):
+        next(batches)
+    following = reader(log).follow(1, timeout_s=0)
+    assert [next(following).wal_id, next(following).wal_id] == [1, 2]
+    with pytest.raises(InvalidRequest, match="file 3 "):
+        next(following)
+    assert [batch.wal_id for batch in reader(log).batches(1, stop_id=3)] == [1, 2]
 
 
 def test_ids_below_one_are_refused(log: Log) -> None:

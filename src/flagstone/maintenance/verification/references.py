@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from flagstone.lsm.tree import SstView
@@ -12,6 +13,7 @@ from flagstone.metadata.manifest import Manifest, SsTable
 from flagstone.runtime.ids import ulid_text
 from flagstone.store.paths import DbPaths
 from flagstone.types import ManifestId, Ulid, WalId
+from flagstone.wal.continuity import is_loss
 from flagstone.wal.pins import decode_pin
 
 
@@ -87,8 +89,9 @@ def judge_log(
     now_s: int,
 ) -> None:
     """Nothing that replay, a checkpoint or a consumer needs is missing, and sequence numbers ascend."""
-    _judge_continuity(report, latest, sorted(present), paths)
-    _judge_pinned(report, latest, manifests, present.keys(), paths=paths, now_s=now_s)
+    ids = sorted(present)
+    _judge_continuity(report, latest, ids, paths)
+    _judge_pinned(report, latest, manifests, ids, paths=paths, now_s=now_s)
     files = [check for _, check in sorted(present.items()) if check.max_seq is not None]
     for one, following in pairwise(files):
         if following.min_seq is not None and one.max_seq is not None and following.min_seq <= one.max_seq:
@@ -97,27 +100,72 @@ def judge_log(
                 following.path,
                 f"begins at seq {following.min_seq}, but {one.path} ends at {one.max_seq}",
             )
+    _judge_empty_files(report, latest, [check for _, check in sorted(present.items())], paths)
+
+
+def _judge_empty_files(report: Report, latest: Manifest, files: list[TableCheck], paths: DbPaths) -> None:
+    """An empty file is a fence, unless numbers are missing around it and there are more of them than writers."""
+    empty_files = sum(1 for check in files if not check.size)
+    seen_seq, suspects = 0, list[TableCheck]()
+    for check in files:
+        if not check.size:
+            suspects.append(check)
+        if check.min_seq is None or check.max_seq is None:
+            continue
+        # What is flushed is in tables, whatever the WAL says of it.
+        seen_seq = max(seen_seq, int(latest.last_l0_seq))
+        step = check.min_seq > seen_seq + 1
+        if suspects and step and is_loss(empty_files=empty_files, writers=latest.writer_epoch):
+            report.add(
+                "damage",
+                suspects[-1].path,
+                f"empty, and sequence numbers {seen_seq + 1} to {check.min_seq - 1} are missing around it",
+                0,
+            )
+        seen_seq, suspects = max(seen_seq, check.max_seq), []
+    if empty_files > latest.writer_epoch:
+        report.add(
+            "warning",
+            paths.wal_folder,
+            f"{empty_files} files are empty, but only {latest.writer_epoch} writers made a fence: one may have lost its "
+            "rows",
+        )
 
 
 def _judge_continuity(report: Report, latest: Manifest, present: list[int], paths: DbPaths) -> None:
     """Ids above the replay point are contiguous: a hole would hide everything behind it from replay."""
-    needed = [wal_id for wal_id in present if wal_id > latest.replay_after_wal_id]
-    last = max([*needed, latest.wal_id_last_seen])
-    missing = sorted(set(range(latest.replay_after_wal_id + 1, last + 1)) - set(needed))
-    for wal_id in missing:
-        hidden = sum(1 for other in needed if other > wal_id)
+    first = latest.replay_after_wal_id + 1
+    needed = present[bisect_left(present, first) :]
+    last = max([*needed[-1:], latest.wal_id_last_seen])
+    for start, stop in missing_runs(needed, first, last + 1):
+        hidden = len(needed) - bisect_left(needed, stop)
+        count = "" if stop - start == 1 else f" like {stop - start - 1} more, up to file {stop - 1}"
         report.add(
             "damage",
-            paths.wal(WalId(wal_id)),
-            f"missing; replay stops here, {hidden} files before the end",
+            paths.wal(WalId(start)),
+            f"missing{count}; replay stops here, {hidden} files before the end",
         )
+
+
+def missing_runs(present: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """The ids from `start` up to `stop` that are not present, as half-open runs. Pure.
+
+    `present` ascends. The work grows with what is present, not with the range: a damaged manifest may name any.
+    """
+    at = start
+    for known in present[bisect_left(present, start) : bisect_left(present, stop)]:
+        if known > at:
+            yield at, known
+        at = known + 1
+    if at < stop:
+        yield at, stop
 
 
 def _judge_pinned(
     report: Report,
     latest: Manifest,
     manifests: Mapping[ManifestId, Manifest | None],
-    present: Iterable[int],
+    present: Sequence[int],
     *,
     paths: DbPaths,
     now_s: int,
@@ -126,19 +174,19 @@ def _judge_pinned(
 
     The pin of a consumer keeps it from where the consumer stands to its end.
     """
-    have = set(present)
     for checkpoint in latest.checkpoints:
         pinned = manifests.get(checkpoint.manifest_id)
         if pinned is None or (checkpoint.expires_s is not None and checkpoint.expires_s <= now_s):
             continue
         consumer = decode_pin(checkpoint)
         if consumer is None:
-            wanted = range(pinned.replay_after_wal_id + 1, pinned.wal_id_last_seen + 1)
+            first, stop = pinned.replay_after_wal_id + 1, pinned.wal_id_last_seen + 1
         else:
-            wanted = range(consumer.position.next_id, max(have, default=0) + 1)
-        for wal_id in sorted(set(wanted) - have):
+            first, stop = consumer.position.next_id, max(present, default=0) + 1
+        for start, end in missing_runs(present, first, stop):
+            count = "" if end - start == 1 else f" like {end - start - 1} more, up to file {end - 1}"
             report.add(
                 "damage",
-                paths.wal(WalId(wal_id)),
-                f"missing, but checkpoint {checkpoint.id} needs it",
+                paths.wal(WalId(start)),
+                f"missing{count}, but checkpoint {checkpoint.id} needs it",
             )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from flagstone.errors import CorruptData, InvalidRequest
 from flagstone.format.filter import Filters
-from flagstone.format.sst import FOOTER_BYTES, SstImage, decode_sst
+from flagstone.format.sst import SstImage, decode_sst
 from flagstone.format.sst_info import SsTableInfo, SstType
 from flagstone.format.stats import BlockStats, SstStats
 from flagstone.kernels import block_writer
@@ -16,7 +16,7 @@ from flagstone.types import EntryTuple
 
 @dataclass(slots=True)
 class TableCheck:
-    """What reading one SST showed: small, whatever its size. Without `info` it is a fence, or has no sound footer."""
+    """What reading one SST showed: small, whatever its size. Without `info` it is empty, or has no sound footer."""
 
     path: str
     size: int
@@ -31,7 +31,7 @@ class TableCheck:
 
     @property
     def is_fence(self) -> bool:
-        return self.info is None and not self.problems
+        return not self.problems and not self.rows
 
     def fail(self, problem: str, offset: int | None = None) -> None:
         self.problems.append(Finding("damage", self.path, problem, offset))
@@ -40,7 +40,7 @@ class TableCheck:
 def check_table(data: bytes, path: str, expected_type: SstType) -> TableCheck:
     """Read an SST completely. Damage ends up in `problems`; the first broken block ends the reading of rows."""
     check = TableCheck(path, len(data))
-    if expected_type is SstType.WAL and len(data) <= FOOTER_BYTES:
+    if expected_type is SstType.WAL and not data:
         return check
     try:
         image = decode_sst(data, path)
