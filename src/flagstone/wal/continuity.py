@@ -12,11 +12,15 @@ claims one epoch and leaves one fence, so counting tells the two apart: as many 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from flagstone.errors import CorruptData
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectMissing, ObjectStore
 from flagstone.types import WalId
+
+FIRST_FENCE: Final = WalId(1)
+"""The first file of every WAL is the fence of its first writer."""
 
 
 class WalDamaged(CorruptData):
@@ -46,7 +50,7 @@ def check_step(
 
     `writers` is how many have claimed the database before file `end`. Costs a listing, if there is a step at all.
     """
-    suspects = list(empty)
+    suspects = [wal_id for wal_id in empty if wal_id != FIRST_FENCE]
     if first_seq <= seen_seq + 1 or not suspects:
         return
     empty_files = sum(

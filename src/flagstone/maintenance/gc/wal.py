@@ -24,9 +24,6 @@ from flagstone.types import WalId
 MIN_FENCE_AGE_MS: Final = 60_000
 """Several times the longest a writer goes without asking whether it still is the writer."""
 
-_LARGEST_FENCE: Final = 10
-"""Files up to this many bytes hold no rows."""
-
 
 class WalObject(NamedTuple):
     """One file of the log."""
@@ -36,7 +33,7 @@ class WalObject(NamedTuple):
 
     @property
     def kind(self) -> Kind:
-        return "wal_fence" if self.meta.size <= _LARGEST_FENCE else "wal"
+        return "wal" if self.meta.size else "wal_fence"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from flagstone.metadata.manifest import Manifest, SsTable
 from flagstone.runtime.ids import ulid_text
 from flagstone.store.paths import DbPaths
 from flagstone.types import ManifestId, Ulid, WalId
-from flagstone.wal.continuity import is_loss
+from flagstone.wal.continuity import FIRST_FENCE, is_loss
 from flagstone.wal.pins import decode_pin
 
 
@@ -108,7 +108,7 @@ def _judge_empty_files(report: Report, latest: Manifest, files: list[TableCheck]
     empty_files = sum(1 for check in files if not check.size)
     seen_seq, suspects = 0, list[TableCheck]()
     for check in files:
-        if not check.size:
+        if not check.size and check.path != paths.wal(FIRST_FENCE):
             suspects.append(check)
         if check.min_seq is None or check.max_seq is None:
             continue
@@ -127,8 +127,8 @@ def _judge_empty_files(report: Report, latest: Manifest, files: list[TableCheck]
         report.add(
             "warning",
             paths.wal_folder,
-            f"{empty_files} files are empty, but only {latest.writer_epoch} writers made a fence: one may have lost its "
-            "rows",
+            f"{empty_files} files are empty, but only {latest.writer_epoch} writers made a fence: one may have lost "
+            "its rows",
         )
 
 
