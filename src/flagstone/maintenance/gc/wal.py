@@ -24,6 +24,9 @@ from flagstone.types import WalId
 MIN_FENCE_AGE_MS: Final = 60_000
 """Several times the longest a writer goes without asking whether it still is the writer."""
 
+_LARGEST_FENCE: Final = 10
+"""Files up to this many bytes hold no rows."""
+
 
 class WalObject(NamedTuple):
     """One file of the log."""
@@ -33,7 +36,7 @@ class WalObject(NamedTuple):
 
     @property
     def kind(self) -> Kind:
-        return "wal" if self.meta.size else "wal_fence"
+        return "wal_fence" if self.meta.size <= _LARGEST_FENCE else "wal"
 
 
 @dataclass(frozen=True, slots=True)
