@@ -22,7 +22,7 @@ from flagstone.kernels import probe as probe_kernel
 from flagstone.lsm.merge_operator import check_operand
 from flagstone.metadata.manifest import Checkpoint, Manifest
 from flagstone.read.view import ReadView
-from flagstone.types import MAX_KEY_BYTES, MAX_SEQ, MERGE, TOMBSTONE, VALUE
+from flagstone.types import MAX_SEQ, MERGE, TOMBSTONE, VALUE
 from flagstone.views import checkpoint as checkpoints
 from flagstone.write.batch import BY_DEFAULT, Instant, Ttl, WriteBatch, check_expiry, check_key, check_value
 from flagstone.write.conflicts import Isolation
@@ -188,7 +188,7 @@ class Db(Reads):
                     return simple
                 if simple is None and not view.segmented:
                     found = _find(view.older_memtables, view.layers, key, seq, None)
-                    if found is None and len(key) <= MAX_KEY_BYTES:
+                    if found is None:
                         return default
                     if type(found) is tuple and found[2] == VALUE and found[5] is None:
                         return found[3]  # type: ignore[no-any-return]

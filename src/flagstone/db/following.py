@@ -19,6 +19,7 @@ from flagstone.kernels import memtable as kernel
 from flagstone.lsm.segments import SegmentExtractor, check_extractor
 from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.sequenced import Versioned
+from flagstone.read.long_keys import LongKeyTable, is_long
 from flagstone.read.view import ReadView
 from flagstone.runtime.clock import Clock
 from flagstone.runtime.pool import IoPool
@@ -75,6 +76,7 @@ class LogTail:
     def restart(self) -> None:
         """Forget everything: the next `follow` begins where the tables end."""
         self._parts: list[_Part] = [_Part()]
+        self._long = LongKeyTable()
         self._replayed = Replayed()
         self.last_id: WalId = WalId(0)
         self.last_seq: int = 0
@@ -82,7 +84,8 @@ class LogTail:
     @property
     def tables(self) -> tuple[Any, ...]:
         """The memtables, newest first."""
-        return tuple(part.table for part in reversed(self._parts))
+        long = (self._long,) if self._long.rows else ()
+        return (*long, *(part.table for part in reversed(self._parts)))
 
     @property
     def size(self) -> int:
@@ -95,6 +98,8 @@ class LogTail:
         if kept and kept[0].first_seq <= through_seq:
             kept[0] = _Part(_rows_above(kept[0].table, through_seq), through_seq + 1, kept[0].last_seq)
         self._parts = kept or [_Part()]
+        if self._long.rows:
+            self._long = LongKeyTable(row for row in self._long.rows if row[1] > through_seq)
 
     def follow(self, manifest: Manifest, last: WalId | None) -> None:
         """Read the files above the last one read, up to `last` or to where the log ends now.
@@ -126,6 +131,10 @@ class LogTail:
             self.last_id = file.wal_id
 
     def _add(self, rows: list[EntryTuple]) -> None:
+        if any(map(is_long, rows)):
+            self._long = LongKeyTable((*self._long.rows, *filter(is_long, rows)))
+            self.last_seq = max(self.last_seq, rows[-1][1])
+            rows = [row for row in rows if not is_long(row)]
         if not rows:
             return
         part = self._parts[-1]
@@ -134,7 +143,7 @@ class LogTail:
             self._parts.append(part)
         part.last_seq, _ = part.table.insert_rows(rows)
         part.first_seq = min(part.first_seq, *(row[1] for row in rows))
-        self.last_seq = part.last_seq
+        self.last_seq = max(self.last_seq, part.last_seq)
 
 
 class Following:

@@ -18,6 +18,7 @@ from flagstone.metadata.fencing import Fence, claim_writer
 from flagstone.metadata.manifest import Manifest, new_manifest
 from flagstone.metadata.sequenced import SequencedConflict, Versioned
 from flagstone.metadata.stores import ManifestStore
+from flagstone.read.long_keys import is_long
 from flagstone.runtime.pool import IoPool
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
@@ -223,8 +224,14 @@ def _replayed(
 
 
 def _checked(files: Iterator[ReplayedFile], segments: SegmentGate | None) -> Iterator[ReplayedFile]:
-    """The same files; keys no segment can take are found now, not at the first flush."""
+    """The same files; keys that no segment or no memtable can take are found now, not at the first flush."""
     for file in files:
+        long = next(filter(is_long, file.rows), None)
+        if long is not None:
+            raise InvalidRequest(
+                f"file {file.wal_id} of the WAL holds a key of {len(long[0])} bytes, which SlateDB takes and this "
+                "engine reads but does not write; open the database with SlateDB and close it, which moves it to an SST"
+            )
         if segments is not None:
             segments.admit(row[0] for row in file.rows)
         yield file

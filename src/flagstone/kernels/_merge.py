@@ -60,10 +60,11 @@ _PROBLEMS = (
     "",
     "a block is too short for its restart points",
     "a length runs past the entries of the block or does not fit into 32 bits",
-    "a key is empty, too long, or shares more bytes with the key before than that has",
+    "a key is empty or shares more bytes with the key before than that has",
     "a row runs past the entries of the block",
     "row flags are not a known combination",
     "a tombstone carries a value",
+    "a key of more than 65,535 bytes, which SlateDB writes and this engine only reads: let SlateDB compact it",
 )
 _BAD_BLOCK = cython.declare(cython.int, 1)
 _BAD_LENGTH = cython.declare(cython.int, 2)
@@ -71,7 +72,8 @@ _BAD_KEY = cython.declare(cython.int, 3)
 _BAD_END = cython.declare(cython.int, 4)
 _BAD_FLAGS = cython.declare(cython.int, 5)
 _BAD_TOMBSTONE = cython.declare(cython.int, 6)
-_NO_MEMORY = cython.declare(cython.int, 7)
+_LONG_KEY = cython.declare(cython.int, 7)
+_NO_MEMORY = cython.declare(cython.int, 8)
 
 
 @cython.cfunc
@@ -464,8 +466,10 @@ class Merger:
                 if shared < 0 or unshared < 0 or value_size < 0:
                     return self._fail(_BAD_LENGTH, source, entry_at)
                 at = self.at[source]
-            if shared > self.shareable[source] or shared + unshared > MAX_KEY_BYTES or shared + unshared == 0:
+            if shared > self.shareable[source] or shared + unshared == 0:
                 return self._fail(_BAD_KEY, source, entry_at)
+            if shared + unshared > MAX_KEY_BYTES:
+                return self._fail(_LONG_KEY, source, entry_at)
             if at + unshared + value_size + 8 >= stop:
                 return self._fail(_BAD_END, source, entry_at)
             flags = data[at + unshared + value_size + 8]

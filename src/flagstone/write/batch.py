@@ -198,6 +198,14 @@ def check_key(key: object) -> bytes:
     return checked
 
 
+def check_read_key(key: object) -> bytes:
+    """The key as bytes, of any length: SlateDB may have written longer ones than we do. Raises `InvalidRequest`."""
+    checked = key if type(key) is bytes else _as_bytes(key, "key")
+    if not checked:
+        raise InvalidRequest("a key has at least one byte; this one is empty")
+    return checked
+
+
 def check_value(value: object) -> bytes:
     """The value as bytes. Raises `InvalidRequest` unless it is bytes-like and shorter than 4 GiB."""
     checked = value if type(value) is bytes else _as_bytes(value, "value")
