@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test quick check format fuzz model crash histories interleavings interrupts gc-soak spark-long bench demo docs dist clean
+.PHONY: help setup test quick check format fuzz damage model crash histories interleavings interrupts gc-soak spark-long bench demo docs dist clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -46,6 +46,10 @@ format: setup ## format the code
 fuzz: setup ## 10,000 damaged inputs against every decoder, compiled and interpreted
 	HYPOTHESIS_PROFILE=fuzz timeout 3000 $(PYTEST) -n $(WORKERS) tests/property --timeout 1500
 	HYPOTHESIS_PROFILE=fuzz FLAGSTONE_KERNELS=interpreted timeout 3000 $(PYTEST) -n $(WORKERS) tests/property --timeout 1500
+
+damage: setup ## 20,000 damaged objects of real databases, compiled and interpreted kernels, at most an hour
+	DAMAGE_CASES=$(or $(CASES),20000) timeout 1800 $(PYTEST) -rP tests/damage --timeout 1700
+	DAMAGE_CASES=$(or $(CASES),20000) FLAGSTONE_KERNELS=interpreted timeout 1800 $(PYTEST) -rP tests/damage --timeout 1700
 
 model: setup ## 2,000 examples of every engine machine against the model, at most 20 minutes
 	HYPOTHESIS_PROFILE=model timeout 1200 $(PYTEST) -n $(WORKERS) tests/stateful --timeout 1150
