@@ -140,7 +140,8 @@ def verify(store: ObjectStore) -> Any:
     report = Admin("db", store=store).verify()
     if not report.ok:
         raise CorruptData(str(report.damage[0]))
-    return report
+    # Without the sizes: a file that has lost nothing but its checksum is sound.
+    return report.manifest_id, report.rows, [str(finding) for finding in report.findings]
 
 
 WAYS: Mapping[str, tuple[Callable[[ObjectStore], Any], ...]] = {

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from flagstone.errors import Closed, InvalidRequest
 from flagstone.lsm.segments import SegmentExtractor, check_extractor
@@ -35,6 +35,7 @@ from flagstone.write.range_gate import KeyRanges, RangeGate
 from flagstone.write.segment_gate import KeyGate, SegmentGate
 
 _ATTEMPTS = 3
+FIRST_MANIFEST: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +135,8 @@ def _find_end(
         frontier = find_frontier(
             wal_store, paths, manifest.replay_after_wal_id, expected=manifest.wal_id_last_seen, pool=pool
         )
+        if current.id == FIRST_MANIFEST:
+            return frontier  # It names no writer yet, so there is no WAL that could have a hole.
         try:
             check_no_hole(wal_store, paths, frontier)
         except WalDamaged:

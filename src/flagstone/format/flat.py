@@ -259,16 +259,13 @@ class _Reader:
         self._charge(size, position)
         if self._used is not None:
             self._newer = self._newer or newer
-            self._use(position, position + size)
+            self._use(self._used, position, position + size)
             length = struct.unpack_from("<H", data, vtable)[0]
             # Tables of one form share a vtable, so it is used once, however often it is named.
-            if (vtable, vtable + length) not in self._used:
-                self._use(vtable, vtable + length)
+            self._used.add((vtable, vtable + length))
             for start, stop in padding:
                 if any(data[position + start : position + stop]) and not self._newer:
-                    raise CorruptData(
-                        f"{shape.name} has bytes that belong to no field", offset=position + start
-                    )
+                    raise CorruptData(f"{shape.name} has bytes of no field", offset=position + start)
         values: list[Any] = list(shape.defaults)
         for slot, value in zip(slots, unpacker.unpack_from(data, position), strict=True):
             values[slot] = value
@@ -292,7 +289,7 @@ class _Reader:
             raise CorruptData(f"vector of {stop - start} bytes reaches past the end", offset=position)
         self._charge(stop - position, position)
         if self._used is not None:
-            self._use(position, stop)
+            self._use(self._used, position, stop)
         return self._data[start:stop]
 
     def check_used(self) -> None:
@@ -307,11 +304,10 @@ class _Reader:
                 raise CorruptData(f"{start - end} bytes belong to no object", offset=end)
             end = stop
 
-    def _use(self, start: int, stop: int) -> None:
-        assert self._used is not None, "only a strict reader notes what it has read"
-        if (start, stop) in self._used:
+    def _use(self, used: set[tuple[int, int]], start: int, stop: int) -> None:
+        if (start, stop) in used:
             raise CorruptData("two references to one object", offset=start)
-        self._used.add((start, stop))
+        used.add((start, stop))
 
     def _charge(self, size: int, position: int) -> None:
         self._budget -= size
