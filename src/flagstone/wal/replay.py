@@ -36,8 +36,8 @@ class Replayed:
     """How far a WAL was replayed: the last sequence number, its file, and the empty files since."""
 
     def __init__(self) -> None:
-        self.last_seq = -1
-        self.last_id = WalId(0)
+        self.last_seq: int = -1
+        self.last_id: WalId = WalId(0)
         self.empty: list[WalId] = []
 
 
