@@ -23,7 +23,7 @@ from flagstone.read.view import ReadView
 from flagstone.runtime.clock import Clock
 from flagstone.table.table_store import TableGone, TableStore
 from flagstone.types import KeyRange, Row
-from flagstone.write.batch import check_key
+from flagstone.write.batch import check_read_key
 from flagstone.write.range_gate import KeyRanges
 
 if TYPE_CHECKING:
@@ -81,14 +81,14 @@ class ReadPlace:
 
     def check_key(self, key: bytes) -> bytes:
         """The key, if it is one and can be in this database. Otherwise raises `InvalidRequest`."""
-        checked = check_key(key)
+        checked = check_read_key(key)
         if self.key_ranges is not None:
             self.key_ranges.check_read(checked)
         return checked
 
     def check_keys(self, keys: Sequence[bytes]) -> list[bytes]:
         """The keys, if each is one and can be in this database. Otherwise raises `InvalidRequest`."""
-        checked = [check_key(key) for key in keys]
+        checked = [check_read_key(key) for key in keys]
         if self.key_ranges is not None:
             self.key_ranges.check_read(*checked)
         return checked
