@@ -81,12 +81,23 @@ def open_for_writing(
         prefixes=(segment.prefix for segment in current.value.segments),
     )
     # Looked for before the claim: the former writer may add files until the fence is there.
-    frontier = _find_end(wal_store, paths, manifests, current, pool=pool)
+    frontier = _find_frontier(wal_store, paths, current.value, pool=pool)
+    # The first manifest names no writer yet: there is no WAL that could have a hole.
+    no_hole = (
+        None
+        if current.id == FIRST_MANIFEST
+        else pool.submit(check_no_hole, wal_store, paths, frontier)  # beside the claim, which takes as long
+    )
     try:
         fence, claimed = claim_writer(manifests)
     except Closed:
         # Destroyed since we looked: the mark is in the manifest, so no claim comes after it.
         raise destroyed_database(store, paths) from None
+    try:
+        if no_hole is not None:
+            no_hole.result()
+    except WalDamaged:
+        frontier = _find_end(wal_store, paths, manifests, pool=pool)
 
     def refresh() -> Manifest:
         latest = manifests.require_latest()
@@ -121,29 +132,25 @@ def open_for_writing(
     raise AssertionError("the last attempt returns or raises")
 
 
-def _find_end(
-    wal_store: ObjectStore,
-    paths: DbPaths,
-    manifests: ManifestStore,
-    current: Versioned[Manifest],
-    *,
-    pool: IoPool,
-) -> WalId:
-    """The last file of the WAL. Raises `CorruptData` if files follow behind a hole: a fence there would hide them."""
+def _find_frontier(wal_store: ObjectStore, paths: DbPaths, manifest: Manifest, *, pool: IoPool) -> WalId:
+    return find_frontier(
+        wal_store, paths, manifest.replay_after_wal_id, expected=manifest.wal_id_last_seen, pool=pool
+    )
+
+
+def _find_end(wal_store: ObjectStore, paths: DbPaths, manifests: ManifestStore, *, pool: IoPool) -> WalId:
+    """The last file of the WAL, where a hole was found in front of it.
+
+    Files that were flushed and collected since leave a hole in what an old manifest asks for. Raises `CorruptData` if
+    the newest one asks for it, too: a fence there would hide the files behind it.
+    """
     for attempt in range(_ATTEMPTS):
-        manifest = current.value
-        frontier = find_frontier(
-            wal_store, paths, manifest.replay_after_wal_id, expected=manifest.wal_id_last_seen, pool=pool
-        )
-        if current.id == FIRST_MANIFEST:
-            return frontier  # It names no writer yet, so there is no WAL that could have a hole.
+        frontier = _find_frontier(wal_store, paths, manifests.require_latest().value, pool=pool)
         try:
             check_no_hole(wal_store, paths, frontier)
         except WalDamaged:
-            # Files that were flushed and collected since leave a hole in what an old manifest asks for.
             if attempt == _ATTEMPTS - 1:
                 raise
-            current = manifests.require_latest()
         else:
             return frontier
     raise AssertionError("the last attempt returns or raises")

@@ -194,6 +194,7 @@ def _replay_problem(wal_store: ObjectStore, facts: Facts) -> str | None:
             base.replay_after_wal_id,
             WalId(max(needed)),
             skip_through_seq=base.last_l0_seq,
+            writers=base.writer_epoch,
             pool=shared_pool(),
         ):
             pass
