@@ -14,7 +14,8 @@ import pytest
 
 import flagstone
 from flagstone import Admin, Closed, Settings, TransactionConflict, Unavailable
-from flagstone.metadata.hand_over import SEQ_GAP, held_marks
+from flagstone.metadata.hand_over import held_marks
+from flagstone.metadata.loads import SEQ_GAP
 from flagstone.metadata.stores import ManifestStore
 from flagstone.spark import bulk_load
 from flagstone.spark.hand_over import begin_hand_over

@@ -26,7 +26,7 @@ from urllib.parse import parse_qs, urlencode
 from uuid import UUID
 
 from flagstone.errors import Closed, InvalidRequest
-from flagstone.metadata.hand_over import SEQ_GAP
+from flagstone.metadata.loads import SEQ_GAP
 from flagstone.metadata.manifest import NO_WAL, Checkpoint, Manifest, add_checkpoint, remove_checkpoint
 from flagstone.types import ManifestId, Seq, WalId
 

@@ -27,7 +27,7 @@ from uuid import UUID
 from flagstone.errors import CorruptData
 from flagstone.lsm.tree import SortedRun, SstView, Tree
 from flagstone.metadata.integrity import seal_metadata, unseal_metadata
-from flagstone.metadata.loads import Load
+from flagstone.metadata.loads import SEQ_GAP, Load
 from flagstone.metadata.manifest import Checkpoint, Manifest, add_checkpoint
 from flagstone.metadata.manifest_codec import decode_manifest, encode_manifest
 from flagstone.store.paths import DbPaths
@@ -39,9 +39,6 @@ _STATES: Final[tuple[State, ...]] = get_args(State)
 _PREFIX: Final = "flagstone.load/"
 _NOTICE: Final = "writer"
 _REQUESTS: Final = "loads"
-
-SEQ_GAP: Final = 1 << 36
-"""How far ahead of a database the number of a load is: as much as its writer may write meanwhile."""
 
 
 class LoadPlace(NamedTuple):

@@ -11,11 +11,15 @@ So the version with the load also takes the compactor's role, and whoever had it
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from flagstone.errors import InternalError
 from flagstone.lsm.tree import SortedRun, SstView, Tree
 from flagstone.metadata.manifest import Manifest, SsTable, replace_trees
 from flagstone.types import KeyRange, RunId, Seq, Ulid
+
+SEQ_GAP: Final = 1 << 36
+"""How far ahead of a database the number of a load is: as much as its writer may write meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
