@@ -3,8 +3,8 @@
 Ctrl-C and a full memory strike between two steps. A tracer counts the bytecodes of an operation and raises before the
 one it was given, so that a test can strike all of them in turn.
 
-Only the end of a `with` block is passed over: the interpreter loads the arguments of `__exit__` after the block is
-over, raises nothing of its own until the call, and no code could survive an exception there.
+Only two things are passed over, where the interpreter raises nothing of its own and no code could survive an exception:
+the end of a `with` block, between the block and the call of `__exit__`, and the first step of an exception's handler.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Tracer:
         if not frame.f_code.co_filename.startswith(SOURCE):
             return None
         frame.f_trace_opcodes = True
-        passed_over = _ends_of_with_blocks(frame.f_code)
+        passed_over = _passed_over(frame.f_code)
 
         def step(frame: FrameType, event: str, _argument: Any) -> Any:
             if event == "opcode" and frame.f_lasti not in passed_over:
@@ -61,18 +61,21 @@ class Tracer:
             raise self._error
 
 
-_ends: dict[CodeType, frozenset[int]] = {}
+_known: dict[CodeType, frozenset[int]] = {}
 
 
-def _ends_of_with_blocks(code: CodeType) -> frozenset[int]:
-    """The offsets of `None, None, None`, the call that takes them, and what moves a returned value out of the way."""
-    if code not in _ends:
+def _passed_over(code: CodeType) -> frozenset[int]:
+    """The offsets where a handler begins, or where a `with` block ends.
+
+    The latter are those of `None, None, None`, the call that takes them, and what moves a returned value away.
+    """
+    if code not in _known:
         steps = list(dis.get_instructions(code))
-        found = set()
+        found = {step.offset for step in steps if step.opname == "PUSH_EXC_INFO"}
         for at in range(len(steps) - 3):
             if all(step.opname == "LOAD_CONST" and step.argval is None for step in steps[at : at + 3]):
                 call = next((n for n in range(at + 3, at + 5) if steps[n].opname == "CALL"), at + 2)
                 first = at - (steps[at - 1].opname in ("SWAP", "NOP"))
                 found |= {step.offset for step in steps[first : call + 1]}
-        _ends[code] = frozenset(found)
-    return _ends[code]
+        _known[code] = frozenset(found)
+    return _known[code]

@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 from uuid import UUID
 
+from flagstone.config.durations import as_duration
 from flagstone.db.garbage import make_room
 from flagstone.errors import InvalidRequest
 from flagstone.lsm.segments import SegmentExtractor
@@ -261,7 +262,7 @@ class AdminViews:
             make_room(self._store, self._paths, wal_store=self._wal_store, clock=self._clock, ids=self._ids)
             return destroyer.destroy(soft=soft, grace=grace, dry_run=dry_run)
 
-    def purge(self, *, min_age: timedelta = PURGE_AGE) -> tuple[str, ...]:
+    def purge(self, *, min_age: timedelta | str = PURGE_AGE) -> tuple[str, ...]:
         """Delete what a destroyed database has left at this path; returns the objects deleted.
 
         Only when every process that used the database has ended: a late request of one would afterwards be taken
@@ -274,7 +275,7 @@ class AdminViews:
         destroyer = Destroyer(
             self._store, self._paths, wal_store=self._wal_store, clock=self._clock, ids=self._ids
         )
-        return destroyer.purge(min_age=min_age)
+        return destroyer.purge(min_age=as_duration(min_age, "min_age"))
 
     # -- inside -------------------------------------------------------------------------------------------
 

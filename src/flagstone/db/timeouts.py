@@ -9,8 +9,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Final
 
-from flagstone.config.fields import Duration
-from flagstone.errors import InvalidRequest
+from flagstone.config.durations import as_duration
 from flagstone.runtime.clock import Clock
 
 Timeout = timedelta | str
@@ -21,7 +20,6 @@ DEFAULT_TIMEOUT: Final = timedelta(hours=1)
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _DEFAULT_MS: Final = DEFAULT_TIMEOUT // _MILLISECOND
-_KIND: Final = Duration(_MILLISECOND)
 
 
 def elapsed_ms(clock: Clock) -> int:
@@ -33,8 +31,5 @@ def deadline_ms(clock: Clock, timeout: Timeout | None) -> int | None:
     """When a snapshot or transaction that begins now expires; None for never. Raises `InvalidRequest`."""
     if timeout is None:
         return elapsed_ms(clock) + _DEFAULT_MS
-    try:
-        lifetime = _KIND.accept(timeout)
-    except InvalidRequest as error:
-        raise InvalidRequest(f"timeout: {error}") from None
+    lifetime = as_duration(timeout, "timeout", minimum=_MILLISECOND)
     return None if lifetime == timedelta.max else elapsed_ms(clock) + lifetime // _MILLISECOND

@@ -91,6 +91,7 @@ CALLS: dict[str, Callable[[Shop, Any], Any]] = {
         shop.held.id, lifetime=given
     ),
     "Admin.destroy grace": lambda shop, given: shop.admin.destroy(soft=True, grace=given, dry_run=True),
+    "Admin.purge min_age": lambda shop, given: shop.admin.purge(min_age=given),
     "Admin.collect_garbage min_age": lambda shop, given: shop.admin.collect_garbage(
         min_age=given, dry_run=True
     ),
@@ -125,7 +126,9 @@ CALLS: dict[str, Callable[[Shop, Any], Any]] = {
         lifetime=given,
     ),
 }
-MAY_BE_NONE = {name for name in CALLS if not name.endswith((" grace", " patience", "export lifetime"))}
+MAY_BE_NONE = {
+    name for name in CALLS if not name.endswith((" grace", " patience", "export lifetime", "purge min_age"))
+}
 NEEDS_SPARK = {name for name in CALLS if name.startswith("spark.")}
 
 
