@@ -4,7 +4,8 @@ Ctrl-C and a full memory strike between two steps. A tracer counts the bytecodes
 one it was given, so that a test can strike all of them in turn.
 
 Only two things are passed over, where the interpreter raises nothing of its own and no code could survive an exception:
-the end of a `with` block, between the block and the call of `__exit__`, and the first step of an exception's handler.
+the end of a `with` block, between the block and the call of `__exit__`, and the first and last steps of an exception's
+handler.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class Tracer:
         sys.settrace(None)
 
     def _enter(self, frame: FrameType, _event: str, _argument: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(SOURCE):
-            return None
+        if not frame.f_code.co_filename.startswith(SOURCE) or frame.f_code.co_name == "__del__":
+            return None  # what is raised in a `__del__` goes nowhere
         frame.f_trace_opcodes = True
         passed_over = _passed_over(frame.f_code)
 
@@ -71,8 +72,15 @@ def _passed_over(code: CodeType) -> frozenset[int]:
     """
     if code not in _known:
         steps = list(dis.get_instructions(code))
-        found = {step.offset for step in steps if step.opname == "PUSH_EXC_INFO"}
+        # What has no line of its own is the interpreter's tidying up behind a handler.
+        found = {
+            step.offset
+            for step in steps
+            if step.opname == "PUSH_EXC_INFO" or step.positions is None or step.positions.lineno is None
+        }
         for at in range(len(steps) - 3):
+            if steps[at].opname == "POP_EXCEPT":
+                found |= {step.offset for step in steps[at : at + 3]}
             if all(step.opname == "LOAD_CONST" and step.argval is None for step in steps[at : at + 3]):
                 call = next((n for n in range(at + 3, at + 5) if steps[n].opname == "CALL"), at + 2)
                 first = at - (steps[at - 1].opname in ("SWAP", "NOP"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from flagstone.errors import Closed
 from flagstone.lsm.operators import Concatenate
 from flagstone.store.memory import MemoryStore
 from flagstone.write.batch import WriteBatch
+
+pytestmark = pytest.mark.slow
 
 STRIDE = int(os.environ.get("INTERRUPT_STRIDE", "31"))
 PATIENCE_S = 20.0
@@ -189,6 +192,7 @@ def prepare_and_strike(world: World, operation: Callable[[World], None], rows: i
     if not tracer.where:
         world.db.close()
         return False
+    assert sys.exc_info() == (None, None, None), f"the strike at {tracer.where} is still being handled"
     world.check(world.db, f"struck at {tracer.where}")
     return True
 

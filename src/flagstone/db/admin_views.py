@@ -275,7 +275,7 @@ class AdminViews:
         destroyer = Destroyer(
             self._store, self._paths, wal_store=self._wal_store, clock=self._clock, ids=self._ids
         )
-        return destroyer.purge(min_age=as_duration(min_age, "min_age"))
+        return destroyer.purge(min_age=as_duration(min_age, "min_age", minimum=timedelta(0)))
 
     # -- inside -------------------------------------------------------------------------------------------
 
