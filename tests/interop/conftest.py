@@ -22,6 +22,9 @@ class Wheel:
         )
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)  # what others look for in any object is no function of the wheel's
+
         def call(*args: Any, **kwargs: Any) -> Any:
             assert self._process.stdin is not None
             assert self._process.stdout is not None

@@ -38,6 +38,7 @@ from flagstone.write.conflicts import ConflictTracker
 from flagstone.write.durability import DurabilityTracker
 from flagstone.write.flusher import Flusher, FlushTarget
 from flagstone.write.memtables import FrozenMemtable
+from flagstone.write.range_gate import KeyRanges
 from flagstone.write.state import State, WriterState
 
 _STOP_TIMEOUT_S: Final = 60.0
@@ -52,7 +53,7 @@ class Engine:
         self.manifests = manifests
         self.fence: Fence = opened.fence
         self.views = views
-        self.key_ranges = opened.key_ranges
+        self.key_ranges: KeyRanges | None = opened.key_ranges
         # Taken for the whole of `close`; a second caller waits here and finds the work done.
         self._closing = Lock()
         self._clean: bool | None = None

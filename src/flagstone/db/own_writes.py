@@ -6,7 +6,7 @@ shows the writes there were when it began.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from typing import Final
 
 from flagstone.types import EntryTuple
@@ -68,10 +68,12 @@ class OwnWrites:
         if self._unsorted:
             if len(self._unsorted) * _FEW < len(self._keys):
                 for key in self._unsorted:
-                    insort(self._keys, key)
+                    at = bisect_left(self._keys, key)
+                    # It is there already where an exception has cut this off before.
+                    if self._keys[at : at + 1] != [key]:
+                        self._keys.insert(at, key)
             else:
-                self._keys += self._unsorted
-                self._keys.sort()
+                self._keys = sorted({*self._keys, *self._unsorted})
             self._unsorted.clear()
         return self._keys
 

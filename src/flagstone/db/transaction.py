@@ -128,14 +128,14 @@ class Transaction(Reads):
     ) -> None:
         """Set `key` when the transaction commits."""
         self._check_running()
-        self._batch.put(key, value, ttl=ttl, expire_at=expire_at)
         self._track_write(key)
+        self._batch.put(key, value, ttl=ttl, expire_at=expire_at)
 
     def delete(self, key: bytes) -> None:
         """Delete `key` when the transaction commits."""
         self._check_running()
-        self._batch.delete(key)
         self._track_write(key)
+        self._batch.delete(key)
 
     def merge(
         self, key: bytes, operand: bytes, *, ttl: Ttl | None = None, expire_at: Instant | None = None
@@ -146,8 +146,8 @@ class Transaction(Reads):
         """
         self._check_running()
         check_operand(self._engine.env.merge_operator, check_key(key), check_value(operand))
-        self._batch.merge(key, operand, ttl=ttl, expire_at=expire_at)
         self._track_write(key)
+        self._batch.merge(key, operand, ttl=ttl, expire_at=expire_at)
 
     def mark_read(self, *keys: bytes) -> None:
         """Let the commit depend on these keys as if they had been read."""
@@ -302,7 +302,8 @@ class Transaction(Reads):
         return renewed
 
     def _track_write(self, key: bytes) -> None:
-        key = bytes(key)
+        """Before the write is in the batch: one that is tracked and not there costs a conflict at most."""
+        key = check_key(key)
         self._state.track_write(key)
         self._unseen.add(key)
 
@@ -318,6 +319,8 @@ class Transaction(Reads):
             now_ms = self._place.clock.now_ms()
             env = self._engine.env
             for key in self._unseen:
+                if key not in self._batch:
+                    continue  # it was tracked, and then refused or cut off
                 _, kind, value, expires_ms = self._batch.row_of(
                     key,
                     now_ms,

@@ -53,6 +53,9 @@ _UNFINISHED_AGE_MS: Final = 3_600_000
 _KEPT_AFTER_EVICTION: Final = 0.9
 _RESCAN_FRACTION: Final = 16
 _NO_LIMIT: Final = 1 << 62
+_FLIGHT_PATIENCE_S: Final = 30.0
+"""How long a caller waits for parts that another one fetches, before it fetches them itself."""
+
 _FETCHED_PARTS: Final = 64
 """How many parts one request of a read brings at most: a damaged record may ask for any number."""
 
@@ -292,8 +295,9 @@ class CachingStore:
 
         Empty when another caller was at it; returns only after that one is done.
         """
+        first = self._key(path, number)
         with self._lock:
-            flight = self._flights.get(self._key(path, number))
+            flight = self._flights.get(first)
             if flight is None:
                 end = number
                 last = min(last, number + _FETCHED_PARTS - 1)
@@ -303,7 +307,11 @@ class CachingStore:
                     self._flights[key] = Event()
                     end += 1
                 return range(number, end)
-        flight.wait()
+        if not flight.wait(_FLIGHT_PATIENCE_S):
+            # An interrupt may have struck that caller before it could say that it is done.
+            with self._lock:
+                if self._flights.get(first) is flight:
+                    del self._flights[first]
         return range(0)
 
     def _fetch(self, path: str, run: range, wanted_stop: int) -> dict[int, bytes]:
@@ -320,7 +328,9 @@ class CachingStore:
         finally:
             with self._lock:
                 for number in run:
-                    self._flights.pop(self._key(path, number)).set()
+                    flight = self._flights.pop(self._key(path, number), None)
+                    if flight is not None:
+                        flight.set()
 
     def _keep_whole(self, path: str, content: bytes) -> None:
         for number, at in enumerate(range(0, len(content), self._part_bytes)):

@@ -62,6 +62,10 @@ class TableGone(Unavailable):
         return (type(self), (self.table_id, self.path))
 
 
+FLIGHT_PATIENCE_S: Final = 30.0
+"""How long a reader waits for what another one has asked for, before it asks for itself."""
+
+
 class _Flight:
     """A request that somebody has begun; `pieces` is None when it failed."""
 
@@ -191,16 +195,21 @@ class TableStore:
                 # Even after a failure, or those who wait for us would wait for ever.
                 with self._lock:
                     for number in mine:
-                        del self._flights[table, number]
+                        self._flights.pop((table, number), None)
                 own.landed.set()
         # Only after our own part is done: two readers that wait for each other must both come to an end.
         failed = []
         for number, flight in others.items():
-            flight.landed.wait()
-            if flight.pieces is None:
-                failed.append(number)
-            else:
+            landed = flight.landed.wait(FLIGHT_PATIENCE_S)
+            if landed and flight.pieces is not None:
                 fetched[table, number] = flight.pieces[table, number]
+                continue
+            failed.append(number)
+            if not landed:
+                # An interrupt may have struck the thread whose request it was before it could say so.
+                with self._lock:
+                    if self._flights.get((table, number)) is flight:
+                        del self._flights[table, number]
         if failed:
             # The failure was told to the one whose request it was. We ask for ourselves.
             fetched.update(self._load(table, need.index, failed, admit=admit))

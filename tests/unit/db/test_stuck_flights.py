@@ -1,0 +1,56 @@
+"""A reader whose request was cut off by an interrupt must not keep others waiting for its answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flagstone.config import ObjectStoreCacheOptions, Settings
+from flagstone.db.open import open_database
+from flagstone.runtime.sync import Event
+from flagstone.store import caching
+from flagstone.store.caching import CachingStore
+from flagstone.store.memory import MemoryStore
+from flagstone.table import table_store
+from flagstone.table.table_store import META, _Flight
+
+
+def settings(folder: Path | None = None) -> Settings:
+    return Settings(
+        compactor_options=None,
+        garbage_collector_options=None,
+        object_store_cache_options=ObjectStoreCacheOptions(
+            root_folder=None if folder is None else str(folder)
+        ),
+    )
+
+
+def test_a_request_that_never_lands_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_store, "FLIGHT_PATIENCE_S", 0.01)
+    store = MemoryStore()
+    with open_database("db", store=store, settings=settings()) as db:
+        db.put(b"k", b"v")
+    with open_database("db", store=store, settings=settings()) as db:
+        tables = db._engine.views.tables
+        (table,) = tables._tables.values()
+        tables._flights[table, META] = _Flight()
+        assert db.get(b"k") == b"v"
+        assert not tables._flights
+
+
+def test_parts_that_are_never_fetched_are_fetched_by_the_next_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caching, "_FLIGHT_PATIENCE_S", 0.01)
+    store = MemoryStore()
+    with open_database("db", store=store, settings=settings()) as db:
+        db.put(b"k", b"v")
+    with open_database("db", store=store, settings=settings(tmp_path)) as db:
+        tables = db._engine.views.tables
+        (table,) = tables._tables.values()
+        cached = tables._store
+        assert isinstance(cached, CachingStore)
+        cached._flights[cached._key(table.path, 0)] = Event()
+        assert db.get(b"k") == b"v"
+        assert not cached._flights
