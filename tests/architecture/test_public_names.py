@@ -79,7 +79,7 @@ def test_every_public_type_is_known_to_type_checkers() -> None:
     )
     report = json.loads(done.stdout)["typeCompleteness"]
     unknown = [
-        f"{symbol['fullName']}: {finding['message']}"
+        f"{symbol['name']}: {finding['message']}"
         for symbol in report["symbols"]
         for finding in symbol["diagnostics"]
         if not symbol["isTypeKnown"]

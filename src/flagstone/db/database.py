@@ -357,4 +357,16 @@ class Db(Reads):
 class ProjectedDb(Db):
     """A `Db` that was cut out for some key ranges. Its `get` checks them, which that of other databases need not."""
 
-    get = Reads.get
+    def get(
+        self,
+        key: bytes,
+        default: bytes | None = None,
+        *,
+        durable_only: bool = False,
+        dirty: bool = False,
+        include_expired: bool = False,
+    ) -> bytes | None:
+        """The value of `key`, or `default`; see `Reads.get`."""
+        return Reads.get(
+            self, key, default, durable_only=durable_only, dirty=dirty, include_expired=include_expired
+        )

@@ -16,7 +16,9 @@ class CountingOperator:
         self._count = count
         many = getattr(counted, "merge_many", None)
         if many is not None:
-            self.merge_many = lambda key, base, operands: self._many(many, key, base, operands)
+            self.merge_many: Callable[[bytes, bytes | None, Sequence[bytes]], bytes] = (
+                lambda key, base, operands: self._many(many, key, base, operands)
+            )
 
     def merge(self, key: bytes, existing: bytes | None, operand: bytes) -> bytes:
         """See `MergeOperator.merge`."""
