@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ def cells(rows: list[tuple[bytes, bytes | None]]) -> dict[str, list[Any]]:
     }
 
 
-def perform(folder: Path, step: str, rows: dict[bytes, bytes | None]) -> None:
+def perform(folder: Path, step: str, rows: dict[bytes, bytes | None], left_open: list[flagstone.Db]) -> None:
     listed = list(rows.items())
     match step:
         case "write" | "leave in the log":
@@ -53,7 +54,8 @@ def perform(folder: Path, step: str, rows: dict[bytes, bytes | None]) -> None:
             if step == "write":
                 db.close()
             else:
-                db.flush("wal")  # and never closed: the next who opens it takes it over
+                db.flush("wal")  # and not closed: the next one that opens it takes it over
+                left_open.append(db)
         case "load":
             load(folder, [cells(listed)])
         case "load in two":
@@ -79,10 +81,11 @@ def test_a_database_with_loads_shows_what_a_dictionary_would(
 ) -> None:
     home = Path(tempfile.mkdtemp(prefix="flagstone-model-"))
     folder, model = home / "db", dict[bytes, bytes]()
+    left_open: list[flagstone.Db] = []
     try:
         load(folder, [cells([])])
         for step, rows in steps:
-            perform(folder, step, rows)
+            perform(folder, step, rows, left_open)
             model = applied(model, step, rows)
             assert shown(folder) == model, step
             with flagstone.open_reader(folder, mode="latest") as reader:
@@ -90,4 +93,7 @@ def test_a_database_with_loads_shows_what_a_dictionary_would(
         assert not Admin(folder).verify().findings
         assert wheel.scan(str(home), "db") == model
     finally:
+        for db in left_open:
+            with suppress(flagstone.FlagstoneError):
+                db.close()
         shutil.rmtree(home)
