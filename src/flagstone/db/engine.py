@@ -317,7 +317,7 @@ class Engine:
             self.flush_log()
 
     def _stop(self, reason: Closed) -> None:
-        """End the services; what waits for them is told why. May be called again."""
+        """End the services; every call that waits for them raises the reason. May be called again."""
         self._shut(reason)
         self.durability.fail(reason)
         self.maintenance.stop()

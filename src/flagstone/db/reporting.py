@@ -1,4 +1,4 @@
-"""The metrics of an open database that are derived when somebody asks for them, under SlateDB's names."""
+"""The metrics of an open database that are derived when a caller asks for them, under SlateDB's names."""
 
 from __future__ import annotations
 

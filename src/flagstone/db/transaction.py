@@ -230,7 +230,7 @@ class Transaction(Reads):
         """Write everything, or raise and write nothing. None when there was nothing to write.
 
         Raises:
-            TransactionConflict: what it read or wrote was written by somebody else since it began, or it has expired.
+            TransactionConflict: another write has changed what it read or wrote since it began, or it has expired.
 
         """
         self._check_running()

@@ -1,7 +1,7 @@
 """Reading bytes that a checksum judges: a wrong answer is asked for once more, past every cache.
 
 A cache that kept a bad answer of the network, or a disk that changed it since, would give the same bytes for ever. So
-whoever decodes bytes of an SST reads them through here: when they turn out damaged, what is cached of the object is
+every reader of an SST decodes its bytes through here: when they turn out damaged, what is cached of the object is
 dropped and the store itself is asked once. Damage of the stored object shows again and is raised; nothing of it stays
 in the cache.
 """
