@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ ROWS = {b"k%05d" % number: b"%d" % number * 20 for number in range(5000)}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Two overlapping runs, an L0, and rows that are only in the log."""
     folder = tmp_path_factory.mktemp("read") / "db"
     keys = sorted(ROWS)
@@ -40,7 +41,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for key in keys[4500:]:
         db.put(key, ROWS[key])
     db.flush("wal")
-    return folder
+    yield folder
+    # Held until now: a database that is collected is closed, and what was in the WAL only is flushed.
+    db.close()
 
 
 def reader_of(folder: Path, kind: type[FlagstoneReader] = FlagstoneReader, **options: str) -> Any:
