@@ -293,8 +293,10 @@ class Engine:
                 self.flush_all()
         except Exception:
             # There is no second try: the loss is reported here, and the services are given back all the same.
-            self._clean, self._close_done = False, True
+            self._clean = False
             self._stop(reason)
+            # Last: a close that is interrupted before this goes on with ending the services.
+            self._close_done = True
             raise
         self._stop(reason)
         if clean:
