@@ -32,7 +32,7 @@ test: setup check ## all tests, kernels both compiled and interpreted (what CI r
 
 quick: setup ## the inner loop: fast tests only, under a minute
 	@$(BIN)/ruff check --quiet .
-	$(PYTEST) -n $(WORKERS) -q -m 'not slow and not spark'
+	HYPOTHESIS_PROFILE=quick $(PYTEST) -n $(WORKERS) -q -m 'not slow and not spark'
 
 check: setup ## lint, types and layer contracts
 	$(BIN)/ruff check .

@@ -100,7 +100,7 @@ def line_chart(
     """Curves with logarithmic axes; a series is its points in any order."""
     points = [point for line in series.values() for point in line]
     x_low, x_high = min(x for x, _ in points), max(x for x, _ in points)
-    if x_low == x_high:
+    if math.log10(x_low) == math.log10(x_high):
         x_low, x_high = x_low / 2, x_high * 2
     y_low, y_high = _wide(min(y for _, y in points), max(y for _, y in points))
     left, right, top, bottom = 92, WIDTH - 40, 108, 380

@@ -50,6 +50,7 @@ class TestAzurite(StoreContract):
         return resolve(azurite.url, pickle_secrets=True, **azurite.options())
 
 
+@pytest.mark.slow
 class TestGcsStandIn(StoreContract):
     @pytest.fixture
     def store(self, gcs: GcsServer) -> ObjectStore:

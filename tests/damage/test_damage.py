@@ -30,6 +30,7 @@ SEED = int(os.environ.get("DAMAGE_SEED", "1"))
 _MOST_GROWTH_KB = 1024 * 1024
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_damage_is_named_or_harmless(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     chance = random.Random(f"{SEED} {kind}")
@@ -49,6 +50,7 @@ def test_damage_is_named_or_harmless(kind: str, capsys: pytest.CaptureFixture[st
     assert grown_kb < _MOST_GROWTH_KB
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", CODECS)
 def test_sound_databases_are_read_as_they_are(codec: str) -> None:
     database = our_database(codec)

@@ -83,6 +83,7 @@ def test_sound_files_are_read(read: Callable[[MemoryStore], Any]) -> None:
     read(crashed())
 
 
+@pytest.mark.slow
 @every_reader
 @pytest.mark.parametrize("kept", [1, 9, 10, 11, 100])
 def test_a_file_that_is_cut_short_is_no_fence(read: Callable[[MemoryStore], Any], kept: int) -> None:

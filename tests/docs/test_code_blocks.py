@@ -23,6 +23,7 @@ def marks_of(page: Page) -> list[pytest.MarkDecorator]:
     return [*([pytest.mark.slow] if slow else []), *(SPARK if page.needs_spark else [])]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [pytest.param(page, id=page.name, marks=marks_of(page)) for page in ALL])
 def test_the_blocks_of_a_page_run_in_order(
     page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
@@ -76,6 +77,7 @@ def test_the_count_of_blocks(capsys: pytest.CaptureFixture[str]) -> None:
     assert sum(block.runs for page in ALL for block in page.shown) > 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [

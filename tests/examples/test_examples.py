@@ -128,6 +128,7 @@ def test_the_demo_runs_without_java_on_the_path_and_leaves_nothing_behind(tmp_pa
     assert processes_of_session(demo.pid) == []
 
 
+@pytest.mark.slow
 def test_the_demo_refuses_a_shop_without_orders_and_a_wrong_result(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = subprocess.run(
         [sys.executable, str(EXAMPLES / "demo"), "--rows", "10"],

@@ -213,6 +213,7 @@ def test_the_same_call_again_makes_it_whole(make: Callable[[], Scene], effect: E
     print(f"{calls + log_calls} cases of {effect}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("effect", ["crash", "crash_after"])
 def test_crashing_again_and_again_makes_it_whole_in_the_end(effect: Effect) -> None:
     scene = whole_clone_of_a_clone()

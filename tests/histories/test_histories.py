@@ -21,6 +21,7 @@ TRANSACTIONS_OF_A_HISTORY = 5_000
 SEED = int(os.environ.get("HISTORY_SEED", "1"))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("synchronous_commit", [False, True], ids=["default commit", "synchronous commit"])
 def test_a_recorded_history_has_no_anomaly(synchronous_commit: bool) -> None:

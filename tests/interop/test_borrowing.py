@@ -58,6 +58,7 @@ def wheel_error(place: Place, call: str, *arguments: Any) -> str:
     return str(failed.value)
 
 
+@pytest.mark.slow
 def test_the_wheel_works_with_named_final_checkpoints(place: Place) -> None:
     place.admin("p").clone("c")
     ((final, name),) = finals(place).items()
@@ -78,6 +79,7 @@ def test_the_wheel_works_with_named_final_checkpoints(place: Place) -> None:
     place.use("d", ROWS, b"k003")
 
 
+@pytest.mark.slow
 def test_both_engines_name_the_final_checkpoint_that_is_gone(place: Place) -> None:
     place.admin("p").clone("c")
     ((final, _),) = finals(place).items()
@@ -109,6 +111,7 @@ def test_a_clone_of_the_wheel_keeps_its_checkpoint_until_it_is_destroyed(place: 
     place.agree("p", ROWS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("maker", ["us", "the wheel"])
 def test_a_copied_clone_releases_nothing_of_the_original(place: Place, tmp_path: Path, maker: str) -> None:
     if maker == "us":
@@ -132,6 +135,7 @@ def test_a_copied_clone_releases_nothing_of_the_original(place: Place, tmp_path:
     place.use("c", ROWS, b"k002")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "keys", [None, (b"k003", b"k011"), (None, b"k003")], ids=["whole", "inside", "start"]
 )
@@ -202,6 +206,7 @@ def test_a_clone_that_we_began_is_finished_by_the_wheel(place: Place) -> None:
     assert finals(place) == {}
 
 
+@pytest.mark.slow
 def test_a_crafted_database_does_not_release_the_checkpoints_of_a_clone_of_the_wheel(place: Place) -> None:
     place.wheel.clone(place.folder, "c", [("p", None, None)])
     place.wheel.create_checkpoint(place.folder, "p")

@@ -78,6 +78,7 @@ def test_the_log_is_tailed_while_the_wheel_writes_it(folder: str, wheel: Wheel) 
     assert rows == wheel.held_scan("db")
 
 
+@pytest.mark.slow
 def test_a_replica_of_a_wheels_database_survives_its_collector(folder: str, wheel: Wheel) -> None:
     replica: dict[bytes, bytes] = {}
     seqs: list[int] = []
@@ -174,6 +175,7 @@ def test_the_wheel_opens_compacts_and_closes_beside_a_pin(tmp_path: Path, wheel:
     assert Admin("db", store=folder).verify().ok
 
 
+@pytest.mark.slow
 def test_former_states_of_a_wheels_database_are_exact(folder: str, wheel: Wheel) -> None:
     wheel.held_apply("db", [("put", b"a", b"0"), ("merge", b"m", b"0"), ("flush", "memtable")])
     checkpoint, _ = wheel.create_checkpoint(folder, "db")
@@ -234,6 +236,7 @@ def test_golden_checkpoints_are_read_at_their_sequence_numbers(
     assert compared
 
 
+@pytest.mark.slow
 def test_sequence_numbers_and_times_are_the_wheels(tmp_path: Path, wheel: Wheel) -> None:
     compared = 0
     for database in databases():

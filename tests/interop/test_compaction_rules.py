@@ -144,6 +144,7 @@ def subsets(layout: Layout) -> list[tuple[tuple[Ulid, ...], tuple[RunId, ...]]]:
     ]
 
 
+@pytest.mark.slow
 def test_the_wheel_and_we_accept_the_same_drains(layout: Layout) -> None:
     drains: list[Spec] = [DrainSpec(b"aaa", *sources) for sources in subsets(layout)]
     l0, runs = subsets(layout)[-1]
@@ -157,6 +158,7 @@ def test_the_wheel_and_we_accept_the_same_drains(layout: Layout) -> None:
     assert disagreements(layout, drains) == []
 
 
+@pytest.mark.slow
 def test_the_wheel_and_we_accept_the_same_tiered_compactions(layout: Layout) -> None:
     tree = layout.manifest.tree_of(b"aaa")
     assert tree is not None

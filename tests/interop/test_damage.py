@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import flagstone
 from flagstone import Admin, Settings, WalReader
 from flagstone.metadata.integrity import seal_metadata
@@ -48,6 +50,7 @@ def crash_with_jumps(folder: Path, session: int) -> None:
     subprocess.run([sys.executable, "-c", JUMPS, str(folder), str(session)], check=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_numbers_that_the_wheel_skips_are_no_loss(tmp_path: Path) -> None:
     for session in range(3):
         crash_with_jumps(tmp_path, session)
@@ -103,6 +106,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
+@pytest.mark.slow
 def test_keys_that_are_longer_than_ours_are_read_from_tables_and_from_the_wal(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", LONG_KEYS, str(tmp_path)], check=True, timeout=60)
     expected = [

@@ -74,6 +74,7 @@ def test_the_wheel_reads_golden_databases_after_our_collection(
         assert report.ok, report
 
 
+@pytest.mark.slow
 def test_the_wheel_writes_on_between_our_collections(wheel: Any, tmp_path: Path) -> None:
     folder, paths = str(tmp_path), DbPaths("db")
     store = LocalStore(tmp_path)

@@ -134,6 +134,7 @@ def theirs(steps: list[list[Any]]) -> list[dict[str, Any]]:
     return answers
 
 
+@pytest.mark.slow
 def test_counters_agree_after_every_step() -> None:
     wheel, mine = theirs(STEPS), ours(STEPS)
     assert len(wheel) == len(mine) == len(STEPS) + 2
@@ -164,6 +165,7 @@ def test_every_metric_of_the_wheel_is_reported_by_an_open_database() -> None:
         assert names.SLATEDB_NAMES - cached - shown == set()
 
 
+@pytest.mark.slow
 def test_labels_are_those_of_the_wheel() -> None:
     wheel, mine = theirs(STEPS)[-1], ours(STEPS)[-1]
     unlike = [

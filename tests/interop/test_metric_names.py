@@ -11,6 +11,7 @@ from flagstone.runtime import metric_names
 pytest.importorskip("slatedb", reason="the official wheel is the judge here")
 
 
+@pytest.mark.slow
 def test_every_metric_of_the_official_wheel_has_its_name_in_our_list(tmp_path: Path) -> None:
     script = Path(__file__).with_name("wheel_metrics.py")
     run = subprocess.run(

@@ -27,6 +27,7 @@ def read(store: LocalStore) -> dict[bytes, bytes]:
         return dict(reader.scan())
 
 
+@pytest.mark.slow
 def test_the_wheel_opens_what_we_create_at_a_destroyed_path(wheel: Any, tmp_path: Path) -> None:
     store, folder = LocalStore(tmp_path), str(tmp_path)
     for number in range(3):

@@ -366,6 +366,7 @@ def test_a_restored_database_is_what_the_checkpoint_was(place: Place, wheel: Any
     place.use("p", expected, b"k005")
 
 
+@pytest.mark.slow
 def test_the_golden_clones_take_part(place: Place, tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "clone", tmp_path, dirs_exist_ok=True)
     for path in ("parent", "child", "grandchild", "projected", "union"):

@@ -102,6 +102,7 @@ class HandMade:
         ManifestStore(self.store, self.paths).create_next(manifest, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", list(Codec), ids=lambda codec: codec.name.lower())
 def test_the_wheel_reads_gets_and_compacts_what_we_wrote(codec: Codec, tmp_path: Path, wheel: Any) -> None:
     made = HandMade(tmp_path, TableOptions(codec=codec, min_filter_keys=100, filters=(BloomPolicy(),)))
@@ -124,6 +125,7 @@ def test_the_wheel_reads_gets_and_compacts_what_we_wrote(codec: Codec, tmp_path:
     assert after.manifest_id > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block_bytes", [1024, 65536])
 def test_the_wheel_reads_other_block_sizes(block_bytes: int, tmp_path: Path, wheel: Any) -> None:
     made = HandMade(tmp_path, TableOptions(block_bytes=block_bytes))

@@ -64,6 +64,7 @@ def joined(blocks: list[bytes]) -> tuple[bytes, array[int]]:
     return b"".join(block + b"CRC!" for block in blocks), found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @given(
     rows=sorted_entries(),
@@ -168,6 +169,7 @@ def batches(draw: st.DrawFn) -> pa.RecordBatch:
     return whole.slice(draw(st.integers(0, whole.num_rows - 1)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @given(
     batch=batches(),

@@ -42,6 +42,7 @@ def read_everything(data: bytes) -> list[EntryTuple]:
     return [row for block in image.rows() for row in block]
 
 
+@pytest.mark.slow
 @given(sorted_entries(min_size=1), options)
 def test_a_table_gives_back_its_rows(rows: list[EntryTuple], chosen: TableOptions) -> None:
     data = build(rows, chosen)

@@ -53,6 +53,7 @@ def test_any_rows_have_the_same_fate(rows: list[EntryTuple], size: int, ordered:
     assert outcome(encode, compiled, rows, size, ordered) == outcome(encode, interpreted, rows, size, ordered)
 
 
+@pytest.mark.slow
 @given(sorted_entries(min_size=1), block_sizes, keys, seqs)
 def test_lookups_agree_with_each_other_and_with_a_search_by_hand(
     rows: list[EntryTuple], size: int, stranger: bytes, max_seq: int
@@ -91,6 +92,7 @@ def columns(kernel: ModuleType, raws: list[bytes]) -> Any:
     return [column.tolist() for column in filled]
 
 
+@pytest.mark.slow
 @given(sorted_entries(), block_sizes)
 def test_columns_agree(rows: list[EntryTuple], size: int) -> None:
     compiled, interpreted = both("block_reader")
@@ -98,6 +100,7 @@ def test_columns_agree(rows: list[EntryTuple], size: int) -> None:
     assert columns(compiled, raws) == columns(interpreted, raws)
 
 
+@pytest.mark.slow
 @given(sorted_entries(min_size=1, max_size=40), st.data())
 def test_a_damaged_block_has_the_same_fate(rows: list[EntryTuple], data: st.DataObject) -> None:
     compiled, interpreted = both("block_reader")

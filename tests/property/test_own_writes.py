@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,6 +29,7 @@ steps = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(st.dictionaries(keys, st.binary(max_size=3)), st.lists(steps, max_size=60))
 def test_reads_see_the_writes_before_them_and_scans_those_before_they_began(
     before: dict[bytes, bytes], history: list[tuple[Any, ...]]

@@ -112,6 +112,7 @@ def make(kernel: ModuleType, tables: list[list[EntryTuple]]) -> tuple[Any, dict[
     return kernel.Layer(starts, stops, residents), pinned
 
 
+@pytest.mark.slow
 @given(sorted_entries(min_size=1), st.lists(st.integers(0, 80), max_size=3), keys, seqs, st.booleans())
 def test_probes_agree_with_each_other_and_with_a_search_by_hand(
     rows: list[EntryTuple], cuts: list[int], stranger: bytes, max_seq: int, resident: bool

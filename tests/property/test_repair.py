@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -79,6 +80,7 @@ def test_without_the_misplaced_files_the_wal_is_in_order(log: list[list[EntryTup
     assert misplaced([file for file in files if file not in bad]) == ()
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     turns=st.lists(st.lists(st.sampled_from(KEYS), min_size=1, max_size=3), min_size=3, max_size=6),
@@ -109,6 +111,7 @@ def test_a_database_with_reused_numbers_opens_again_with_every_row(
     assert patient.rows() == patient.model
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(data=st.data())
 def test_any_bytes_in_a_wal_file_are_repaired_or_read(data: st.DataObject) -> None:

@@ -119,6 +119,7 @@ borders = st.lists(
 ).map(sorted)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @settings(max_examples=settings.default.max_examples // 2 if settings.default else 10)
 @given(databases(), st.lists(borders, min_size=1, max_size=4))

@@ -135,6 +135,7 @@ steps = st.one_of(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @settings(max_examples=settings.default.max_examples // 5 if settings.default else 10)
 @given(st.lists(steps, min_size=3, max_size=12))

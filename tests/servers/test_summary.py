@@ -33,6 +33,7 @@ def test_the_line_names_used_skipped_and_unasked_servers(tmp_path: Path) -> None
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [[], ["-n", "2"]])
 def test_the_line_is_the_last_one_of_a_run(tmp_path: Path, workers: list[str]) -> None:
     (tmp_path / "test_it.py").write_text("def test_one(gcs): pass\ndef test_two(gcs): pass\n")

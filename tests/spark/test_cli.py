@@ -46,6 +46,7 @@ def shop(tmp_path: Path) -> Path:
     return tmp_path / "shop"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["run-worker", "compact", "verify"])
 def test_without_pyspark_it_is_said_how_to_get_it(
     shop: Path, monkeypatch: pytest.MonkeyPatch, command: str
@@ -65,6 +66,7 @@ def test_without_java_it_is_said_what_is_missing(shop: Path, monkeypatch: pytest
     assert "JAVA_HOME is /no/such/java" in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

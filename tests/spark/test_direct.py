@@ -51,6 +51,7 @@ def is_alone(folder: Path) -> bool:
     return only_source(Admin(folder).manifest().value, KeyRange(), DbPaths(folder.name)) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", [None, "Lz4"])
 @pytest.mark.parametrize("partitions", ["1", "4"])
 def test_versions_deletions_expiry_and_operands_are_treated_alike(

@@ -192,6 +192,7 @@ def test_an_event_loop_gets_loads_as_well(world: World) -> None:
     assert [(change.key, change.wal_id is None) for change in changes] == [(b"a", True), (b"b", False)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("handed_over", [False, True])
 def test_a_load_is_kept_for_a_feed_that_is_away_and_let_go_afterwards(
     world: World, *, handed_over: bool
@@ -424,6 +425,7 @@ def test_the_wheel_opens_a_database_with_a_load_that_is_kept(tmp_path: Path, whe
     assert len(copy.given) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pinned", [True, False])
 def test_the_wheels_collector_keeps_the_rows_of_a_load_for_a_feed(
     tmp_path: Path, wheel: Any, *, pinned: bool

@@ -111,6 +111,7 @@ def test_a_live_writer_of_slatedbs_is_fenced_and_what_is_only_in_its_log_is_olde
     assert shown(folder)[b"k00001"] == b"newer"
 
 
+@pytest.mark.slow
 def test_tables_of_l0_become_runs_below_the_load_and_keep_their_order(folder: Path) -> None:
     with flagstone.open(folder, settings=QUIET) as db:
         for number in range(3):
@@ -178,6 +179,7 @@ def test_the_last_of_several_rows_of_a_key_is_loaded_also_across_batches(folder:
     assert shown(folder) == {b"a": b"1", b"b": b"5", b"c": b"7"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("batches", "options", "told"),
     [
@@ -378,6 +380,7 @@ def test_garbage_collection_spares_a_load_under_way_and_takes_what_failed_tasks_
     assert_sound(folder)
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_is_alive_loses_its_role_to_the_load_and_may_take_it_back(folder: Path) -> None:
     with flagstone.open(folder, settings=QUIET) as db:
         for number in range(4):
@@ -450,6 +453,7 @@ def test_a_database_with_segments_is_refused(folder: Path) -> None:
         begin_load(place_of(folder))
 
 
+@pytest.mark.slow
 def test_the_wheel_reads_writes_and_compacts_a_loaded_database(wheel: Any, tmp_path: Path) -> None:
     folder = tmp_path / "db"
     wheel.apply(
@@ -477,6 +481,7 @@ def test_the_wheel_reads_writes_and_compacts_a_loaded_database(wheel: Any, tmp_p
     assert_sound(folder)
 
 
+@pytest.mark.slow
 def test_a_live_wheel_with_its_compactor_is_fenced_and_neither_side_loses_a_row(
     wheel: Any, tmp_path: Path
 ) -> None:

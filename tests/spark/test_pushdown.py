@@ -137,6 +137,7 @@ def test_single_keys_fetch_their_blocks_and_absent_ones_none(folder: Path, meter
     assert meter.blocks == 0  # filters know
 
 
+@pytest.mark.slow
 def test_keys_alone_bring_no_values_along(folder: Path) -> None:
     found = list(batches_of(reader_of(folder, columns="key")))
 

@@ -61,6 +61,7 @@ def pairs_of(reader: Any) -> dict[bytes, bytes]:
     return dict(zip(table["key"].to_pylist(), table["value"].to_pylist(), strict=True))
 
 
+@pytest.mark.slow
 def test_every_row_is_read_once_whatever_the_number_of_partitions(folder: Path) -> None:
     for partitions in ("1", "2", "7"):
         reader = reader_of(folder, partitions=partitions)
@@ -187,6 +188,7 @@ def test_a_schema_that_cannot_be_had_is_refused(folder: Path, field: StructField
         FlagstoneReader(pin(parse_read_options({"path": str(folder)})), StructType([field]))
 
 
+@pytest.mark.slow
 def test_a_read_shows_the_moment_it_was_pinned_and_the_pin_expires(tmp_path: Path) -> None:
     folder = tmp_path / "db"
     load(folder, [pairs({b"a": b"1"})])
@@ -200,6 +202,7 @@ def test_a_read_shows_the_moment_it_was_pinned_and_the_pin_expires(tmp_path: Pat
     assert held.expires_s == held.created_s + 120
 
 
+@pytest.mark.slow
 def test_a_checkpoint_and_a_former_moment_can_be_read(tmp_path: Path) -> None:
     folder = tmp_path / "db"
     with flagstone.open(folder, settings=QUIET) as db:

@@ -65,6 +65,7 @@ def test_java_on_the_path_is_used_as_it_is_and_an_old_one_is_passed_over(
         find_java_home({"PATH": str(tmp_path)})
 
 
+@pytest.mark.slow
 def test_the_runtime_that_pip_installed_runs_behind_its_wrapper(tmp_path: Path) -> None:
     home = wrapped_runtime(tmp_path)
     program = home / "bin" / "java"

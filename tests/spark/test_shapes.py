@@ -70,6 +70,7 @@ def test_half_of_the_rows_have_one_key(tmp_path: Path, wheel: Any) -> None:
     assert_everybody_sees(wheel, folder, rows | {hot: b"4999"}, partitions="4")
 
 
+@pytest.mark.slow
 def test_a_thousand_tasks_of_which_few_have_rows(tmp_path: Path, wheel: Any) -> None:
     folder = tmp_path / "db"
     rows = {b"k%03d" % number: b"v" for number in range(0, 1000, 100)}
@@ -81,6 +82,7 @@ def test_a_thousand_tasks_of_which_few_have_rows(tmp_path: Path, wheel: Any) -> 
     assert_everybody_sees(wheel, folder, rows, partitions="3")
 
 
+@pytest.mark.slow
 def test_the_longest_keys_and_values_of_ten_megabytes(tmp_path: Path, wheel: Any) -> None:
     folder = tmp_path / "db"
     rows = {

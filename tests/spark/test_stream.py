@@ -187,6 +187,7 @@ def test_a_stream_from_the_latest_file_shows_only_what_comes(folder: Path) -> No
     assert [row["key"] for row in rows] == [b"after"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{}, {"max_files_per_trigger": "1"}, {"max_bytes_per_trigger": "1"}, {"partitions": "3"}]
 )

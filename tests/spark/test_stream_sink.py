@@ -87,6 +87,7 @@ def test_rows_and_mark_become_visible_with_one_version_and_one_number(folder: Pa
     assert_sound(folder)
 
 
+@pytest.mark.slow
 def test_a_batch_that_comes_again_is_left_out_and_its_tables_go(folder: Path) -> None:
     options = sink_options(folder)
     run_batch(options, 0, [merges(b"a", b"b")])
@@ -158,6 +159,7 @@ def open_live(folder: Path) -> flagstone.Db:
     return db
 
 
+@pytest.mark.slow
 def test_a_writer_that_is_open_takes_the_batches_in_and_goes_on(folder: Path) -> None:
     options = sink_options(folder)
     with open_live(folder) as db:
@@ -179,6 +181,7 @@ def test_a_writer_that_is_open_takes_the_batches_in_and_goes_on(folder: Path) ->
     assert rows_of(folder, merge_operator=Concatenate()) == expected | {b"still": b"the owner"}
 
 
+@pytest.mark.slow
 def test_what_a_former_run_meant_for_a_writer_that_is_gone_never_comes(folder: Path) -> None:
     options = sink_options(folder)
     with open_live(folder):
@@ -220,6 +223,7 @@ def test_a_batch_costs_the_same_however_many_came_before(rows: dict[bytes, bytes
     assert max(calls) < 70
 
 
+@pytest.mark.slow
 def test_queries_have_marks_of_their_own_and_may_take_turns(folder: Path) -> None:
     one, two = sink_options(folder), sink_options(folder, query="other", mark_prefix="hex:ff2f")
     for turn in range(3):

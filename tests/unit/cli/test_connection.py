@@ -52,6 +52,7 @@ def test_an_environment_that_says_half_is_refused(
         connect(Invocation(path="shop"))
 
 
+@pytest.mark.slow
 def test_a_folder_needs_no_store(
     quiet_environment: Callable[..., None], shop: Flagstone, tmp_path: Path
 ) -> None:
@@ -73,6 +74,7 @@ def test_the_log_may_be_elsewhere(cli: Flagstone, tmp_path: Path) -> None:
     assert stats["log"]["fences"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "words"),
     [
@@ -91,6 +93,7 @@ def test_a_bad_store_option_is_refused_without_repeating_secrets(
     assert "hunter2" not in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["s3://bucket", "gs://bucket/", "/"])
 def test_a_whole_store_is_no_database(shop: Flagstone, path: str) -> None:
     assert "database needs a" in shop.refused("stats", path=path)

@@ -9,6 +9,7 @@ from unit.cli.running import Flagstone
 ID = "01740ee5-6459-44af-9a45-85deb6e468e3"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -70,6 +70,7 @@ def test_every_promised_command_exists(command: str) -> None:
     assert command in COMMANDS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", SLATEDBS)
 def test_every_flag_of_slatedb_exists(command: str) -> None:
     assert set(FLAGS[command].split()) <= options_of(command)
@@ -80,6 +81,7 @@ def test_slatedbs_global_flags_exist() -> None:
     assert {"-e", "--env-file", "-p", "--path", "-V", "--version"} <= names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_needs_no_database_and_has_an_example(command: str) -> None:
     done = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"})
@@ -88,6 +90,7 @@ def test_help_needs_no_database_and_has_an_example(command: str) -> None:
     assert f" {command}" in done.stdout.partition("For example:")[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_speaks_json_and_explains_its_options(command: str) -> None:
     assert "--json" in options_of(command)
@@ -95,6 +98,7 @@ def test_every_command_speaks_json_and_explains_its_options(command: str) -> Non
         assert parameter.help, f"{command} {parameter.name} has no help"
 
 
+@pytest.mark.slow
 def test_the_list_of_commands_is_the_help() -> None:
     done = CliRunner().invoke(app, [])
     for command in COMMANDS:
@@ -116,6 +120,7 @@ def test_shells_can_complete(shell: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "_FLAGSTONE_COMPLETE" in done.stdout
 
 
+@pytest.mark.slow
 def test_help_imports_no_engine() -> None:
     heavy = (
         "obstore",
@@ -147,6 +152,7 @@ def test_the_reference_knows_every_command_and_no_other() -> None:
             assert set(words) & set(COMMANDS), line
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_reference_are_understood() -> None:
     reference = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
     examples = [line for line in reference.splitlines() if line.startswith("flagstone -")]

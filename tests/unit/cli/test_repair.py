@@ -34,6 +34,7 @@ def holed(cli: Flagstone) -> Flagstone:
     return cli
 
 
+@pytest.mark.slow
 def test_a_sound_database_is_not_touched(shop: Flagstone) -> None:
     before = files(shop.path)
     assert "nothing to repair" in shop.ok("repair")
@@ -54,6 +55,7 @@ def test_without_apply_nothing_changes_and_the_exit_code_says_damage(holed: Flag
     assert files(holed.path) == before
 
 
+@pytest.mark.slow
 def test_apply_repairs_and_a_second_one_finds_nothing(holed: Flagstone) -> None:
     out = holed.ok("repair", "--apply", "--yes")
 

@@ -28,6 +28,7 @@ def test_a_value_comes_from_a_file(cli: Flagstone, tmp_path: Path) -> None:
     assert cli("get", "picture").stdout_bytes == b"\x89PNG\r\n"
 
 
+@pytest.mark.slow
 def test_a_value_may_be_written_in_hexadecimal_digits_or_base64(cli: Flagstone) -> None:
     cli.ok("put", "--create", "a", "0x0001", "--value-form", "hex")
     cli.ok("put", "b", "AAE=", "--value-form", "base64")
@@ -40,6 +41,7 @@ def test_an_absent_key_exits_with_one_and_prints_nothing(shop: Flagstone) -> Non
     assert done.stderr == "flagstone: no value for the key nobody\n"
 
 
+@pytest.mark.slow
 def test_a_key_that_looks_hexadecimal_is_text_and_the_miss_says_so(shop: Flagstone) -> None:
     assert "--hex" in shop("get", "0x00ff").stderr
     assert shop("get", "--hex", "0x00ff").stdout_bytes == b"\x01\x02"
@@ -62,6 +64,7 @@ def test_json_of_an_absent_key_is_null(shop: Flagstone) -> None:
     assert json.loads(done.stdout) is None
 
 
+@pytest.mark.slow
 def test_a_deleted_key_is_gone(shop: Flagstone) -> None:
     assert shop.json("delete", "user/3") == {"key": "user/3", "seq": 11}
     assert shop("get", "user/3").exit_code == 1
@@ -78,6 +81,7 @@ def test_put_leaves_what_others_wrote(shop: Flagstone) -> None:
         assert len(list(reader.scan(prefix=b"user/"))) == 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -109,6 +113,7 @@ def test_scan_prints_keys_and_values_by_line(shop: Flagstone) -> None:
     assert lines[1:] == [f"user/{number}\tname {number}" for number in range(9)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "users"),
     [
@@ -130,6 +135,7 @@ def test_scan_gives_the_rows_that_are_asked_for(
     assert [json.loads(line)["value"] for line in lines] == [f"name {number}" for number in users]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -150,6 +156,7 @@ def test_scan_counts(shop: Flagstone) -> None:
     assert shop.json("scan", "--count") == {"entries": 10, "bytes": 9 * 12 + 4}
 
 
+@pytest.mark.slow
 def test_scan_hides_what_has_expired_unless_asked(cli: Flagstone) -> None:
     cli.ok("put", "--create", "k", "v", "--ttl", "1ms")
     assert cli.ok("scan") == ""
@@ -158,6 +165,7 @@ def test_scan_hides_what_has_expired_unless_asked(cli: Flagstone) -> None:
     assert cli("get", "k", "--include-expired").exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_scan_can_show_a_checkpoint(shop: Flagstone) -> None:
     with flagstone.open(shop.path) as database:
         checkpoint = str(database.checkpoint().id)
@@ -167,6 +175,7 @@ def test_a_scan_can_show_a_checkpoint(shop: Flagstone) -> None:
     assert shop("get", "user/9", "--checkpoint", checkpoint).exit_code == 1
 
 
+@pytest.mark.slow
 def test_merge_rows_are_folded_by_the_operator_that_is_named(cli: Flagstone) -> None:
     from flagstone.lsm.operators import Concatenate
 
@@ -178,6 +187,7 @@ def test_merge_rows_are_folded_by_the_operator_that_is_named(cli: Flagstone) -> 
     assert cli.ok("scan", "--merge-operator", "flagstone.lsm.operators:Concatenate") == "k\tab\n"
 
 
+@pytest.mark.slow
 def test_reading_writes_nothing(shop: Flagstone) -> None:
     before = sorted(shop.path.rglob("*"))
     shop.ok("get", "user/1")

@@ -36,6 +36,7 @@ def roots(done: Result) -> list[str]:
     return [entry["database"].rpartition(" ")[2] for entry in json.loads(done.stdout)["databases"]]
 
 
+@pytest.mark.slow
 def test_paths_may_be_repeated_before_and_behind_the_command(folder: Path) -> None:
     a, b, c = folder / "a", folder / "b", folder / "deep" / "c"
     collect = ("run-garbage-collection", "--json")
@@ -44,6 +45,7 @@ def test_paths_may_be_repeated_before_and_behind_the_command(folder: Path) -> No
     assert roots(flagstone("-p", a, *collect, "-p", b, "-p", a)) == ["a", "b"]
 
 
+@pytest.mark.slow
 def test_a_prefix_stands_for_every_database_below_it(folder: Path) -> None:
     done = flagstone("run-garbage-collection", "--json", "--prefix", folder)
     assert [root.rpartition("/")[2] for root in roots(done)] == ["a", "b", "c"]
@@ -62,6 +64,7 @@ def test_other_commands_take_one_database(folder: Path) -> None:
     assert "only garbage collection takes more than one" in refused.stderr
 
 
+@pytest.mark.slow
 def test_the_report_says_why_a_destroyed_database_is_still_there(folder: Path) -> None:
     Admin(folder / "a").create_checkpoint(name="backup")
     Admin(folder / "a").destroy(soft=True)
@@ -71,6 +74,7 @@ def test_the_report_says_why_a_destroyed_database_is_still_there(folder: Path) -
     assert "named 'backup' holds it until it is deleted" in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_schedule_ends_when_its_databases_are_gone(folder: Path) -> None:
     for name in ("a", "b"):
         Admin(folder / name).destroy(soft=True, grace=timedelta())

@@ -55,6 +55,7 @@ LOOKUPS = ("get", "get_row", "multi_get", "transaction get", "item", "contains")
 """They take keys of any length: SlateDB may have written longer ones than we do."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use", USES_OF_A_KEY)
 @pytest.mark.parametrize("key", BAD_KEYS, ids=lambda key: repr(key)[:12])
 def test_a_bad_key_is_refused_wherever_it_comes_up(db: Db, use: str, key: Any) -> None:
@@ -197,6 +198,7 @@ AFTER_CLOSE: dict[str, Callable[[Db], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use", AFTER_CLOSE)
 def test_after_close_every_call_says_so(db: Db, use: str) -> None:
     db.close()
@@ -277,6 +279,7 @@ print("fine")
 """
 
 
+@pytest.mark.slow
 def test_a_forked_child_is_told_to_open_again_and_the_parent_goes_on() -> None:
     result = subprocess.run(
         [sys.executable, "-c", FORK], capture_output=True, text=True, timeout=60, check=False

@@ -34,6 +34,7 @@ def transfer(db: Db, isolation: Isolation, chance: random.Random) -> None:
         transaction.put(target, b"%d" % (int(transaction[target]) + amount))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", ["snapshot", "serializable"])
 def test_the_sum_is_the_same_whoever_looks_and_whenever(isolation: Isolation) -> None:
     store = MemoryStore()

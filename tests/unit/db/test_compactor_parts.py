@@ -100,6 +100,7 @@ class Harmful(Pairs):
         return [*bad, *super().plan(manifest, compactions)]
 
 
+@pytest.mark.slow
 def test_a_scheduler_cannot_damage_the_database() -> None:
     scheduler = Harmful()
     with flagstone.open("db", store=MemoryStore(), settings=SETTINGS, scheduler=scheduler) as db:

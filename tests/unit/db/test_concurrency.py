@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from datetime import timedelta
 
+import pytest
+
 from flagstone.config import Settings
 from flagstone.db.open import open_database
 from flagstone.errors import Closed, Unavailable
@@ -81,6 +83,7 @@ def test_a_counter_counts_every_merge_once_while_it_is_flushed_and_read() -> Non
         assert Counter.decode(db[b"counter"]) == writers * rounds
 
 
+@pytest.mark.slow
 def test_writers_that_take_the_database_from_each_other_lose_no_acknowledged_row() -> None:
     store = MemoryStore()
     acknowledged: list[set[bytes]] = [set() for _ in range(4)]

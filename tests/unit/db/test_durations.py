@@ -148,6 +148,7 @@ def shop() -> Iterator[Shop]:
     made.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_refuses_what_is_no_duration(shop: Shop, name: str) -> None:
     wrong: list[Any] = [*NUMBERS, *NONSENSE, *TEXT_NUMBERS, *NEGATIVE]
@@ -160,6 +161,7 @@ def test_a_call_refuses_what_is_no_duration(shop: Shop, name: str) -> None:
             assert "has no unit; use a timedelta or text such as '5s'" in told, (name, given, told)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CALLS.keys() - NEEDS_SPARK))
 def test_a_call_takes_text_and_timedelta(name: str) -> None:
     for given in ("30s", timedelta(seconds=30), "1min 1s"):

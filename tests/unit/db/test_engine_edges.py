@@ -103,6 +103,7 @@ def test_a_writer_that_waits_for_room_is_told_when_the_database_closes() -> None
     assert isinstance(outcome[0], Closed)
 
 
+@pytest.mark.slow
 def test_nothing_that_was_accepted_is_lost_when_others_write_during_the_close() -> None:
     for _ in range(20):
         store = MemoryStore()

@@ -245,6 +245,7 @@ def test_an_event_loop_copies_and_follows_as_well(world: World) -> None:
     assert position == flagstone.WalReader("db", store=world.store).files()[-1].wal_id + 1
 
 
+@pytest.mark.slow
 def test_a_crash_of_the_consumer_at_any_request_costs_at_most_work() -> None:
     nth, finished = 0, False
     while not finished:
@@ -336,6 +337,7 @@ STEPS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(
     max_examples=settings.default.max_examples // 2,  # type: ignore[union-attr]
     suppress_health_check=[HealthCheck.too_slow],

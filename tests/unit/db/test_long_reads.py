@@ -119,6 +119,7 @@ def by_arrow(db: Db) -> tuple[Callable[[], list[Any]], Callable[[], None]]:
     return rest, held.clear
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read", [by_scan, by_snapshot, by_transaction, by_arrow])
 def test_a_long_read_is_pinned_before_the_grace_is_over_and_let_go_when_it_ends(
     rig: Rig, read: Callable[[Db], tuple[Callable[[], list[Any]], Callable[[], None]]]
@@ -199,6 +200,7 @@ def test_closing_removes_the_pins(rig: Rig) -> None:
     rig.db = rig.open()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("taken", [0, 1, 33, 150, ROWS])
 def test_a_snapshot_scan_goes_on_in_a_newer_view_when_its_tables_are_gone(

@@ -240,6 +240,7 @@ class AwaitedFace:
                     )
 
 
+@pytest.mark.slow
 @given(steps=st.lists(STEPS, max_size=12))
 def test_the_same_steps_give_the_same_answers(steps: list[tuple[Any, ...]]) -> None:
     async def main() -> None:
@@ -258,6 +259,7 @@ def test_the_same_steps_give_the_same_answers(steps: list[tuple[Any, ...]]) -> N
     asyncio.run(main())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "call",
     [

@@ -83,6 +83,7 @@ def store() -> MemoryStore:
 # -- golden databases -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @every_database
 def test_latest_mode_shows_what_the_wheel_read_and_writes_nothing(database: GoldenDatabase) -> None:
     before = files_of(database)
@@ -107,6 +108,7 @@ def test_a_checkpoint_shows_what_the_wheel_showed(database: GoldenDatabase) -> N
     assert files_of(database) == before
 
 
+@pytest.mark.slow
 @every_database
 def test_managed_mode_shows_the_same_and_leaves_no_checkpoint(
     database: GoldenDatabase, tmp_path: Path
@@ -447,6 +449,7 @@ def test_a_closed_reader_says_so(store: MemoryStore) -> None:
             call()
 
 
+@pytest.mark.slow
 def test_a_forked_child_is_told_and_leaves_the_parents_checkpoint_alone(tmp_path: Path) -> None:
     code = """
 import os, sys, flagstone

@@ -65,6 +65,7 @@ WRITES: dict[str, Callable[[Transaction], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("isolation", ["snapshot", "serializable"])
 @pytest.mark.parametrize("use", [*READS, *WRITES])
 def test_an_expired_transaction_raises_a_conflict_at_every_use(

@@ -66,6 +66,7 @@ def messages(recorded: list[warnings.WarningMessage], category: type[Warning]) -
 # -- collected ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_collected_database_is_flushed_and_its_threads_end(caught: list[warnings.WarningMessage]) -> None:
     store, before = MemoryStore(), service_threads()
     db = flagstone.open("db", store=store, settings=LAZY)
@@ -82,6 +83,7 @@ def test_a_collected_database_is_flushed_and_its_threads_end(caught: list[warnin
     assert not messages(caught, RuntimeWarning)
 
 
+@pytest.mark.slow
 def test_a_closed_database_is_collected_without_a_warning(caught: list[warnings.WarningMessage]) -> None:
     before = service_threads()
     with flagstone.open("db", store=MemoryStore()) as db:
@@ -92,6 +94,7 @@ def test_a_closed_database_is_collected_without_a_warning(caught: list[warnings.
     eventually(lambda: service_threads() <= before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("face", [flagstone.DbReader, AsyncDbReader])
 def test_a_collected_reader_releases_its_checkpoint(face: Any, caught: list[warnings.WarningMessage]) -> None:
     store, before = MemoryStore(), service_threads()
@@ -109,6 +112,7 @@ def test_a_collected_reader_releases_its_checkpoint(face: Any, caught: list[warn
     eventually(lambda: service_threads() <= before)
 
 
+@pytest.mark.slow
 def test_a_collected_async_face_is_flushed(caught: list[warnings.WarningMessage]) -> None:
     store = MemoryStore()
     face = AsyncDb(flagstone.open("db", store=store, settings=LAZY))
@@ -119,6 +123,7 @@ def test_a_collected_async_face_is_flushed(caught: list[warnings.WarningMessage]
     eventually(lambda: rows_of(store) == {b"k": b"v"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "taken",
     [
@@ -146,6 +151,7 @@ def test_a_database_stays_open_while_something_reads_through_it(
     eventually(lambda: engine.closed is not None)
 
 
+@pytest.mark.slow
 def test_a_write_handle_outlives_its_database(caught: list[warnings.WarningMessage]) -> None:
     store = MemoryStore()
     handle = flagstone.open("db", store=store, settings=LAZY).put(b"k", b"v")
@@ -171,6 +177,7 @@ def test_a_warning_that_is_an_error_does_not_keep_the_rows_from_being_flushed(
     eventually(lambda: rows_of(store) == {b"k": b"v"})
 
 
+@pytest.mark.slow
 def test_a_collected_database_whose_rows_cannot_be_written_says_how_many_are_lost(
     caught: list[warnings.WarningMessage],
 ) -> None:
@@ -188,6 +195,7 @@ def test_a_collected_database_whose_rows_cannot_be_written_says_how_many_are_los
     new.close()
 
 
+@pytest.mark.slow
 def test_a_finalizer_that_interrupts_the_registry_itself_does_not_deadlock(
     caught: list[warnings.WarningMessage],
 ) -> None:
@@ -208,6 +216,7 @@ def test_a_finalizer_that_interrupts_the_registry_itself_does_not_deadlock(
     eventually(lambda: engine.closed is not None)
 
 
+@pytest.mark.slow
 def test_one_store_that_does_not_answer_does_not_hold_up_the_closing_of_others(
     caught: list[warnings.WarningMessage],
 ) -> None:
@@ -379,6 +388,7 @@ def test_rows_are_flushed_at_exit(name: str, tmp_path: Path) -> None:
     assert "lost" not in done.stderr
 
 
+@pytest.mark.slow
 def test_rows_of_several_databases_are_flushed_at_exit_and_a_store_out_of_reach_costs_a_bounded_time(
     tmp_path: Path,
 ) -> None:
@@ -417,6 +427,7 @@ def test_rows_of_several_databases_are_flushed_at_exit_and_a_store_out_of_reach_
     assert not flagstone.Admin(tmp_path / "one").checkpoints(), "the reader's checkpoint was not released"
 
 
+@pytest.mark.slow
 def test_a_close_that_was_interrupted_is_finished_at_exit(tmp_path: Path) -> None:
     done = run(
         f"""
@@ -443,6 +454,7 @@ def test_a_close_that_was_interrupted_is_finished_at_exit(tmp_path: Path) -> Non
     assert "lost" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_forked_child_does_not_flush_what_its_parent_owns(tmp_path: Path) -> None:
     done = run(
         f"""
@@ -465,6 +477,7 @@ def test_a_forked_child_does_not_flush_what_its_parent_owns(tmp_path: Path) -> N
     assert count(tmp_path) == NUMBER_OF_ROWS
 
 
+@pytest.mark.slow
 def test_a_forked_child_flushes_what_it_opened_itself(tmp_path: Path) -> None:
     done = run(
         f"""

@@ -173,6 +173,7 @@ def test_what_make_finds_gets_a_place() -> None:
     assert caught.value.offset is not None
 
 
+@pytest.mark.slow
 def test_a_small_buffer_cannot_unfold_to_a_huge_value() -> None:
     """Of 20 000 offsets each leads to the same table, which has 20 000 children of its own."""
     inner = plain("Inner", flat.Children(PAIR))
@@ -191,6 +192,7 @@ def test_a_small_buffer_cannot_unfold_to_a_huge_value() -> None:
     assert time.perf_counter() - started < 5
 
 
+@pytest.mark.slow
 def test_any_damaged_byte_gives_a_value_or_corrupt_data() -> None:
     whole = flat.encode(EVERYTHING, FULL)
     places = set()

@@ -61,6 +61,7 @@ def test_a_flipped_byte_in_a_table_is_named_by_object_and_offset(compaction: Pat
     assert "checksum" in finding.problem
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=40)
 def test_any_changed_byte_of_any_table_or_wal_file_is_found(data: st.DataObject) -> None:

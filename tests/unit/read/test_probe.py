@@ -41,6 +41,7 @@ def test_a_cold_get_costs_one_request_for_the_index_and_one_for_the_block() -> N
     assert requests(rig) == 2
 
 
+@pytest.mark.slow
 def test_the_key_that_opens_a_block_costs_no_further_request() -> None:
     rows = [put(number) for number in range(300)]
     for row in rows:

@@ -59,6 +59,7 @@ ROWS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_seq", [44, 47, 50])
 @pytest.mark.parametrize("how", ["rows", "arrow", "reverse"])
 def test_every_place_of_a_scan_is_one_to_go_on_from(how: str, max_seq: int) -> None:

@@ -46,6 +46,7 @@ def test_a_uuid_is_of_version_4() -> None:
     assert SYSTEM_IDS.uuid().version == 4
 
 
+@pytest.mark.slow
 def test_many_threads_never_get_the_same_token() -> None:
     ids = Ids(3)
     with ThreadPoolExecutor(8) as pool:

@@ -64,6 +64,7 @@ READS: list[Callable[[flagstone.DbReader], Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("short", [False, True])
 @pytest.mark.parametrize("read", READS)
 def test_one_bad_answer_is_not_noticed(

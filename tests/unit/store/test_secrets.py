@@ -46,6 +46,7 @@ def test_a_url_loses_its_password_and_nothing_else(url: str, plain: str) -> None
     assert bool(passwords_of(url)) == (url != plain)
 
 
+@pytest.mark.slow
 def test_a_pickled_commit_log_has_no_password() -> None:
     log = open_commit_log(POSTGRES, namespace="s3://bucket")
     pickled = pickle.dumps(log)

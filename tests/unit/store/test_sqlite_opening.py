@@ -40,6 +40,7 @@ def open_together(logs: list[SqliteCommitLog], *, close: bool = False) -> list[o
     return outcomes
 
 
+@pytest.mark.slow
 def test_threads_that_share_a_new_log_open_it_once(tmp_path: Path) -> None:
     for number in range(ROUNDS):
         log = SqliteCommitLog(tmp_path / f"{number}.db", synchronous="OFF")
@@ -55,6 +56,7 @@ def open_and_close(file: str) -> list[str]:
     return [repr(outcome) for outcome in outcomes if isinstance(outcome, Exception)]
 
 
+@pytest.mark.slow
 def test_processes_that_open_and_close_a_new_log_together_never_find_it_locked(tmp_path: Path) -> None:
     with multiprocessing.get_context("spawn").Pool(4) as processes:
         for number in range(ROUNDS):

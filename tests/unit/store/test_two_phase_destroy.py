@@ -109,6 +109,7 @@ def test_a_purge_leaves_no_record(rig: Rig) -> None:
     rig.write("db", b"a")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("effect", ["crash", "crash_after"])
 def test_a_destruction_that_died_is_finished_on_a_two_phase_store(tmp_path: Path, effect: Any) -> None:
     for nth in range(1, 80, 9):

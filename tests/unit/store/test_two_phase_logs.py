@@ -136,6 +136,7 @@ def test_a_missing_driver_is_named(
     assert extra in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_database_that_does_not_answer_is_unavailable() -> None:
     with pytest.raises(Unavailable, match="PostgreSQL commit log"):
         PostgresCommitLog("postgresql+psycopg://user:password@127.0.0.1:1/none").find("a")

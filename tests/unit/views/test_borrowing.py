@@ -238,6 +238,7 @@ def test_a_clone_releases_its_own_checkpoint(cloned: World, way: str) -> None:
     assert set(finals(cloned)) == {"flagstone.clone/other"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["destroy", "collect"])
 @pytest.mark.parametrize("named", [True, False], ids=["ours", "as SlateDB places it"])
 def test_a_copy_of_a_clone_releases_nothing(cloned: World, way: str, named: bool) -> None:
@@ -351,6 +352,7 @@ def test_a_copy_of_an_unfinished_clone_is_not_finished_with_anothers_checkpoints
     assert world.scan("c") == world.scan("x") == numbered(0, 5)
 
 
+@pytest.mark.slow
 def test_a_release_that_crashes_anywhere_is_made_good_by_destroying_again(world: World) -> None:
     world.write("p", numbered(0, 3))
     world.admin("p").clone("c")

@@ -135,6 +135,7 @@ def test_what_is_not_ours_by_name_is_left_alone(world: World) -> None:
     assert {"p/wal/README", "p/notes.txt"} <= set(world.objects())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("effect", ["crash", "crash_after"])
 def test_it_is_finished_by_calling_again_wherever_it_died(effect: str) -> None:
     nth, crashed = 0, True

@@ -78,6 +78,7 @@ CALLS: dict[str, Callable[[World], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_nothing_claims_or_edits_a_destroyed_database(world: World, call: Callable[[World], Any]) -> None:
     destroyed(world)

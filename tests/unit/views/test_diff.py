@@ -156,6 +156,7 @@ def test_a_range_limits_what_is_compared(world: World) -> None:
     assert [entry.key for entry in world.diff(one, two, start=b"x")] == []
 
 
+@pytest.mark.slow
 def test_tables_that_both_have_are_not_read_from_end_to_end(world: World) -> None:
     with world.db.batch() as batch:
         for number in range(20_000):

@@ -247,6 +247,7 @@ def history() -> History:
     return History()
 
 
+@pytest.mark.slow
 def test_every_moment_since_a_checkpoint_is_read_with_the_log(history: History) -> None:
     history.commit(b"a", VALUE, b"1")
     history.db.checkpoint()
@@ -461,6 +462,7 @@ STEPS = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(
     max_examples=settings.default.max_examples // 2,  # type: ignore[union-attr]
     suppress_health_check=[HealthCheck.too_slow],

@@ -256,6 +256,7 @@ def test_a_reader_without_a_pin_keeps_no_position(world: LogWorld) -> None:
 # -- crashes and races ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("effect", ["crash", "crash_after"])
 def test_a_crash_at_any_request_loses_nothing(effect: str) -> None:
     nth, finished = 0, False
@@ -292,6 +293,7 @@ def test_a_crash_at_any_request_loses_nothing(effect: str) -> None:
     assert nth > 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("effect", ["error", "lost_reply"])
 def test_a_request_that_fails_or_whose_answer_is_lost_changes_nothing(effect: str) -> None:
     nth, faulted = 0, True
@@ -358,6 +360,7 @@ def _others(world: LogWorld) -> dict[str, object]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action", ["place", "place early", "move", "release"])
 @pytest.mark.parametrize("other", _others(LogWorld()))
 def test_what_others_do_between_any_two_requests_loses_nothing(action: str, other: str) -> None:

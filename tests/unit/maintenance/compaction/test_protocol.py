@@ -163,6 +163,7 @@ def test_only_the_newest_finished_job_is_remembered(world: World) -> None:
     assert world.statuses() == [COMPLETED]
 
 
+@pytest.mark.slow
 def test_many_rounds_keep_every_row_and_few_sources(world: World) -> None:
     coordinator, worker = world.pair()
     for start in range(0, 60, 2):

@@ -95,6 +95,7 @@ def test_gc_frees_wal_files_when_no_byte_can_be_written(disk: Disk) -> None:
         assert db.get(b"key") == b"4" * 500
 
 
+@pytest.mark.slow
 def test_an_expired_checkpoint_does_not_keep_gc_from_freeing_wal_files(disk: Disk) -> None:
     path = _written(disk.folder)
     Admin(path).create_checkpoint(timedelta(seconds=1))
@@ -114,6 +115,7 @@ def test_an_expired_checkpoint_does_not_keep_gc_from_freeing_wal_files(disk: Dis
     assert again.of("checkpoint").deleted == 1
 
 
+@pytest.mark.slow
 def test_a_full_store_is_not_waited_for(disk: Disk) -> None:
     store = RetryingStore(LocalStore(disk.folder))
     disk.quota = 0
@@ -125,6 +127,7 @@ def test_a_full_store_is_not_waited_for(disk: Disk) -> None:
     assert SYSTEM_CLOCK.monotonic() - started < 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("soft", [False, True])
 def test_destroy_makes_its_own_room_on_a_full_disk(disk: Disk, *, soft: bool) -> None:
     path = _written(disk.folder)

@@ -250,6 +250,7 @@ def test_a_boundary_above_the_newest_manifest_is_stepped_over(patient: Patient) 
     assert patient.rows() == patient.model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [b"junk", b"", b"18446744073709551615"])
 @pytest.mark.parametrize("of", ["manifest", "compactions"])
 def test_a_boundary_that_is_none_is_rewritten(patient: Patient, content: bytes, of: str) -> None:
@@ -385,6 +386,7 @@ def test_a_clone_that_has_no_manifest_yet_is_finished(patient: Patient) -> None:
 # -- crashes ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["order", "hole", "manifest", "clock"])
 def test_a_crash_at_any_request_of_a_repair_leaves_a_database_that_can_be_repaired(damage: str) -> None:
     for step in range(1, 200):

@@ -142,6 +142,7 @@ def test_a_wal_whose_last_files_are_missing_is_mended_and_says_so() -> None:
     assert patient.rows() == {b"a": b"1", b"b": b"2", b"c": b"3", b"d": b"4"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 9, 10, 11, 40])
 @pytest.mark.parametrize("which", ["middle", "last"])
 def test_a_file_that_was_cut_short_is_given_up_and_nothing_else(
