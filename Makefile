@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test quick check format fuzz damage model crash histories interleavings interrupts gc-soak spark-long bench demo docs dist clean
+.PHONY: help setup test quick check format long faults fuzz damage model crash histories interleavings interrupts gc-soak spark-long bench demo docs dist clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -27,8 +27,8 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/flagstone/kerne
 	@touch $@
 
 test: setup check ## all tests, kernels both compiled and interpreted (what CI runs)
-	HYPOTHESIS_PROFILE=dev FLAGSTONE_KERNELS=interpreted $(PYTEST) -n $(WORKERS) -q tests/golden tests/property tests/unit/kernels tests/unit/format tests/unit/table
-	HYPOTHESIS_PROFILE=ci $(PYTEST) -n $(WORKERS) --dist loadgroup
+	HYPOTHESIS_PROFILE=quick FLAGSTONE_KERNELS=interpreted $(PYTEST) -n $(WORKERS) -q tests/golden tests/property tests/unit/kernels tests/unit/format tests/unit/table
+	HYPOTHESIS_PROFILE=ci $(PYTEST) -n $(WORKERS) --dist loadgroup -m 'not long'
 
 quick: setup ## the inner loop: fast tests only, under a minute
 	@$(BIN)/ruff check --quiet .
@@ -42,6 +42,13 @@ check: setup ## lint, types and layer contracts
 
 format: setup ## format the code
 	$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .
+
+long: setup ## tests that take half a minute and more, properties with 200 examples, at most 40 minutes
+	timeout 1200 $(PYTEST) -n $(WORKERS) -m long --timeout 600
+	HYPOTHESIS_PROFILE=long timeout 1200 $(PYTEST) -n $(WORKERS) tests/property tests/unit/views tests/unit/db --timeout 600
+
+faults: setup ## a fault at every store call of every operation, long races on every server, at most 30 minutes
+	SWEEP_STRIDE=1 LONG_RACES=1 timeout 1800 $(PYTEST) -n $(WORKERS) -rP tests/faults tests/contract/test_races.py tests/spark/test_hand_over_faults.py tests/spark/test_stream_sink.py --timeout 600
 
 fuzz: setup ## 10,000 damaged inputs against every decoder, compiled and interpreted
 	HYPOTHESIS_PROFILE=fuzz timeout 3000 $(PYTEST) -n $(WORKERS) tests/property --timeout 1500

@@ -17,8 +17,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["servers.plugin"]
 
-# `quick`, `fuzz` and `model` are for the make targets of these names; the others are for everyday work and for
-# `make test`.
-for profile, examples in (("quick", 15), ("dev", 50), ("ci", 200), ("fuzz", 10_000), ("model", 2_000)):
+# `quick`, `long`, `fuzz` and `model` are for the make targets of these names; the others are for everyday work and
+# for `make test`.
+for profile, examples in (
+    ("quick", 15),
+    ("dev", 50),
+    ("ci", 50),
+    ("long", 200),
+    ("fuzz", 10_000),
+    ("model", 2_000),
+):
     settings.register_profile(profile, max_examples=examples, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))

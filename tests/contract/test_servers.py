@@ -101,6 +101,8 @@ class TestTwoPhaseOverSqlite(TwoPhaseContract):
 
 @pytest.mark.slow
 class TestTwoPhaseOverPostgres(TwoPhaseContract):
+    many_objects = 60  # they are listed by the store below
+
     @pytest.fixture
     def store(self, postgres_url: str) -> Iterator[ObjectStore]:
         log = PostgresCommitLog(postgres_url, namespace="contract")
@@ -111,6 +113,7 @@ class TestTwoPhaseOverPostgres(TwoPhaseContract):
 @pytest.mark.slow
 class TestTwoPhaseOverDynamoDb(TwoPhaseContract):
     race_rounds = 10
+    many_objects = 60
 
     @pytest.fixture
     def store(self, ministack: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:

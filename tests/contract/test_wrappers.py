@@ -50,6 +50,7 @@ class TestCachingStoreOnTables(StoreContract):
 
 class TestWholeStack(StoreContract):
     race_rounds = 10
+    many_objects = 60
 
     @pytest.fixture
     def store(self, tmp_path: Path) -> ObjectStore:

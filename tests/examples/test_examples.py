@@ -77,9 +77,9 @@ def test_the_compaction_fleet_says_that_slatedb_is_missing(
     assert "pip install slatedb==0.17.0" in capsys.readouterr().out
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.spark
-@pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(600)
 def test_the_pipeline_reads_follows_and_feeds_databases(tmp_path: Path) -> None:
     pytest.importorskip("grpc")
@@ -98,7 +98,6 @@ def test_the_pipeline_reads_follows_and_feeds_databases(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.spark
-@pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(600)
 def test_the_demo_runs_without_java_on_the_path_and_leaves_nothing_behind(tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"

@@ -13,6 +13,7 @@ from flagstone.metadata.compactions import JobStatus
 from flagstone.runtime.clock import VirtualClock
 from flagstone.store.memory import MemoryStore
 from flagstone.testing.faults import Crashed, Effect, Fault, FaultyStore
+from sweeps import struck_calls
 from unit.maintenance.compaction.compaction_rig import PATHS, World
 
 EFFECTS: list[Effect] = ["error", "lost_reply", "crash", "crash_after"]
@@ -58,7 +59,7 @@ def run_with(faults: list[Fault], *, together: bool) -> tuple[int, bool]:
 def test_no_row_is_lost_and_no_job_is_stuck_wherever_the_store_fails(effect: Effect, together: bool) -> None:
     calls, ended = run_with([], together=together)
     assert not ended
-    for nth in range(1, calls + 1):
+    for nth in struck_calls(calls):
         _, ended = run_with([Fault(effect, nth=nth)], together=together)
         assert ended == effect.startswith("crash"), nth
-    print(f"{calls} cases of {effect}")
+    print(f"{calls} calls, struck by {effect}")

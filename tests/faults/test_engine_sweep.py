@@ -24,6 +24,7 @@ from flagstone.runtime.clock import VirtualClock
 from flagstone.store.memory import MemoryStore
 from flagstone.testing.faults import Crashed, Effect, Fault, FaultyStore
 from flagstone.write.batch import WriteBatch
+from sweeps import struck_calls
 
 HANG_S = 30.0
 MORE_CALLS = 8  # background work overlaps in different ways: some runs make a few calls more than the first
@@ -175,14 +176,14 @@ def engine_threads() -> list[str]:
 def test_no_acknowledged_row_is_lost_wherever_the_store_fails(effect: Effect, wal_enabled: bool) -> None:
     calls, raised = run_with([], wal_enabled=wal_enabled)
     assert raised is None
-    for nth in range(1, calls + MORE_CALLS + 1):
+    for nth in struck_calls(calls + MORE_CALLS):
         fault = Fault(effect, nth=nth, delay_s=30.0)
         made, raised = run_with([fault], wal_enabled=wal_enabled)
         if effect in ("crash", "crash_after"):
             assert made < nth or isinstance(raised, Crashed | FlagstoneError), (fault, raised)
         else:
             assert raised is None, (fault, raised)
-    print(f"{calls + MORE_CALLS} cases of {effect}")
+    print(f"{calls + MORE_CALLS} calls, struck by {effect}")
 
 
 @pytest.mark.slow
@@ -191,7 +192,7 @@ def test_no_acknowledged_row_is_lost_while_the_database_compacts_itself(effect: 
     calls, raised = run_with([], wal_enabled=True, compacting=True)
     assert raised is None
     # Every third: background work shifts the calls anyway, and from run to run others are hit.
-    for nth in range(1, calls + MORE_CALLS + 1, 3):
+    for nth in struck_calls(calls + MORE_CALLS, stride=3):
         fault = Fault(effect, nth=nth, delay_s=30.0)
         made, raised = run_with([fault], wal_enabled=True, compacting=True)
         if effect in ("crash", "crash_after"):

@@ -27,7 +27,7 @@ from flagstone.write.batch import WriteBatch
 
 pytestmark = pytest.mark.slow
 
-STRIDE = int(os.environ.get("INTERRUPT_STRIDE", "31"))
+STRIDE = int(os.environ.get("INTERRUPT_STRIDE", "97"))
 PATIENCE_S = 20.0
 
 

@@ -45,7 +45,7 @@ def make_store(kind: str, folder: Path) -> ObjectStore:
 @pytest.mark.parametrize("kind", ["memory", "folder", "two-phase"])
 def test_an_eager_collector_beside_everybody_else(kind: str, tmp_path: Path) -> None:
     soak = Soak(
-        make_store(kind, tmp_path), seconds=SECONDS / 3 or 5, seed=int(os.environ.get("GC_SOAK_SEED", "1"))
+        make_store(kind, tmp_path), seconds=SECONDS / 3 or 2, seed=int(os.environ.get("GC_SOAK_SEED", "1"))
     )
     soak.run()
     counts = dict(sorted(soak.counts.items()))

@@ -116,7 +116,9 @@ def test_a_compaction_and_a_verification_by_spark(
     assert json.loads(done.stdout) == Admin(tmp_path / "store/db").verify().to_dict()
 
 
-@on_spark
+@pytest.mark.long
+@pytest.mark.spark
+@pytest.mark.timeout(300)
 def test_a_worker_on_spark_serves_the_coordinator_of_the_wheel_until_it_is_told_to_end(
     wheel: Wheel, tmp_path: Path
 ) -> None:

@@ -28,6 +28,7 @@ from flagstone.spark.tables import write_tables
 from flagstone.store.resolve import resolve_database
 from flagstone.testing.faults import Crashed, Effect, Fault, FaultyStore
 from spark.load_rig import batch_of, pairs
+from sweeps import struck_calls
 
 SETTINGS = Settings(
     compactor_options=None,
@@ -126,5 +127,5 @@ def test_a_load_is_taken_in_whole_whichever_call_fails(effect: Effect) -> None:
     calls = min(calls_without_faults(), MOST_CALLS)
     assert calls > 4
     print(f"{calls} calls")
-    for nth in range(1, calls + 1):
+    for nth in struck_calls(calls):
         take_in_with(f"{effect}-{nth}", Fault(nth=nth, effect=effect, path=BUT_THE_LOG))

@@ -36,6 +36,7 @@ RESTARTS = int(os.environ.get("STREAM_RESTARTS", "3"))
 SEED = int(os.environ.get("STREAM_SEED", "5"))
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.slow,
     pytest.mark.spark,
     pytest.mark.xdist_group("spark"),

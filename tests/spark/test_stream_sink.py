@@ -38,6 +38,7 @@ from flagstone.store.memory import MemoryStore
 from flagstone.testing.faults import Crashed, Effect, Fault, FaultyStore
 from spark.load_rig import QUIET, pairs, shown
 from spark.stream_rig import MARK, commit, on_store, run_batch, run_tasks, sink_options
+from sweeps import struck_calls
 
 NOW = timedelta()
 
@@ -379,9 +380,9 @@ def test_every_change_comes_once_wherever_the_store_fails(effect: Effect) -> Non
     micro_batches(healthy, healthy, 0)
     expected = {b"a": b"xxx", b"b": b"xxx", b"c": b"xxx", b"0": b"x", b"1": b"x", b"2": b"x"}
     # The calls of the third batch are those of the second again. Faults that are waited out take time: some will do.
-    calls, step = len(healthy.calls) * 2 // 3, 1 if effect.startswith("crash") else 5
+    calls, stride = len(healthy.calls) * 2 // 3, 1 if effect.startswith("crash") else 5
     assert calls > 40
-    for nth in range(1, calls + 1, step):
+    for nth in struck_calls(calls, stride=stride):
         store = MemoryStore()
         micro_batches(store, FaultyStore(store, [Fault(effect, nth=nth)]), 0)
         with open_reader("db", store=store, mode="latest", merge_operator=Concatenate()) as reader:

@@ -8,6 +8,7 @@ for good, writes stop and every waiter hears why; reads go on with what is known
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -300,16 +301,21 @@ class Engine:
             raise
         self._stop(reason)
         if clean:
-            last_wal_id = self.committer.last_wal_id
-            self.manifests.update(
-                self.fence.guard(
-                    lambda now: replace(
-                        self.read_pins.without_pins(now.value),
-                        wal_id_last_seen=max(now.value.wal_id_last_seen, last_wal_id),
-                    )
+            # Every row is durable. A newer writer, or the destruction of the database, makes the rest unnecessary.
+            with suppress(Closed):
+                self._write_last_manifest()
+
+    def _write_last_manifest(self) -> None:
+        last_wal_id = self.committer.last_wal_id
+        self.manifests.update(
+            self.fence.guard(
+                lambda now: replace(
+                    self.read_pins.without_pins(now.value),
+                    wal_id_last_seen=max(now.value.wal_id_last_seen, last_wal_id),
                 )
             )
-            self._loads.retract()
+        )
+        self._loads.retract()
 
     def flush_all(self) -> None:
         """Put everything into tables; where L0 has no room, the log keeps what the next opening replays."""

@@ -186,6 +186,27 @@ def test_a_fenced_writer_refuses_everything_and_leaves_no_threads() -> None:
     assert [thread.name for thread in left if thread.is_alive()] == []
 
 
+def test_a_writer_that_was_fenced_without_hearing_of_it_closes_quietly_when_its_rows_are_durable() -> None:
+    store, lonely = MemoryStore(), tiny(manifest_poll_interval=timedelta(hours=1))
+    loser = open_database("db", store=store, settings=lonely)
+    loser.put(b"a", b"1")
+    loser.flush()
+    with open_database("db", store=store, settings=lonely) as winner:
+        loser.close()
+        assert dict(winner.scan()) == {b"a": b"1"}
+
+
+def test_a_writer_that_was_fenced_without_hearing_of_it_reports_the_rows_that_are_lost() -> None:
+    store, lonely = MemoryStore(), tiny(manifest_poll_interval=timedelta(hours=1), flush_interval=None)
+    loser = open_database("db", store=store, settings=lonely)
+    loser.put(b"a", b"1")
+    with open_database("db", store=store, settings=lonely) as winner:
+        with pytest.raises(Closed) as refused:
+            loser.close()
+        assert refused.value.reason == "fenced"
+        assert dict(winner.scan()) == {}
+
+
 def test_a_write_is_visible_when_its_call_returns_while_another_thread_waits_for_the_store() -> None:
     clock = VirtualClock(blocking=True)
     store = FaultyStore(MemoryStore(), clock=clock)
