@@ -70,7 +70,7 @@ def test_every_verdict_equals_that_of_an_oracle_that_forgets_nothing(history: li
             committed = last
         commits.append((last, set(written)))
         # As the committer does it: nothing is recorded that nobody could conflict with.
-        if tracker.transactions or committed != last:
+        if tracker.running or committed != last:
             tracker.record_commit(last, set(written), committed_seq=committed)
 
     for action, where, what in history:
@@ -113,7 +113,7 @@ def test_every_verdict_equals_that_of_an_oracle_that_forgets_nothing(history: li
                 tracker.end(state)
         starts = [naive.start for _, naive in running.values()]
         assert tracker.min_active_seq() == min(starts, default=None)
-        assert tracker.transactions == len(running)
+        assert len(tracker.running) == len(running)
     for state, _ in running.values():
         tracker.end(state)
     tracker.record_commit(last + 1, (), committed_seq=last + 1)

@@ -180,9 +180,10 @@ class Db(Reads):
         if type(key) is bytes and key and not durable_only and not dirty:
             # The common case spelt out: committed data, in memory, a plain value. All else goes the long way.
             state = self._state
-            view = state.now.view
+            now = state.now
+            view = now.view
             seq = self._durability.committed_seq
-            if view is state.now.view:
+            if now is state.now:
                 simple = view.get_newest(key, seq)
                 if type(simple) is bytes:
                     return simple

@@ -104,9 +104,13 @@ class LocalStore:
     def get(self, path: str) -> StoredObject:
         file = self._file(path)
         try:
-            with open(file, "rb", buffering=0) as stream:  # noqa: PTH123 - a Path costs more than the read
-                status = os.fstat(stream.fileno())
-                content = stream.readall()
+            descriptor = os.open(file, os.O_RDONLY)  # a file object costs more than the read
+            try:
+                status = os.fstat(descriptor)
+                # At least a byte is asked for: some folders have no size, and reading is what refuses them.
+                content = read_range(descriptor, 0, max(status.st_size, 1))
+            finally:
+                os.close(descriptor)
         except OSError as error:
             raise _read_outcome(error, path) from error
         return StoredObject(content, self._describe(path, status))
@@ -133,10 +137,13 @@ class LocalStore:
     def get_tail(self, path: str, length: int) -> StoredObject:
         file = self._file(path)
         try:
-            with open(file, "rb", buffering=0) as stream:  # noqa: PTH123
-                status = os.fstat(stream.fileno())
+            descriptor = os.open(file, os.O_RDONLY)
+            try:
+                status = os.fstat(descriptor)
                 start = max(status.st_size - max(length, 0), 0)
-                content = read_range(stream.fileno(), start, status.st_size)
+                content = read_range(descriptor, start, max(status.st_size, 1))
+            finally:
+                os.close(descriptor)
         except OSError as error:
             raise _read_outcome(error, path) from error
         return StoredObject(content, self._describe(path, status))

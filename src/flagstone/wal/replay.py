@@ -96,7 +96,7 @@ def replay(
                     f"{done.last_id}",
                     object=path,
                 )
-            if writers is not None:
+            if done.empty and writers is not None:
                 check_step(
                     wal_store,
                     paths,

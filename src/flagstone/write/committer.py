@@ -115,7 +115,7 @@ class Committer:
                         else expiry.resolve(now_ms, self._default_ttl_ms)
                     )
                     self._tick_ms = now_ms
-                    if self.conflicts.transactions or durability.synchronous_commit:
+                    if self.conflicts.running or durability.synchronous_commit:
                         self._record_conflicts(seq, (key,), synchronous)
                     if not self._armed:
                         self._arm()
@@ -123,7 +123,10 @@ class Committer:
                     if size < 0:
                         active = self._without_cut_off_rows().memtables.active
                         size = active.insert(key, seq, kind, value, now_ms, expires_ms)
-                    durability.record(seq, synchronous=synchronous)
+                    if durability.synchronous_commit:
+                        durability.record(seq, synchronous=synchronous)
+                    else:  # what `record` does then, without the cost of a call
+                        durability.last_seq = durability.committed_seq = seq
                     if now_ms >= self._next_point_ms:
                         self._record_point(seq, now_ms)
                     if size >= self._act_at_bytes:
@@ -175,7 +178,7 @@ class Committer:
                         for key, kind, value, expiry in operations
                     ]
                     self._tick_ms = now_ms
-                    if self.conflicts.transactions or durability.synchronous_commit:
+                    if self.conflicts.running or durability.synchronous_commit:
                         self._record_conflicts(seq, written, synchronous)
                     if not self._armed:
                         self._arm()

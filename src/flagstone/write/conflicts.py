@@ -116,17 +116,18 @@ class ConflictTracker:
         "_max_keys",
         "_oldest",
         "_points",
-        "_running",
         "_sorted",
         "_ticket",
         "_tracked",
         "_unsorted",
+        "running",
     )
 
     def __init__(self, *, max_tracked_keys: int = MAX_TRACKED_KEYS) -> None:
         self._max_keys = max_tracked_keys
         self._points: dict[int, ReadPoint] = {}
-        self._running: dict[int, TransactionState] = {}
+        # By ticket. While there is none, a write that is visible at once need not be recorded.
+        self.running: dict[int, TransactionState] = {}
         # (seq, ticket) of every point; those that have ended are left in until they come up.
         self._oldest: list[tuple[int, int]] = []
         self._ticket = 0
@@ -141,11 +142,6 @@ class ConflictTracker:
         self._loads: list[tuple[int, Sequence[KeyRange]]] = []
 
     @property
-    def transactions(self) -> int:
-        """How many transactions run. While there is none, a write that is visible at once need not be recorded."""
-        return len(self._running)
-
-    @property
     def tracked_keys(self) -> int:
         """How many written keys are remembered, counted once per commit: what the memory goes by."""
         return self._tracked
@@ -156,7 +152,7 @@ class ConflictTracker:
         state = TransactionState(seq, self._ticket, deadline_ms, isolation)
         self._committed_seq = max(self._committed_seq, seq)
         self._add(state)
-        self._running[state.ticket] = state
+        self.running[state.ticket] = state
         return state
 
     def pin(self, seq: int, *, deadline_ms: int | None = None) -> ReadPoint:
@@ -170,7 +166,7 @@ class ConflictTracker:
         """A transaction or snapshot is over. Ending it again does nothing, or what an exception has cut off."""
         point.ended = True
         self._points.pop(point.ticket, None)
-        if self._running.pop(point.ticket, None) is not None and not self._running:
+        if self.running.pop(point.ticket, None) is not None and not self.running:
             self._forget_through(self._committed_seq)
 
     def expire(self, now_ms: int) -> list[ReadPoint]:
@@ -231,7 +227,7 @@ class ConflictTracker:
         """
         self._committed_seq = max(self._committed_seq, committed_seq)
         self._forget_through(self._needed_above())
-        if not keys or (not self._running and committed_seq >= seq):
+        if not keys or (not self.running and committed_seq >= seq):
             return
         self._commits.append((seq, keys))
         self._tracked += len(keys)
@@ -249,7 +245,7 @@ class ConflictTracker:
         """Rows anywhere in `ranges` were written under `seq`, all of them visible from now on."""
         self._committed_seq = max(self._committed_seq, seq)
         self._loads = [load for load in self._loads if load[0] > self._needed_above()]
-        if self._running:
+        if self.running:
             self._loads.append((seq, ranges))
 
     def _add(self, point: ReadPoint) -> None:
@@ -262,7 +258,7 @@ class ConflictTracker:
 
         Snapshots count as well here: they only make it remember more, and are few.
         """
-        oldest = self.min_active_seq() if self._running else None
+        oldest = self.min_active_seq() if self.running else None
         return self._committed_seq if oldest is None else oldest
 
     def _forget_through(self, seq: int) -> None:

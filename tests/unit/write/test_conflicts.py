@@ -211,7 +211,7 @@ def test_nothing_is_remembered_while_no_transaction_runs(history: History) -> No
     history.tracker.end(state)
 
     assert history.tracker.tracked_keys == 0
-    assert history.tracker.transactions == 0
+    assert history.tracker.running == {}
 
 
 def test_writes_that_every_running_transaction_can_see_are_forgotten(history: History) -> None:
@@ -274,7 +274,7 @@ def test_the_oldest_reader_holds_the_smallest_number(history: History) -> None:
     tracker.end(state)
 
     assert tracker.min_active_seq() is None
-    assert tracker.transactions == 0
+    assert tracker.running == {}
 
 
 def test_what_was_left_open_expires_and_is_let_go(history: History) -> None:
@@ -307,4 +307,4 @@ def test_what_a_finalizer_dropped_ends_with_the_next_sweep_and_counts_as_no_expi
     dropped.dropped = True
     assert tracker.expire(0) == []
     assert (dropped.ended, dropped.expired, kept.ended) == (True, False, False)
-    assert (tracker.transactions, tracker.min_active_seq()) == (0, 5)
+    assert (tracker.running, tracker.min_active_seq()) == ({}, 5)
