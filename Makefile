@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/flagstone/kerne
 	@touch $@
 
 test: setup check ## all tests, kernels both compiled and interpreted (what CI runs)
-	HYPOTHESIS_PROFILE=quick FLAGSTONE_KERNELS=interpreted $(PYTEST) -n $(WORKERS) -q tests/golden tests/property tests/unit/kernels tests/unit/format tests/unit/table
+	HYPOTHESIS_PROFILE=quick FLAGSTONE_KERNELS=interpreted $(PYTEST) -n $(WORKERS) -q tests/golden tests/property/test_memtable.py tests/property/test_reads.py tests/property/test_format.py tests/unit/kernels tests/unit/format tests/unit/table
 	HYPOTHESIS_PROFILE=ci $(PYTEST) -n $(WORKERS) --dist loadgroup -m 'not long'
 
 quick: setup ## the inner loop: fast tests only, under a minute
@@ -44,7 +44,7 @@ format: setup ## format the code
 	$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .
 
 long: setup ## tests that take half a minute and more, properties with 200 examples, at most 40 minutes
-	timeout 1200 $(PYTEST) -n $(WORKERS) -m long --timeout 600
+	timeout 1200 $(PYTEST) -n $(WORKERS) -m long --dist loadgroup --timeout 600
 	HYPOTHESIS_PROFILE=long timeout 1200 $(PYTEST) -n $(WORKERS) tests/property tests/unit/views tests/unit/db --timeout 600
 
 faults: setup ## a fault at every store call of every operation, long races on every server, at most 30 minutes

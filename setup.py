@@ -31,6 +31,10 @@ KERNEL_FOLDER = Path("src/flagstone/kernels")
 class BuildKernelsIfPossible(build_ext):
     """A missing or broken compiler costs speed, never the installation."""
 
+    def finalize_options(self):
+        super().finalize_options()
+        self.parallel = self.parallel or os.cpu_count()
+
     def build_extensions(self):
         try:
             with tempfile.TemporaryDirectory() as scratch:

@@ -19,7 +19,12 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("distribution")]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.xdist_group("distribution"),
+]
 
 PROJECT = Path(__file__).parents[2]
 RELEASE = os.environ.get("FLAGSTONE_DIST")

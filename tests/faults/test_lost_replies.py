@@ -14,10 +14,11 @@ from flagstone.store.resolve import resolve
 from flagstone.store.retrying import RetryPolicy
 from servers.fault_proxy import Fault, FaultProxy
 from servers.s3 import S3Server
+from sweeps import STRIDE
 
 pytestmark = pytest.mark.slow
 
-ROUNDS = 32
+ROUNDS = 32 // STRIDE
 # Impatient, so that a silent server is given up quickly.
 POLICY = RetryPolicy(deadline_s=20, initial_backoff_s=0.01, max_backoff_s=0.1)
 TIMEOUT_S = 0.5

@@ -34,7 +34,7 @@ def test_the_line_names_used_skipped_and_unasked_servers(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [[], ["-n", "2"]])
+@pytest.mark.parametrize("workers", [[], pytest.param(["-n", "2"], marks=pytest.mark.long)])
 def test_the_line_is_the_last_one_of_a_run(tmp_path: Path, workers: list[str]) -> None:
     (tmp_path / "test_it.py").write_text("def test_one(gcs): pass\ndef test_two(gcs): pass\n")
     here = Path(__file__).parents[1]

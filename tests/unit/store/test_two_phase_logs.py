@@ -107,6 +107,7 @@ def test_records_come_page_by_page(new_log: NewLog, monkeypatch: pytest.MonkeyPa
     assert [record.destination for record in log.records("wal")] == paths
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["create", "later update", "delete of an updated object"])
 def test_a_writer_may_die_at_every_step_on_every_log(new_log: NewLog, case: str) -> None:
     prepare, write, old, new = CASES[case]
