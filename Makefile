@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/flagstone/kerne
 	@touch $@
 
 test: setup check ## all tests, kernels both compiled and interpreted (what CI runs)
-	HYPOTHESIS_PROFILE=quick FLAGSTONE_KERNELS=interpreted $(PYTEST) -n $(WORKERS) -q tests/golden tests/property/test_memtable.py tests/property/test_reads.py tests/property/test_format.py tests/unit/kernels tests/unit/format tests/unit/table
+	HYPOTHESIS_PROFILE=quick FLAGSTONE_KERNELS=interpreted $(PYTEST) -n $(WORKERS) -q tests/golden tests/property/test_memtable.py tests/property/test_reads.py tests/property/test_format.py tests/unit/kernels tests/unit/format tests/unit/sst
 	HYPOTHESIS_PROFILE=ci $(PYTEST) -n $(WORKERS) --dist loadgroup -m 'not long'
 
 quick: setup ## the inner loop: fast tests only, under a minute
@@ -45,7 +45,7 @@ format: setup ## format the code
 
 long: setup ## tests that take half a minute and more, properties with 200 examples, at most 40 minutes
 	timeout 1200 $(PYTEST) -n $(WORKERS) -m long --dist loadgroup --timeout 600
-	HYPOTHESIS_PROFILE=long timeout 1200 $(PYTEST) -n $(WORKERS) tests/property tests/unit/views tests/unit/db --timeout 600
+	HYPOTHESIS_PROFILE=long timeout 1200 $(PYTEST) -n $(WORKERS) tests/property tests/unit/clones tests/unit/db --timeout 600
 
 faults: setup ## a fault at every store call of every operation, long races on every server, at most 30 minutes
 	SWEEP_STRIDE=1 LONG_RACES=1 timeout 1800 $(PYTEST) -n $(WORKERS) -rP tests/faults tests/contract/test_races.py tests/spark/test_hand_over_faults.py tests/spark/test_stream_sink.py --timeout 600
@@ -54,9 +54,9 @@ fuzz: setup ## 10,000 damaged inputs against every decoder, compiled and interpr
 	HYPOTHESIS_PROFILE=fuzz timeout 3000 $(PYTEST) -n $(WORKERS) tests/property --timeout 1500
 	HYPOTHESIS_PROFILE=fuzz FLAGSTONE_KERNELS=interpreted timeout 3000 $(PYTEST) -n $(WORKERS) tests/property --timeout 1500
 
-damage: setup ## 20,000 damaged objects of real databases, compiled and interpreted kernels, at most an hour
-	DAMAGE_CASES=$(or $(CASES),20000) timeout 1800 $(PYTEST) -rP tests/damage --timeout 1700
-	DAMAGE_CASES=$(or $(CASES),20000) FLAGSTONE_KERNELS=interpreted timeout 1800 $(PYTEST) -rP tests/damage --timeout 1700
+damage: setup ## 20,000 damaged objects of real databases and parts of a disk cache, compiled and interpreted kernels, at most an hour
+	DAMAGE_CASES=$(or $(CASES),20004) timeout 1800 $(PYTEST) -rP tests/damage --timeout 1700
+	DAMAGE_CASES=$(or $(CASES),20004) FLAGSTONE_KERNELS=interpreted timeout 1800 $(PYTEST) -rP tests/damage --timeout 1700
 
 model: setup ## 2,000 examples of every engine machine against the model, at most 20 minutes
 	HYPOTHESIS_PROFILE=model timeout 1200 $(PYTEST) -n $(WORKERS) tests/stateful --timeout 1150

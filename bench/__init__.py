@@ -1,7 +1,7 @@
-"""Benchmarks: everything is measured interleaved in one run, and told as ratios.
+"""Benchmarks: all contenders are measured interleaved in one run, and compared as ratios.
 
 `make bench` runs all comparisons and writes `results/`: a table and its figures as JSON for each, and from those a page
-with one comparison table and charts (`results/README.md`). `python -m bench --quick` shows in a minute or two that all of it
+with one comparison table and charts (`results/README.md`). `python -m bench --quick` checks in a minute or two that all of it
 works. A comparison is a module with `run() -> str`, named in `__main__.COMPARISONS`; it sizes itself with
 `harness.sized` and ends with `harness.write_markdown`. Charts and page are made from the JSON alone, so they can be made
 again without measuring: `python -m bench summary`.

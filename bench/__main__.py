@@ -1,8 +1,10 @@
 """`python -m bench [NAME …] [--quick]` runs the named comparisons, or all of them, and writes the summary.
 
+`python -m bench compare OLD NEW` runs nothing: it compares the results of two commits or folders, see `bench.compare`.
+
 Each comparison has a process of its own, one after the other, so that none inherits another's threads or heap; within it
-the contenders take turns. One that fails is told at the end and does not stop the others. `--quick` runs everything at tiny
-sizes and writes into a temporary folder: it shows that all of it works, and nothing else.
+the contenders take turns. A failed comparison is reported at the end and does not stop the others. `--quick` runs everything
+at tiny sizes and writes into a temporary folder: it only checks that all of it works.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+from bench.compare import compare
 from bench.harness import QUICK_VARIABLE, RESULTS_VARIABLE, results_folder
 from bench.machine import BUSY_VARIABLE, busy_percent
 from bench.summary import write_summary
@@ -56,9 +59,16 @@ def run_all(names: list[str]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.partition("\n")[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(COMPARISONS)}, or summary")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"{', '.join(COMPARISONS)}, or summary; or compare OLD NEW"
+    )
     parser.add_argument("--quick", action="store_true", help="tiny sizes, results into a temporary folder")
     arguments = parser.parse_args()
+    if arguments.names[:1] == ["compare"]:
+        if len(arguments.names) != 3:
+            parser.error("compare takes two commits or folders: python -m bench compare OLD NEW")
+        print(compare(*arguments.names[1:]))
+        return
     unknown = [name for name in arguments.names if name not in {*COMPARISONS, "summary"}]
     if unknown:
         parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(COMPARISONS)}, and summary")
@@ -66,7 +76,7 @@ def main() -> None:
     if arguments.quick:
         os.environ[QUICK_VARIABLE] = "1"
         os.environ.setdefault(RESULTS_VARIABLE, tempfile.mkdtemp(prefix="flagstone-bench-quick-"))
-    # The comparisons import this package and each other's processes: both from here.
+    # The comparisons and their child processes import this package from here.
     root = str(Path(__file__).parent.parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     busy = busy_percent()

@@ -77,8 +77,8 @@ def bar_chart(title: str, subtitle: str, rows: Mapping[str, Mapping[str, float]]
                 f'<rect class="c{names.index(series) % 4}" x="{left}" y="{y + 1:.1f}" '
                 f'width="{max(end - left, 1):.1f}" height="{bar - 3}" rx="2"/>'
             )
-            told = f"${_short(figure)}" if unit == "$" else f"{_short(figure)} {unit}"
-            body.append(_text(end + 5, y + bar - 4, told, css="quiet"))
+            amount = f"${_short(figure)}" if unit == "$" else f"{_short(figure)} {unit}"
+            body.append(_text(end + 5, y + bar - 4, amount, css="quiet"))
             y += bar
         y += 11
     ticks = _ticks(low, high)
@@ -158,12 +158,12 @@ def _legend(names: Sequence[tuple[str, int]], y: float) -> list[str]:
 
 
 def _label_width(labels: Iterable[str]) -> int:
-    """Room for the longest of the labels, as far as a typical typeface goes."""
+    """Width of the longest label in a typical typeface."""
     return 32 + round(7.4 * max(map(len, labels)))
 
 
 def _marker(x: float, y: float, colour: int) -> str:
-    """A shape for each colour: whoever cannot tell the colours can tell the shapes."""
+    """A shape for each colour, for readers who cannot distinguish the colours."""
     if colour == 0:
         return f'<circle class="c0" cx="{x:.1f}" cy="{y:.1f}" r="4.5"/>'
     if colour == 1:
@@ -177,7 +177,7 @@ def _marker(x: float, y: float, colour: int) -> str:
 
 
 def _log_scale(low: float, high: float, begin: float, end: float) -> Callable[[float], float]:
-    """From a figure to a place between two ends, by its logarithm."""
+    """Map a figure to a position between two ends, by its logarithm."""
     first, span = math.log10(low), math.log10(high) - math.log10(low)
     return lambda figure: begin + (math.log10(figure) - first) / span * (end - begin)
 
@@ -189,7 +189,7 @@ def _decades(low: float, high: float) -> tuple[float, float]:
 
 
 def _wide(low: float, high: float) -> tuple[float, float]:
-    """Ends of an axis with air around the figures and at least a third of a decade between them."""
+    """Ends of an axis with margins around the figures and at least a third of a decade between them."""
     low, high = low / 1.25, high * 1.25
     if high / low < 4:
         middle = math.sqrt(low * high)
@@ -198,7 +198,7 @@ def _wide(low: float, high: float) -> tuple[float, float]:
 
 
 def _ticks(low: float, high: float, *, fine: bool = True) -> list[float]:
-    """Powers of ten, and 2 and 5 times them where there is room."""
+    """Powers of ten, and 2 and 5 times them if there is room."""
     steps = (1, 2, 5) if fine and high / low < 150 else (1,)
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     found = [step * 10.0**power for power in powers for step in steps]
@@ -214,7 +214,7 @@ def _short(figure: float) -> str:
 
 
 def _power(figure: float) -> str:
-    """A power of ten as such, anything else shortly."""
+    """A power of ten in full, other numbers shortened."""
     power = round(math.log10(figure))
     if not math.isclose(figure, 10.0**power, rel_tol=1e-6):
         return _short(figure)

@@ -1,8 +1,8 @@
-"""Compaction against the official wheel and rocksdict: eight overlapping tables into one sorted run.
+"""Compaction against the official wheel and rocksdict: eight overlapping SSTs into one sorted run.
 
 Flagstone writes the database once; it and the wheel compact copies of the same files, rocksdict the same rows in its
 own. No compression, bloom filters of ten bits, folders in memory, default parallelism. Every measurement has a process
-of its own, so that its processor time, over all threads, is what the compaction took.
+of its own, so that its processor time, over all threads, is that of the compaction.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bench.machine import scratch_place
 
 TABLES = 8
 VALUE_BYTES = sized({100: 120_000, 1000: 16_000}, quickly={100: 1_000})
-"""Rows per table by size of the values: 111 and 130 MB of keys and values."""
+"""Rows per SST by size of the values: 111 and 130 MB of keys and values."""
 ROUNDS = sized(3, quickly=1)
 
 
@@ -79,26 +79,21 @@ def _open_rocksdict(folder: Path) -> Any:
 
 
 def compact_flagstone(folder: Path, **changes: int) -> Callable[[], None]:
-    from flagstone.maintenance.compaction.executor import LocalExecutor
-    from flagstone.maintenance.compaction.task import CompactionTask
+    from flagstone.compaction.executor import LocalExecutor
+    from flagstone.compaction.extensions import CompactionTask
+    from flagstone.config import CompactionWorkerOptions
     from flagstone.metadata.compactions import TieredSpec
     from flagstone.metadata.stores import ManifestStore
     from flagstone.runtime.ids import SYSTEM_IDS
+    from flagstone.sst.builder import SstOptions
     from flagstone.store.local import LocalStore
     from flagstone.store.paths import DbPaths
-    from flagstone.table.builder import TableOptions
     from flagstone.types import RunId
 
     store, paths = LocalStore(folder, fsync=False), DbPaths("db")
     manifest = ManifestStore(store, paths).require_latest().value
-    limits = {
-        "max_sst_bytes": 256 << 20,
-        "max_subcompactions": 4,
-        "max_fetch_tasks": 4,
-        "bytes_to_fetch": 2 << 20,
-        **changes,
-    }
-    executor = LocalExecutor(store, paths, options=TableOptions(), **limits)
+    work = CompactionWorkerOptions().replace(**changes)
+    executor = LocalExecutor(store, paths, options=SstOptions(), work=work)
     task = CompactionTask(
         job_id=SYSTEM_IDS.ulid(),
         spec=TieredSpec(tuple(view.id for view in manifest.tree.l0), (), RunId(0)),
@@ -130,7 +125,7 @@ def compact_wheel(folder: Path) -> Callable[[], None]:
     compactor = values["compactor_options"]
     compactor["poll_interval"] = compactor["commit_compacted_interval"] = "10ms"
     compactor["worker"]["compactions_poll_interval"] = "10ms"
-    # Only what is submitted here shall be compacted.
+    # Only the submitted job may run.
     compactor["scheduler_options"] = {"min_compaction_sources": "100", "max_compaction_sources": "100"}
     values.update(garbage_collector_options=None, l0_max_ssts=100, l0_max_ssts_per_key=100)
     loop = asyncio.new_event_loop()
@@ -177,17 +172,17 @@ CONTENDERS: dict[str, Callable[[Path], Callable[[], None]]] = {
 def measure(name: str, warm_up: Path, folder: Path) -> None:
     """In a process of its own: prints processor seconds, wall seconds and peak memory of the second of two runs."""
     work = CONTENDERS[name](folder)
-    # Our executor serves one database and can do its job twice; the others get a second database to warm up with.
+    # Our executor can run the job twice on one database; the others warm up on a second database.
     warm = work if name.startswith("flagstone") else CONTENDERS[name](warm_up)
     warm()
     cpu, wall = time.process_time(), time.perf_counter()
     work()
     taken = (time.process_time() - cpu, time.perf_counter() - wall)
-    # Not `ru_maxrss`, which remembers the process that started this one.
+    # Not `ru_maxrss`, which includes the process that started this one.
     status = Path("/proc/self/status").read_text()
     peak = int(status.partition("VmHWM:")[2].split()[0]) / 1024
     print(json.dumps([*taken, peak]), flush=True)
-    os._exit(0)  # the wheel's threads would keep it
+    os._exit(0)  # the wheel's threads would keep the process alive
 
 
 def run() -> str:
@@ -233,13 +228,13 @@ def run() -> str:
             ]
     return write_markdown(
         "compaction",
-        "Compaction: eight overlapping tables into one run",
+        "Compaction: eight overlapping SSTs into one sorted run",
         ["values", "engine", "MB/s per core", "MB/s", "processor time", "peak memory"],
         table,
         [
             "16-byte keys, random and overlapping; MB are of keys and values that go in. Processor time is of the whole",
             "process while it compacts; memory includes what the process needs besides. Uncompressed, 4 KiB blocks, bloom",
-            "filters of 10 bits per key, folders in memory that nobody syncs, default settings of each engine otherwise.",
+            "filters of 10 bits per key, folders in memory without fsync, default settings of each engine otherwise.",
         ],
         basis=f"Medians of {ROUNDS} rounds; each is the second compaction of a fresh process.",
         measurements=measurements,

@@ -1,6 +1,6 @@
 """The engine against the official wheel and rocksdict: point operations, scans, flush, durable puts, reopening.
 
-All three live in this process and take turns, on local folders; 16-byte keys, 100-byte values. The wheel is called as
+All three run in this process and take turns, on local folders; 16-byte keys, 100-byte values. The wheel is called as
 its users call it, through asyncio; rocksdict and Flagstone directly.
 """
 
@@ -24,7 +24,7 @@ from bench.harness import FLAGSTONE, ROCKS, WHEEL, Measurement, compared, interl
 
 KEYS = sized(50_000, quickly=5_000)
 FLUSH_ROWS = sized(480_000, quickly=5_000)
-"""About 64 MB of keys and values with what a memtable adds to them."""
+"""About 64 MB of keys and values, including the overhead of a memtable."""
 
 CALLS = sized(10_000, quickly=500)
 WHEEL_CALLS = CALLS // 10
@@ -313,7 +313,7 @@ def _durable(root: Path) -> list[Measurement]:
 
 
 def _reopen(root: Path) -> Measurement:
-    """Opening a database whose log has many files of 100 rows, written by Flagstone and copied for each try."""
+    """Open a database with many WAL files of 100 rows, written by Flagstone and copied for each attempt."""
     source = _folder(root, "reopen-source")
     writer = Flagstone(source, flush_interval=None)
     for file in range(WAL_FILES):

@@ -1,6 +1,6 @@
-"""The table "How fast" of the project's README, made of the kept results, so that both tell the same.
+"""The table "Performance" of the project's README, made from the stored results, so that both agree.
 
-`python -m bench summary` replaces what stands between the two marks; a test finds the README that was not made anew.
+`python -m bench summary` replaces the text between the two comments; a test finds a README that is out of date.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bench.harness import FLAGSTONE, PARQUET, ROCKS, WHEEL, Measurement, markdown_table, told
+from bench.harness import FLAGSTONE, PARQUET, ROCKS, WHEEL, Measurement, formatted, markdown_table
 
 PAGE: Final = Path(__file__).parent.parent / "README.md"
 BEGIN: Final = "<!-- measured: made by `python -m bench summary` -->"
@@ -23,7 +23,7 @@ ENGINES: Final = {
 LINES: Final = (
     ("put, not waiting", "engine", "put, no durability wait"),
     ("get, from memory", "engine", "get, in the memtable"),
-    ("get, from a warm table", "engine", "get, in a table, warm"),
+    ("get, from a warm SST", "engine", "get, in a table, warm"),
     ("full scan", "engine", "full scan"),
     ("durable put, one caller, fsync", "engine", "durable put, one caller, fsync"),
     ("flush", "engine", "flush of 56 MB"),
@@ -33,7 +33,7 @@ LINES: Final = (
     ("Spark: read 5 M rows", "spark", "DataFrame read of 5,000,000 rows"),
     ("requests of an idle minute", "requests", "requests, idle minute, default settings"),
 )
-"""What a line is called here, whose result it is from, and what that calls it."""
+"""The label of a line here, the result it comes from, and its name there."""
 
 
 def front_page(page: str, results: Sequence[Mapping[str, Any]]) -> str:
@@ -69,12 +69,11 @@ def _cells(one: Measurement) -> list[str]:
     """A figure for each engine, the best of them bold."""
     present = {engine: one.values[engine] for engine in ENGINES if engine in one.values}
     best = (max if one.better == "higher" else min)(present.values())
-    told_cells = {engine: _figure(figure, one.unit) for engine, figure in present.items()}
+    cells = {engine: _figure(figure, one.unit) for engine, figure in present.items()}
     return [
-        f"**{told_cells[engine]}**" if present.get(engine) == best else told_cells.get(engine, "")
-        for engine in ENGINES
+        f"**{cells[engine]}**" if present.get(engine) == best else cells.get(engine, "") for engine in ENGINES
     ]
 
 
 def _figure(figure: float, unit: str) -> str:
-    return f"{figure / 1000:.2f} M rows/s" if unit == "krows/s" else told(figure, unit)
+    return f"{figure / 1000:.2f} M rows/s" if unit == "krows/s" else formatted(figure, unit)

@@ -1,6 +1,6 @@
-"""Measures several contenders in turn, so that a noisy neighbour hurts all of them alike, and keeps what was found.
+"""Measures several contenders in turn, so that other load on the machine affects all of them alike, and stores the results.
 
-Each round runs every contender once, in a fresh random order; what counts is the median over the rounds.
+Each round runs every contender once, in a new random order; the result is the median over the rounds.
 
 A comparison is a module of this folder with `run() -> str`. It ends with `write_markdown`, which keeps two files:
 `NAME.md` for people and `NAME.json` for charts and the summary.
@@ -26,17 +26,17 @@ RESULTS: Final = Path(__file__).parent / "results"
 
 QUICK_VARIABLE: Final = "FLAGSTONE_BENCH_QUICK"
 RESULTS_VARIABLE: Final = "FLAGSTONE_BENCH_RESULTS"
-"""How the runner tells its child processes: the environment reaches theirs too."""
+"""Set by the runner for its child processes and theirs."""
 
 FLAGSTONE: Final = "flagstone"
 WHEEL: Final = "slatedb 0.17"
 ROCKS: Final = "rocksdict"
 PARQUET: Final = "parquet"
 PEERS: Final = {WHEEL: "wheel", ROCKS: "rocksdict", PARQUET: "Parquet"}
-"""Whom Flagstone is compared with, and how the head of a column calls them."""
+"""The engines that Flagstone is compared with, and their column headings."""
 
 _STARTED: Final = time.perf_counter()
-"""About when the process began: a comparison has one of its own."""
+"""About when the process began; each comparison has a process of its own."""
 
 Better = Literal["higher", "lower"]
 _T = TypeVar("_T")
@@ -70,7 +70,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Curve:
-    """How one figure of several engines goes with the number of rows, and what limits it."""
+    """One figure of several engines by number of rows, and what limits it."""
 
     name: str
     title: str
@@ -96,12 +96,12 @@ def quick() -> bool:
 
 
 def sized(full: _T, *, quickly: _T) -> _T:
-    """A size for real, or the one for a smoke run."""
+    """The size for a real run, or the one for a smoke run."""
     return quickly if quick() else full
 
 
 def results_folder() -> Path:
-    """Where results are kept."""
+    """The folder of the results."""
     return Path(os.environ.get(RESULTS_VARIABLE) or RESULTS)
 
 
@@ -118,8 +118,8 @@ def interleave(contenders: Mapping[str, Callable[[], object]], *, rounds: int = 
     return {name: Timing(statistics.median(taken), min(taken), max(taken)) for name, taken in seconds.items()}
 
 
-def told(figure: float | None, unit: str) -> str:
-    """A figure with its unit and no more digits than it deserves; counts have no unit. Nothing for None."""
+def formatted(figure: float | None, unit: str) -> str:
+    """A figure with its unit, rounded to at most two decimals; counts have no unit. Empty for None."""
     if figure is None:
         return ""
     digits = 0 if figure >= 100 or (not unit and figure == round(figure)) else 1 if figure >= 10 else 2
@@ -137,8 +137,8 @@ def compared(
         rows.append(
             [
                 one.what,
-                *(told(one.values.get(engine), one.unit) for engine in (FLAGSTONE, *peers)),
-                *("" if ratio is None else told(ratio, "×").replace(" ", "") for ratio in ratios),
+                *(formatted(one.values.get(engine), one.unit) for engine in (FLAGSTONE, *peers)),
+                *("" if ratio is None else formatted(ratio, "×").replace(" ", "") for ratio in ratios),
             ]
         )
     return header, rows
@@ -158,7 +158,7 @@ def write_markdown(
 ) -> str:
     """Keep a table under `NAME.md` of the results, and the same as data under `NAME.json`; returns the table's text.
 
-    `basis` says what the numbers are. `measurements` join the comparison of the summary, `curves` and `bars` become
+    `basis` describes the numbers. `measurements` join the comparison of the summary, `curves` and `bars` become
     charts; a comparison without any of them is shown there by its table.
     """
     now = datetime.now(UTC)

@@ -1,4 +1,4 @@
-"""The kernels, compiled against interpreted: what a C compiler is worth, and whether the floors are met."""
+"""The kernels, compiled against interpreted: the gain by a C compiler, and whether the minimum rates are met."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from bench.harness import interleave, sized, write_markdown
 from flagstone.format import columns
 from flagstone.format.sst import decode_sst
 from flagstone.kernels import load_compiled, load_interpreted
-from flagstone.spark.tables import row_columns
-from flagstone.table.builder import TableOptions
-from flagstone.table.output import OutputWriter
+from flagstone.spark.load.task import row_columns
+from flagstone.sst.builder import SstOptions
+from flagstone.sst.writer import OutputWriter
 from flagstone.types import MAX_SEQ
 
 ROWS = sized(200_000, quickly=20_000)
@@ -66,7 +66,7 @@ def run() -> str:
         return work
 
     def table() -> bytes:
-        output = OutputWriter(TableOptions(), max_bytes=sys.maxsize)
+        output = OutputWriter(SstOptions(), max_bytes=sys.maxsize)
         output.write_columns(row_columns(batch), 0, seq=1, created_ms=1)
         built = output.finish()
         assert built is not None

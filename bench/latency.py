@@ -1,4 +1,4 @@
-"""Flagstone on a store that is as far away as S3 Standard or S3 Express: what callers wait for, and what a month costs.
+"""Flagstone on a store with the latency of S3 Standard or S3 Express: how long callers wait, and what a month costs.
 
 The store is in memory behind `LatencyStore`, which waits and counts. One profile after the other; within each, every
 workload on a database of its own or freshly opened. Costs are list prices for what was counted.
@@ -18,7 +18,7 @@ from datetime import timedelta
 from typing import Final, NamedTuple
 
 import flagstone
-from bench.harness import Bars, markdown_table, sized, told, write_markdown
+from bench.harness import Bars, formatted, markdown_table, sized, write_markdown
 from bench.latency_store import EXPRESS, STANDARD, LatencyStore, Profile
 from bench.prices import PRICE_LIST, SECONDS_A_MONTH
 from flagstone.store.memory import MemoryStore
@@ -40,7 +40,7 @@ COLD_GETS_A_SECOND: Final = 10
 
 
 class Month(NamedTuple):
-    """What a workload comes to in a month."""
+    """The cost of a workload in a month."""
 
     requests: float
     dollars: float
@@ -64,7 +64,7 @@ class Seen:
         return ordered[min(int(share * len(ordered)), len(ordered) - 1)] * 1e3
 
     def month(self, profile: Profile, times_a_month: float) -> Month:
-        """What doing this so many times comes to."""
+        """The cost of repeating it that many times."""
         once = profile.prices.requests(self.requests)
         once += profile.prices.moved(sent=self.moved["sent"], received=self.moved["received"])
         return Month(self.requests.total() * times_a_month, once * times_a_month)
@@ -72,7 +72,7 @@ class Seen:
 
 @contextmanager
 def observed(store: LatencyStore) -> Iterator[Seen]:
-    """What the store is asked between the beginning and the end of the block, and how long that takes."""
+    """The requests to the store during the block, and its duration."""
     seen, requests, moved = Seen(), store.requests.copy(), store.moved.copy()
     started = time.perf_counter()
     yield seen
@@ -92,7 +92,7 @@ def load() -> MemoryStore:
         for number in numbers:
             db.put(key(number), VALUE)
         db.flush("memtable")
-        # Once more, so that no log is left that an opening would replay.
+        # Once more, so that no WAL is left that the next open would replay.
         db.put(key(0), VALUE)
         db.flush("memtable")
     flagstone.Admin("db", store=store).compact(full=True, patience=timedelta(seconds=0.1))
@@ -142,7 +142,7 @@ def _together(work: Callable[[int], None], count: int) -> None:
 
 
 def copied(inner: MemoryStore, profile: Profile) -> LatencyStore:
-    """A copy of the store, far away: each opening leaves a mark in the log that the next one has to find."""
+    """A copy of the store with latency: each open leaves a fence in the WAL that the next one has to find."""
     copy = MemoryStore()
     for found in inner.list(""):
         copy.put(found.path, inner.get(found.path).data)
@@ -150,7 +150,7 @@ def copied(inner: MemoryStore, profile: Profile) -> LatencyStore:
 
 
 def openings(inner: MemoryStore, profile: Profile) -> Seen:
-    """Opening the existing database several times; requests are of one opening."""
+    """Open the existing database several times; the requests are those of one open."""
     opened = Seen()
     for _ in range(OPENINGS):
         store = copied(inner, profile)
@@ -190,7 +190,7 @@ def scan(inner: MemoryStore, profile: Profile, *, read_ahead_bytes: int = 1 << 2
 
 
 def measure(inner: MemoryStore, profile: Profile) -> dict[str, Seen]:
-    """All workloads of one profile, but for idling."""
+    """All workloads of one profile, except idling."""
     found = {f"{writers} writers": durable_puts(profile, writers) for writers in WRITERS}
     for name, rate, writers, durable in PACED:
         found[name] = paced_puts(profile, rate, writers, durable=durable)
@@ -210,7 +210,7 @@ def run() -> str:
     with flagstone.open("db", store=idle_store) as idle:
         idle.put(b"key", b"value", await_durable=True)
         found = {profiles[0].name: measure(inner, profiles[0])}
-        # What starts with a database is not idling; by now that is over a minute ago.
+        # The start-up work of the database ended more than a minute ago.
         with observed(idle_store) as idling:
             found[profiles[1].name] = measure(inner, profiles[1])
     for seen in found.values():
@@ -256,7 +256,7 @@ def run() -> str:
             "",
             "Log-normal, median / 99th percentile. Assumptions that fit what is published about the services, not measurements of",
             "them. What limits the figures above is the round trip: of a put, of one or two gets, and in a scan of the request for",
-            "the next part of the table, of which one is made ahead of time; the larger the part, the more the bandwidth of a",
+            "the next part of the SST, of which one is made ahead of time; the larger the part, the more the bandwidth of a",
             "connection counts instead. Warm gets cost the call from Python.",
         ],
         basis=f"Simulated waiting, counted requests; {SECONDS:g} s for each number of writers.",
@@ -273,7 +273,7 @@ def describe(seen: Mapping[str, Seen]) -> dict[str, str]:
     for writers in WRITERS:
         puts = seen[f"{writers} writers"]
         told_of[f"durable put, {_writers(writers)}"] = (
-            f"{told(_rate(puts), '/s')}, {_waiting(puts)}, {puts.requests['put'] / len(puts.calls):.2f} PUT each"
+            f"{formatted(_rate(puts), '/s')}, {_waiting(puts)}, {puts.requests['put'] / len(puts.calls):.2f} PUT each"
         )
     for name, *_ in PACED:
         puts = seen[name]

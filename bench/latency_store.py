@@ -1,9 +1,9 @@
-"""A store that is as far away as a real one: every request waits for its first byte and then for its bytes.
+"""A store with the latency of a real one: every request waits for its first byte and then for its bytes.
 
-The waiting is drawn from a log-normal distribution given by its median and 99th percentile, with a fixed seed; bytes pass
-at the speed of one connection. A write takes effect in the middle of its request. Requests are counted as the service
+The wait is drawn from a log-normal distribution given by its median and 99th percentile, with a fixed seed; bytes are
+sent at the speed of one connection. A write takes effect in the middle of its request. Requests are counted as the service
 would bill them: each fetched range, each thousand of listed or deleted objects. The parameters are assumptions that fit
-what is published about the services, not measurements of them.
+published figures of the services, not measurements of them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from flagstone.store.port import (
     Range,
     StoredObject,
     check_range,
+    cut_pieces,
+    plan_fetches,
 )
-from flagstone.store.ranges import cut_pieces, plan_fetches
 
 PAGE: Final = 1000
 """Objects in one page of a listing, and in one request to delete."""
@@ -36,7 +37,7 @@ PAGE: Final = 1000
 
 @dataclass(frozen=True)
 class Wait:
-    """Seconds until the first byte of an answer: half of the requests wait less than `median`, 1 % more than `p99`."""
+    """Seconds until the first byte of a response: half of the requests wait less than `median`, 1 % more than `p99`."""
 
     median: float
     p99: float
@@ -48,7 +49,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Profile:
-    """How far away a service is, and what it charges."""
+    """The latency of a service, and its prices."""
 
     name: str
     get: Wait
@@ -126,7 +127,7 @@ class LatencyStore:
     def get_ranges(self, path: str, ranges: Sequence[Range]) -> list[bytes]:
         for start, stop in ranges:
             check_range(path, start, stop)
-        # As the remote store does it: neighbours in one request, the requests at the same time.
+        # As in the remote store: adjacent ranges in one request, the requests at the same time.
         fetches = plan_fetches(ranges)
         if not fetches and ranges:
             self.head(path)
@@ -204,7 +205,7 @@ class LatencyStore:
 
     def _count(self, kind: str, direction: str, size: int) -> float:
         """Count a request; returns the seconds it takes."""
-        # A copy is a put that the service makes from an object of its own.
+        # A copy is a put of one of the service's own objects.
         wait: Wait = getattr(self._profile, "put" if kind == "copy" else kind)
         with self._lock:
             self.requests[kind] += 1

@@ -1,4 +1,4 @@
-"""What the numbers were measured on: processor, memory, versions, file systems, and how busy it was."""
+"""The machine of a measurement: processor, memory, versions, file systems, and its load."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 MEMORY_FOLDER: Final = Path("/dev/shm")
 BUSY_VARIABLE: Final = "FLAGSTONE_BENCH_BUSY"
-"""Where the runner leaves how busy the machine was before it began."""
+"""Set by the runner: the load of the machine before it began."""
 
 PACKAGES: Final = ("flagstone", "slatedb", "rocksdict", "pyarrow", "pyspark", "obstore")
 
@@ -49,7 +49,7 @@ def machine() -> str:
 
 
 def busy_percent(seconds: float = 1.0) -> float | None:
-    """How much of all processors is used now, by whoever; None where the system does not tell."""
+    """The present load of all processors in percent; None if the system does not report it."""
     if not Path("/proc/stat").exists():
         return None
 
@@ -66,7 +66,7 @@ def busy_percent(seconds: float = 1.0) -> float | None:
 def scratch_place(needed_bytes: int) -> str | None:
     """The folder for temporary databases: in memory if they fit there with room to spare, else the usual one.
 
-    What the disk does at the moment is seldom the question.
+    This keeps the speed of the disk out of the measurement.
     """
     if MEMORY_FOLDER.is_dir() and shutil.disk_usage(MEMORY_FOLDER).free > 2 * needed_bytes:
         return str(MEMORY_FOLDER)
@@ -95,7 +95,7 @@ def _processor() -> str:
 
 
 def _cores() -> int:
-    """Those this process may use, which in a container are fewer than there are."""
+    """The processors that this process may use; in a container these are fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

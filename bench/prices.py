@@ -1,4 +1,4 @@
-"""What an object store charges: list prices of Amazon S3 in US East (N. Virginia).
+"""Prices of an object store: list prices of Amazon S3 in US East (N. Virginia).
 
 Standard class: unchanged for years. Express One Zone: as lowered in April 2025. Both as published in 2026; transfer
 within the region is free, deleting too.

@@ -1,8 +1,8 @@
-"""Flagstone and the official wheel on the same S3, as far away as the real one: HTTP, simulated latency, counted requests.
+"""Flagstone and the official wheel on the same simulated S3: HTTP, simulated latency, counted requests.
 
 The service is `bench.s3_server`, in a process of its own. Both engines have their default settings and reach it through
-their own clients; the wheel is called through asyncio, with a task for each writer, Flagstone with a thread for each. What is
-read is one database, loaded and compacted by Flagstone, that both open in turn.
+their own clients; the wheel is called through asyncio, with a task for each writer, Flagstone with a thread for each. Both read
+the same database in turn, which Flagstone loaded and compacted.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Final, Self
 
-from bench.harness import FLAGSTONE, WHEEL, Measurement, markdown_table, sized, told, write_markdown
+from bench.harness import FLAGSTONE, WHEEL, Measurement, formatted, markdown_table, sized, write_markdown
 from bench.s3_server import COUNTS, PROFILES
 
 ROWS: Final = sized(20_000, quickly=1_000)
-"""Few, because the wheel asks for one block after the other."""
+"""Few, because the wheel fetches one block after the other."""
 KEY_BYTES: Final = 20
 VALUE: Final = random.Random(6).randbytes(100)
 WRITERS: Final = (1, 8, 64)
@@ -41,7 +41,7 @@ def key(number: int) -> bytes:
 
 
 class Service:
-    """The server of one profile, started with the block and ended with it."""
+    """The server of one profile, running during the block."""
 
     def __init__(self, profile: str) -> None:
         self._command = [sys.executable, "-m", "bench.s3_server", profile]
@@ -85,11 +85,11 @@ class Flagstone:
         self._db = flagstone.open(self._path, store="s3://bench", store_options=self._options)
 
     def load(self) -> None:
-        """Make the database that both read: one sorted run, no log."""
+        """Make the database that both read: one sorted run, no WAL."""
         import flagstone
 
         self.open()
-        for _ in range(2):  # the second time, so that no log is left that an opening would replay
+        for _ in range(2):  # the second time, so that no WAL is left that the next open would replay
             for number in range(ROWS):
                 self._db.put(key(number), VALUE)
             self._db.flush("memtable")
@@ -188,11 +188,11 @@ class Wheel:
 
 ENGINES: Final[tuple[type[Any], ...]] = (Flagstone, Wheel)
 Figures = dict[str, dict[str, list[float]]]
-"""What -> engine -> its rounds."""
+"""Measurement -> engine -> its rounds."""
 
 
 class Comparison:
-    """Both engines at one service: times, and requests for one of each."""
+    """Both engines on one service: times, and requests per operation."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -200,7 +200,7 @@ class Comparison:
         self.requests: Figures = {}
 
     def measure(self) -> None:
-        """Everything; the engines take turns in each round."""
+        """Measure everything; the engines take turns in each round."""
         Flagstone(self._service, "read").load()
         for writers in WRITERS:
             self._take_turns(ROUNDS, lambda engine, writers=writers: self._puts(engine, writers))
@@ -280,7 +280,7 @@ def run() -> str:
             rows.append(
                 [
                     one.what,
-                    *(told(one.values[engine], unit) for engine in (FLAGSTONE, WHEEL)),
+                    *(formatted(one.values[engine], unit) for engine in (FLAGSTONE, WHEEL)),
                     "" if ratio is None else f"{ratio:.2f}×",
                     *(f"{asked[engine]:,.2f}".removesuffix(".00") for engine in (FLAGSTONE, WHEEL)),
                 ]
@@ -301,9 +301,9 @@ def run() -> str:
         [
             f"A server on this machine that waits as S3 does, default settings of both, {ROWS:,} rows of {KEY_BYTES} + {len(VALUE)} bytes in",
             "one sorted run for the reads, nothing cached. Requests are those that arrive meanwhile, also from the background,",
-            "divided by the number of puts, gets, openings or scans. By default the wheel uploads its log every 100 ms and a writer",
-            "waits for that; Flagstone uploads as soon as somebody waits. In a scan Flagstone reads ahead, the wheel reads one block",
-            "after the other unless told otherwise.",
+            "divided by the number of puts, gets, openings or scans. By default the wheel uploads its WAL every 100 ms and a writer",
+            "waits for that; Flagstone uploads as soon as a caller waits. In a scan Flagstone reads ahead; by default the wheel reads",
+            "one block after the other.",
             "",
             *markdown_table(["assumed", "get, ms", "put, ms", "MB/s per connection"], assumed),
             "",

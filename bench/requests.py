@@ -1,9 +1,9 @@
-"""What the object store is asked: the engine beside the official wheel, the same work for both, counted in requests.
+"""Requests to the object store: Flagstone and the official wheel, with the same work for both.
 
 Ours are counted by `CountingStore`, the wheel's by its own metric; both count calls of the store's interface. The
-wheel's counts every put twice, as the objects it leaves behind show, and is corrected for that. Local folders serve
-as the store, because a count does not depend on where the objects are. The idle minute is a real one, with all
-databases open side by side.
+wheel's metric counts every put twice, as its stored objects show, and is corrected for that. Local folders serve
+as the store, because a count does not depend on where the objects are. The idle minute is a real minute, with all
+databases open at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TABLES: Final = 4
 PUTS: Final = sized(1000, quickly=20)
 GETS: Final = sized(1000, quickly=20)
 SETTLING_S: Final = sized(75, quickly=1)
-"""What starts with a database is not idling, and the first round of a collector comes within a minute."""
+"""Start-up work of a database is not idling, and the first round of a collector comes within a minute."""
 IDLE_S: Final = sized(60, quickly=2)
 MINUTES_A_MONTH: Final = 30 * 24 * 60
 
@@ -47,7 +47,7 @@ class Contender(Protocol):
     def open(self, **settings: Any) -> None: ...
 
     def count(self) -> Count:
-        """All requests since it was opened."""
+        """All requests since the database was opened."""
         ...
 
     def load(self, numbers: list[int], value: bytes) -> None: ...
@@ -64,7 +64,7 @@ class Contender(Protocol):
 
 
 class Flagstone:
-    """Ours."""
+    """Flagstone."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -189,7 +189,7 @@ class Wheel:
 
 
 def _kind(api: str) -> str:
-    """The kind of request behind a name of the store's interface: what it is paid for."""
+    """The kind of request, by which it is billed, for a method of the store's interface."""
     for prefix, kind in (("list", "list"), ("put", "put"), ("multipart", "put"), ("delete", "delete")):
         if api.startswith(prefix):
             return kind
@@ -197,7 +197,7 @@ def _kind(api: str) -> str:
 
 
 def _measure_work(contender: Contender) -> dict[str, Count]:
-    """Requests by step of the work; each step with a count of its own."""
+    """Requests by step of the work, each step counted separately."""
     value = random.Random(7).randbytes(100)
     numbers = random.Random(8).sample(range(ROWS), ROWS)
     found: dict[str, Count] = {}
@@ -219,7 +219,7 @@ def _measure_work(contender: Contender) -> dict[str, Count]:
     assert contender.scan_all() == ROWS
     found["cold full scan"] = contender.count() - before
     contender.close()
-    # The wheel's default of 100 ms would make this last minutes, in which it would also poll more.
+    # With the wheel's default of 100 ms this would take minutes, in which it would also poll more.
     contender.open(**QUIET, **MANY_TABLES, flush_interval="2ms")
     before = contender.count()
     contender.put_durably(PUTS, value)
@@ -229,7 +229,7 @@ def _measure_work(contender: Contender) -> dict[str, Count]:
 
 
 def _measure_idle(folder: Path) -> dict[str, list[Count]]:
-    """A minute in which nobody reads or writes: both engines, without and with their compactor and collector."""
+    """A minute without reads and writes: both engines, without and with their compactor and collector."""
     rows: dict[str, dict[str, Any]] = {
         "idle minute, no compactor or collector": QUIET,
         "idle minute, default settings": {},
@@ -270,7 +270,7 @@ def run() -> str:
     for name, (mine, wheels) in steps.items():
         ratio = mine.total() / max(wheels.total(), 1)
         rows.append(
-            [name, _told(mine), _told(wheels), f"{ratio:.2f}", _cost(name, mine), _cost(name, wheels)]
+            [name, _counted(mine), _counted(wheels), f"{ratio:.2f}", _cost(name, mine), _cost(name, wheels)]
         )
         totals = {FLAGSTONE: float(mine.total()), WHEEL: float(wheels.total())}
         measurements.append(Measurement(f"requests, {name}", "", totals))
@@ -281,7 +281,7 @@ def run() -> str:
         rows,
         [
             (
-                f"{ROWS:,} rows of 16 + 100 bytes in {TABLES} tables; one process, local folders. Each figure is the "
+                f"{ROWS:,} rows of 16 + 100 bytes in {TABLES} SSTs; one process, local folders. Each figure is the "
                 "sum, then what it consists of; get includes head. The wheel's metric counts each put twice, as the "
                 "objects it leaves behind show; its puts are halved here."
             ),
@@ -296,7 +296,7 @@ def run() -> str:
     )
 
 
-def _told(counted: Count) -> str:
+def _counted(counted: Count) -> str:
     parts = ", ".join(f"{requests:,} {kind}" for kind, requests in sorted(counted.items()) if requests)
     return f"{counted.total():,} ({parts})" if parts else "0"
 

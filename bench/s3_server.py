@@ -1,9 +1,9 @@
-"""An S3 as far away as the real one, on this machine: what it takes to let two engines meet the same latency.
+"""A simulated S3 server on this machine, which gives two engines the same latency.
 
 `python -m bench.s3_server standard|express` serves one bucket from memory on a free port of the loopback, prints the port
-and ends when its standard input does. Every request waits as `bench.latency_store` would let it; a write takes effect in
-the middle. Requests are counted by kind. Knows what the two engines ask: objects, ranges, conditions, listings, many
-deletions, uploads in parts. Signatures are not looked at.
+and ends when its standard input does. Every request waits as in `bench.latency_store`; a write takes effect in
+the middle. Requests are counted by kind. It implements what the two engines use: objects, ranges, conditions, listings,
+bulk deletions, multipart uploads. It does not check signatures.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bench.latency_store import EXPRESS, STANDARD, Profile, Wait
 
 PROFILES: Final = {"standard": STANDARD, "express": EXPRESS}
 COUNTS: Final = "/-/counts"
-"""A path outside of any bucket: answers how many requests there were, at once and uncounted."""
+"""A path outside of any bucket: returns the request counts, at once and uncounted."""
 PAGE: Final = 1000
 HEAD_BYTES: Final = 64 * 1024
 
@@ -49,7 +49,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Request:
-    """What a client asks."""
+    """One request of a client."""
 
     method: str
     key: str
@@ -59,7 +59,7 @@ class Request:
 
     @property
     def kind(self) -> str:
-        """What it is paid as, and waits as."""
+        """The kind by which it is billed and waits."""
         if self.method == "GET":
             return "list" if "list-type" in self.query else "get"
         if self.method == "DELETE" or "delete" in self.query:
@@ -69,7 +69,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """What it gets."""
+    """The response."""
 
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)
@@ -81,7 +81,7 @@ REFUSED: Final = Answer(412, body=b"<Error><Code>PreconditionFailed</Code></Erro
 
 
 class Bucket:
-    """Objects and unfinished uploads: what a request does, without any waiting."""
+    """Objects and unfinished uploads: the effect of requests, without waiting."""
 
     def __init__(self) -> None:
         self._objects: dict[str, Stored] = {}
@@ -89,7 +89,7 @@ class Bucket:
         self._numbers = count(1)
 
     def answer(self, request: Request) -> Answer:
-        """Do what is asked."""
+        """Carry out a request."""
         if not request.key:
             return self._delete_many(request.body) if request.method == "POST" else self._list(request.query)
         if "uploads" in request.query or "uploadId" in request.query:
@@ -224,7 +224,7 @@ class Server:
                 writer.write(head if request.method == "HEAD" else head + answer.body)
                 await writer.drain()
         except (asyncio.IncompleteReadError, OSError):
-            pass  # the client has gone
+            pass  # the client closed the connection
         finally:
             writer.close()
 
@@ -267,7 +267,7 @@ async def main(name: str) -> None:
     async with await Server(profile).listen() as server:
         print(server.sockets[0].getsockname()[1], flush=True)
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
-        os._exit(0)  # connections are still open, and nobody waits for their end
+        os._exit(0)  # connections are still open; do not wait for them
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""How each figure goes with the number of rows, from 10⁵ to 10⁷: put, get, scan, compaction, opening, memory.
+"""Each figure by number of rows, from 10⁵ to 10⁷: put, get, scan, compaction, opening, memory.
 
 Every step of every engine runs in a process of its own (`bench.scaling_steps`), so that memory is that step's. The wheel
-compacts and reads the very files that Flagstone loaded (hard links: objects are never changed in place), because
-loading them by itself would take too long; rocksdict has its own. A peer that does not load a size within its budget is not
-asked to load larger ones.
+compacts and reads the same files that Flagstone loaded (hard links: objects are never changed in place), because
+its own load would take too long; rocksdict has its own files. A peer that does not load a size within its budget skips
+larger ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Final
 
-from bench.harness import FLAGSTONE, ROCKS, WHEEL, Better, Curve, sized, told, write_markdown
+from bench.harness import FLAGSTONE, ROCKS, WHEEL, Better, Curve, formatted, sized, write_markdown
 from bench.machine import scratch_place
 from bench.scaling_steps import KEY_BYTES, VALUE_BYTES, Figures, make_keys
 
@@ -33,15 +33,15 @@ STEP_TIMEOUT_S: Final = 400
 
 LIMITS: Final = {
     "put": (
-        "Rows per second until all rows are in tables, compaction in the background. Small loads are a Python call and an "
-        "insertion into the memtable per row, and end with waiting for one flush; from a few memtables of 64 MB on, the log, "
+        "Rows per second until all rows are in SSTs, compaction in the background. Small loads are a Python call and an "
+        "insertion into the memtable per row, and end with waiting for one flush; from a few memtables of 64 MB on, the WAL, "
         "flushes and compactions take turns with the puts: what is not in a kernel shares the interpreter's lock, so "
         "little more than one core is in use."
     ),
     "cold get": (
         "The engine's caches are empty, the operating system's are not. A get that has to fetch leaves the compiled path: about "
         "a hundred Python calls plan, count, read and check one block of 4 KiB; the first one also reads the index and the "
-        "filter of its table, which are larger the more rows that has. On a remote store all this is one round trip; see the "
+        "filter of its SST, which grow with the number of its rows. On a remote store all this is one round trip; see the "
         "latency profile."
     ),
     "warm get": (
@@ -57,23 +57,23 @@ LIMITS: Final = {
     "compaction": (
         "A call of `Admin.compact(full=True)` with its protocol: claim, manifests, half a second of polling at most. That is "
         "all there is to small databases; large ones run at the speed of the merging kernel, checksums and the page faults "
-        "of tables built in memory."
+        "of SSTs built in memory."
     ),
     "open": (
-        "About a dozen small requests (manifest, fence of the log, markers) and the start of the background threads, whatever "
-        "is stored: the manifest names tables, not rows. What a crash leaves in the log comes on top; see `reopen` in the "
+        "About a dozen small requests (manifest, fence of the WAL, markers) and the start of the background threads, whatever "
+        "is stored: the manifest lists SSTs, not rows. Replaying the WAL after a crash comes on top; see `reopen` in the "
         "engine comparison."
     ),
     "put memory": (
-        "Memtables that wait to be flushed, 1 GiB of them at most by default, and the tables that are built from them and "
+        "Memtables that wait to be flushed, 1 GiB of them at most by default, and the SSTs that are built from them and "
         "compacted beside them. It grows as long as rows come faster than they are flushed."
     ),
     "compaction memory": (
-        "Sub-compactions run side by side, each with its output table in memory until it is uploaded; bounded by their "
-        "number and the size of a table, four and 256 MB by default."
+        "Sub-compactions run side by side, each with its output SST in memory until it is uploaded; bounded by their "
+        "number and the size of an SST, four and 256 MB by default."
     ),
     "get memory": "The block cache, indexes and filters that the gets touched: bounded by the cache settings.",
-    "scan memory": "Read-ahead and the cached indexes of the tables; the scanned rows are not kept.",
+    "scan memory": "Read-ahead and the cached indexes of the SSTs; the scanned rows are not kept.",
 }
 CURVES: Final[dict[str, tuple[str, str, Better]]] = {
     "put": ("Put", "rows/s", "higher"),
@@ -108,7 +108,7 @@ def run() -> str:
 
 
 class _Rounds:
-    """What was found so far, and who was too slow at which size."""
+    """The results so far, and the engines that were too slow, by size."""
 
     def __init__(self) -> None:
         self.found: Found = defaultdict(lambda: defaultdict(list))
@@ -117,7 +117,7 @@ class _Rounds:
     def measure(self, place: Path, keys: Path, rows: int, *, wheel_loads: bool) -> None:
         """One round of one size: each step for all engines in random order, before the next step.
 
-        The wheel's own load is the longest part of all by far: once for each size is enough.
+        The wheel's own load takes by far the longest, so it runs once for each size.
         """
         folders = {engine: place / engine.replace(" ", "-") for engine in ENGINES}
         for folder in folders.values():
@@ -139,7 +139,7 @@ class _Rounds:
                 self._keep(engine, step, folders[engine], keys, rows)
 
     def _keep(self, engine: str, step: str, folder: Path, keys: Path, rows: int) -> bool:
-        """Do a step; whether it ended within its time."""
+        """Run a step; returns whether it ended within its time."""
         figures = _step(engine, step, folder, keys, rows)
         for name, figure in figures.items():
             self.found[engine, rows][name].append(figure)
@@ -162,7 +162,7 @@ def _step(engine: str, step: str, folder: Path, keys: Path, rows: int) -> Figure
         problem = f"{engine}, {step} of {rows:,} rows failed:\n{done.stderr}"
         if engine == FLAGSTONE:
             raise RuntimeError(problem)
-        print(problem, file=sys.stderr)  # a gap in its line, told by whoever reads this
+        print(problem, file=sys.stderr)  # a gap in its line; the caller reports it
         return {}
     figures: Figures = json.loads(done.stdout.splitlines()[-1])
     return figures
@@ -186,13 +186,13 @@ def _report(found: Found, unable: dict[str, int], seconds: float) -> str:
         }
         for engine, line in points.items():
             at = dict(line)
-            table.append([title, engine, *(told(at.get(float(rows)), unit) for rows in SIZES)])
+            table.append([title, engine, *(formatted(at.get(float(rows)), unit) for rows in SIZES)])
         drawn = {engine: line for engine, line in points.items() if line}
         curves.append(Curve(name.replace(" ", "-"), title, unit, drawn, LIMITS[name], better))
     for name in ("put", "compaction"):
         cores = [medians[FLAGSTONE, rows].get(f"{name} cores") for rows in SIZES]
         table.append(
-            [f"Cores used, {CURVES[name][0].lower()}", FLAGSTONE, *(told(used, "") for used in cores)]
+            [f"Cores used, {CURVES[name][0].lower()}", FLAGSTONE, *(formatted(used, "") for used in cores)]
         )
     missing = [
         f"{engine} did not load {rows:,} rows within {BUDGET_S[engine]:.0f} s, so its line ends before."

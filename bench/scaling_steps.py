@@ -1,7 +1,7 @@
 """One step of the scaling run, in a process of its own: `python -m bench.scaling_steps ENGINE STEP FOLDER ROWS BUDGET_S`.
 
 Prints one line of JSON: figures by name, with the peak memory of each step. Default settings throughout: compaction
-goes on in the background of a load, as it would for anyone. The rows are keys of 20 bytes in random order, cut from a
+runs in the background of a load. The rows are keys of 20 bytes in random order, cut from a
 file that the parent made, and values of 100 bytes.
 """
 
@@ -45,7 +45,7 @@ def make_keys(path: Path, rows: int) -> None:
 
 
 def scrambled(number: int) -> int:
-    """Another 64-bit number, a different one for each: multiplications and shifts that can be undone."""
+    """A permutation of 64-bit numbers: invertible multiplications and shifts."""
     mixed = (number + 1) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
     mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
     mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
@@ -75,13 +75,13 @@ def sample_keys(path: Path, rows: int) -> list[bytes]:
 
 
 class Flagstone:
-    """Ours, as a service would use it."""
+    """Flagstone, as a service would use it."""
 
     def __init__(self, folder: Path) -> None:
         import flagstone
 
         self._folder = folder
-        # The wheel and rocksdict do not sync either, unless asked.
+        # The wheel and rocksdict do not sync by default, either.
         self._options = {"fsync": False}
         self._flagstone = flagstone
 
@@ -106,14 +106,14 @@ class Flagstone:
             yield found
 
     def compact(self) -> Callable[[], object]:
-        # Nobody else coordinates, so there is nobody to wait for.
+        # There is no other coordinator to wait for.
         return lambda: self._admin().compact(full=True, patience=timedelta(seconds=0.1))
 
     def settle(self, row: Rows) -> None:
-        """Put the row again until it is the only news.
+        """Put the row again until it is the only new row.
 
-        A flush may leave its last log files behind, to be replayed by every opening until the next flush; a compaction that
-        is cut off would be in the way of the next step; and one that has merged everything would leave that nothing to do.
+        A flush may leave WAL files that every open replays until the next flush. An interrupted compaction would disturb the
+        next step, and a compaction of everything would leave it nothing to do.
         """
         for _ in range(4):
             self.put(row)
@@ -123,7 +123,7 @@ class Flagstone:
                 break
 
     def _rest(self) -> None:
-        """Wait until no compaction is under way."""
+        """Wait until no compaction is running."""
         admin, idle, end = self._admin(), 0, time.perf_counter() + REST_S
         while idle < 5 and time.perf_counter() < end:
             busy = admin.manifest().value.compactor_epoch and any(
@@ -140,7 +140,7 @@ class Flagstone:
 
 
 class Wheel:
-    """The official wheel, through asyncio: batches of a thousand rows both ways, its best way."""
+    """The official wheel, through asyncio: batches of a thousand rows for reads and writes, its fastest way."""
 
     def __init__(self, folder: Path) -> None:
         from slatedb import uniffi
@@ -178,7 +178,7 @@ class Wheel:
         return int(self._run(work()))
 
     def settle(self, row: Rows) -> None:
-        """Nothing: what it loads is not read."""
+        """Nothing: the rows it loads are not read."""
 
     def scan(self) -> Iterator[int]:
         everything = self._uniffi.KeyRange(start=None, start_inclusive=True, end=None, end_inclusive=False)
@@ -194,7 +194,7 @@ class Wheel:
             yield found
 
     def compact(self) -> Callable[[], object]:
-        # It looks for jobs every 5 s by default; and only the submitted one shall be done.
+        # By default it polls for jobs every 5 s; and only the submitted job may run.
         self.open(
             compactor_options={
                 "poll_interval": "10ms",
@@ -277,7 +277,7 @@ class Rocks:
 
         self.open()
         options = rocksdict.CompactOptions()
-        # Otherwise what already is at the bottom would be left as it is.
+        # Otherwise the lowest level would not be rewritten.
         options.set_bottommost_level_compaction(rocksdict.BottommostLevelCompaction.force())
         return lambda: self._db.compact_range(None, None, options)
 
@@ -289,7 +289,7 @@ ENGINES: Final[dict[str, type[Any]]] = {FLAGSTONE: Flagstone, WHEEL: Wheel, ROCK
 
 
 def load(engine: Any, keys: Path, rows: int, budget_s: float) -> Figures:
-    """Put all rows, until they are in tables. Nothing is returned if that takes longer than the budget."""
+    """Put all rows, until they are in SSTs. Returns nothing if that takes longer than the budget."""
     engine.open()
     started, cpu = time.perf_counter(), time.process_time()
     for chunk in read_rows(keys):
@@ -309,7 +309,7 @@ def load(engine: Any, keys: Path, rows: int, budget_s: float) -> Figures:
 
 
 def compact(engine: Any, _keys: Path, rows: int, _budget_s: float) -> Figures:
-    """Merge everything into one run."""
+    """Merge everything into one sorted run."""
     work = engine.compact()
     forget_peak()
     started, cpu = time.perf_counter(), time.process_time()
@@ -366,13 +366,13 @@ STEPS: Final[dict[str, Callable[[Any, Path, int, float], Figures]]] = {
 
 
 def forget_peak() -> None:
-    """Begin the peak of resident memory anew, where the system allows that."""
+    """Reset the peak of resident memory, if the system allows it."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_mb() -> float:
-    """Peak of resident memory. Not `ru_maxrss`, which remembers the process that started this one."""
+    """Peak of resident memory. Not `ru_maxrss`, which includes the process that started this one."""
     status = Path("/proc/self/status")
     if not status.exists():
         return 0.0
@@ -383,4 +383,4 @@ if __name__ == "__main__":
     name, step, folder, keys, rows, budget = sys.argv[1:]
     found = STEPS[step](ENGINES[name](Path(folder)), Path(keys), int(rows), float(budget))
     print(json.dumps(found), flush=True)
-    os._exit(0)  # the wheel's threads would keep it
+    os._exit(0)  # the wheel's threads would keep the process alive

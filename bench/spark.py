@@ -1,10 +1,10 @@
 """Spark: bulk load and DataFrame read beside Parquet in the same session, and beside a load through the wheel.
 
-The rows are the same for all: 20-byte keys that no two rows share, 100-byte values that do not compress. They come into
-a load in two ways, and Parquet gets them in the same way each time: sorted by key and held in Spark's cache, so that
-only writing is measured, or from Parquet files in no order, so that Spark has to sort them in both. The wheel takes them
-as Python objects in batches of a thousand, on a part of the rows, whose slices show that its rate does not depend on
-how many there are. Afterwards it opens what Flagstone loaded, and must find what was put in.
+The rows are the same for all: 20-byte keys that no two rows share, 100-byte values that do not compress. There are
+two inputs, the same for Flagstone and Parquet: rows sorted by key in Spark's cache, so that
+only writing is measured, and unordered rows from Parquet files, so that Spark sorts them for both. The wheel takes the rows
+as Python objects in batches of a thousand. It loads only a part of the rows; the slices of that part show that its rate does
+not depend on their number. Afterwards the wheel opens the database that Flagstone loaded and checks the rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bench.harness import FLAGSTONE, PARQUET, WHEEL, Measurement, compared, sized, told, write_markdown
+from bench.harness import FLAGSTONE, PARQUET, WHEEL, Measurement, compared, formatted, sized, write_markdown
 from bench.machine import scratch_place
 
 ROWS: Final = int(os.environ.get("FLAGSTONE_BENCH_SPARK_ROWS") or sized(5_000_000, quickly=20_000))
@@ -36,14 +36,14 @@ GETS: Final = sized(10_000, quickly=500)
 ROUNDS: Final = sized(5, quickly=1)
 ROW_BYTES: Final = 120
 PARTITIONS: Final = max(2, ROWS * ROW_BYTES >> 26)
-"""Of the sorted rows in the cache, 64 MiB each: what Spark makes by itself of a shuffle that it does not cache."""
+"""Partitions of the sorted rows in the cache, 64 MiB each: as Spark sizes an uncached shuffle by default."""
 SPACE: Final = 1 << 32
 """Keys are numbers below this, spread evenly by `STRIDE`, which is odd: no two rows get the same."""
 STRIDE: Final = 2_654_435_761
 
 
 class Taken(NamedTuple):
-    """What one run took, all processes together."""
+    """The cost of one run, over all processes."""
 
     seconds: float
     cpu_seconds: float
@@ -124,14 +124,14 @@ def measure(contenders: Mapping[str, Callable[[], object]]) -> dict[str, list[Ta
 
 
 def cpu_seconds() -> float:
-    """Of this process and all that came of it, the Java machine and the Python workers included."""
+    """Processor seconds of this process and its descendants, the JVM and the Python workers included."""
     spent: dict[int, tuple[int, int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
             except OSError:
-                continue  # it has just ended
+                continue  # the process has just ended
             spent[int(entry.name)] = (int(fields[1]), sum(map(int, fields[11:15])))
     ours = {os.getpid()}
     while more := {pid for pid, (parent, _) in spent.items() if parent in ours} - ours:
@@ -173,7 +173,7 @@ def load_with_wheel(folder: Path) -> list[float]:
 
 
 def get_with_wheel(folder: Path, name: str, keys: list[bytes]) -> list[bytes | None]:
-    """In a process of its own: what the wheel finds."""
+    """In a process of its own: the rows that the wheel finds."""
     from slatedb import uniffi
 
     async def work() -> list[bytes | None]:
@@ -187,7 +187,7 @@ def get_with_wheel(folder: Path, name: str, keys: list[bytes]) -> list[bytes | N
 
 
 def _apart(name: str, *arguments: Any) -> Any:
-    """Call one of the two above in a fresh process: the wheel's threads would outlive their use in this one."""
+    """Call one of the two above in a fresh process, because the wheel's threads do not end."""
     done = subprocess.run(
         [sys.executable, "-m", "bench.spark"],
         input=pickle.dumps((name, arguments)),
@@ -199,7 +199,7 @@ def _apart(name: str, *arguments: Any) -> Any:
 
 
 def check_with_wheel(database: Path) -> int:
-    """How many random gets agree: of present rows, and of a tenth as many that are not there."""
+    """How many random gets agree: of present rows, and of a tenth as many absent ones."""
     chosen = random.Random(8).sample(range(ROWS), GETS - GETS // 11)
     absent = random.Random(9).sample(range(ROWS, 2 * ROWS), GETS // 11)
     wanted: list[tuple[bytes, bytes | None]] = [(key(row), value(row)) for row in chosen]
@@ -211,19 +211,22 @@ def check_with_wheel(database: Path) -> int:
 
 
 def range_bytes(database: Path) -> tuple[int, int, int]:
-    """Reading one key of a hundred as a task does: rows, bytes read with all planning, and bytes of all tables."""
+    """Read one key of a hundred as a task does: rows, bytes read including planning, and bytes of all SSTs."""
     from pyspark.sql.datasource import GreaterThanOrEqual, LessThan
 
-    from flagstone.spark.options import Place, parse_read_options
-    from flagstone.spark.reading import PushingReader, pin
-    from flagstone.spark.schema import read_schema
+    from flagstone.spark.address import DatabaseAddress
+    from flagstone.spark.options import parse_read_options
+    from flagstone.spark.row_mapping import read_schema
+    from flagstone.spark.scan import PushingReader, hold_checkpoint
     from flagstone.store.counting import CountingStore
     from flagstone.store.local import LocalStore
 
     store: Any = CountingStore(LocalStore(database.parent), component="bench")
-    options = replace(parse_read_options({"path": str(database)}), place=Place(database.name, store))
+    options = replace(
+        parse_read_options({"path": str(database)}), address=DatabaseAddress(database.name, store)
+    )
     low, high = (b"key-%016d" % (SPACE * percent // 100) for percent in (40, 41))
-    reader = PushingReader(pin(options), read_schema(options.columns))
+    reader = PushingReader(hold_checkpoint(options), read_schema(options.columns))
     left = list(reader.pushFilters([GreaterThanOrEqual(("key",), low), LessThan(("key",), high)]))
     assert not left
     rows = sum(batch.num_rows for part in reader.partitions() for batch in reader.read(part))
@@ -313,10 +316,10 @@ def run() -> str:
             "One session, `local[2]`, 20-byte keys, 100-byte values that do not compress; Parquet as Spark writes it by",
             "default. Sorted rows come from Spark's cache, those in no order from Parquet files, and are sorted by Spark",
             f"for both. The wheel writes {WHEEL_ROWS:,} of the rows in batches of 1,000, without compaction; its",
-            f"{SLICES} quarters took {', '.join(told(one, 's') for one in by_slice)}, the last with the closing flush.",
+            f"{SLICES} quarters took {', '.join(formatted(one, 's') for one in by_slice)}, the last with the closing flush.",
             "",
             f"The wheel opens the result: {agreed:,} of {GETS:,} random gets agree. One percent of the keys ({rows:,} rows)",
-            f"reads {100 * read_bytes / stored_bytes:.2f} % of the {stored_bytes / 1e6:,.0f} MB of all tables, planning",
+            f"reads {100 * read_bytes / stored_bytes:.2f} % of the {stored_bytes / 1e6:,.0f} MB of all SSTs, planning",
             "included. Reads go to the sink `noop`, from the opening of the DataFrame on.",
         ],
         basis=f"Medians of {ROUNDS} interleaved rounds.",
@@ -329,4 +332,4 @@ if __name__ == "__main__":
     result = {"load_with_wheel": load_with_wheel, "get_with_wheel": get_with_wheel}[called](*given)
     sys.stdout.buffer.write(pickle.dumps(result))
     sys.stdout.flush()
-    os._exit(0)  # the wheel's threads would keep it
+    os._exit(0)  # the wheel's threads would keep the process alive

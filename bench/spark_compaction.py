@@ -1,10 +1,10 @@
-"""Distributed compaction: more than 2 GB of overlapping runs merged into one, by this process and by Spark.
+"""Distributed compaction: more than 2 GB of overlapping sorted runs merged into one, by this process and by Spark.
 
-The database is made once: bulk loads that overwrite and delete rows of each other, and small L0 tables on top. Every
-contender compacts a clone of it, which shares its tables; Spark with one executor of one core, and with two. What each
-leaves behind is compared with the local result row for row: keys, values, sequence numbers and times.
+The database is made once: bulk loads that overwrite and delete rows of each other, and small SSTs in L0 on top. Every
+contender compacts a clone of it, which shares its SSTs: this process, Spark with one executor of one core, and Spark with two.
+Each result is compared with the local one row by row: keys, values, sequence numbers and times.
 
-`python -m bench.spark_compaction 200 1` does it with 200 MB, once.
+`python -m bench.spark_compaction 200 1` runs it with 200 MB, once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ L0_TABLES = 3
 KEY_BYTES, VALUE_BYTES = 16, 200
 DELETED = 0.1
 KEYS_PER_ROW = 1.5
-"""How many different keys there are for every row of a load: about two of three rows overwrite one below them."""
+"""Different keys per row of a load: about two of three rows overwrite an older one."""
 BATCH_ROWS = 65_536
 TASKS = 8
 LOCAL = "this process"
@@ -38,7 +38,7 @@ OPTIONS = {"fsync": False}
 
 
 def batches(load: int, rows: int) -> Iterator[Any]:
-    """One load in key order: keys as 16 digits, values that no codec could shrink, every tenth row a deletion."""
+    """One load in key order: keys as 16 digits, values that do not compress, every tenth row a deletion."""
     import numpy as np
     import pyarrow as pa
 
@@ -74,19 +74,20 @@ def _binary(cells: Any, width: int) -> Any:
 
 
 def prepare(store: Path, megabytes: int) -> int:
-    """The database `base`; how many bytes its tables have."""
+    """Make the database `base`; returns the bytes of its SSTs."""
     import flagstone
-    from flagstone.spark.loading import begin_load, commit_load
-    from flagstone.spark.options import Place, parse_write_options
-    from flagstone.spark.tables import write_tables
+    from flagstone.spark.address import DatabaseAddress
+    from flagstone.spark.load.commit import begin_load, commit_load
+    from flagstone.spark.load.task import write_ssts
+    from flagstone.spark.options import parse_write_options
 
     options = parse_write_options(
         {"path": "base", "store": str(store), "sorted": "true", "store.fsync": "false"}
     )
     rows = megabytes * 1_000_000 // LOADS // (KEY_BYTES + VALUE_BYTES)
     for load in range(LOADS):
-        plan = begin_load(Place("base", str(store), None, OPTIONS))
-        commit_load(plan, options, write_tables(batches(load, rows), plan, options))
+        plan = begin_load(DatabaseAddress("base", str(store), None, OPTIONS))
+        commit_load(plan, options, write_ssts(batches(load, rows), plan, options))
     settings = flagstone.Settings(compactor_options=None, garbage_collector_options=None)
     with flagstone.open("base", store=str(store), store_options=OPTIONS, settings=settings) as db:
         for table in range(L0_TABLES):
@@ -126,22 +127,22 @@ def measure(name: str, store: str, path: str) -> None:
         taken = time.perf_counter() - started
         application = spark.sparkContext.applicationId
         spark.stop()
-        # Executors of a local cluster leave their logs in PySpark's own folder, and nowhere else.
+        # Executors of a local cluster write their logs into PySpark's own folder.
         shutil.rmtree(Path(pyspark.__file__).parent / "work" / application, ignore_errors=True)
     assert len(jobs) == 1
     print(json.dumps(taken), flush=True)
 
 
 def _cluster(executors: int) -> Any:
-    """A session with real executor processes of one core each, all of them there and warm."""
+    """A session with real executor processes of one core each, all of them started and warm."""
     from flagstone.spark import session
 
     spark = session(master=f"local-cluster[{executors},1,1024]", spark_log_level="ERROR")
 
     def warm(given: Iterator[Any]) -> Iterator[Any]:
-        import flagstone.spark.compaction
+        import flagstone.spark.jobs.compaction
 
-        assert flagstone.spark.compaction
+        assert flagstone.spark.jobs.compaction
         yield from given
 
     there = spark._jsc.sc().getExecutorMemoryStatus  # noqa: SLF001 - the driver counts as one of them
@@ -152,7 +153,7 @@ def _cluster(executors: int) -> Any:
 
 
 def compare(store: Path, one: str, other: str) -> int:
-    """How many rows two databases show, which must be the same to the last byte."""
+    """Compare two databases, which must be equal to the last byte; returns the number of rows."""
     import flagstone
     from flagstone.read.arrow import COLUMNS
 
@@ -212,11 +213,11 @@ def run(megabytes: int = MEGABYTES, rounds: int = ROUNDS) -> str:
         ["who merges", "time", "MB/s", "against one executor"],
         table,
         [
-            f"{size / 1e9:.2f} GB in {LOADS} overlapping runs and {L0_TABLES} L0 tables become one run of {rows:,} rows:",
+            f"{size / 1e9:.2f} GB in {LOADS} overlapping runs and {L0_TABLES} SSTs in L0 become one sorted run of {rows:,} rows:",
             f"{KEY_BYTES}-byte keys, {VALUE_BYTES}-byte values, two of three rows overwritten, every tenth a deletion.",
             f"Executors are processes with one core (local-cluster), jobs are cut into {TASKS} ranges; sessions were warm.",
             "This process uses its default of four threads. Keys, values, sequence numbers and times of every row of every",
-            "result are those of the first local one. A folder that nobody syncs; MB are of the tables that go in.",
+            "result are those of the first local one. A folder without fsync; MB are of the SSTs that go in.",
         ],
         basis=f"Medians of {rounds} rounds, each in a fresh process." if rounds > 1 else "One round.",
     )

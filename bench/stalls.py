@@ -1,7 +1,7 @@
-"""What a put waits for while a compaction runs beside it in the same process, against the same puts alone.
+"""The latency of puts while a compaction runs in the same process, compared with the same puts alone.
 
-Eight overlapping tables are merged (the files of `bench.compaction`) by a thread while the main thread puts rows one by one
-into another database, each put timed. Every measurement has a process of its own, the engines take turns.
+A thread merges eight overlapping SSTs (the files of `bench.compaction`) while the main thread puts rows one by one
+into another database and times each put. Every measurement has a process of its own, and the engines take turns.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ PUTS: Final[dict[str, Callable[[Path], Put]]] = {
 
 
 def timed_puts(put: Put, more: Callable[[], bool], first: int) -> list[float]:
-    """Puts until there shall be no more; the seconds of each."""
+    """Put rows while `more()` is true; returns the seconds of each put."""
     taken, number = [], first
     while more():
         for _ in range(50):
@@ -113,7 +113,7 @@ def measure(engine: str, folder: Path) -> None:
     beside = timed_puts(put, compacting.is_alive, 3_000_000)
     compacting.join()
     print(json.dumps([percentiles(alone), percentiles(beside), len(beside)]), flush=True)
-    os._exit(0)  # the wheel's threads would keep it
+    os._exit(0)  # the wheel's threads would keep the process alive
 
 
 def _for_seconds(seconds: float) -> Callable[[], bool]:
@@ -155,7 +155,7 @@ def run() -> str:
         "Stalls: puts beside a compaction in the same process",
         *compared(measurements),
         [
-            f"{compaction.VALUE_BYTES[VALUE_BYTES] * compaction.TABLES * 116 / 1e6:.0f} MB in eight overlapping tables are merged by",
+            f"{compaction.VALUE_BYTES[VALUE_BYTES] * compaction.TABLES * 116 / 1e6:.0f} MB in eight overlapping SSTs are merged by",
             f"threads while another puts rows one by one. Puts while it lasted: {counted}.",
             "Two things are waited for: a turn on the processor, and the interpreter's lock, which the kernels release.",
         ],

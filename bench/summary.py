@@ -1,7 +1,7 @@
-"""`python -m bench summary`: makes `results/README.md`, its charts and the table of the project's README from what was kept.
+"""`python -m bench summary`: makes `results/README.md`, its charts and the table of the project's README from stored results.
 
-Reads `NAME.json` only, so that what is told and drawn is what was measured. Results of different days or machines may be
-mixed: each section says its own.
+It reads `NAME.json` only, so the texts and charts show what was measured. Results of different days or machines may be
+mixed: each section names its own.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ COLOURS: Final = (FLAGSTONE, WHEEL, ROCKS, PARQUET)
 ORDER: Final = (
     "engine", "remote", "compaction", "stalls", "requests", "spark", "spark-compaction", "kernels", "latency", "scaling",
 )  # fmt: skip
-"""How the sections follow each other; others come after them."""
+"""The order of the sections; others come after them."""
 HEADLINE: Final = ("engine", "compaction", "spark")
-"""Whose ratios share the first chart; those of the others are drawn in their own sections."""
+"""The results whose ratios share the first chart; the others have charts in their own sections."""
 
 
 def write_summary() -> Path:
@@ -45,14 +45,14 @@ def write_summary() -> Path:
     for name, chart in charts.items():
         (folder / name).write_text(chart)
     page = folder / "README.md"
-    page.write_text(tell(results, charts))
+    page.write_text(page_text(results, charts))
     if folder == RESULTS:
         PAGE.write_text(front_page(PAGE.read_text(), results))
     return page
 
 
 def load_results(folder: Path) -> list[dict[str, Any]]:
-    """Everything that was kept, in the order of the sections."""
+    """All stored results, in the order of the sections."""
     found = [json.loads(path.read_text()) for path in folder.glob("*.json")]
     known = {name: place for place, name in enumerate(ORDER)}
     return sorted(found, key=lambda result: (known.get(result["name"], len(known)), result["name"]))
@@ -100,7 +100,7 @@ def measurements(result: Mapping[str, Any]) -> list[Measurement]:
     return [Measurement(**one) for one in result["measurements"]]
 
 
-def tell(results: Sequence[Mapping[str, Any]], charts: Collection[str]) -> str:
+def page_text(results: Sequence[Mapping[str, Any]], charts: Collection[str]) -> str:
     """The page, with those charts."""
     lines = ["# Measured", ""]
     if any(result["quick"] for result in results):
@@ -121,16 +121,16 @@ def tell(results: Sequence[Mapping[str, Any]], charts: Collection[str]) -> str:
 
 
 def _machines(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The machines and days that the results come from, most often one of each."""
-    told: dict[str, list[str]] = {}
+    """The machines and days of the results, usually one of each."""
+    by_machine: dict[str, list[str]] = {}
     for result in results:
-        told.setdefault(_told_machine(result), []).append(result["name"])
-    if len(told) == 1:
-        return [next(iter(told))]
-    return [f"- {', '.join(names)}: {machine}" for machine, names in told.items()]
+        by_machine.setdefault(_machine_text(result), []).append(result["name"])
+    if len(by_machine) == 1:
+        return [next(iter(by_machine))]
+    return [f"- {', '.join(names)}: {machine}" for machine, names in by_machine.items()]
 
 
-def _told_machine(result: Mapping[str, Any]) -> str:
+def _machine_text(result: Mapping[str, Any]) -> str:
     facts = result["machine"]
     busy = facts["busy_before_percent"]
     parts = [

@@ -2,9 +2,9 @@
 
     python examples/cdc_to_parquet.py
 
-Both copy what is there when they begin, then follow the log. The log is kept for them by name (`lake`, `archive`)
-until they say that they have it, also while they are down: garbage collection waits for them. Run either twice, and
-the second run goes on where the first one stopped.
+Both copy the existing rows first, then follow the WAL. Garbage collection keeps the WAL for each consumer by its name
+(`lake`, `archive`) until the consumer commits, also while it is not running. Run either twice, and
+the second run continues where the first one stopped.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ COLUMNS = {"seq": pa.int64(), "op": pa.string(), "key": pa.binary(), "value": pa
 
 
 def copy_with_spark(spark: SparkSession, url: Path, lake: Path) -> None:
-    """A stream that takes all there is and ends; without the trigger it would run for ever."""
+    """A stream that takes all present changes and ends; without the trigger it would not end."""
     changes = spark.readStream.format("flagstone").option("consumer", "lake").load(str(url))
     query = (
         changes.writeStream.format("parquet")
@@ -41,9 +41,9 @@ def copy_with_spark(spark: SparkSession, url: Path, lake: Path) -> None:
 
 
 def copy_with_python(url: Path, archive: Path) -> None:
-    """The same in one process: a file for the copy, and a file for each batch of changes, named by its number.
+    """The same in one process: one file for the copy, and one for each batch of changes, named after its WAL file id.
 
-    A crash between the file and `commit` brings the batch again, and the same name with it: nothing is there twice.
+    After a crash between the file and `commit` the batch comes again, and replaces the file with the same name.
     """
     archive.mkdir(exist_ok=True)
     with flagstone.open_feed(url, "archive") as feed:
@@ -51,7 +51,7 @@ def copy_with_python(url: Path, archive: Path) -> None:
             rows = [(row.seq, "put", row.key, row.value) for row in feed.snapshot.scan().rows()]
             _write(archive / "copy.parquet", rows)
             feed.copied()
-        for batch in feed.follow(timeout_s=0):  # what there is now; without the limit, for ever
+        for batch in feed.follow(timeout_s=0):  # the present changes; without the timeout it does not end
             changes = [(change.seq, change.op, change.key, change.value) for change in batch.changes]
             _write(archive / f"changes-{batch.next_id:012}.parquet", changes)
             feed.commit(batch)
@@ -69,7 +69,7 @@ def read_changes(folder: Path) -> list[Row]:
 
 
 def apply(changes: list[Row]) -> dict[bytes, bytes]:
-    """What a database with these changes shows: of every key the last one."""
+    """The rows of a database with these changes: the last change of every key."""
     shown: dict[bytes, bytes] = {}
     for _, op, key, value in changes:
         if op == "put" and value is not None:

@@ -1,12 +1,13 @@
-"""A compaction fleet: SlateDB writes and decides what to merge, and Spark's executors do the merging.
+"""A compaction fleet: SlateDB writes and schedules compactions, and Spark's executors merge.
 
     pip install slatedb==0.17.0
     python examples/compaction_fleet.py
 
-The writer here is the official Python package of SlateDB, which is its Rust engine; a service in Rust, Go or Java is
-the same to us. Its compactor only coordinates (`worker` is null): it writes jobs into the compactions file, waits until
-somebody has done them, and commits. Spark claims them, one task per key range, straight from and to the object store.
-For a fleet that stays, `flagstone run-worker --spark` or the two lines of `serve_with_spark` in a job of your own.
+The writer here is the official Python package of SlateDB, which contains its Rust engine; a service in Rust, Go or Java
+works the same way. Its compactor only coordinates (`worker` is null): it writes jobs into the compactions file, waits
+until a worker has done them, and commits. Spark claims the jobs and runs one task per key range, which reads and writes
+the object store directly. For a permanent fleet, use `flagstone run-worker --spark`, or the two lines of
+`serve_with_spark` in a job of your own.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ WITHOUT_SLATEDB = "the writer of this example is SlateDB's own: `pip install sla
 
 
 async def write_with_slatedb(folder: Path) -> None:
-    """What runs in the service: a SlateDB that writes, and decides about compactions but does none itself."""
-    from slatedb.uniffi import (  # noqa: PLC0415 - not everybody has it
+    """The service: a SlateDB that writes, and schedules compactions but runs none."""
+    from slatedb.uniffi import (  # noqa: PLC0415 - an optional dependency
         DbBuilder,
         FlushOptions,
         FlushType,
@@ -60,12 +61,12 @@ async def write_with_slatedb(folder: Path) -> None:
         await db.write(batch)
         await db.flush_with_options(FlushOptions(flush_type=FlushType.MEM_TABLE))
     print("written", flush=True)
-    sys.stdin.readline()  # goes on coordinating until it is told to end
+    sys.stdin.readline()  # coordinates until the parent process ends it
     await db.shutdown()
 
 
 def serve_with_spark(spark: SparkSession, url: Path, stop: Event) -> None:
-    """What runs on the cluster, for as long as you like: claims jobs and does them."""
+    """Runs on the cluster until it is stopped: claims jobs and runs them."""
     options = CompactionWorkerOptions(compactions_poll_interval=timedelta(milliseconds=200))
     fs.run_worker(spark, url, options=options, stop=stop)
 
@@ -86,8 +87,8 @@ def main(spark: SparkSession, folder: Path) -> None:
     ):
         assert writer.stdin is not None
         assert writer.stdout is not None
-        assert writer.stdout.readline() == "written\n", "SlateDB did not get there; see what it said above"
-        print(f"SlateDB has written {ROUNDS} tables of {ROWS:,} rows, and waits for a worker")
+        assert writer.stdout.readline() == "written\n", "SlateDB failed; see its output above"
+        print(f"SlateDB has written {ROUNDS} SSTs of {ROWS:,} rows, and waits for a worker")
         fleet = pool.submit(serve_with_spark, spark, url, stop)
         try:
             deadline = time.monotonic() + PATIENCE_S
@@ -101,7 +102,7 @@ def main(spark: SparkSession, folder: Path) -> None:
             writer.communicate("end\n", timeout=PATIENCE_S)
     tree = admin.manifest().value.tree
     print(
-        f"Spark has merged, SlateDB has committed: {len(tree.l0)} tables of L0, {len(tree.runs)} run(s) now"
+        f"Spark has merged, SlateDB has committed: {len(tree.l0)} SSTs in L0, {len(tree.runs)} sorted run(s) now"
     )
     with flagstone.open_reader(url) as reader:
         found = dict(reader.scan())

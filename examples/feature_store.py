@@ -2,8 +2,8 @@
 
     python examples/feature_store.py
 
-A load is one commit, so a model never sees half of a refresh. Training reads the same database as a DataFrame, pinned
-to one moment; serving decodes single rows. Both sides share a schema, as the bytes hold no names.
+A load is one commit, so a model never sees half of a refresh. Training reads the same database as a DataFrame of one
+moment; serving decodes single rows. Both sides share a schema, because the bytes contain no names.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flagstone import keys, values
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# The contract between the job and the service: what a key is made of, and what is in a value.
+# The contract between the job and the service: the columns of a key, and those of a value.
 KEY_COLUMNS = ["view", "user"]
 FEATURES = pa.schema(
     [("orders", pa.int64()), ("spent", pa.float64()), ("biggest", pa.float64()), ("last_day", pa.date32())]
@@ -46,14 +46,14 @@ def compute(spark: SparkSession, users: int, until: date) -> DataFrame:
 
 
 class FeatureServer:
-    """What a model asks. It follows the database: a new load is seen at the next poll, or at `refresh`."""
+    """Serves features to a model. It follows the database: the next poll, or `refresh`, shows a new load."""
 
     def __init__(self, url: Path) -> None:
         self._reader = flagstone.open_reader(url)
         self._codec = values.codec("row", FEATURES)
 
     def features(self, users: list[int]) -> list[dict[str, Any] | None]:
-        """The features of many users, with requests shared between them; None for those it has never seen."""
+        """The features of many users, with requests shared between them; None for unknown users."""
         found = self._reader.multi_get([keys.encode("spending", user) for user in users])
         return [None if value is None else self._codec.decode(value) for value in found]
 
@@ -78,7 +78,7 @@ def main(spark: SparkSession, folder: Path, *, users: int = 20_000) -> None:
     print(f"{len(asked)} users served in {(time.perf_counter() - started) * 1e3:.2f} ms, e.g. {before[0]}")
     assert server.features([users + 1]) == [None]
 
-    # The next refresh: one commit; whoever reads meanwhile sees the one before.
+    # The next refresh is one commit; a concurrent reader sees the previous one.
     fs.bulk_load(compute(spark, users, june), url, key_columns=KEY_COLUMNS)
     server.refresh()
     after = server.features(asked)
@@ -86,7 +86,7 @@ def main(spark: SparkSession, folder: Path, *, users: int = 20_000) -> None:
     print(f"after the next load {newer} of {len(asked)} have changed")
     assert newer > 0
 
-    # Training: the same rows as a DataFrame, with the columns they came with.
+    # Training: the same rows as a DataFrame, with their original columns.
     training = (
         spark.read.format("flagstone")
         .schema(FRAME)

@@ -1,10 +1,10 @@
-"""A catalogue that is loaded every night: build beside, check, then swap. Readers never see half of it.
+"""A catalogue that is loaded every night: build a new version, check it, then swap. Readers never see half of it.
 
     python examples/nightly_load.py
 
-Every night has a database of its own, `catalogue-<day>`, which begins as a clone of the night before: no table is
+Every night has a database of its own, `catalogue-<day>`, which begins as a clone of the night before: no SST is
 copied. Spark loads the changes into the clone, checks run on it, and one small write makes it the current one. If a
-check fails, the new version is destroyed and nobody has noticed; if something is found out later, the pointer goes
+check fails, the new version is destroyed, and readers never saw it. If an error is found later, the pointer is set
 back.
 """
 
@@ -42,7 +42,7 @@ class Catalogue:
             return None if found is None else date.fromisoformat(found.decode())
 
     def swap(self, day: date, *, expected: date | None) -> None:
-        """Make `day` the current version, unless somebody else has changed it meanwhile."""
+        """Make `day` the current version, unless another process has changed it meanwhile."""
         with flagstone.open(self._pointers) as db, db.transaction() as transaction:
             found = transaction.get(CURRENT)
             if found != (None if expected is None else str(expected).encode()):
@@ -53,7 +53,7 @@ class Catalogue:
             transaction.commit(await_durable=True)
 
     def forget_before(self, day: date) -> list[Path]:
-        """Destroy the versions before a day. `soft`: readers have an hour to move on, and clones to let go."""
+        """Destroy the versions before a day. `soft` gives readers and clones an hour to stop using them."""
         old = [path for path in self.folder.glob("catalogue-*") if path.name < self.url(day).name]
         for path in old:
             flagstone.Admin(path).destroy(soft=True, grace=timedelta(hours=1))
@@ -61,9 +61,9 @@ class Catalogue:
 
 
 def load_night(spark: SparkSession, catalogue: Catalogue, day: date, changes: DataFrame) -> bool:
-    """One night. False when the new version was not good enough, and was thrown away.
+    """Load one night. Returns False if a check failed and the new version was destroyed.
 
-    A crash anywhere leaves the pointer where it was. The same night again finishes the clone, or finds it finished, and
+    A crash leaves the pointer unchanged. Running the same night again finishes the clone, or finds it finished, and
     loads once more; a load is one commit, so the second one only repeats the first. A night that was refused needs
     another name.
     """
@@ -71,9 +71,9 @@ def load_night(spark: SparkSession, catalogue: Catalogue, day: date, changes: Da
     if before is not None and not _is_finished(url):
         flagstone.Admin(catalogue.url(before)).clone(url)
     fs.bulk_load(changes, url)
-    fs.compact(spark, url, full=True)  # from here on the tables are its own, and the night before may go
+    fs.compact(spark, url, full=True)  # now all SSTs are its own, and the night before may be destroyed
     if not _is_good(spark, url):
-        # Softly: the checks have read it, and what they have pinned is let go by and by.
+        # Softly: the checkpoints of the checks' readers expire later.
         flagstone.Admin(url).destroy(soft=True)
         return False
     catalogue.swap(day, expected=before)
@@ -81,7 +81,7 @@ def load_night(spark: SparkSession, catalogue: Catalogue, day: date, changes: Da
 
 
 def _is_finished(url: Path) -> bool:
-    """Whether an earlier attempt of the night has made the clone: a finished one is not made again."""
+    """Whether an earlier attempt of the night has finished the clone; cloning onto it is refused."""
     try:
         return flagstone.Admin(url).manifest().value.initialized
     except flagstone.InvalidRequest:
@@ -89,7 +89,7 @@ def _is_finished(url: Path) -> bool:
 
 
 def _is_good(spark: SparkSession, url: Path) -> bool:
-    """Whatever must hold before anybody sees it: here, that all objects are sound, and no price is missing."""
+    """Whether the version may be published: all objects are sound, and no price is missing."""
     rows = spark.read.format("flagstone").load(str(url))
     bad = rows.where("try_cast(cast(value as string) as double) is null").count()
     return bad == 0 and flagstone.Admin(url).verify().ok

@@ -1,15 +1,15 @@
-"""A session store on FastAPI: sessions expire by themselves, and a log-in is a transaction.
+"""A session store on FastAPI: sessions expire by TTL, and a log-in is a transaction.
 
     python examples/session_store.py                    # a walk through it, in a temporary folder, without a server
     pip install uvicorn
     SESSIONS=s3://bucket/sessions uvicorn session_store:app --app-dir examples
 
-There is no server beside this one: the sessions are on the object store. A log-in answers when it is durable there. One
-process writes; a second one that starts takes over, and the first one's requests fail from then on.
+There is no other server: the sessions are on the object store. A log-in returns when it is durable there. One
+process writes. A second one that starts takes over, and requests to the first one fail from then on.
 
-Rows, both with a time to live. Keys are tuples, so no name can be taken for another key:
+There are two kinds of rows, both with a time to live. Keys are tuples, so two keys cannot be confused:
     ("session", token)       {"user": …, "since": …}
-    ("user", name, token)    since when: the sessions of a user, to be counted and ended
+    ("user", name, token)    start time: to count and end the sessions of a user
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def create_app(url: str | Path, *, ttl: timedelta = timedelta(minutes=30)) -> Fa
         token, since = secrets.token_urlsafe(16), time.time_ns()
 
         async def begin(tx: AsyncTransaction) -> dict[str, str]:
-            # Serializable: of two log-ins that both count the sessions, one is run again and counts the other.
+            # Serializable: if two log-ins count the sessions at once, one of them runs again and counts the other.
             mine = [(int(at), key) async for key, at in tx.scan(prefix=keys.encode("user", who.user))]
             for _, oldest in sorted(mine)[: max(0, len(mine) + 1 - MAX_SESSIONS)]:
                 await _end(tx, oldest)
@@ -70,7 +70,7 @@ def create_app(url: str | Path, *, ttl: timedelta = timedelta(minutes=30)) -> Fa
 
     @app.get("/sessions/{token}")
     async def look(token: str) -> dict[str, Any]:
-        """Who this is. Whoever comes in the second half of the time to live gets all of it again."""
+        """The session. A request in the second half of the time to live renews it."""
         key = keys.encode("session", token)
 
         async def renew(tx: AsyncTransaction) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def create_app(url: str | Path, *, ttl: timedelta = timedelta(minutes=30)) -> Fa
 
 
 async def _transact(db: AsyncDb, work: Callable[[AsyncTransaction], Awaitable[T]]) -> T:
-    """Run `work` in a transaction, again if it met another one, and answer when it is durable."""
+    """Run `work` in a transaction, again after a conflict, and return when it is durable."""
     while True:
         try:
             async with db.transaction("serializable") as tx:
@@ -111,7 +111,7 @@ async def _transact(db: AsyncDb, work: Callable[[AsyncTransaction], Awaitable[T]
 
 
 async def _end(tx: AsyncTransaction, key: bytes) -> None:
-    """Delete a session, given its key among those of its user."""
+    """Delete a session, given the key of its user's row."""
     await tx.delete(key)
     await tx.delete(keys.encode("session", keys.decode(key)[-1]))
 
@@ -120,8 +120,8 @@ app = create_app(os.environ.get("SESSIONS", "sessions-data/sessions"))
 
 
 async def walk(folder: Path) -> None:
-    """What a client sees, through the application itself."""
-    import httpx  # noqa: PLC0415 - for this walk only
+    """Call the application as a client does."""
+    import httpx  # noqa: PLC0415 - only used here
 
     app = create_app(folder / "sessions", ttl=timedelta(seconds=4))
     transport = httpx.ASGITransport(app=app)
@@ -129,7 +129,7 @@ async def walk(folder: Path) -> None:
         app.router.lifespan_context(app),
         httpx.AsyncClient(transport=transport, base_url="http://sessions") as client,
     ):
-        # Ten log-ins of one user at once: three sessions are left, whatever the order was.
+        # Ten log-ins of one user at once: three sessions are left, in any order.
         answers = await asyncio.gather(*(client.post("/sessions", json={"user": "ada"}) for _ in range(10)))
         tokens = [answer.json()["token"] for answer in answers]
         alive = [token for token in tokens if (await client.get(f"/sessions/{token}")).status_code == 200]

@@ -1,4 +1,4 @@
-"""What every test may use. The servers live in `tests/servers` and start when a test first asks for one."""
+"""Settings of every test run. Fixtures are in `tests/kit` and `tests/servers`; a server starts with its first use."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 from hypothesis import settings
 
-# Test modules are imported by path, so shared test code needs a place on the import path.
+# Test modules are imported by path, so the folder of shared test code must be on the import path.
 sys.path.insert(0, str(Path(__file__).parent))
 
 # A shell starts its background jobs with Ctrl-C ignored, and the programs that tests start inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["servers.plugin"]
+pytest_plugins = ["servers.plugin", "kit.fixtures"]
 
 # `quick`, `long`, `fuzz` and `model` are for the make targets of these names; the others are for everyday work and
 # for `make test`.

@@ -1,12 +1,12 @@
-"""The main job, from end to end, on embedded defaults: a local folder as object store, a local Spark.
+"""The demo: every feature, from end to end, with a local folder as object store and a local Spark.
 
     make demo                                a million orders
     make demo ROWS=10000000                  more of them
     python examples/demo --rows 20000 --keep fewer, and the folder stays
 
-Spark loads a shop, a service opens it, reads, writes and runs transactions, a clone goes its own way, Spark streams
-the changes out and compacts, and in the end every byte is verified. Each step checks its own result and fails loudly.
-The files beside this one are the acts, in order: load, serve, branch, follow, maintain, summary.
+Spark loads a shop. A service opens it, reads, writes and runs transactions. A clone is changed independently. Spark
+streams the changes out and compacts. In the end every byte is verified. Each step checks its own result and raises if
+it is wrong. The files beside this one are the acts, in order: load, serve, branch, follow, maintain, summary.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from load import load
 from maintain import analyse, compact, verify
 from serve import serve
 from shop import Shop
-from stage import Stage, java_told_to_write_into
+from stage import Stage, java_output_in
 from summary import count_requests, summarize
 
 if TYPE_CHECKING:
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 NEXT = """[bold]What next[/]
   examples/README.md    short programs: sessions, features, change data, nightly loads, compaction fleets, pipelines
   docs/                 what it promises, how it works, and how to run it; docs/spark.md for the cluster
-  flagstone --help      look into any database, also one that SlateDB writes: flagstone --path /data/shop stats"""
+  flagstone --help      inspect any database, also one that SlateDB writes: flagstone --path /data/shop stats"""
 
 
 def play(stage: Stage, spark: SparkSession, shop: Shop, folder: Path) -> None:
-    """All acts. `folder` is the object store and more; it is empty in the beginning."""
+    """Run all acts. `folder` holds the object store and the lake; it is empty at first."""
     bucket, lake = folder / "bucket", folder / "lake"
     url = bucket / "shop"
     load(stage, spark, shop, url)
-    # This process leaves compaction to Spark; by default it would do its own.
+    # This process leaves compaction to Spark; by default it would compact itself.
     with flagstone.open(url, settings=flagstone.Settings(compactor_options=None)) as db:
         serve(stage, db, shop)
         requests = branch(stage, db, shop, url)
@@ -60,11 +60,11 @@ def play(stage: Stage, spark: SparkSession, shop: Shop, folder: Path) -> None:
 def start_spark(stage: Stage, log: Path) -> SparkSession:
     stage.act("0 Start", "a local Spark; without a Java on the path, the one that pip installed")
     try:
-        with stage.step("start Spark"), java_told_to_write_into(log):
+        with stage.step("start Spark"), java_output_in(log):
             return fs.session(
                 app_name="flagstone demo",
                 spark_driver_memory="2g",
-                # Quick to warm up, which is what counts in a program of a minute.
+                # Quick to warm up: the program runs for about a minute.
                 **{"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
             )
     except Exception:

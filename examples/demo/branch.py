@@ -1,4 +1,4 @@
-"""Act 3: a checkpoint, and a clone of it: a second database over the same tables, free to be changed."""
+"""Act 3: a checkpoint, and a clone of it: a second database over the same SSTs that can be changed independently."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from summary import count_requests
 
 
 def branch(stage: Stage, db: flagstone.Db, shop: Shop, url: Path) -> Counter[str]:
-    """The requests that the clone made."""
-    stage.act("3 Branch", "checkpoint and clone: no table is copied")
+    """Run the act; returns the requests that the clone made."""
+    stage.act("3 Branch", "checkpoint and clone: no SST is copied")
     stays, goes = (number for number in range(100) if shop.state_of(number) == "paid" and number < 3)
     key, doomed = shop.order_key(stays), shop.order_key(goes)
     with stage.step("checkpoint of all that was written"):

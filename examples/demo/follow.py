@@ -1,4 +1,4 @@
-"""Act 4: Spark follows the changes of the database while they are made, into Parquet, in commit order."""
+"""Act 4: Spark streams the changes of the database to Parquet while they are made, in commit order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATIENCE_S = 120
 
 
 def follow(stage: Stage, spark: SparkSession, db: flagstone.Db, shop: Shop, *, url: Path, lake: Path) -> None:
-    stage.act("4 Follow", "every change once and in order, into the lake, while writes go on")
+    stage.act("4 Follow", "every change once and in order, into the lake, while writes continue")
     changes = spark.readStream.format("flagstone").options(consumer="lake", starting="latest").load(str(url))
     query = (
         changes.writeStream.format("parquet")
@@ -40,11 +40,13 @@ def follow(stage: Stage, spark: SparkSession, db: flagstone.Db, shop: Shop, *, u
     table = ds.dataset(lake / "changes", format="parquet").to_table(columns=["seq", "op", "key", "value"])
     streamed = sorted(zip(*(column.to_pylist() for column in table.columns), strict=True))
     stage.check("the changes in the lake", streamed, sorted(written))
-    stage.tell(f"{len(streamed):,} changes in Parquet, equal to those written: op, key, value and number.")
+    stage.tell(
+        f"{len(streamed):,} changes in Parquet, equal to those written: op, key, value and sequence number."
+    )
 
 
 def _write(db: flagstone.Db, shop: Shop) -> list[Change]:
-    """Orders that go back and forth, so that the totals at the end stay; what was written, as the log has it."""
+    """Move orders away and back, so that the totals at the end stay; returns the changes as the WAL has them."""
     written: list[Change] = []
     rounds = min(2000, shop.orders // 10)
     paid = [number for number in range(5 * rounds) if shop.state_of(number) == "paid"][:rounds]
@@ -74,5 +76,5 @@ def _wait(query: Any, done: Any) -> None:
         if query.exception() is not None:
             raise query.exception()
         if time.monotonic() > deadline:
-            raise TimeoutError(f"the stream did not get there within {PATIENCE_S} seconds: {query.status}")
+            raise TimeoutError(f"the stream did not finish within {PATIENCE_S} seconds: {query.status}")
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Act 1: Spark loads the shop. Tasks build finished tables on the store; the driver commits them with one manifest."""
+"""Act 1: Spark loads the shop. Tasks build finished SSTs on the store; the driver commits them with one manifest."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def load(stage: Stage, spark: SparkSession, shop: Shop, url: Path) -> None:
-    stage.act("1 Load", "rows in no order; Spark's tasks build tables, one commit shows all of them or none")
+    stage.act("1 Load", "unordered rows; Spark's tasks build SSTs, one commit shows all rows or none")
     changed, deleted = shop.changes()
 
     def bulk_load(df: DataFrame, lap: Lap, *, order_by: str = "") -> fs.LoadReport:
         partitions = max(2 * spark.sparkContext.defaultParallelism, shop.orders // 500_000)
         report = fs.bulk_load(df, url, partitions=partitions, order_by=order_by or ())
-        assert report is not None  # only a remote driver cannot tell
+        assert report is not None  # None only with a remote driver
         lap.rows, lap.bytes = report.rows, report.bytes
         return report
 

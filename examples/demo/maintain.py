@@ -21,7 +21,7 @@ BY_STATE = """
 
 
 def compact(stage: Stage, spark: SparkSession, db: flagstone.Db, url: Path) -> None:
-    stage.act("5 Compact", "the merging is done by Spark's tasks, the database stays open")
+    stage.act("5 Compact", "Spark's tasks merge, the database stays open")
     db.flush()
     before = db.manifest().tree
 
@@ -33,13 +33,13 @@ def compact(stage: Stage, spark: SparkSession, db: flagstone.Db, url: Path) -> N
 
     stage.spark_step("compaction of everything", spark, url.parent, work)
     after = flagstone.Admin(url).manifest().value.tree
-    stage.check("tables of L0 afterwards", len(after.l0), 0)
+    stage.check("SSTs in L0 afterwards", len(after.l0), 0)
     stage.check("sorted runs afterwards", len(after.runs), 1)
-    stage.tell(f"{len(before.l0)} tables of L0 and {len(before.runs)} runs became one run.")
+    stage.tell(f"{len(before.l0)} SSTs of L0 and {len(before.runs)} sorted runs became one sorted run.")
 
 
 def analyse(stage: Stage, spark: SparkSession, shop: Shop, url: Path) -> None:
-    stage.act("6 Analyse", "the live database as a DataFrame, pinned to one moment")
+    stage.act("6 Analyse", "the live database as a DataFrame of one moment")
     count, cents = shop.totals()
     fresh = range(shop.orders, shop.orders + new_orders(shop))
     count["new"], cents["new"] = len(fresh), sum(map(cents_of, fresh))
@@ -53,7 +53,7 @@ def analyse(stage: Stage, spark: SparkSession, shop: Shop, url: Path) -> None:
     found = stage.spark_step("orders and revenue by state", spark, url.parent, totals)
     stage.check("orders by state", {row.state: row.orders for row in found}, dict(count))
     stage.check("cents by state", {row.state: row.cents for row in found}, dict(cents))
-    stage.tell(", ".join(f"{row.orders:,} {row.state}" for row in sorted(found)) + ": as the model says.")
+    stage.tell(", ".join(f"{row.orders:,} {row.state}" for row in sorted(found)) + ": equal to the model.")
 
 
 def verify(stage: Stage, url: Path) -> None:

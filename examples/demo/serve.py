@@ -25,7 +25,7 @@ def serve(stage: Stage, db: flagstone.Db, shop: Shop) -> None:
             found = [db.get(key) for key in keys]
         stage.check(name, found, expected)
 
-    # A put returns at memory speed; the last one is waited for, and with it all before are durable.
+    # A put returns at memory speed; the flush at the end waits until all of them are durable.
     fresh = range(shop.orders, shop.orders + new_orders(shop))
     with stage.step("puts, durable in the end", rows=len(fresh)) as (_, reached):
         for done, number in enumerate(fresh):
@@ -77,7 +77,7 @@ def _award_points(stage: Stage, db: flagstone.Db, shop: Shop) -> None:
                 reached(customer)
     stage.check("points", db.get(customer_key(rounds - 1)), customer_value(rounds - 1, 1))
 
-    # Two at once on the same customer: the second to commit is told, loses nothing, and tries again.
+    # Two at once on the same customer: the second commit raises TransactionConflict and is run again.
     slow = db.transaction()
     stage.check("points before", slow.get(customer_key(0)), customer_value(0, 1))
     add_point(0)
@@ -88,13 +88,11 @@ def _award_points(stage: Stage, db: flagstone.Db, shop: Shop) -> None:
         add_point(0)
     stage.check("points after a conflict", db.get(customer_key(0)), customer_value(0, 3))
 
-    # All the ledger away again, so that the totals at the end are those of orders and customers.
+    # Delete the ledger, so that the totals at the end are those of orders and customers.
     for key, _ in db.scan(prefix=b"ledger/"):
         db.delete(key)
     session = b"session/of-a-moment"
     db.put(session, b"gone soon", ttl="50ms")
     time.sleep(0.06)
     stage.check("a row whose time to live has passed", db.get(session), None)
-    stage.tell(
-        "A transaction that met another one got TransactionConflict and was run again: no update lost."
-    )
+    stage.tell("A conflicting transaction raised TransactionConflict and was run again: no update was lost.")

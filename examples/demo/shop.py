@@ -1,7 +1,7 @@
-"""The shop: a data set made on the spot, and beside it a model in plain Python that says what must come out.
+"""The shop: a generated data set, and a model in plain Python that gives the expected result.
 
-Orders have customers, and customers are skewed as in life: the first one has about two orders in a hundred. The first
-load brings all orders as "paid". The second brings what happened since: every fifth order was packed and then shipped,
+Orders have customers, and the customers are skewed: the first one has about two orders in a hundred. The first
+load adds all orders as "paid". The second adds what happened since: every fifth order was packed and then shipped,
 and every 33rd was cancelled. Nothing is random, so every row of the result is known.
 """
 
@@ -41,7 +41,7 @@ def cents_of(number: int) -> int:
 
 @dataclass(frozen=True)
 class Shop:
-    """The model of a shop with so many orders: what a key, a value and a total must be."""
+    """The model of a shop with `orders` orders: its keys, values and totals."""
 
     orders: int
 
@@ -54,7 +54,7 @@ class Shop:
         return self.orders + self.customers
 
     def customer_of(self, number: int) -> int:
-        """Cubing a number between 0 and 1 crowds it towards 0: that is the skew."""
+        """Cubing numbers between 0 and 1 moves them towards 0: that makes the skew."""
         u = number * 2_654_435_761 % 2**20
         return (u**3 >> 20) * self.customers >> 40
 
@@ -62,7 +62,7 @@ class Shop:
         return b"order/%07d/%010d" % (self.customer_of(number), number)
 
     def state_of(self, number: int) -> str | None:
-        """After both loads; None for an order that was cancelled, which is to say deleted."""
+        """After both loads; None for a cancelled order, which is deleted."""
         if number % 33 == 7:
             return None
         return "shipped" if number % 5 == 0 else "paid"
@@ -87,7 +87,7 @@ class Shop:
     # -- the same in Spark: the model's formulas as SQL ---------------------------------------------------
 
     def history(self, spark: SparkSession) -> DataFrame:
-        """All customers, and all orders as they were placed."""
+        """All customers, and all orders as first placed."""
         customers = spark.range(self.customers).selectExpr(
             "concat('customer/', lpad(id, 7, '0')) as key",
             "to_json(named_struct('name', concat('Customer ', id), 'points', 0)) as value",
@@ -95,7 +95,7 @@ class Shop:
         return customers.unionByName(self._orders(spark.range(self.orders), "'paid'").select("key", "value"))
 
     def day(self, spark: SparkSession) -> DataFrame:
-        """What happened since, several rows for some orders: `version` says which came last."""
+        """What happened since, with several rows for some orders: the highest `version` is the last."""
         numbers = spark.range(self.orders)
         fifth = numbers.where("id % 5 = 0")
         packed = self._orders(fifth, "'packed'").selectExpr("*", "'put' as op", "1 as version")

@@ -1,4 +1,4 @@
-"""What the demo prints: a line per step with its rate, progress bars while it lasts, and every check it made."""
+"""The demo's output: a line per step with its rate, progress bars, and the number of checks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MB = 1_000_000
 
 
 class WrongResult(Exception):
-    """The demo checks what it shows, and this is what it says when something is not as it should be."""
+    """A check of the demo failed."""
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Lap:
 
 @dataclass
 class Stage:
-    """The console, and what has happened on it."""
+    """The console, the finished steps and the number of checks."""
 
     console: Console = field(default_factory=lambda: Console(highlight=False))
     laps: list[Lap] = field(default_factory=list)
@@ -59,10 +59,10 @@ class Stage:
         self.console.print(f"    {text}", soft_wrap=True)
 
     def check(self, what: str, found: object, expected: object) -> None:
-        """Go on if these are equal.
+        """Count a check; the two must be equal.
 
         Raises:
-            WrongResult: they are not.
+            WrongResult: they are not equal.
 
         """
         if found != expected:
@@ -71,7 +71,7 @@ class Stage:
 
     @contextmanager
     def step(self, name: str, *, rows: int = 0) -> Iterator[tuple[Lap, Callable[[int], None]]]:
-        """Time what is done inside. Gives the lap, to be filled in, and a function that moves the bar to a row."""
+        """Time the block. Yields the lap, to be filled in, and a function that moves the bar to a row."""
         lap = Lap(self._act, name, rows=rows)
         with self._bar(name) as (bar, shown):
             bar.update(shown, total=rows or None)
@@ -112,7 +112,7 @@ class Stage:
             TimeElapsedColumn(),
         )
         quiet = not self.console.is_terminal
-        # Gone when it is done: the line of the step takes its place.
+        # Removed at the end: the line of the step replaces it.
         with Progress(*columns, console=self.console, transient=True, disable=quiet) as bar:
             yield bar, bar.add_task(name, total=None)
 
@@ -125,8 +125,8 @@ class Stage:
 
 
 @contextmanager
-def java_told_to_write_into(log: Path) -> Iterator[None]:
-    """Let a Java process that is started inside write its messages into a file instead of over our bars."""
+def java_output_in(log: Path) -> Iterator[None]:
+    """Redirect the messages of a Java process that is started inside into a file, away from the progress bars."""
     ours = os.dup(2)
     with log.open("ab") as file:
         os.dup2(file.fileno(), 2)
@@ -151,7 +151,7 @@ def _files(folder: Path) -> Iterator[tuple[str, int]]:
             try:
                 yield name, (Path(at) / name).stat().st_size
             except FileNotFoundError:
-                continue  # a temporary file that has its final name by now
+                continue  # a temporary file that was renamed meanwhile
 
 
 def _short(value: object) -> str:

@@ -1,4 +1,4 @@
-"""The end: what was done, what the object store was asked, and what that costs at the prices of S3."""
+"""The end: the steps, the requests to the object store, and their cost at S3's prices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.table import Table
 from stage import MB, Stage, folder_bytes, folder_objects
 
 PER_REQUEST = {"put": 0.005 / 1000, "list": 0.005 / 1000, "copy": 0.005 / 1000, "get": 0.0004 / 1000}
-"""Dollars, S3's standard class in us-east-1. Deleting is free; asking for a size costs as much as a get."""
+"""Dollars, S3's standard class in us-east-1. Deleting is free; a head request costs as much as a get."""
 
 KINDS = ("put", "get", "list", "delete")
 PER_GB_MONTH = 0.023
@@ -25,7 +25,7 @@ class Counted(Protocol):
 
 
 def count_requests(db: Counted) -> Counter[str]:
-    """What a database has asked of its store so far, by kind."""
+    """The requests of a database to its store so far, by kind."""
     found: Counter[str] = Counter()
     for name, value in db.metrics().items():
         if name.startswith("slatedb.object_store.request_count") and (kind := re.search(r"\bop=(\w+)", name)):
@@ -44,7 +44,7 @@ def summarize(stage: Stage, folder: Path, counted: Counter[str]) -> None:
     stage.console.print()
     stage.console.print(steps)
 
-    # What is minutes old is not collected yet, so an object that no open database has written is somebody else's.
+    # Objects that are minutes old are not collected yet, so Spark and the tools wrote all objects not counted here.
     size, objects = folder_bytes(folder), folder_objects(folder)
     others = Counter({"put": objects - counted["put"]})
     requests = Table("requests", box=SIMPLE_HEAD)
@@ -57,7 +57,7 @@ def summarize(stage: Stage, folder: Path, counted: Counter[str]) -> None:
     stored = size / 1e9 * PER_GB_MONTH
     stage.console.print(
         f"  {size / MB:,.0f} MB in {objects:,} objects. On S3 that is ${stored:.4f} a month to keep, and ${run:.4f} "
-        f"for the requests;\n  with this run every day, [bold]${stored + DAYS * run:.2f} a month[/]. (What Spark's "
-        "tasks get is not counted: a few requests per table.)",
+        f"for the requests;\n  with this run every day, [bold]${stored + DAYS * run:.2f} a month[/]. (Reads by Spark's "
+        "tasks are not counted: a few requests per SST.)",
         soft_wrap=True,
     )

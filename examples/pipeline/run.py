@@ -1,12 +1,12 @@
-"""A declarative pipeline (Spark 4.1 and newer) that reads a database, follows its changes, and feeds another one.
+"""A declarative pipeline (Spark 4.1 and newer) that reads a database, follows its changes, and writes to another one.
 
     pip install 'pyspark[pipelines]'
     python examples/pipeline/run.py
 
-Spark runs pipelines with a program of its own, `spark-pipelines`, which starts its own session: there is no place to
-call `register`, and none is needed, because `format("flagstone")` is found where the package is installed. This file
-makes a small shop, runs the pipeline once, and looks at what it made. To run one again and again, give Spark a
-catalogue that lasts; the changes and the second database then go on where they stopped.
+Spark runs pipelines with a program of its own, `spark-pipelines`, which starts its own session. `register` cannot be
+called there and is not needed: Spark finds `format("flagstone")` in the installed package. This file
+makes a small shop, runs the pipeline once, and checks the result. To run a pipeline repeatedly, give Spark a
+persistent catalogue; the changes and the second database then continue where they stopped.
 """
 
 from __future__ import annotations
@@ -38,10 +38,8 @@ def place_orders(url: Path, numbers: range) -> None:
 
 
 def run_pipeline(folder: Path) -> None:
-    """`spark-pipelines run`, in the folder where tables and checkpoints shall be."""
-    fs.configure(
-        SparkSession.builder
-    )  # finds a Java and tells Spark which Python to use, for our children, too
+    """`spark-pipelines run`, in the folder for its tables and checkpoints."""
+    fs.configure(SparkSession.builder)  # finds Java and sets Spark's Python, also for child processes
     program = Path(sys.executable).with_name("spark-pipelines")
     subprocess.run(
         [str(program), "run", "--conf", "spark.ui.enabled=false"], cwd=folder, check=True, timeout=600
@@ -61,7 +59,7 @@ def main(folder: Path) -> None:
     changes = _table(folder, "changes").num_rows
     revenue = sum(_table(folder, "revenue").column("cents").to_pylist())
     with flagstone.open_reader(folder / "by-customer") as reader:
-        indexed = [key for key, _ in reader.scan(b"0")]  # what the stream marks for itself sorts before it
+        indexed = [key for key, _ in reader.scan(b"0")]  # the stream's progress rows sort before it
     print(f"{len(orders)} orders: {changes} changes, {len(indexed)} rows by customer, {revenue} cents in all")
     assert changes == len(indexed) == len(orders)
     assert indexed[:2] == [b"0/order/000000", b"0/order/000007"]

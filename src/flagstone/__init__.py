@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     import flagstone.compaction as compaction  # noqa: PLR0402
     import flagstone.keys as keys  # noqa: PLR0402
     import flagstone.values as values  # noqa: PLR0402
+    from flagstone.changes.reader import WalReader
+    from flagstone.clones.origin import CloneSource
     from flagstone.config import ReaderSettings, Settings
-    from flagstone.db.admin import Admin
-    from flagstone.db.database import Db
-    from flagstone.db.feed import ChangeFeed, open_feed
+    from flagstone.db.admin.admin import Admin
     from flagstone.db.open import open_database as open  # noqa: A004 - the name users expect
-    from flagstone.db.reader import DbReader, open_reader
+    from flagstone.db.reader.feed import ChangeFeed, open_feed
+    from flagstone.db.reader.reader import DbReader, open_reader
+    from flagstone.db.writer.database import Db
     from flagstone.lsm.compaction_filter import CompactionFilter, CompactionJob, Decision, Replace
     from flagstone.lsm.merge_operator import MergeOperator
-    from flagstone.views.marks import CloneSource
-    from flagstone.wal.tail import WalReader
     from flagstone.write.batch import WriteBatch
 
 __all__ = [
@@ -68,32 +68,32 @@ __all__ = [
 
 
 _LAZY: dict[str, tuple[str, str | None]] = {
-    "Admin": ("flagstone.db.admin", "Admin"),
-    "ChangeFeed": ("flagstone.db.feed", "ChangeFeed"),
-    "CloneSource": ("flagstone.views.marks", "CloneSource"),
+    "Admin": ("flagstone.db.admin.admin", "Admin"),
+    "ChangeFeed": ("flagstone.db.reader.feed", "ChangeFeed"),
+    "CloneSource": ("flagstone.clones.origin", "CloneSource"),
     "CompactionFilter": ("flagstone.lsm.compaction_filter", "CompactionFilter"),
     "CompactionJob": ("flagstone.lsm.compaction_filter", "CompactionJob"),
     "Decision": ("flagstone.lsm.compaction_filter", "Decision"),
     "Replace": ("flagstone.lsm.compaction_filter", "Replace"),
-    "Db": ("flagstone.db.database", "Db"),
-    "DbReader": ("flagstone.db.reader", "DbReader"),
+    "Db": ("flagstone.db.writer.database", "Db"),
+    "DbReader": ("flagstone.db.reader.reader", "DbReader"),
     "MergeOperator": ("flagstone.lsm.merge_operator", "MergeOperator"),
     "ReaderSettings": ("flagstone.config", "ReaderSettings"),
     "Settings": ("flagstone.config", "Settings"),
-    "WalReader": ("flagstone.wal.tail", "WalReader"),
+    "WalReader": ("flagstone.changes.reader", "WalReader"),
     "WriteBatch": ("flagstone.write.batch", "WriteBatch"),
     "aio": ("flagstone.aio", None),
     "compaction": ("flagstone.compaction", None),
     "keys": ("flagstone.keys", None),
     "open": ("flagstone.db.open", "open_database"),
-    "open_feed": ("flagstone.db.feed", "open_feed"),
-    "open_reader": ("flagstone.db.reader", "open_reader"),
+    "open_feed": ("flagstone.db.reader.feed", "open_feed"),
+    "open_reader": ("flagstone.db.reader.reader", "open_reader"),
     "values": ("flagstone.values", None),
 }
 
 
 def __getattr__(name: str) -> object:
-    # The engine is imported when it is first used: a program that only catches our errors starts fast.
+    # The engine is imported at its first use: a program that only catches the errors starts fast.
     if name not in _LAZY:
         raise AttributeError(f"module 'flagstone' has no attribute {name!r}")
     module, attribute = _LAZY[name]

@@ -1,4 +1,4 @@
-"""Flagstone for an event loop: `flagstone.aio.open`, `open_reader` and `open_feed`, with the blocking ones' arguments.
+"""Flagstone for an event loop: `flagstone.aio.open`, `open_reader` and `open_feed` take the blocking arguments.
 
 async with flagstone.aio.open("s3://bucket/shop") as db:
     await db.put(b"key", b"value", await_durable=True)
@@ -14,13 +14,11 @@ from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
-from flagstone.db.async_database import AsyncDb
-from flagstone.db.async_feed import AsyncChangeFeed, AsyncWalReader
-from flagstone.db.async_reader import AsyncDbReader
-from flagstone.db.async_transaction import AsyncSnapshot, AsyncTransaction
-from flagstone.db.feed import open_feed as _open_feed
+from flagstone.db.aio.database import AsyncDb, AsyncSnapshot, AsyncTransaction
+from flagstone.db.aio.reader import AsyncChangeFeed, AsyncDbReader, AsyncWalReader
 from flagstone.db.open import open_database
-from flagstone.db.reader import open_reader as _open_reader
+from flagstone.db.reader.feed import open_feed as _open_feed
+from flagstone.db.reader.reader import open_reader as _open_reader
 
 __all__ = [
     "AsyncChangeFeed",
@@ -51,9 +49,9 @@ _Face = TypeVar("_Face", bound=_AsyncClosable)
 
 
 class Opening(Generic[_Face]):
-    """A database about to be opened: `await` it, or use it with `async with`, which also closes it.
+    """A database that is being opened: `await` it, or use it with `async with`, which also closes it.
 
-    Opening runs on another thread. When it is cancelled meanwhile, what was opened is closed again.
+    Opening runs on another thread. If the task is cancelled meanwhile, the database is closed again once it is open.
     """
 
     def __init__(self, open_blocking: Callable[[], _Blocking], face: Callable[[_Blocking], _Face]) -> None:
@@ -91,17 +89,17 @@ async def _open(open_blocking: Callable[[], _Blocking], face: Callable[[_Blockin
 
 
 def _called_like(blocking: Callable[_P, object]) -> Callable[[Callable[..., _Result]], Callable[_P, _Result]]:
-    """Gives a function the parameters and the docstring of `blocking`, for people and for type checkers."""
+    """Give a function the parameters and the docstring of `blocking`, for readers and for type checkers."""
 
-    def dressed(function: Callable[..., _Result]) -> Callable[_P, _Result]:
-        # At run time also the docstring: the whole story, where the one below is for those who read the source.
+    def decorated(function: Callable[..., _Result]) -> Callable[_P, _Result]:
+        # `wraps` also replaces the short docstring below by the complete one of the blocking function.
         @wraps(blocking)
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _Result:
             return function(*args, **kwargs)
 
         return call
 
-    return dressed
+    return decorated
 
 
 @_called_like(open_database)

@@ -8,8 +8,8 @@
     ├── CorruptData           call the operator: stored bytes are wrong (`object`, `offset`)
     └── InternalError         report a bug
 
-Finer classes are subclasses kept beside the code that raises them; callers need only these six. Each
-boundary that knows more (path, manifest id, epoch) adds it with `add_note`.
+Subclasses are defined beside the code that raises them; callers need only these six. Code that has more context
+(path, manifest id, epoch) adds it with `add_note`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CloseReason = Literal["clean", "fenced", "failed"]
 
 
 class FlagstoneError(Exception):
-    """Base of everything Flagstone raises on purpose."""
+    """Base class of all errors that Flagstone raises on purpose."""
 
 
 class TransactionConflict(FlagstoneError):
@@ -47,10 +47,10 @@ class InvalidRequest(FlagstoneError, ValueError):
 
 
 class CorruptData(FlagstoneError):
-    """Stored bytes are not what the format or a checksum demands: an operator must look.
+    """Stored bytes do not match the format or a checksum: an operator must examine them.
 
-    `object` is the path of the damaged object and `offset` the first byte in it that is known to be
-    wrong; None while the raising layer does not know.
+    `object` is the path of the damaged object and `offset` the first byte in it that is known to be wrong; None if
+    the raising layer does not know it.
     """
 
     def __init__(self, problem: str, *, object: str | None = None, offset: int | None = None) -> None:  # noqa: A002
@@ -60,13 +60,13 @@ class CorruptData(FlagstoneError):
         super().__init__(problem)
 
     def __str__(self) -> str:
-        place = self.object or ""
+        where = self.object or ""
         if self.offset is not None:
-            place += f" at byte {self.offset}" if place else f"byte {self.offset}"
-        return f"{place}: {self.problem}" if place else self.problem
+            where += f" at byte {self.offset}" if where else f"byte {self.offset}"
+        return f"{where}: {self.problem}" if where else self.problem
 
     def within(self, object: str | None, base: int = 0) -> CorruptData:  # noqa: A002
-        """The same finding, told by a caller that knows the object and where the bytes began in it."""
+        """The same problem with the object's path, and with the offset `base` at which the bytes begin in it."""
         offset = base if self.offset is None else base + self.offset
         return type(self)(self.problem, object=object, offset=offset)
 
@@ -75,7 +75,7 @@ class CorruptData(FlagstoneError):
 
 
 class InternalError(FlagstoneError):
-    """Flagstone broke one of its own rules: please report it."""
+    """An internal invariant of Flagstone is broken: please report it."""
 
 
 def _rebuild_closed(kind: type[Closed], message: str, reason: CloseReason) -> Closed:

@@ -1,12 +1,12 @@
-"""The vocabulary: identifiers, key ranges and rows.
+"""Identifiers, key ranges and rows.
 
-Rows travel in two shapes. `Row` is what callers see. Inside the engine a row is a plain tuple, because
-a million of them are made per second:
+Rows have two forms. `Row` is what callers see. Inside the engine a row is a plain tuple, because the engine creates a
+million of them per second:
 
     EntryTuple = (key, seq, kind, value, created_ms, expires_ms)
 
 `kind` is one of `VALUE`, `TOMBSTONE`, `MERGE`, and equals the flag bits of the stored row. A tombstone has
-the value ``b""``. Times are milliseconds since the epoch, or None when the row does not carry one.
+the value ``b""``. Times are milliseconds since the epoch, or None if the row has none.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class KeyRange:
 
     @property
     def empty(self) -> bool:
-        """Whether no key can be in it."""
+        """Whether the range contains no key."""
         return self.start is not None and self.stop is not None and self.start >= self.stop
 
     def intersect(self, other: KeyRange) -> KeyRange:
-        """The keys in both ranges; `empty` when there are none."""
+        """The keys in both ranges; `empty` if there are none."""
         starts = [start for start in (self.start, other.start) if start is not None]
         stops = [stop for stop in (self.stop, other.stop) if stop is not None]
         return KeyRange(max(starts, default=None), min(stops, default=None))

@@ -33,7 +33,7 @@ def module(request: pytest.FixtureRequest) -> ModuleType:
     return importlib.import_module(request.param)
 
 
-def test_names_are_sorted_unique_and_there(module: ModuleType) -> None:
+def test_public_names_are_sorted_unique_and_defined(module: ModuleType) -> None:
     names = list(module.__all__)
 
     assert names == sorted(set(names))
@@ -41,7 +41,7 @@ def test_names_are_sorted_unique_and_there(module: ModuleType) -> None:
     assert module.__doc__
 
 
-def test_every_name_is_documented_with_its_methods(module: ModuleType) -> None:
+def test_every_public_name_and_its_methods_have_a_docstring(module: ModuleType) -> None:
     found = {name: getattr(module, name) for name in module.__all__}
     things = {
         name: thing for name, thing in found.items() if inspect.isclass(thing) or inspect.isfunction(thing)
@@ -65,6 +65,7 @@ def undocumented_methods(of: type) -> Iterator[str]:
             yield name
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_every_public_type_is_known_to_type_checkers() -> None:
     pytest.importorskip("pyright")

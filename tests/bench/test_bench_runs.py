@@ -31,7 +31,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(320)
-def test_comparisons_run_at_tiny_sizes(tmp_path: Path) -> None:
+def test_every_comparison_runs_at_tiny_sizes(tmp_path: Path) -> None:
     kept = {path: path.stat().st_mtime_ns for path in RESULTS.iterdir()}
     assert set(TRIED) <= set(COMPARISONS)
 
@@ -49,7 +49,7 @@ def test_comparisons_run_at_tiny_sizes(tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in RESULTS.iterdir()} == kept
 
 
-def test_an_unknown_name_is_answered_with_the_known_ones(tmp_path: Path) -> None:
+def test_an_unknown_comparison_raises_with_the_known_names(tmp_path: Path) -> None:
     done = run(tmp_path, "--quick", "engin")
 
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""Charts: well-formed, and with everything in its right place."""
+"""Charts are well-formed, and every element is where it belongs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def texts(chart: str) -> list[str]:
 
 
 def bars(chart: str) -> list[dict[str, float]]:
-    """Place and width of each bar, without the card behind the chart."""
+    """Position and width of each bar, without the card behind the chart."""
     return [
         {"x": float(found.attrib["x"]), "width": float(found.attrib["width"])}
         for found in parse(chart).iter(f"{SVG}rect")
@@ -47,7 +47,7 @@ def test_a_ratio_of_a_hundred_is_twice_as_long_as_one_of_ten() -> None:
     assert hundred["width"] == pytest.approx(2 * ten["width"], abs=0.3)
 
 
-def test_names_with_markup_are_text() -> None:
+def test_names_with_markup_are_escaped() -> None:
     chart = ratio_chart('a "title" <b>', "x & y", {"<put> & 'get'": {"wheel": 3.0}}, ENGINES)
 
     assert {'a "title" <b>', "x & y", "<put> & 'get'", "3×"} <= set(texts(chart))
@@ -72,7 +72,7 @@ def test_a_straight_line_in_logarithms_is_drawn_straight() -> None:
     assert {"10⁵", "10⁶", "10⁷"} <= set(texts(chart))
 
 
-def test_dark_pages_get_other_colours_for_everything_that_has_one() -> None:
+def test_every_coloured_element_has_a_colour_for_dark_pages() -> None:
     style = next(parse(bar_chart("t", "s", {"a": {"x": 1.0}}, "$")).iter(f"{SVG}style")).text or ""
     light, _, dark = style.partition("@media (prefers-color-scheme: dark)")
 

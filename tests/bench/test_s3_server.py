@@ -1,4 +1,4 @@
-"""The server that both engines meet in `bench.remote` is an S3 as far as a store can tell."""
+"""The server that both engines meet in `bench.remote` keeps the store contract."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def asked(method: str, key: str = "", *, body: bytes = b"", query: str = "", **h
     )  # fmt: skip
 
 
-def test_an_upload_in_parts_appears_when_it_is_completed_and_in_the_order_of_its_numbers() -> None:
+def test_a_multipart_upload_appears_when_completed_in_the_order_of_its_part_numbers() -> None:
     bucket = Bucket()
     started = bucket.answer(asked("POST", "big", query="uploads")).body.decode()
     upload = started.partition("<UploadId>")[2].partition("<")[0]
@@ -74,7 +74,7 @@ def test_an_upload_in_parts_appears_when_it_is_completed_and_in_the_order_of_its
     assert bucket.answer(asked("GET", "big")).body == b"first-second"
 
 
-def test_a_copy_keeps_the_bytes_and_a_missing_source_is_told() -> None:
+def test_a_copy_has_the_same_bytes_and_a_missing_source_is_an_error() -> None:
     bucket = Bucket()
     bucket.answer(asked("PUT", "a", body=b"bytes"))
 
@@ -91,5 +91,5 @@ def test_a_copy_keeps_the_bytes_and_a_missing_source_is_told() -> None:
         ("POST", "uploads", "put"), ("POST", "delete", "delete"), ("DELETE", "", "delete"),
     ],
 )  # fmt: skip
-def test_requests_are_told_apart_as_they_are_billed(method: str, query: str, kind: str) -> None:
+def test_requests_are_classified_as_they_are_billed(method: str, query: str, kind: str) -> None:
     assert asked(method, "key", query=query).kind == kind

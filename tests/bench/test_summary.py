@@ -14,7 +14,7 @@ from bench.harness import (
     Curve,
     Measurement,
     compared,
-    told,
+    formatted,
     write_markdown,
 )
 
@@ -27,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "results"
 
 
-def test_a_ratio_above_one_is_in_our_favour_whichever_way_the_unit_goes() -> None:
+def test_a_ratio_above_one_is_in_our_favour_for_times_and_for_rates() -> None:
     slower = Measurement("get", "µs", {FLAGSTONE: 2.0, WHEEL: 100.0}, "lower")
     faster = Measurement("scan", "rows/s", {FLAGSTONE: 100.0, WHEEL: 50.0, ROCKS: 200.0}, "higher")
 
@@ -54,10 +54,10 @@ def test_a_comparison_leaves_blank_what_was_not_measured() -> None:
         (None, "s", ""),
     ],
 )
-def test_figures_have_no_more_digits_than_they_deserve(
+def test_figures_are_rounded_to_their_significant_digits(
     figure: float | None, unit: str, expected: str
 ) -> None:
-    assert told(figure, unit) == expected
+    assert formatted(figure, unit) == expected
 
 
 def test_the_page_has_every_comparison_and_every_chart_it_names(folder: Path) -> None:
@@ -92,7 +92,7 @@ def test_the_page_has_every_comparison_and_every_chart_it_names(folder: Path) ->
         assert (folder / chart).exists()
 
 
-def test_a_chart_of_a_result_that_is_gone_goes_with_it(folder: Path) -> None:
+def test_a_chart_without_a_result_is_deleted(folder: Path) -> None:
     folder.mkdir()
     (folder / "gone-put.svg").write_text("old")
 
@@ -101,7 +101,7 @@ def test_a_chart_of_a_result_that_is_gone_goes_with_it(folder: Path) -> None:
     assert not (folder / "gone-put.svg").exists()
 
 
-def test_a_page_of_a_smoke_run_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_of_a_smoke_run_has_a_warning(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(harness.QUICK_VARIABLE, "1")
     write_markdown("plain", "A table only", ["a"], [["1"]], [])
 
@@ -109,12 +109,12 @@ def test_a_page_of_a_smoke_run_says_so(folder: Path, monkeypatch: pytest.MonkeyP
     assert "mean nothing" in (folder / "README.md").read_text()
 
 
-def test_the_readme_of_the_project_tells_what_is_kept() -> None:
+def test_the_readme_of_the_project_shows_the_stored_results() -> None:
     page = front_page.PAGE.read_text()
     assert page == front_page.front_page(page, summary.load_results(harness.RESULTS))
 
 
-def test_the_best_of_a_line_is_bold_and_what_was_not_measured_blank() -> None:
+def test_the_best_value_of_a_line_is_bold_and_unmeasured_values_are_blank() -> None:
     results = [
         {
             "name": name,

@@ -6,8 +6,7 @@ import pytest
 
 from flagstone.store.local import LocalStore
 from flagstone.store.port import ObjectStore
-from flagstone.testing.store_contract import StoreContract
-from flagstone.testing.store_races import StoreRaces
+from flagstone.testing.store_contract import StoreContract, StoreRaces
 
 
 class TestLocalStore(StoreContract):
@@ -16,6 +15,7 @@ class TestLocalStore(StoreContract):
         return LocalStore(tmp_path, fsync=False)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 class TestLongRace(StoreRaces):
     race_rounds = 800

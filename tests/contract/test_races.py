@@ -1,4 +1,4 @@
-"""Eight writers want to create the same object, hundreds of times: exactly one wins each time.
+"""Eight writers create the same object at once, hundreds of times: exactly one succeeds each time.
 
 A few rounds are not enough: a server once passed 200 rounds and then let two writers win in 2 of 800. So
 `make faults` sets `LONG_RACES`; `make test` runs an eighth of the rounds.
@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from flagstone.runtime.ids import SYSTEM_IDS
+from flagstone.store.commit_log import CommitLog
 from flagstone.store.commit_log.dynamodb import DynamoDbCommitLog
-from flagstone.store.commit_log.port import CommitLog
 from flagstone.store.commit_log.postgres import PostgresCommitLog
 from flagstone.store.commit_log.sqlite import SqliteCommitLog
 from flagstone.store.port import ObjectChanged, ObjectExists, ObjectStore
@@ -31,7 +31,7 @@ SHARE = 1 if os.environ.get("LONG_RACES") else 8
 
 
 def race(store: ObjectStore, *, rounds: int) -> None:
-    """Let the writers race, and check that each round had one winner whose bytes are there."""
+    """Let the writers race, and check that each round had one winner and that the object has its bytes."""
     folder = f"race/{SYSTEM_IDS.token()}"
     together = threading.Barrier(WRITERS, timeout=60)
     wins: list[list[int]] = [[] for _ in range(rounds)]
@@ -55,7 +55,7 @@ def race(store: ObjectStore, *, rounds: int) -> None:
 
 
 def count_together(store: ObjectStore, *, threads: int, each: int) -> None:
-    """Let threads increment one number by conditional updates, and check that none got lost."""
+    """Let threads increment one counter by conditional updates, and check that no increment is lost."""
     path = f"count/{SYSTEM_IDS.token()}"
     store.put_if_absent(path, b"0")
 

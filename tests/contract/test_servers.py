@@ -22,7 +22,7 @@ from servers.s3 import S3Server
 
 @pytest.mark.slow
 class TestSeaweedFs(StoreContract):
-    """A real S3 server. Its losers wait whole seconds for the lock of a key, so races are short here."""
+    """A real S3 server. Requests that lose a race wait whole seconds for the lock of a key, so races are short here."""
 
     versions_are_unique = False
     racers = 2
@@ -43,6 +43,7 @@ class TestMiniStack(StoreContract):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.xdist_group("azurite")  # its installation takes a while: one worker waits, not both
 class TestAzurite(StoreContract):
     @pytest.fixture
@@ -58,9 +59,9 @@ class TestGcsStandIn(StoreContract):
 
 
 class TwoPhaseContract(StoreContract):
-    """The contract, but for one promise: a deleted path stays refused until its record is forgotten."""
+    """The contract with one exception: a deleted path cannot be created again before its record is collected."""
 
-    def test_create_works_again_after_delete(self, store: ObjectStore, folder: str) -> None:
+    def test_create_succeeds_again_after_delete(self, store: ObjectStore, folder: str) -> None:
         assert isinstance(store, TwoPhaseStore)
         store.put_if_absent(f"{folder}/x", b"first")
         store.delete(f"{folder}/x")
@@ -74,7 +75,7 @@ class TwoPhaseContract(StoreContract):
 
         assert store.get(f"{folder}/x").data == b"second"
 
-    def test_versions_do_not_return_with_the_bytes(self, store: ObjectStore, folder: str) -> None:
+    def test_writing_the_same_bytes_again_gives_a_new_version(self, store: ObjectStore, folder: str) -> None:
         assert isinstance(store, TwoPhaseStore)
         path = f"{folder}/x"
         seen = {store.put_if_absent(path, b"a")}

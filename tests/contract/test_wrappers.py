@@ -26,15 +26,15 @@ class TestCountingStore(StoreContract):
         return CountingStore(LocalStore(tmp_path, fsync=False), component="test")
 
 
-class TestCachingStoreBesideTables(StoreContract):
+class TestCachingStoreOnUncachedPaths(StoreContract):
     @pytest.fixture
     def store(self, tmp_path: Path) -> ObjectStore:
         inner = MemoryStore.named("contract-caching")
         return CachingStore(inner, folder=tmp_path, max_bytes=1 << 20, part_bytes=1024)
 
 
-class TestCachingStoreOnTables(StoreContract):
-    """The same on paths that are cached. Parts are tiny, so that most reads cross several of them."""
+class TestCachingStoreOnCachedPaths(StoreContract):
+    """Parts are tiny, so that most reads cross several of them."""
 
     objects_are_immutable = True
 

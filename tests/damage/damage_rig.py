@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import flagstone
-from flagstone import Admin, Settings, WalReader
+from flagstone import Admin, ReaderSettings, WalReader
 from flagstone.errors import CorruptData, FlagstoneError
 from flagstone.metadata.boundary import Boundary
 from flagstone.metadata.stores import ManifestStore
@@ -20,10 +20,10 @@ from flagstone.store.local import LocalStore
 from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
+from kit.databases import MANUAL
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "data"
 PATHS = DbPaths("db")
-QUIET = {"compactor_options": None, "garbage_collector_options": None, "flush_interval": None}
 CODECS = ("", "Snappy", "Zlib", "Lz4", "Zstd")
 GOLDEN_NAMES = (
     "basic",
@@ -61,9 +61,9 @@ class Database:
 
 @cache
 def our_database(codec: str = "") -> Database:
-    """Tables in L0 and in a run, a WAL that was not flushed, a job that is done, and boundaries."""
+    """SSTs in L0 and in a sorted run, an unflushed WAL, a finished job, and boundaries."""
     store = MemoryStore()
-    settings = Settings(compression_codec=codec or None, min_filter_keys=10, **QUIET)
+    settings = MANUAL.replace(compression_codec=codec or None, min_filter_keys=10)
     with flagstone.open("db", store=store, settings=settings) as db:
         for number in range(300):
             db.put(b"key%05d" % number, b"value %d " % number * 5)
@@ -120,7 +120,7 @@ def read_arrow(store: ObjectStore) -> Any:
 
 
 def write_rows(store: ObjectStore) -> Any:
-    with flagstone.open("db", store=store, settings=Settings(**QUIET), create=False) as db:
+    with flagstone.open("db", store=store, settings=MANUAL, create=False) as db:
         return list(db.scan())
 
 
@@ -222,6 +222,37 @@ def judge(tally: Tally, database: Database, kind: str, chance: random.Random) ->
         tally.note("different", f"different: {where}")
     else:
         tally.note("different, without a checksum")
+
+
+class CachedReader:
+    """A reader's disk cache of one database, filled once; each case damages one part file of it."""
+
+    def __init__(self, database: Database, folder: Path) -> None:
+        self._store = database.store()
+        self._settings = ReaderSettings(object_store_cache_options={"root_folder": str(folder)})
+        self._expected = self._read()
+        self._parts = {file: file.read_bytes() for file in sorted(folder.rglob("*.part"))}
+        assert self._parts, "the reader fills its cache"
+
+    def judge(self, tally: Tally, chance: random.Random) -> None:
+        """A damaged part costs a request: the rows must be the same, without an error."""
+        file, sound = chance.choice(sorted(self._parts.items()))
+        broken = damage(sound, chance)
+        if broken == sound:
+            return
+        file.write_bytes(broken)
+        try:
+            same = self._read() == self._expected
+        except BaseException as error:  # noqa: BLE001 - that is what is looked for
+            tally.note("unnamed", f"{type(error).__name__}: {error}: {file} {len(broken)}")
+        else:
+            tally.note("same") if same else tally.note("different", f"different: {file} {broken.hex()}")
+        file.write_bytes(sound)
+
+    def _read(self) -> Any:
+        with flagstone.open_reader("db", store=self._store, mode="latest", settings=self._settings) as reader:
+            rows = list(reader.scan())
+            return rows, [reader.get(key) for key, _ in rows[::17]]
 
 
 @cache

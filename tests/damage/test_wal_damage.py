@@ -1,4 +1,4 @@
-"""WAL files that are cut short, emptied or missing: every reader says so, and sound ones are not refused."""
+"""Truncated, emptied or missing WAL files raise in every reader; undamaged ones are read."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Any
 import pytest
 
 import flagstone
-from damage.damage_rig import QUIET, contents_of
-from flagstone import Admin, Settings, WalReader
+from damage.damage_rig import contents_of
+from flagstone import Admin, WalReader
 from flagstone.errors import CorruptData, InvalidRequest
-from flagstone.format.checksum import seal
+from flagstone.format.codec import seal
 from flagstone.format.sst import encode_footer
 from flagstone.format.sst_info import SsTableInfo, SstType
 from flagstone.kernels import index as index_kernel
 from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.types import WalId
+from kit.databases import MANUAL, copy_of
 
 PATHS = DbPaths("db")
-SETTINGS = Settings(**QUIET)
 
 
 def crashed(files: int = 4, *, flushed: bool = False) -> MemoryStore:
-    """A database whose writer crashed: a fence, then WAL files of two rows each, none of them in tables."""
+    """A database whose writer crashed: a fence, then WAL files of two rows each, none of them flushed to L0."""
     store = MemoryStore()
-    db = flagstone.open("db", store=store, settings=SETTINGS)
+    db = flagstone.open("db", store=store, settings=MANUAL)
     if flushed:
         db.put(b"flushed", b"")
         db.flush()
@@ -42,7 +42,7 @@ def crashed(files: int = 4, *, flushed: bool = False) -> MemoryStore:
 
 
 def open_database(store: MemoryStore) -> Any:
-    with flagstone.open("db", store=store, settings=SETTINGS) as db:
+    with flagstone.open("db", store=store, settings=MANUAL) as db:
         return list(db.scan())
 
 
@@ -79,14 +79,14 @@ every_reader = pytest.mark.parametrize(
 
 
 @every_reader
-def test_sound_files_are_read(read: Callable[[MemoryStore], Any]) -> None:
+def test_undamaged_wal_files_are_read(read: Callable[[MemoryStore], Any]) -> None:
     read(crashed())
 
 
 @pytest.mark.slow
 @every_reader
 @pytest.mark.parametrize("kept", [1, 9, 10, 11, 100])
-def test_a_file_that_is_cut_short_is_no_fence(read: Callable[[MemoryStore], Any], kept: int) -> None:
+def test_a_truncated_wal_file_is_not_taken_for_a_fence(read: Callable[[MemoryStore], Any], kept: int) -> None:
     store = crashed()
     path = PATHS.wal(WalId(3))
     store.put(path, store.get(path).data[:kept])
@@ -98,7 +98,7 @@ def test_a_file_that_is_cut_short_is_no_fence(read: Callable[[MemoryStore], Any]
 
 @pytest.mark.parametrize("flushed", [False, True])
 @pytest.mark.parametrize("read", [open_database, open_reader, read_wal, verify])
-def test_a_file_that_lost_its_rows_is_not_taken_for_a_fence(
+def test_an_emptied_wal_file_is_not_taken_for_a_fence(
     read: Callable[[MemoryStore], Any], flushed: bool
 ) -> None:
     store = crashed(flushed=flushed)
@@ -110,7 +110,7 @@ def test_a_file_that_lost_its_rows_is_not_taken_for_a_fence(
 
 
 @pytest.mark.parametrize("read", [follow, follow_a_feed])
-def test_a_consumer_is_told_that_rows_are_missing(read: Callable[[MemoryStore], Any]) -> None:
+def test_a_wal_reader_raises_when_rows_are_missing(read: Callable[[MemoryStore], Any]) -> None:
     store = crashed()
     store.put(PATHS.wal(WalId(4)), b"")
     with pytest.raises((InvalidRequest, CorruptData), match="sequence numbers 5 to 6 are"):
@@ -118,7 +118,7 @@ def test_a_consumer_is_told_that_rows_are_missing(read: Callable[[MemoryStore], 
 
 
 @every_reader
-def test_a_missing_file_with_others_behind_it_is_an_error(read: Callable[[MemoryStore], Any]) -> None:
+def test_a_missing_wal_file_with_later_ones_raises(read: Callable[[MemoryStore], Any]) -> None:
     store = crashed()
     store.delete(PATHS.wal(WalId(3)))
     with pytest.raises((CorruptData, InvalidRequest), match=r"missing|vanished"):
@@ -130,25 +130,18 @@ def store_has(store: MemoryStore, wal_id: int) -> bool:
     return any(meta.path == PATHS.wal(WalId(wal_id)) for meta in store.list("db/wal"))
 
 
-def test_fences_of_many_writers_are_no_loss() -> None:
+def test_fences_of_many_writers_are_not_reported_as_lost_rows() -> None:
     store = MemoryStore()
     for number in range(4):
-        db = flagstone.open("db", store=store, settings=SETTINGS)
+        db = flagstone.open("db", store=store, settings=MANUAL)
         db.put(b"%d" % number, b"")
         db.flush("wal")
-        store = copied(store)
+        store = copy_of(store)
         db.close()
     assert [key for key, _ in open_reader(store)] == [b"0", b"1", b"2", b"3"]
-    assert [key for key, _ in open_database(copied(store))] == [b"0", b"1", b"2", b"3"]
+    assert [key for key, _ in open_database(copy_of(store))] == [b"0", b"1", b"2", b"3"]
     assert len(read_wal(store)) == 4
     verify(store)
-
-
-def copied(store: MemoryStore) -> MemoryStore:
-    copy = MemoryStore()
-    for path, data in contents_of(store).items():
-        copy.put(path, data)
-    return copy
 
 
 def fence_of_old_releases() -> bytes:
@@ -167,7 +160,7 @@ def test_a_fence_of_releases_before_0_14_is_a_fence(read: Callable[[MemoryStore]
     assert len(read_wal(store)) == before
 
 
-def test_verify_does_not_count_to_what_a_damaged_manifest_says() -> None:
+def test_verify_does_not_iterate_up_to_the_wal_id_of_a_damaged_manifest() -> None:
     from dataclasses import replace
 
     from flagstone.metadata.manifest_codec import encode_manifest, load_manifest

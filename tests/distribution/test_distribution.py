@@ -99,7 +99,7 @@ def metadata(wheel: Path) -> Message:
         return HeaderParser().parsestr(opened.read(name).decode())
 
 
-def test_the_source_distribution_has_all_that_building_and_testing_needs(sdist: list[str]) -> None:
+def test_the_source_distribution_contains_everything_for_building_and_testing(sdist: list[str]) -> None:
     needed = {
         "LICENSE", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "constraints.txt", "mkdocs.yml",
         "pyproject.toml", "setup.py", "docs/quickstart.md", "docs/images/write-path.svg", "tests/conftest.py",
@@ -110,7 +110,7 @@ def test_the_source_distribution_has_all_that_building_and_testing_needs(sdist: 
     assert [name for name in sdist if name.endswith((".so", ".c", ".pyc"))] == []
 
 
-def test_the_wheel_has_both_packages_their_types_and_the_licence(wheel: Path) -> None:
+def test_the_wheel_contains_both_packages_their_types_and_the_licence(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     sources = {str(path.relative_to(PROJECT / "src")) for path in (PROJECT / "src").rglob("*.py")}
 
@@ -124,7 +124,7 @@ def test_the_wheel_has_both_packages_their_types_and_the_licence(wheel: Path) ->
     }
 
 
-def test_the_metadata_is_what_an_index_wants_to_know(metadata: Message) -> None:
+def test_the_metadata_has_the_fields_that_an_index_shows(metadata: Message) -> None:
     assert metadata["Name"] == "flagstone"
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.11"

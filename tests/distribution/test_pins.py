@@ -1,4 +1,4 @@
-"""The pinned versions can be installed by whoever the project says it supports."""
+"""The pinned versions can be installed on every supported version of Python."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def lowest_python() -> str:
 
 
 @pytest.mark.parametrize("name", sorted(PINS))
-def test_a_pin_is_good_for_the_lowest_python(name: str) -> None:
+def test_every_pinned_version_supports_the_lowest_python(name: str) -> None:
     try:
         distribution = metadata.distribution(name)
     except metadata.PackageNotFoundError:

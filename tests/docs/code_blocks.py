@@ -1,4 +1,4 @@
-"""The code blocks of README.md and docs/, and how a page says what is to become of them.
+"""The code blocks of README.md and docs/, and how a page directs what the tests do with them.
 
 A page is run from top to bottom in one namespace and one folder. The language of a block decides what happens:
 
@@ -7,12 +7,12 @@ A page is run from top to bottom in one namespace and one folder. The language o
     toml json yaml  must parse; with title="NAME" it is written to that file, for the blocks below
     text            nothing to run; with title="Output" it is what the block before must have printed
 
-HTML comments, which no reader sees, direct it where the page would otherwise have to say too much:
+HTML comments, which no reader sees, direct it where the text of the page would be too long:
 
-    <!-- prepare ... -->             Python that sets the scene; runs at its place, like a block
+    <!-- prepare ... -->             Python that prepares the next blocks; runs in order, like a block
     <!-- not run: REASON -->         the next block is not run; REASON is one of `REASONS`
     <!-- ends with: ERROR -->        the next block ends by raising this
-    <!-- services -->                every line of the next block runs until it is told to stop
+    <!-- services -->                every line of the next block runs until it gets a signal
 
 `s3://bucket` and the like stand for folders of the test, and so does `/tmp`: `located` replaces them. A page with
 `<!-- page: on S3 -->` keeps its buckets and talks to an S3 server.
@@ -142,7 +142,7 @@ def _block(path: Path, line: int, found: re.Match[str], directives: dict[str, st
 
 
 def located(code: str, folder: Path, *, buckets: bool = True) -> str:
-    """The code with /tmp, and unless told otherwise every bucket, as a folder inside `folder`."""
+    """The code with /tmp, and by default every bucket, as a folder inside `folder`."""
     # In this order: the folder may itself be in /tmp.
     code = _TEMPORARY.sub(str(folder / "tmp"), code)
     return _BUCKET.sub(lambda match: str(folder / match[1]), code) if buckets else code

@@ -1,4 +1,4 @@
-"""What pages need: the shared Spark session, and where they talk to one, an S3 server of their own."""
+"""An S3 server for the pages that use one."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import pytest
 
 from servers.plugin import _port
 from servers.s3 import S3Server, start_ministack
-from spark.conftest import spark
-
-__all__ = ["s3_server", "spark"]
 
 
 @pytest.fixture(scope="session")

@@ -37,7 +37,7 @@ PLAIN_COMMAND = re.compile(r"(?:\.venv/bin/)?flagstone [^|<>;&$`*?#]*\Z")
 
 
 class BlockFailed(AssertionError):
-    """A block did not do what the page says; the message has the place and all that it printed."""
+    """A block did not do what the page says; the message has its position and its output."""
 
 
 def run_page(page: Page, folder: Path, namespace: dict[str, Any]) -> None:
@@ -110,7 +110,7 @@ def _run_command(block: Block, line: str) -> str:
 
 
 def _run_services(block: Block, code: str, folder: Path, environment: dict[str, str]) -> str:
-    """Start all, wait until each says that it started, tell all to stop; each must do so in order."""
+    """Start all, wait until each has started, send each a signal; each must end without error."""
     lines = list(commands(code))
     running = [
         subprocess.Popen(

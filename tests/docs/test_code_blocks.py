@@ -1,4 +1,4 @@
-"""Every code block of README.md, CONTRIBUTING.md and docs/ does what it says. `code_blocks.py` has the rules."""
+"""Every code block of README.md, CONTRIBUTING.md and docs/ runs as described. `code_blocks.py` has the rules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,13 @@ HIDDEN_COMMAND = re.compile(r"^\s*(?:flagstone |pip install|import |from \S+ imp
 
 def marks_of(page: Page) -> list[pytest.MarkDecorator]:
     slow = page.needs_spark or page.needs_a_shell or page.on_s3
-    return [*([pytest.mark.slow] if slow else []), *(SPARK if page.needs_spark else [])]
+    # The README is run with every change, other pages on Spark by `make long`: each takes a minute.
+    long = page.needs_spark and page.name != "README.md"
+    return [
+        *([pytest.mark.slow] if slow else []),
+        *([pytest.mark.long] if long else []),
+        *(SPARK if page.needs_spark else []),
+    ]
 
 
 @pytest.mark.slow
@@ -39,7 +45,7 @@ def test_the_blocks_of_a_page_run_in_order(
 
 
 def reach(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As an operator would: where the server is and who we are comes from the environment."""
+    """As an operator does: the address of the server and the credentials come from the environment."""
     variables = {
         "AWS_ENDPOINT": server.endpoint,
         "AWS_ALLOW_HTTP": "true",
@@ -54,7 +60,7 @@ def reach(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
             pass
 
 
-def test_every_block_says_what_it_is() -> None:
+def test_every_code_block_names_its_language() -> None:
     for block in (block for page in ALL for block in page.shown):
         assert block.language in LANGUAGES, (
             f"{block.place} is {block.language!r}; use one of {sorted(LANGUAGES)}"
@@ -63,14 +69,14 @@ def test_every_block_says_what_it_is() -> None:
             assert not HIDDEN_COMMAND.search(block.code), f"{block.place} could be run: say python or sh"
 
 
-def test_every_reason_to_leave_a_block_out_is_listed_and_used() -> None:
+def test_every_reason_to_skip_a_block_is_listed_and_used() -> None:
     given = {block.not_run: block.place for page in ALL for block in page.blocks if block.not_run is not None}
 
     assert set(given) <= set(REASONS), given
     assert set(REASONS) <= set(given), "a reason that nobody gives any more"
 
 
-def test_the_count_of_blocks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_summary_counts_the_blocks_and_more_than_fifty_run(capsys: pytest.CaptureFixture[str]) -> None:
     print(summary())
 
     assert re.match(r"\d+ code blocks on \d+ pages", capsys.readouterr().out)
@@ -93,7 +99,7 @@ def test_the_count_of_blocks(capsys: pytest.CaptureFixture[str]) -> None:
         ),
     ],
 )
-def test_a_page_that_is_wrong_fails(text: str, complaint: str, tmp_path: Path) -> None:
+def test_a_page_with_a_wrong_block_fails(text: str, complaint: str, tmp_path: Path) -> None:
     page = parse(PROJECT / "docs/wrong.md", text)
 
     with pytest.raises(BlockFailed, match=complaint):
@@ -112,7 +118,7 @@ def test_blocks_of_a_page_share_names_and_files(tmp_path: Path) -> None:
     run_page(parse(PROJECT / "docs/right.md", text), tmp_path, {"folder": tmp_path})
 
 
-def test_buckets_and_tmp_become_folders() -> None:
+def test_bucket_urls_and_tmp_in_blocks_become_folders() -> None:
     assert located('open("s3://bucket/shop")', Path("/x")) == 'open("/x/bucket/shop")'
     assert located("--store gs://other --path /tmp/shop", Path("/x")) == "--store /x/other --path /x/tmp/shop"
     assert located("/data/tmp/shop", Path("/x")) == "/data/tmp/shop"

@@ -1,4 +1,4 @@
-"""Tables in the documentation that repeat what the code knows: they say the same."""
+"""Tables in the documentation agree with the code that they describe."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_every_image_is_shown_and_every_shown_image_exists() -> None:
     assert kept - shown == set()
 
 
-def test_images_need_nothing_from_elsewhere() -> None:
+def test_images_refer_to_no_other_file() -> None:
     for image in (DOCS / "images").glob("*.svg"):
         text = image.read_text(encoding="utf-8").replace('xmlns="http://www.w3.org/2000/svg"', "")
         assert "http" not in text, image.name

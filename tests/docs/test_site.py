@@ -1,4 +1,4 @@
-"""The site is built without a warning, and its pages ask nobody else for anything."""
+"""The site is built without a warning, and its pages load nothing from other servers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_site_is_built_without_a_warning_and_needs_no_network(tmp_path: Path
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)],
         cwd=PROJECT,
-        # A proxy that nobody answers: whatever would be fetched fails at once.
+        # A proxy that does not answer: every fetch fails at once.
         env={
             **os.environ,
             "NO_MKDOCS_2_WARNING": "1",

@@ -1,11 +1,9 @@
-"""The examples as modules, and the one Spark session that all tests of a process share."""
+"""The examples as modules."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-
-from spark.conftest import spark  # noqa: F401 - a fixture
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -42,7 +42,9 @@ def processes_of_session(session: int) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_session_store_keeps_its_promises(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_session_store_example_prints_what_it_should(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     importlib.import_module("session_store").main(tmp_path)
 
     assert "10 log-ins at once, 3 sessions" in capsys.readouterr().out
@@ -53,11 +55,11 @@ def test_the_session_store_keeps_its_promises(tmp_path: Path, capsys: pytest.Cap
     [
         pytest.param("feature_store", "what was served is what it trains on", marks=ON_SPARK),
         pytest.param("cdc_to_parquet", "both equal the database, change for change", marks=ON_SPARK),
-        pytest.param("nightly_load", "forgotten: catalogue-2026-11-16", marks=ON_SPARK),
+        pytest.param("nightly_load", "forgotten: catalogue-2026-11-16", marks=[*ON_SPARK, pytest.mark.long]),
         pytest.param("compaction_fleet", "2,000 rows, all as they were written", marks=ON_SPARK),
     ],
 )
-def test_an_example_on_spark_gets_to_its_end(
+def test_a_spark_example_runs_to_its_end(
     name: str, last_words: str, spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     importlib.import_module(name).main(spark, tmp_path)
@@ -65,7 +67,7 @@ def test_an_example_on_spark_gets_to_its_end(
     assert last_words in capsys.readouterr().out.splitlines()[-1]
 
 
-def test_the_compaction_fleet_says_that_slatedb_is_missing(
+def test_the_compaction_fleet_without_slatedb_names_the_missing_package(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("pyspark")

@@ -1,8 +1,8 @@
-"""Every store call of a clone, projection or union fails in every way; the same call again makes it whole.
+"""Every store call of a clone, projection or union fails in every way; repeating the call completes it.
 
 The first run counts the calls. Then each of them in turn fails before its effect, fails after it, or ends the
-process before or after it. What is waited out must not show. After a crash the same call finishes the work, from the
-same or another process; parents are as they were, and no checkpoint stays for ever that nobody refers to.
+process before or after it. A fault that retries overcome must not show. After a crash the same call finishes the
+work, from the same or another process; lenders are unchanged, and no unused checkpoint stays for ever.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from functools import cache
 
 import pytest
 
-from flagstone.db.admin import Admin
+from flagstone.db.admin.admin import Admin
 from flagstone.errors import FlagstoneError, InvalidRequest
 from flagstone.runtime.ids import Ids
 from flagstone.store.memory import MemoryStore
 from flagstone.testing.faults import Crashed, Effect, Fault, FaultyStore
-from sweeps import struck_calls
-from unit.views.views_rig import Rows, World, numbered
+from kit.faults import struck_calls
+from unit.clones.clones_rig import Rows, World, numbered
 
 
 @dataclass
@@ -45,8 +45,8 @@ class Scene:
         return Scene(world, self.call, self.expected)
 
 
-def leave_in_the_log(world: World, path: str, rows: Rows) -> None:
-    """What a writer leaves that dies before it can flush."""
+def leave_in_the_wal(world: World, path: str, rows: Rows) -> None:
+    """Write rows durably and crash before they are flushed to L0."""
     dying = FaultyStore(world.store)
     db = replace_store(world, dying).open(path)
     for key, value in rows.items():
@@ -67,7 +67,7 @@ def whole_clone_of_a_clone() -> Scene:
     world.write("p", numbered(0, 5))
     world.admin("p").clone("c")
     world.write("c", numbered(5, 8))
-    leave_in_the_log(world, "c", {b"logged": b"1"})
+    leave_in_the_wal(world, "c", {b"logged": b"1"})
     rows = numbered(0, 8) | {b"logged": b"1"}
     return Scene(world, lambda admin: admin("c").clone("new"), {"p": numbered(0, 5), "c": rows, "new": rows})
 
@@ -126,7 +126,7 @@ made = cache(lambda make: make())
 
 
 def run(make: Callable[[], Scene], main: list[Fault], log: list[Fault]) -> tuple[int, int, bool]:
-    """One case; returns the number of calls to the store, and to the log's if it has its own, and if it crashed."""
+    """One case; returns the number of calls to the store and to a separate WAL store, and whether it crashed."""
     scene = made(make).copy()
     world = scene.world
     before = kept_for_ever(world)
@@ -204,7 +204,9 @@ CASES += [(make, effect) for make in SCENES[:2] for effect in ("error", "lost_re
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("make", "effect"), CASES)
-def test_the_same_call_again_makes_it_whole(make: Callable[[], Scene], effect: Effect) -> None:
+def test_repeating_the_call_after_a_fault_completes_the_operation(
+    make: Callable[[], Scene], effect: Effect
+) -> None:
     calls, log_calls, crashed = run(make, [], [])
     assert not crashed
     for nth in struck_calls(calls):
@@ -216,7 +218,7 @@ def test_the_same_call_again_makes_it_whole(make: Callable[[], Scene], effect: E
 
 @pytest.mark.slow
 @pytest.mark.parametrize("effect", ["crash", "crash_after"])
-def test_crashing_again_and_again_makes_it_whole_in_the_end(effect: Effect) -> None:
+def test_repeating_the_call_after_each_of_many_crashes_completes_the_operation(effect: Effect) -> None:
     scene = whole_clone_of_a_clone()
     world = scene.world
     before = kept_for_ever(world)

@@ -1,20 +1,20 @@
-"""Every store call of compaction fails in every way; the rows stay the same and the work gets done.
+"""Every store call of compaction fails in every way; the rows stay the same and the compaction completes.
 
 The first run counts the calls. Then each of them in turn fails before its effect, fails after it, or ends the process
-before or after it. Whoever is left, or starts anew, goes on until nothing is left to compact.
+before or after it. The surviving or restarted processes continue until nothing is left to compact.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from flagstone.maintenance.verification.verifier import Verifier
 from flagstone.metadata.compactions import JobStatus
 from flagstone.runtime.clock import VirtualClock
 from flagstone.store.memory import MemoryStore
 from flagstone.testing.faults import Crashed, Effect, Fault, FaultyStore
-from sweeps import struck_calls
-from unit.maintenance.compaction.compaction_rig import PATHS, World
+from flagstone.verification.verifier import Verifier
+from kit.faults import struck_calls
+from unit.compaction.compaction_rig import PATHS, World
 
 EFFECTS: list[Effect] = ["error", "lost_reply", "crash", "crash_after"]
 FLUSHES = 4
@@ -48,7 +48,7 @@ def run_with(faults: list[Fault], *, together: bool) -> tuple[int, bool]:
     assert len(healthy.manifest.tree.l0) < FLUSHES, healthy.jobs()
     assert all(job.status is JobStatus.COMPLETED for job in healthy.jobs())
     assert Verifier(inner, PATHS, clock=clock).verify().ok
-    # One checkpoint for each commit, however often it was attempted.
+    # One checkpoint for each commit, for any number of attempts.
     assert len({pin.id for pin in healthy.manifest.checkpoints}) == len(healthy.manifest.checkpoints)
     return calls, ended
 
@@ -56,7 +56,9 @@ def run_with(faults: list[Fault], *, together: bool) -> tuple[int, bool]:
 @pytest.mark.slow
 @pytest.mark.parametrize("together", [True, False], ids=["one process", "two processes"])
 @pytest.mark.parametrize("effect", EFFECTS)
-def test_no_row_is_lost_and_no_job_is_stuck_wherever_the_store_fails(effect: Effect, together: bool) -> None:
+def test_a_fault_at_any_store_call_of_a_compaction_loses_no_row_and_leaves_no_stuck_job(
+    effect: Effect, together: bool
+) -> None:
     calls, ended = run_with([], together=together)
     assert not ended
     for nth in struck_calls(calls):

@@ -1,8 +1,8 @@
-"""Every store call of a workload fails in every way; what was acknowledged as durable is there afterwards.
+"""Every store call of a workload fails in every way; every row acknowledged as durable is there afterwards.
 
 The first run counts the calls. Then each of them in turn fails before its effect, fails after it, or ends the
-process before or after it; the database is opened again on the healthy store and looked at. A fault that is
-waited out must not show at all; after a crash exactly the acknowledged rows, and no invented ones, are there.
+process before or after it; the database is then opened and read on the healthy store. A fault that
+retries overcome must not show; after a crash the acknowledged rows are there, and no row that was never written.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from datetime import timedelta
 import pytest
 
 from flagstone.config import CompactorOptions, Settings
-from flagstone.db.admin import Admin
-from flagstone.db.database import Db
+from flagstone.db.admin.admin import Admin
 from flagstone.db.open import open_database
+from flagstone.db.writer.database import Db
 from flagstone.errors import FlagstoneError
 from flagstone.runtime.clock import VirtualClock
 from flagstone.store.memory import MemoryStore
 from flagstone.testing.faults import Crashed, Effect, Fault, FaultyStore
 from flagstone.write.batch import WriteBatch
-from sweeps import struck_calls
+from kit.faults import struck_calls
 
 HANG_S = 30.0
 MORE_CALLS = 8  # background work overlaps in different ways: some runs make a few calls more than the first
@@ -115,7 +115,7 @@ def put(db: Db, ledger: Ledger, key: bytes, value: bytes, *, durable: bool = Fal
 
 
 def flush(db: Db, ledger: Ledger, kind: str) -> None:
-    # Where there is no WAL, only tables make rows durable.
+    # Without a WAL, rows are durable only in SSTs.
     db.flush("wal" if kind == "wal" and db._engine.env.settings.wal_enabled else "memtable")
     ledger.acknowledged = len(ledger.written)
 
@@ -129,7 +129,7 @@ def close(db: Db, ledger: Ledger) -> None:
 def run_with(
     faults: list[Fault], *, wal_enabled: bool, compacting: bool = False
 ) -> tuple[int, BaseException | None]:
-    """One case: the workload under faults, then a look at what is left. Returns calls made and what it raised."""
+    """One case: the workload under faults, then a check of the rows. Returns the number of calls and the error."""
     clock, inner, ledger = VirtualClock(), MemoryStore(), Ledger()
     store = FaultyStore(inner, faults, clock=clock)
     options = settings(wal_enabled=wal_enabled, compacting=compacting)
@@ -173,7 +173,7 @@ def engine_threads() -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("wal_enabled", [True, False], ids=["log", "no log"])
 @pytest.mark.parametrize("effect", EFFECTS)
-def test_no_acknowledged_row_is_lost_wherever_the_store_fails(effect: Effect, wal_enabled: bool) -> None:
+def test_a_fault_at_any_store_call_loses_no_acknowledged_row(effect: Effect, wal_enabled: bool) -> None:
     calls, raised = run_with([], wal_enabled=wal_enabled)
     assert raised is None
     for nth in struck_calls(calls + MORE_CALLS):
@@ -188,7 +188,7 @@ def test_no_acknowledged_row_is_lost_wherever_the_store_fails(effect: Effect, wa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("effect", EFFECTS)
-def test_no_acknowledged_row_is_lost_while_the_database_compacts_itself(effect: Effect) -> None:
+def test_a_fault_at_any_store_call_of_a_compacting_database_loses_no_acknowledged_row(effect: Effect) -> None:
     calls, raised = run_with([], wal_enabled=True, compacting=True)
     assert raised is None
     # Every third: background work shifts the calls anyway, and from run to run others are hit.
@@ -201,7 +201,7 @@ def test_no_acknowledged_row_is_lost_while_the_database_compacts_itself(effect: 
             assert raised is None, (fault, raised)
 
 
-def test_a_dead_store_leaves_no_threads_behind() -> None:
+def test_a_crashed_store_leaves_no_thread() -> None:
     before = engine_threads()
     for nth in (5, 8, 12, 16):
         run_with([Fault("crash", nth=nth)], wal_enabled=True)

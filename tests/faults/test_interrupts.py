@@ -1,7 +1,7 @@
 """An exception at every bytecode of every operation that changes a database: nothing is torn, nothing durable is lost.
 
-Each case writes, is struck in the middle of one operation, goes on, crashes, is opened again and compared with a model.
-`INTERRUPT_STRIDE=1` strikes every bytecode; by default one in so many is struck, others in each run.
+Each case writes, raises in the middle of one operation, continues, crashes, opens again and compares with a model.
+`INTERRUPT_STRIDE=1` tries every bytecode; the default tries one in 97, others in each run.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
-from faults.raising import Struck, Tracer
-from flagstone.config import Settings
-from flagstone.db.database import Db
 from flagstone.db.open import open_database
+from flagstone.db.writer.database import Db
 from flagstone.errors import Closed
 from flagstone.lsm.operators import Concatenate
 from flagstone.store.memory import MemoryStore
 from flagstone.write.batch import WriteBatch
+from kit.databases import MANUAL, copy_of
+from kit.faults import Struck, Tracer
 
 pytestmark = pytest.mark.slow
 
@@ -31,21 +31,9 @@ STRIDE = int(os.environ.get("INTERRUPT_STRIDE", "97"))
 PATIENCE_S = 20.0
 
 
-def settings(**changes: Any) -> Settings:
-    return Settings(flush_interval=None, compactor_options=None, garbage_collector_options=None, **changes)
-
-
-def copy_of(store: MemoryStore) -> MemoryStore:
-    """The objects that a crash now would leave."""
-    twin = MemoryStore()
-    for meta in list(store.list("")):
-        twin.put(meta.path, store.get(meta.path).data)
-    return twin
-
-
 @dataclass
 class World:
-    """A database, what must be in it, and the groups of rows of which all or none may be."""
+    """A database, the rows it must have, and the batches of which it must have all rows or none."""
 
     options: dict[str, Any] = field(default_factory=dict)
     store: MemoryStore = field(default_factory=MemoryStore)
@@ -58,11 +46,11 @@ class World:
 
     def open(self, store: MemoryStore) -> Db:
         return open_database(
-            "db", store=store, settings=settings(**self.options), merge_operator=Concatenate()
+            "db", store=store, settings=replace(MANUAL, **self.options), merge_operator=Concatenate()
         )
 
     def group(self, rows: int = 3) -> dict[bytes, bytes]:
-        """Rows that no earlier write had, and one that many had."""
+        """Rows with new keys."""
         self.number += 1
         return {b"%d/%d" % (self.number, row): b"%d" % self.number for row in range(rows)}
 
@@ -133,7 +121,7 @@ def checkpoint_of_what_is_durable(world: World) -> None:
 
 def adopt(world: World) -> None:
     world.write(world.uncertain[-1])
-    world.db._engine.refresh()
+    world.db._engine.manifest.refresh()
 
 
 def read_at_one_moment(world: World) -> None:
@@ -169,7 +157,7 @@ def name_of(case: tuple[Callable[[World], None], int, dict[str, Any]]) -> str:
 
 
 @pytest.mark.parametrize("case", OPERATIONS, ids=name_of)
-def test_an_exception_anywhere_in_an_operation_tears_nothing(
+def test_an_exception_at_any_bytecode_of_an_operation_tears_no_batch_and_loses_no_durable_row(
     case: tuple[Callable[[World], None], int, dict[str, Any]],
 ) -> None:
     operation, rows, options = case
@@ -198,7 +186,7 @@ def prepare_and_strike(world: World, operation: Callable[[World], None], rows: i
 
 
 def return_to_life(world: World) -> None:
-    """Go on, crash, open, compare."""
+    """Continue, crash, open, compare."""
     seen = all(world.db.get(key) == value for key, value in world.uncertain[0].items())
     after = world.group()
     world.write(after, durable=True)
@@ -217,7 +205,9 @@ def return_to_life(world: World) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"wal_enabled": False}], ids=["wal", "no-wal"])
-def test_an_exception_anywhere_in_close_leaves_a_database_that_can_be_closed(options: dict[str, Any]) -> None:
+def test_an_exception_at_any_bytecode_of_close_leaves_a_database_that_can_be_closed(
+    options: dict[str, Any],
+) -> None:
     for points, at in enumerate(strikes()):
         world = World(options)
         rows = world.group()

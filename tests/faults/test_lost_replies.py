@@ -1,4 +1,4 @@
-"""Requests and answers get lost between client and server; nobody may lose a race against itself."""
+"""Requests and replies get lost between client and server; a repeated request must not lose to its own first try."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from flagstone.runtime.ids import SYSTEM_IDS
 from flagstone.store.port import ObjectChanged, ObjectExists, ObjectStore
 from flagstone.store.resolve import resolve
 from flagstone.store.retrying import RetryPolicy
+from kit.faults import STRIDE
 from servers.fault_proxy import Fault, FaultProxy
 from servers.s3 import S3Server
-from sweeps import STRIDE
 
 pytestmark = pytest.mark.slow
 
@@ -68,7 +68,7 @@ def _for_each(paths: list[str], step: Callable[[str], None]) -> None:
 
 
 @pytest.mark.parametrize("fault", WRITE_FAULTS, ids=lambda fault: fault.name.lower())
-def test_a_creator_whose_answer_was_lost_wins_all_the_same(
+def test_a_create_whose_reply_is_lost_succeeds(
     proxy: FaultProxy, store: ObjectStore, direct: ObjectStore, paths: list[str], fault: Fault
 ) -> None:
     _strike_writes(proxy, fault, paths)
@@ -83,7 +83,7 @@ def test_a_creator_whose_answer_was_lost_wins_all_the_same(
 
 
 @pytest.mark.parametrize("fault", WRITE_FAULTS, ids=lambda fault: fault.name.lower())
-def test_an_updater_whose_answer_was_lost_wins_all_the_same(
+def test_an_update_whose_reply_is_lost_succeeds(
     proxy: FaultProxy, store: ObjectStore, direct: ObjectStore, paths: list[str], fault: Fault
 ) -> None:
     _strike_writes(proxy, fault, paths)
@@ -98,7 +98,7 @@ def test_an_updater_whose_answer_was_lost_wins_all_the_same(
 
 
 @pytest.mark.parametrize("fault", WRITE_FAULTS, ids=lambda fault: fault.name.lower())
-def test_a_creator_that_lost_is_told_so_whatever_happens_on_the_way(
+def test_a_refused_create_raises_object_exists_through_any_network_fault(
     proxy: FaultProxy, store: ObjectStore, direct: ObjectStore, paths: list[str], fault: Fault
 ) -> None:
     _strike_writes(proxy, fault, paths)
@@ -113,7 +113,7 @@ def test_a_creator_that_lost_is_told_so_whatever_happens_on_the_way(
 
 
 @pytest.mark.parametrize("fault", WRITE_FAULTS, ids=lambda fault: fault.name.lower())
-def test_an_updater_that_lost_never_believes_it_won(
+def test_a_refused_update_never_succeeds_through_any_network_fault(
     proxy: FaultProxy, store: ObjectStore, direct: ObjectStore, paths: list[str], fault: Fault
 ) -> None:
     _strike_writes(proxy, fault, paths)
@@ -121,7 +121,7 @@ def test_an_updater_that_lost_never_believes_it_won(
     def lose(path: str) -> None:
         stale = direct.put_if_absent(path, b"old")
         direct.put_if_match(path, b"newer", stale)
-        # After a lost answer nobody can tell whether the first try was applied and then replaced.
+        # After a lost reply the client cannot know whether the first try was applied and then replaced.
         with pytest.raises((ObjectChanged, Unavailable)):
             store.put_if_match(path, b"mine", stale)
         with pytest.raises(ObjectChanged):
@@ -133,7 +133,7 @@ def test_an_updater_that_lost_never_believes_it_won(
 
 
 @pytest.mark.parametrize("fault", [Fault.TRUNCATED, Fault.RESET, Fault.REFUSED, Fault.SILENCE])
-def test_reads_are_repeated_until_they_are_whole(
+def test_a_read_is_repeated_until_it_is_complete(
     proxy: FaultProxy, store: ObjectStore, direct: ObjectStore, paths: list[str], fault: Fault
 ) -> None:
     data = bytes(range(256)) * 400

@@ -1,4 +1,4 @@
-"""The base or the log of a two-phase store stops answering in the middle of a write."""
+"""The base store or the commit log of a two-phase store fails in the middle of a write."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class OutageAt:
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_writer_with_retries_wins_through_every_single_outage(tmp_path: Path, moment: str) -> None:
+def test_a_create_with_retries_succeeds_through_any_single_outage(tmp_path: Path, moment: str) -> None:
     happened = 0
     for call in range(STEPS):
         world = World(SqliteCommitLog(tmp_path / f"{call}.db", synchronous="OFF"))
@@ -56,14 +56,16 @@ def test_a_writer_with_retries_wins_through_every_single_outage(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_loser_with_retries_loses_through_every_single_outage(tmp_path: Path, moment: str) -> None:
+def test_a_refused_create_with_retries_is_refused_through_any_single_outage(
+    tmp_path: Path, moment: str
+) -> None:
     for call in range(STEPS):
         world = World(SqliteCommitLog(tmp_path / f"{call}.db", synchronous="OFF"))
         stale = world.process().put_if_absent("a", b"winner", token="first")
         world.process().put_if_match("a", b"winner", stale, token="second")
         with pytest.raises(ObjectExists):
             RetryingStore(world.process(OutageAt(call, moment)), policy=POLICY).put_if_absent("a", b"winner")
-        # After an outage in the middle nobody can tell whether the update was applied and then replaced.
+        # After an outage in the middle the client cannot know whether the update was applied and then replaced.
         with pytest.raises((ObjectChanged, Unavailable)):
             RetryingStore(world.process(OutageAt(call, moment)), policy=POLICY).put_if_match("a", b"x", stale)
         assert world.process().get("a").data == b"winner"

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 DATA = Path(__file__).parent / "data"
 
 
@@ -46,3 +48,11 @@ def databases() -> list[GoldenDatabase]:
 def tables() -> list[Path]:
     """Every SST of the corpus that is not a fence, WAL files included."""
     return sorted(path for path in DATA.rglob("*.sst") if path.stat().st_size > 10)
+
+
+every_database = pytest.mark.parametrize("database", databases(), ids=lambda database: database.name)
+"""Runs a test once for each golden database."""
+
+
+def unhex(pairs: dict[str, str]) -> dict[bytes, bytes]:
+    return {bytes.fromhex(key): bytes.fromhex(value) for key, value in pairs.items()}

@@ -1,4 +1,4 @@
-"""A plain reader of a whole database: every reachable row, merged in memory. The oracle of the golden tests."""
+"""A plain reader of a whole database: every reachable row, merged in memory. The model of the golden tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PlainReader:
         self.manifests = ManifestStore(self.store, self.paths)
 
     def contents(self, manifest_id: int | None = None) -> dict[bytes, bytes]:
-        """What a scan shows: latest state with the log to its end, or one manifest with the log it knew."""
+        """What a scan returns: the latest state with the whole WAL, or one manifest with the WAL files it refers to."""
         latest = self.manifests.require_latest()
         manifest = latest.value if manifest_id is None else self.manifests.load(manifest_id)
         last_wal = None if manifest_id is None or manifest_id == latest.id else manifest.wal_id_last_seen

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-import pytest
-
 from flagstone import Admin
-from golden.corpus import GoldenDatabase, databases
+from golden.corpus import GoldenDatabase, databases, every_database, unhex
 from golden.reading import PlainReader
 
-every_database = pytest.mark.parametrize("database", databases(), ids=lambda database: database.name)
 
-
-def unhex(pairs: dict[str, str]) -> dict[bytes, bytes]:
-    return {bytes.fromhex(key): bytes.fromhex(value) for key, value in pairs.items()}
-
-
-def test_there_are_thirty_one_of_them() -> None:
+def test_the_corpus_has_thirty_one_databases() -> None:
     assert len(databases()) == 31
 
 
 @every_database
-def test_contents_are_what_the_wheel_read(database: GoldenDatabase) -> None:
+def test_the_plain_reader_returns_what_the_wheel_read(database: GoldenDatabase) -> None:
     assert PlainReader(database).contents() == unhex(database.expected["kv"])
 
 
 @every_database
-def test_checkpoints_show_what_the_wheel_showed(database: GoldenDatabase) -> None:
+def test_the_plain_reader_returns_what_the_wheel_read_at_each_checkpoint(database: GoldenDatabase) -> None:
     pinned = {entry["id"]: entry["manifest_id"] for entry in database.expected["checkpoints"]}
     for checkpoint_id, contents in database.expected.get("checkpoint_kv", {}).items():
         assert PlainReader(database).contents(pinned[checkpoint_id]) == unhex(contents)
 
 
 @every_database
-def test_verify_finds_it_sound(database: GoldenDatabase) -> None:
+def test_verify_reports_a_golden_database_as_sound(database: GoldenDatabase) -> None:
     wal_store = None if database.wal_store is None else str(database.wal_store)
     report = Admin(database.path, store=str(database.store), wal_store=wal_store).verify()
     assert report.ok, [str(finding) for finding in report.findings]

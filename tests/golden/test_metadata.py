@@ -1,4 +1,4 @@
-"""Every manifest and compactions file of the golden databases: what it says, and that we write its bytes."""
+"""Every manifest and compactions file of the golden databases: decoded as by the wheel, encoded to the same bytes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ import zstandard
 
 from flagstone.format import flat
 from flagstone.format.codec import Codec
-from flagstone.format.sst_info import decode_info, encode_info
-from flagstone.format.stats import decode_stats, encode_stats
-from flagstone.metadata.compactions import Compactions
-from flagstone.metadata.compactions_codec import decode_compactions, encode_compactions
-from flagstone.metadata.invariants import check_compactions, check_manifest
+from flagstone.format.sst_info import decode_info, decode_stats, encode_info, encode_stats
+from flagstone.metadata.compactions import (
+    Compactions,
+    check_compactions,
+    decode_compactions,
+    encode_compactions,
+)
+from flagstone.metadata.invariants import check_manifest
 from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.manifest_codec import decode_manifest, encode_manifest
 from flagstone.runtime.ids import parse_ulid, ulid_text
@@ -111,12 +114,12 @@ def picture(manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def test_corpus_is_complete() -> None:
+def test_the_corpus_has_all_its_manifests_and_compactions_files() -> None:
     assert (len(EXPECTED), len(MANIFESTS), len(COMPACTIONS), len(TABLES)) == (31, 174, 52, 150)
 
 
 @pytest.mark.parametrize("expected_file", EXPECTED, ids=name)
-def test_latest_manifest_says_what_the_wheel_said(expected_file: Path) -> None:
+def test_the_latest_manifest_decodes_to_what_the_wheel_read(expected_file: Path) -> None:
     expected = json.loads(expected_file.read_text())
     path = newest(root_of(expected_file, expected) / "manifest")
     assert int(path.stem) == expected["manifest_id"]
@@ -125,7 +128,7 @@ def test_latest_manifest_says_what_the_wheel_said(expected_file: Path) -> None:
 
 
 @pytest.mark.parametrize("expected_file", EXPECTED, ids=name)
-def test_latest_compactions_file_says_what_the_wheel_said(expected_file: Path) -> None:
+def test_the_latest_compactions_file_decodes_to_what_the_wheel_read(expected_file: Path) -> None:
     expected = json.loads(expected_file.read_text())
     folder = root_of(expected_file, expected) / "compactions"
     if expected["compactions"] is None:
@@ -141,7 +144,7 @@ def test_latest_compactions_file_says_what_the_wheel_said(expected_file: Path) -
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=name)
-def test_manifest_is_written_with_the_same_bytes(path: Path) -> None:
+def test_a_decoded_manifest_is_written_with_the_same_bytes(path: Path) -> None:
     data = path.read_bytes()
     manifest = decode_manifest(data)
     again = encode_manifest(manifest)
@@ -152,13 +155,13 @@ def test_manifest_is_written_with_the_same_bytes(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", COMPACTIONS, ids=name)
-def test_compactions_file_is_written_with_the_same_bytes(path: Path) -> None:
+def test_a_decoded_compactions_file_is_written_with_the_same_bytes(path: Path) -> None:
     data = path.read_bytes()
     assert encode_compactions(decode_compactions(data)) == data
 
 
 @pytest.mark.parametrize("path", TABLES, ids=name)
-def test_flatbuffers_of_tables_are_written_with_the_same_bytes(path: Path) -> None:
+def test_flatbuffers_of_ssts_are_written_with_the_same_bytes(path: Path) -> None:
     data = path.read_bytes()
     raw_info = data[int.from_bytes(data[-10:-2], "big") : -14]
     info = decode_info(raw_info)
@@ -177,7 +180,7 @@ def payload(data: bytes, offset: int, length: int, codec: Codec) -> bytes:
 
 
 @pytest.mark.parametrize("folder", sorted({path.parent for path in MANIFESTS}), ids=name)
-def test_histories_of_the_wheel_keep_our_manifest_rules(folder: Path) -> None:
+def test_manifests_of_the_wheel_satisfy_our_manifest_rules(folder: Path) -> None:
     history: list[Manifest] = [decode_manifest(path.read_bytes()) for path in sorted(folder.iterdir())]
     check_manifest(history[0], None)
     for before, after in pairwise(history):
@@ -185,14 +188,14 @@ def test_histories_of_the_wheel_keep_our_manifest_rules(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", sorted({path.parent for path in COMPACTIONS}), ids=name)
-def test_histories_of_the_wheel_keep_our_compactions_rules(folder: Path) -> None:
+def test_compactions_files_of_the_wheel_satisfy_our_rules(folder: Path) -> None:
     history: list[Compactions] = [decode_compactions(path.read_bytes()) for path in sorted(folder.iterdir())]
     check_compactions(history[0], None)
     for before, after in pairwise(history):
         check_compactions(after, before)
 
 
-def test_info_in_the_manifest_is_the_one_in_the_file() -> None:
+def test_the_info_of_an_sst_in_the_manifest_equals_the_one_in_the_file() -> None:
     compared = 0
     for path in MANIFESTS:
         for table in decode_manifest(path.read_bytes()).ssts.values():
@@ -205,7 +208,7 @@ def test_info_in_the_manifest_is_the_one_in_the_file() -> None:
     assert compared == 225
 
 
-def test_version_1_manifest_reads_as_views_under_their_own_ids() -> None:
+def test_a_manifest_of_format_1_is_read_as_views_with_the_ids_of_their_ssts() -> None:
     manifest = decode_manifest(newest(DATA / HANDMADE / "db" / "manifest").read_bytes())
     assert all(view.id == view.sst_id for view in manifest.views)
     assert {table.format_version for table in manifest.ssts.values()} == {1}

@@ -6,33 +6,33 @@ import pytest
 
 from flagstone.metadata.manifest import Manifest
 from flagstone.read.arrow import scan_arrow
-from flagstone.read.drivers import multi_get
-from flagstone.read.probe import visible_row
-from flagstone.read.scan import ScanRequest
-from flagstone.read.scans import Scan
+from flagstone.read.drivers import multi_get, visible_row
+from flagstone.read.scan import Scan
+from flagstone.read.scan_cursor import ScanRequest
 from flagstone.read.view import ReadView, ViewBuilder
-from flagstone.table.cache import TableCache
-from flagstone.table.table_store import TableStore
+from flagstone.sst.cache import SstCache
+from flagstone.sst.store import SstStore
 from flagstone.types import MAX_SEQ
-from golden.corpus import GoldenDatabase, databases
+from golden.corpus import GoldenDatabase, every_database
 from golden.reading import PlainReader
-from unit.read.read_rig import Append, PlainMemtable
+from kit.databases import Append
+from kit.ssts import PlainMemtable
 
 NOW_MS = 0
 
 
-def opened(database: GoldenDatabase, capacity_bytes: int) -> tuple[TableStore, ReadView]:
-    """The latest manifest, with the rows of the log in a memtable."""
+def opened(database: GoldenDatabase, capacity_bytes: int) -> tuple[SstStore, ReadView]:
+    """The latest manifest, with the rows of the WAL in a memtable."""
     reader = PlainReader(database)
     manifest: Manifest = reader.manifests.require_latest().value
-    tables = TableStore(reader.store, reader.paths, cache=TableCache(capacity_bytes=capacity_bytes))
+    tables = SstStore(reader.store, reader.paths, cache=SstCache(capacity_bytes=capacity_bytes))
     memtable = PlainMemtable(reader._wal_rows(manifest, None))
     return tables, ViewBuilder(tables).build(manifest, [memtable])
 
 
 @pytest.mark.parametrize("capacity_bytes", [0, 1 << 30])
-@pytest.mark.parametrize("database", databases(), ids=lambda database: database.name)
-def test_reads_show_what_the_wheel_read(database: GoldenDatabase, capacity_bytes: int) -> None:
+@every_database
+def test_gets_and_scans_return_what_the_wheel_read(database: GoldenDatabase, capacity_bytes: int) -> None:
     expected = {bytes.fromhex(key): bytes.fromhex(value) for key, value in database.expected["kv"].items()}
     pairs = sorted(expected.items())
     tables, view = opened(database, capacity_bytes)

@@ -13,8 +13,8 @@ from flagstone.format.filter import BloomPolicy, FixedPrefix
 from flagstone.format.sst import SstImage, decode_sst
 from flagstone.format.sst_info import SstType
 from flagstone.kernels import block_writer
-from flagstone.table.builder import WAL_BLOCK_BYTES, EncodedTable, TableBuilder, TableOptions
-from flagstone.table.output import OutputWriter
+from flagstone.sst.builder import WAL_BLOCK_BYTES, EncodedSst, SstBuilder, SstOptions
+from flagstone.sst.writer import OutputWriter
 from golden.corpus import DATA, tables
 
 SMALL_BLOCKS = {"blocks_1k", "compaction_multi_sst"}
@@ -35,12 +35,12 @@ def block_bytes(path: Path, image: SstImage) -> int:
     return 1024 if case in SMALL_BLOCKS else 65536 if case == "blocks_64k" else 4096
 
 
-def test_the_corpus_is_whole() -> None:
+def test_the_corpus_has_all_its_ssts() -> None:
     assert len(tables()) == 150
 
 
 @every_table
-def test_all_parts_decode_and_agree(path: Path) -> None:
+def test_every_part_of_an_sst_decodes_and_agrees_with_the_others(path: Path) -> None:
     image = image_of(path)
     blocks = list(image.rows())
     rows = [row for block in blocks for row in block]
@@ -70,12 +70,12 @@ def test_data_blocks_encode_to_the_same_bytes_from_rows(path: Path) -> None:
 
 
 @every_v2_table
-def test_whole_files_are_the_official_writers_byte_for_byte(path: Path) -> None:
+def test_ssts_are_written_with_the_bytes_of_the_official_writer(path: Path) -> None:
     """Except that LZ4 and zlib have several right answers: there the parts must decode alike."""
     image = image_of(path)
     filters = image.filters()
     prefixes = (BloomPolicy(16, FixedPrefix("p4", 4), whole_keys=False),) if "filters" in path.parts else ()
-    options = TableOptions(
+    options = SstOptions(
         block_bytes=block_bytes(path, image),
         codec=image.info.codec,
         min_filter_keys=1 if filters else 10**9,
@@ -85,8 +85,8 @@ def test_whole_files_are_the_official_writers_byte_for_byte(path: Path) -> None:
         _check(built, image)
 
 
-def _built(image: SstImage, options: TableOptions) -> Iterator[EncodedTable]:
-    builder = TableBuilder(options, sst_type=image.info.sst_type)
+def _built(image: SstImage, options: SstOptions) -> Iterator[EncodedSst]:
+    builder = SstBuilder(options, sst_type=image.info.sst_type)
     for block in image.rows():
         builder.add_rows(block)
     yield builder.finish()
@@ -100,7 +100,7 @@ def _built(image: SstImage, options: TableOptions) -> Iterator[EncodedTable]:
         yield finished
 
 
-def _check(built: EncodedTable, image: SstImage) -> None:
+def _check(built: EncodedSst, image: SstImage) -> None:
     if image.info.codec in (Codec.LZ4, Codec.ZLIB):
         again = decode_sst(built.data, "again")
         assert list(again.rows()) == list(image.rows())

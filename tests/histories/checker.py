@@ -1,19 +1,19 @@
-"""Proves or refutes that a history is what a correct database may do.
+"""Checks whether a correct database may produce a history.
 
-Sequence numbers give the order of all writes, so nothing has to be searched: the state at every number is known, and a
-history is correct if every call can be given a moment.
+Sequence numbers give the order of all writes, so no search is needed: the state at every sequence number is known,
+and a history is correct if every call can be assigned a sequence number.
 
-    writes        a write that began after another had returned has the greater number
-    reads         there is a number at which all values of the read stand together. It is not below that of a write
-                  or a read which had returned before this one began, and it is below that of every write which began
-                  after it had returned. That is linearizability of the whole database, so of every key, and includes
-                  reading one's own writes, monotonic reads and atomic batches
-    snapshots     the same for the number they claim and the call that took them, whenever they are read
+    writes        a write that began after another had returned has the greater sequence number
+    reads         there is a sequence number at which all values of the read are current. It is not below that of a
+                  write or read which had returned before this one began, and it is below that of every write which
+                  began after it had returned. That is linearizability of the whole database, so of every key, and
+                  includes reading one's own writes, monotonic reads and atomic batches
+    snapshots     the same for the sequence number they claim and the call that made them, for every read
     transactions  the same, and no other write of a key they write lies between their start and their commit
-    serializable  the graph of who must come before whom (ww, wr, rw, and real time) has no cycle. An rw edge leaves a
+    serializable  the graph of precedence (ww, wr, rw, and real time) has no cycle. An rw edge leaves a
                   transaction under snapshot isolation only if it wrote nothing: write skew is allowed there
 
-`durable_only` reads may lag behind: they must show one moment, not go back, and include what was reported as durable.
+`durable_only` reads may lag behind: they must show one state, never an older one, and include all durable rows.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ class Checker:
 
 
 class _Graph:
-    """Who must come before whom. Real time goes through a chain of moments, so that its edges stay few."""
+    """The graph of precedence. Real time is a chain of nodes, which keeps the number of edges small."""
 
     def __init__(self, ops: list[Op]) -> None:
         self.ops = ops

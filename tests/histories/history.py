@@ -36,7 +36,7 @@ class Op:
     seq: int | None = None
     """The sequence number under which its writes were committed."""
     at: int | None = None
-    """The sequence number at which it claims to read: snapshots and transactions say so."""
+    """The sequence number at which snapshots and transactions claim to read."""
     looked: int | None = None
     """When the call returned that fixed the moment it reads at; the other reads of it may come later."""
     isolation: Isolation | None = None

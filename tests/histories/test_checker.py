@@ -322,7 +322,7 @@ def test_a_correct_history_has_no_anomaly(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_an_anomaly_is_found_and_named(name: str) -> None:
+def test_the_checker_finds_and_names_each_anomaly(name: str) -> None:
     kind, ops = BAD[name]
     assert kinds(*ops) == {kind}
 
@@ -351,12 +351,12 @@ def correct_history(chance: random.Random, *, calls: int, clients: int) -> list[
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_a_database_under_one_lock_does_is_correct(seed: int) -> None:
+def test_any_history_of_a_database_under_one_lock_has_no_anomaly(seed: int) -> None:
     assert check(correct_history(random.Random(seed), calls=120, clients=4)) == []
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_read_that_is_moved_behind_a_later_write_of_its_key_is_found(seed: int) -> None:
+def test_the_checker_finds_a_read_moved_behind_a_later_write_of_its_key(seed: int) -> None:
     chance = random.Random(seed)
     ops = correct_history(chance, calls=120, clients=4)
     latest = max(op.end for op in ops)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from flagstone.db.reading import Reads
-from flagstone.db.transaction import Snapshot
+from flagstone.db.read_methods import Reads
+from flagstone.db.writer.transaction import Snapshot
 from flagstone.write.conflicts import ConflictTracker, TransactionState
-from flagstone.write.durability import DurabilityTracker
+from flagstone.write.writer_state import WriterState
 from histories.checker import check
 from histories.workload import run_clients, total
 
@@ -64,10 +64,10 @@ def one_by_one(reads: Any, keys: list[bytes], **options: Any) -> list[bytes | No
 
 def newest(snapshot: Snapshot, *, durable_only: bool, dirty: bool) -> Any:
     """A snapshot shows what is newest."""
-    return snapshot._place.view(), snapshot._engine.durability.committed_seq
+    return snapshot._place.view(), snapshot._engine.state.committed_seq
 
 
-def at_once(tracker: DurabilityTracker, seq: int) -> None:
+def at_once(state: WriterState, seq: int) -> None:
     """A write returns before the ones before it are committed."""
 
 
@@ -75,8 +75,8 @@ BROKEN: list[tuple[list[tuple[type, str]], Any, str]] = [
     ([(ConflictTracker, "check")], no_check, "lost update"),
     ([(TransactionState, "track_read"), (TransactionState, "track_range")], no_reads, "cycle"),
     ([(Reads, "multi_get")], one_by_one, "fractured read"),
-    ([(Snapshot, "_look")], newest, "wrong snapshot"),
-    ([(DurabilityTracker, "wait_committed")], at_once, "lost own write"),
+    ([(Snapshot, "_read_point")], newest, "wrong snapshot"),
+    ([(WriterState, "wait_committed")], at_once, "lost own write"),
 ]
 
 
@@ -84,7 +84,7 @@ BROKEN: list[tuple[list[tuple[type, str]], Any, str]] = [
 @pytest.mark.parametrize(
     ("places", "broken", "kind"), BROKEN, ids=[broken.__name__ for _, broken, _ in BROKEN]
 )
-def test_a_database_without_one_of_its_rules_is_refuted(
+def test_the_checker_finds_an_anomaly_in_a_database_without_one_rule(
     places: list[tuple[type, str]], broken: Any, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for owner, name in places:

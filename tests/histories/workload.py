@@ -15,7 +15,7 @@ from itertools import count
 from typing import Any
 
 from flagstone.config import CompactorOptions, Settings
-from flagstone.db.async_database import AsyncDb
+from flagstone.db.aio.database import AsyncDb
 from flagstone.db.open import open_database
 from flagstone.errors import TransactionConflict
 from flagstone.lsm.operators import Concatenate
@@ -231,7 +231,7 @@ def _do(target: Any, key: bytes, kind: Kind, value: bytes, **options: Any) -> An
 def run_clients(
     *, transactions: int, seed: int, settings: dict[str, Any], threads: int = 5, tasks: int = 3
 ) -> Run:
-    """Run until that many steps with transactions were taken; then close, open again, and read once more."""
+    """Run until that many transactions were made; then close, open again, and read once more."""
     store, run = SlowStore(seed), Run()
     chosen = Settings(
         flush_interval="2ms",  # type: ignore[arg-type]
@@ -308,7 +308,7 @@ def _run_all(works: list[Callable[[], Any]], run: Run) -> None:
 
 @contextmanager
 def _quick_switching() -> Iterator[None]:
-    """Let threads take turns far more often than Python would, so that calls meet in every step."""
+    """Switch threads far more often than Python does, so that calls interleave at every step."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:

@@ -1,4 +1,4 @@
-"""Worlds for the thread explorer: real metadata, real log and real collector on a store that repeats itself."""
+"""Scenarios for the thread explorer: the real metadata, WAL and collector on a deterministic store."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from flagstone.db.opening import Opened, open_for_writing
+from flagstone.db.recovery import Opened, open_for_writing
 from flagstone.errors import Closed
 from flagstone.format.codec import Codec
-from flagstone.maintenance.gc.collector import Collector
-from flagstone.maintenance.gc.options import KindOptions
-from flagstone.maintenance.gc.plan import Kind
+from flagstone.gc.collector import Collector
+from flagstone.gc.plan import Kind, KindOptions
 from flagstone.metadata.boundary import Boundary
 from flagstone.metadata.compactions import Compactions
 from flagstone.metadata.fencing import Fence
@@ -24,25 +23,24 @@ from flagstone.runtime.clock import VirtualClock
 from flagstone.runtime.ids import Ids
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.pool import IoPool
-from flagstone.store.commit_log.port import CommitRecord, RecordState
+from flagstone.store.commit_log import CommitRecord, RecordState
 from flagstone.store.intents import IntentBroken
 from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectVersion
 from flagstone.store.two_phase import TwoPhaseStore
-from flagstone.testing.interleaving_threads import Stage
-from flagstone.testing.wal_files import encode_wal
 from flagstone.types import MAX_SEQ, VALUE, WalId
-from flagstone.wal.ownership import Ownership
-from flagstone.wal.writer import LogSource, WalWriter
+from flagstone.wal.writer import Ownership, WalSource, WalWriter
+from interleaving.thread_explorer import Stage
+from kit.databases import encode_wal
 
 PATHS = DbPaths("db")
 START_MS = 1_700_000_000_123
-"""Not a whole second, which would count as one that the store cut off."""
+"""Not a whole second: the collector takes whole seconds for times that the store rounded."""
 
 
 class RepeatingStore(MemoryStore):
-    """Versions that depend on the path's own history only, so that equal situations look equal."""
+    """A store whose object versions depend only on the path's own history, so that equal states compare equal."""
 
     def __init__(self) -> None:
         super().__init__(clock=VirtualClock(START_MS))
@@ -107,8 +105,88 @@ def _identity(record: CommitRecord) -> tuple[str, int, str, str]:
     return (record.destination, record.version, record.source, str(record.state))
 
 
+def visible_rows(opened: Opened, seqs: Iterable[int]) -> set[int]:
+    """Which of the rows `b"k<sequence number>"` an opened database replayed."""
+    memtables = opened.memtables.tables()
+    return {seq for seq in seqs if any(memtable.get(b"k%d" % seq, MAX_SEQ) for memtable in memtables)}
+
+
+def row(seq: int) -> tuple[Any, ...]:
+    return (b"k%d" % seq, seq, VALUE, b"v", 1, None)
+
+
+def manifests_in(store: Any, ids: int) -> ManifestStore:
+    return ManifestStore(store, PATHS, clock=VirtualClock(START_MS), ids=Ids(ids))
+
+
+def open_inline(store: Any, ids: int) -> Opened:
+    """Open the database for writing without threads of its own."""
+    return open_for_writing(
+        store,
+        store,
+        PATHS,
+        manifests_in(store, ids),
+        create=True,
+        extractor=None,
+        freeze_bytes=1 << 20,
+        pool=IoPool(max_workers=0, name="inline"),
+    )
+
+
+class RowWriter(WalWriter):
+    """A WAL writer that takes rows instead of memtables."""
+
+    def _encode(self, spans: list[Any]) -> bytes:
+        return encode_wal(spans)
+
+
+def write_rows(
+    store: Any,
+    next_id: int,
+    seqs: Iterable[int],
+    *,
+    on_durable: Callable[[WalId], None] = lambda _: None,
+    check_ownership: Callable[[], None] = lambda: None,
+) -> list[int]:
+    """Write one WAL file per row; the rows reported as durable before the writer ended or was fenced."""
+    durable: list[int] = []
+    waiting = list(seqs)
+
+    def seal() -> tuple[list[Any], int]:
+        seq = waiting.pop(0)
+        return [row(seq)], seq
+
+    def logged(wal_id: WalId, seq: int) -> None:
+        on_durable(wal_id)
+        durable.append(seq)
+
+    writer = RowWriter(
+        store,
+        PATHS,
+        WalSource(seal, logged, lambda: Closed("fenced", reason="fenced"), check_ownership),
+        next_id=WalId(next_id),
+        codec=Codec.NONE,
+        flush_interval_s=None,
+        max_retries=0,
+        clock=VirtualClock(START_MS),
+        ids=Ids(2),
+        metrics=Metrics(),
+        wake=lambda: None,
+    )
+    with suppress(Closed):
+        while waiting:
+            writer.write_file()
+    return durable
+
+
+def unexpected_errors(outcomes: Mapping[str, Any], expected: tuple[type[BaseException], ...]) -> str | None:
+    """The errors that actors ended with and that are not of the expected kinds; None if there are none."""
+    errors = [value for value in outcomes.values() if isinstance(value, BaseException)]
+    return "; ".join(repr(error) for error in errors if not isinstance(error, expected)) or None
+
+
 class Claims:
-    """Writers that raise an epoch, one step each, beside a collector; no reported claim may be lost."""
+    """Writers that raise an epoch, one step each, beside a collector. No reported claim may be lost."""
 
     def __init__(
         self, stage: Stage, kind: Kind, *, claims: tuple[int, ...], rounds: int = 1, two_phase: bool = False
@@ -134,19 +212,16 @@ class Claims:
         return (self._base.contents(), self._log.contents())
 
     def judge(self, outcomes: Mapping[str, Any]) -> str | None:
-        told = {name: value for name, value in outcomes.items() if isinstance(value, BaseException)}
-        # A temporary that is collected while its writer is about to decide on it, which takes a writer that stalls for
-        # a day, makes whoever meets the decision before the writer has replaced it end with this error.
-        unexpected = [repr(value) for value in told.values() if not isinstance(value, IntentBroken)]
-        if unexpected:
-            return "; ".join(unexpected)
-        claims = {name: value for name, value in outcomes.items() if name != "collector" and name not in told}
-        epochs = [epoch for claimed in claims.values() for epoch in claimed]
+        # `IntentBroken`: the collector deletes a temporary object while its writer, stalled for a day, is about to
+        # decide on it. A process that reads the decision before that writer replaces it ends with this error.
+        if errors := unexpected_errors(outcomes, (IntentBroken,)):
+            return errors
+        epochs = [epoch for claimed in outcomes.values() if isinstance(claimed, list) for epoch in claimed]
         latest = self._versions(self._plain(9, None), 9).require_latest().value
         if len(set(epochs)) < len(epochs):
             return f"two writers were given the same epoch: {epochs}"
         if epochs and max(epochs) > latest.compactor_epoch:
-            return f"epoch {max(epochs)} was given out, the latest version knows {latest.compactor_epoch}"
+            return f"epoch {max(epochs)} was given out, the latest manifest has {latest.compactor_epoch}"
         return None
 
     def _claim(self, stage: Stage, number: int, count: int) -> list[int]:
@@ -181,11 +256,6 @@ class Claims:
         return kind(store, PATHS, clock=VirtualClock(START_MS), ids=Ids(number))
 
 
-def _replayed(opened: Opened, candidates: Iterable[int]) -> set[int]:
-    tables = opened.memtables.tables()
-    return {seq for seq in candidates if any(table.get(b"k%d" % seq, MAX_SEQ) for table in tables)}
-
-
 def _is_clock(path: str) -> bool:
     return path == "db/gc/clock"
 
@@ -194,116 +264,66 @@ def _next_epoch(now: Versioned[Any]) -> Any:
     return replace(now.value, compactor_epoch=now.value.compactor_epoch + 1)
 
 
-class RowWriter(WalWriter):
-    """The log writer with rows for memtables."""
-
-    def _encode(self, spans: list[Any]) -> bytes:
-        return encode_wal(spans)
-
-
 class Duel:
-    """A writer, another that replaces it and flushes, and a collector that deletes log files and fences.
+    """A writer, a second writer that replaces it and flushes, and a collector that deletes WAL files and fences.
 
-    With `looks` a writer asks for its epoch after every file, as it does where fences are collected.
+    With `checks_epoch` a writer reads its epoch after every WAL file, as it does where fences are collected.
     """
 
-    def __init__(self, stage: Stage, *, looks: bool, fences_too: bool = True, files: int = 2) -> None:
+    def __init__(self, stage: Stage, *, checks_epoch: bool, fences_too: bool = True, files: int = 2) -> None:
         self._stage = stage
         self._store = RepeatingStore()
-        self._looks = looks
+        self._checks_epoch = checks_epoch
         self._files = files
         self._fences_too = fences_too
-        self._pool = IoPool(max_workers=0, name="inline")
-        self.in_tables: set[int] = set()
-        first = self._open(self._store)
+        self.in_l0: set[int] = set()
+        first = open_inline(self._store, 1)
         self.actors: Mapping[str, Callable[[], Any]] = {
-            "first": lambda: self._write(self._wrapped("first"), first.fence, first.fence_id, 1, self._files),
+            "first": lambda: self._write(
+                self._wrapped("first"), first.fence, first.recovered.last_wal_id, 1, self._files
+            ),
             "second": self._replace,
             "collector": self._collect,
         }
 
     def state(self) -> Hashable:
-        return (self._store.contents(), frozenset(self.in_tables))
+        return (self._store.contents(), frozenset(self.in_l0))
 
     def judge(self, outcomes: Mapping[str, Any]) -> str | None:
-        broken = [
-            repr(value)
-            for value in outcomes.values()
-            if isinstance(value, BaseException) and not isinstance(value, Closed)
-        ]
-        if broken:
-            return "; ".join(broken)
+        if errors := unexpected_errors(outcomes, (Closed,)):
+            return errors
         durable = {seq for value in outcomes.values() if isinstance(value, list) for seq in value}
-        found = self._open(self._store)
-        lost = durable - self.in_tables - _replayed(found, durable)
+        found = open_inline(self._store, 1)
+        lost = durable - self.in_l0 - visible_rows(found, durable)
         return f"rows {sorted(lost)} were reported as durable and are lost" if lost else None
-
-    def _open(self, store: Any) -> Opened:
-        return open_for_writing(
-            store,
-            store,
-            PATHS,
-            self._manifests(store),
-            create=True,
-            extractor=None,
-            freeze_bytes=1 << 20,
-            pool=self._pool,
-        )
-
-    def _manifests(self, store: Any) -> ManifestStore:
-        return ManifestStore(store, PATHS, clock=VirtualClock(START_MS), ids=Ids(1))
 
     def _wrapped(self, actor: str) -> Any:
         return self._stage.wrap(self._store, actor, private=_is_clock)
 
     def _write(self, store: Any, fence: Fence, fence_id: WalId, first_seq: int, files: int) -> list[int]:
-        """The rows reported as durable before the writer ended or was fenced."""
-        manifests, clock = self._manifests(store), VirtualClock(START_MS)
-        ownership = Ownership(lambda: fence.check(manifests.require_latest().value), clock=clock, limit_s=0)
-        durable: list[int] = []
-        waiting = list(range(first_seq, first_seq + files))
-
-        def seal() -> tuple[list[Any], int]:
-            seq = waiting.pop(0)
-            return [(b"k%d" % seq, seq, VALUE, b"v", 1, None)], seq
-
-        writer = RowWriter(
-            store,
-            PATHS,
-            LogSource(
-                seal,
-                lambda _wal_id, seq: durable.append(seq),
-                lambda: Closed("fenced", reason="fenced"),
-                ownership.ensure if self._looks else lambda: None,
-            ),
-            next_id=WalId(fence_id + 1),
-            codec=Codec.NONE,
-            flush_interval_s=None,
-            max_retries=0,
-            clock=clock,
-            ids=Ids(2),
-            metrics=Metrics(),
-            wake=lambda: None,
+        manifests = manifests_in(store, 1)
+        ownership = Ownership(
+            lambda: fence.check(manifests.require_latest().value), clock=VirtualClock(START_MS), limit_s=0
         )
-        with suppress(Closed):
-            while waiting:
-                writer.write_file()
-        return durable
+        seqs = range(first_seq, first_seq + files)
+        if self._checks_epoch:
+            return write_rows(store, fence_id + 1, seqs, check_ownership=ownership.ensure)
+        return write_rows(store, fence_id + 1, seqs)
 
     def _replace(self) -> list[int]:
         store = self._wrapped("second")
-        opened = self._open(store)
-        rows = _replayed(opened, range(1, 1 + self._files))
+        opened = open_inline(store, 1)
+        rows = visible_rows(opened, range(1, 1 + self._files))
         durable = self._write(store, opened.fence, opened.fence_id, 101, 1)
         if not durable:
             return []
-        last = WalId(opened.fence_id + 1)
+        last = WalId(opened.recovered.last_wal_id + 1)
 
         def flush(now: Versioned[Manifest]) -> Manifest:
             return replace(now.value, replay_after_wal_id=last, wal_id_last_seen=last)
 
-        self._manifests(store).update(opened.fence.guard(flush))
-        self.in_tables |= rows | set(durable)
+        manifests_in(store, 1).update(opened.fence.guard(flush))
+        self.in_l0 |= rows | set(durable)
         return durable
 
     def _collect(self) -> None:
@@ -315,6 +335,6 @@ class Duel:
 
 @contextmanager
 def without_the_boundary() -> Iterator[None]:
-    """Writers that create and do not look at the boundary afterwards."""
+    """Writers that do not read the boundary after they create a manifest or compactions file."""
     with patch.object(Boundary, "admits", lambda _self, _created_id: True):
         yield

@@ -1,24 +1,19 @@
-"""All orders of the modelled protocols: none loses anything, and each precaution left out is noticed.
+"""All orders of the modelled protocols: none has a violation, and a model without one precaution has some.
 
 `make interleavings` runs larger models than a test run does.
 """
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
-from flagstone.testing.interleaving import Process, explore
-from flagstone.testing.interleaving_log import explore_log
-from flagstone.testing.interleaving_models import explore_sequenced
-from flagstone.testing.interleaving_tables import explore_tables
+from interleaving.conftest import full_only
+from interleaving.explorer import Process, explore
+from interleaving.manifest_model import explore_manifests
+from interleaving.sst_model import explore_ssts
+from interleaving.wal_model import explore_wal
 
 pytestmark = pytest.mark.slow
-
-FULL = bool(os.environ.get("INTERLEAVINGS_FULL"))
-full_only = pytest.mark.skipif(not FULL, reason="part of `make interleavings`")
-
 
 # -- the explorer itself ----------------------------------------------------------------------------------
 
@@ -46,7 +41,7 @@ def test_the_explorer_finds_the_lost_update_of_two_counters() -> None:
     assert ended == {0, 1, 2}
 
 
-def test_the_number_of_orders_is_the_multinomial() -> None:
+def test_the_number_of_schedules_of_independent_processes_is_the_multinomial() -> None:
     def steps(count: int) -> Process:
         done = 0
         while done < count:
@@ -58,7 +53,7 @@ def test_the_number_of_orders_is_the_multinomial() -> None:
     assert found.states == 4 * 5 * 3
 
 
-def test_a_model_without_an_end_is_refused() -> None:
+def test_a_model_that_never_ends_is_refused() -> None:
     def circle() -> Process:
         while True:
             yield lambda now: (now, None)
@@ -67,7 +62,7 @@ def test_a_model_without_an_end_is_refused() -> None:
         explore(0, {"a": circle}, lambda _: None)
 
 
-# -- numbered versions ------------------------------------------------------------------------------------
+# -- manifests -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -76,11 +71,11 @@ def test_a_model_without_an_end_is_refused() -> None:
     [
         {"updates": (1, 2)},
         pytest.param({"updates": (2, 2), "rounds": 1}, marks=full_only),
-        {"updates": (1, 2), "pinned": frozenset({2})},
+        {"updates": (1, 2), "checkpoints": frozenset({2})},
         {"updates": (1, 2), "remember": True},
         pytest.param({"updates": (1, 2), "rounds": 1, "two_phase": True}, marks=full_only),
         pytest.param({"updates": (2, 2)}, marks=full_only),
-        pytest.param({"updates": (2, 2), "pinned": frozenset({2})}, marks=full_only),
+        pytest.param({"updates": (2, 2), "checkpoints": frozenset({2})}, marks=full_only),
         pytest.param({"updates": (1, 3)}, marks=full_only),
         pytest.param({"updates": (2, 2), "remember": True}, marks=full_only),
         pytest.param({"updates": (1, 1, 1)}, marks=full_only),
@@ -88,43 +83,43 @@ def test_a_model_without_an_end_is_refused() -> None:
     ],
     ids=str,
 )
-def test_no_committed_version_is_ever_lost(world: dict[str, object]) -> None:
-    found = explore_sequenced(**world)  # type: ignore[arg-type]
+def test_no_order_loses_a_committed_manifest(world: dict[str, object]) -> None:
+    found = explore_manifests(**world)  # type: ignore[arg-type]
     print(world, found)
     assert found.finding is None, found.trace
     assert found.schedules > 10**6
 
 
 @pytest.mark.parametrize("two_phase", [False, True])
-@pytest.mark.parametrize("flaw", ["no look at the boundary", "boundary after the deletes"])
-def test_without_the_boundary_a_stalled_writer_loses_what_it_reported(flaw: str, two_phase: bool) -> None:
-    found = explore_sequenced(updates=(1, 2), rounds=1, flaw=flaw, two_phase=two_phase)  # type: ignore[arg-type]
+@pytest.mark.parametrize("flaw", ["boundary not read", "boundary after the deletes"])
+def test_without_the_boundary_a_stalled_writer_loses_a_reported_change(flaw: str, two_phase: bool) -> None:
+    found = explore_manifests(updates=(1, 2), rounds=1, flaw=flaw, two_phase=two_phase)  # type: ignore[arg-type]
     print(flaw, found)
     assert found.violations > 0
     assert found.finding == "A0 was reported as committed and is lost"
 
 
-# -- the log ----------------------------------------------------------------------------------------------
+# -- the WAL ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("precaution", ["fences stay", "look at the manifest"])
-def test_no_durable_row_is_ever_lost(precaution: str) -> None:
-    found = explore_log(precaution)  # type: ignore[arg-type]
+@pytest.mark.parametrize("precaution", ["fences stay", "read the manifest"])
+def test_no_order_of_two_writers_loses_a_durable_row(precaution: str) -> None:
+    found = explore_wal(precaution)  # type: ignore[arg-type]
     print(precaution, found)
     assert found.finding is None, found.trace
     assert found.schedules > 10**6
 
 
 @full_only
-@pytest.mark.parametrize("precaution", ["fences stay", "look at the manifest"])
-def test_nor_when_two_take_over_at_once(precaution: str) -> None:
-    found = explore_log(precaution, openers=2, files=1, rounds=1)  # type: ignore[arg-type]
+@pytest.mark.parametrize("precaution", ["fences stay", "read the manifest"])
+def test_no_order_of_two_simultaneous_openers_loses_a_durable_row(precaution: str) -> None:
+    found = explore_wal(precaution, openers=2, files=1, rounds=1)  # type: ignore[arg-type]
     print(precaution, found)
     assert found.finding is None, found.trace
 
 
-def test_collected_fences_lose_the_rows_of_a_stalled_writer_that_does_not_look() -> None:
-    found = explore_log("none")
+def test_collected_fences_lose_the_rows_of_a_stalled_writer_that_does_not_read_the_manifest() -> None:
+    found = explore_wal("none")
     print(found)
     assert found.violations > 0
     assert found.finding == "A1 was reported as durable and is lost"
@@ -140,24 +135,24 @@ def test_collected_fences_lose_the_rows_of_a_stalled_writer_that_does_not_look()
         pytest.param(2, 3, 4, True, marks=full_only),
     ],
 )
-def test_a_look_may_be_trusted_for_less_than_the_age_of_collected_fences(
+def test_a_manifest_read_may_be_trusted_for_less_than_the_minimum_age_of_collected_fences(
     min_age: int, trusted: int, ticks: int, lost: bool
 ) -> None:
-    found = explore_log(
-        "look if too much time has passed", rounds=1, min_age=min_age, trusted=trusted, ticks=ticks
+    found = explore_wal(
+        "read the manifest after a while", rounds=1, min_age=min_age, trusted=trusted, ticks=ticks
     )
     print(min_age, trusted, found)
     assert (found.violations > 0) == lost
 
 
-# -- tables -----------------------------------------------------------------------------------------------
+# -- SSTs -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lag", [0, 5], ids=lambda lag: f"lag {lag}")
 @pytest.mark.parametrize("world", [{"rounds": 2}, {"jobs": 2}, {"failed_flushes": 2}], ids=str)
-def test_no_table_of_the_manifest_is_ever_deleted(world: dict[str, int], lag: int) -> None:
-    found = explore_tables(**world, lag=lag)
+def test_no_order_deletes_an_sst_of_the_manifest(world: dict[str, int], lag: int) -> None:
+    found = explore_ssts(**world, lag=lag)
     print(world, lag, found)
     assert found.finding is None, found.trace
     assert found.schedules > 10**6
@@ -165,9 +160,9 @@ def test_no_table_of_the_manifest_is_ever_deleted(world: dict[str, int], lag: in
 
 @pytest.mark.parametrize("lag", [0, 3])
 @pytest.mark.parametrize(
-    "flaw", ["manifest before jobs", "tables listed last", "no regard for flushes", "no regard for jobs"]
+    "flaw", ["manifest before jobs", "SSTs listed last", "flushes ignored", "jobs ignored"]
 )
-def test_every_rule_about_tables_is_needed(flaw: str, lag: int) -> None:
-    found = explore_tables(flaw=flaw, lag=lag)  # type: ignore[arg-type]
+def test_the_model_without_one_rule_deletes_an_sst_of_the_manifest(flaw: str, lag: int) -> None:
+    found = explore_ssts(flaw=flaw, lag=lag)  # type: ignore[arg-type]
     print(flaw, found)
     assert found.violations > 0

@@ -1,49 +1,37 @@
-"""The stalled writer against the real metadata, the real log and the real collector, in all orders of their requests.
+"""A stalled writer beside the real metadata, WAL and collector, in all orders of their requests.
 
-A test run bounds how often a process is stopped in favour of another; `make interleavings` does not.
+A test run bounds the preemptions; `make interleavings` does not.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import pytest
 
-from flagstone.maintenance.gc.plan import Kind
+from flagstone.gc.plan import Kind
 from flagstone.store.port import ObjectChanged, ObjectStore
-from flagstone.testing.interleaving_threads import Runs, Stage, explore_threads
+from interleaving.conftest import full_only
 from interleaving.scenarios import Claims, Duel, RepeatingStore, without_the_boundary
+from interleaving.thread_explorer import Runs, Stage, explore_threads
 
 pytestmark = pytest.mark.slow
 
-FULL = bool(os.environ.get("INTERLEAVINGS_FULL"))
-full_only = pytest.mark.skipif(not FULL, reason="part of `make interleavings`")
 
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Thousands of rejected writes would each be logged."""
-    logging.disable(logging.WARNING)
-    yield
-    logging.disable(logging.NOTSET)
-
-
-def duel(*, looks: bool, fences_too: bool = True, preemptions: int | None = 2, files: int = 2) -> Runs:
+def duel(*, checks_epoch: bool, fences_too: bool = True, preemptions: int | None = 2, files: int = 2) -> Runs:
     def make(stage: Stage) -> Duel:
-        return Duel(stage, looks=looks, fences_too=fences_too, files=files)
+        return Duel(stage, checks_epoch=checks_epoch, fences_too=fences_too, files=files)
 
     found = explore_threads(make, preemptions=preemptions)
-    print(f"looks={looks} fences_too={fences_too} preemptions={preemptions}", found)
+    print(f"checks_epoch={checks_epoch} fences_too={fences_too} preemptions={preemptions}", found)
     return found
 
 
 class Counting:
-    """Two who each add one to a number in the store, with a swap or without."""
+    """Two actors that each add one to a counter in the store, with compare-and-swap or without."""
 
     def __init__(self, stage: Stage, *, swap: bool) -> None:
         self._store = RepeatingStore()
@@ -71,7 +59,7 @@ class Counting:
 
 
 @pytest.mark.parametrize("preemptions", [None, 1])
-def test_the_explorer_finds_a_lost_update_and_only_that(preemptions: int | None) -> None:
+def test_the_explorer_finds_a_lost_update_without_a_swap_and_none_with_it(preemptions: int | None) -> None:
     careless = explore_threads(lambda stage: Counting(stage, swap=False), preemptions=preemptions)
     careful = explore_threads(lambda stage: Counting(stage, swap=True), preemptions=preemptions)
     assert careless.finding == "counted to 1"
@@ -80,24 +68,26 @@ def test_the_explorer_finds_a_lost_update_and_only_that(preemptions: int | None)
     assert careful.schedules >= 2
 
 
-def test_without_a_preemption_nothing_interleaves() -> None:
+def test_with_no_preemption_two_actors_have_two_schedules() -> None:
     found = explore_threads(lambda stage: Counting(stage, swap=False), preemptions=0)
     assert found.finding is None
     assert found.schedules == 2
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["manifest", "compactions"])
-def test_a_stalled_writer_is_told_that_it_lost(kind: Kind) -> None:
+def test_a_stalled_writer_never_reports_a_lost_epoch(kind: Kind) -> None:
     found = explore_threads(lambda stage: Claims(stage, kind, claims=(1, 2)), preemptions=2)
     print(kind, found)
     assert found.finding is None, found.trace
     assert found.schedules > 100
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["manifest", "compactions"])
-def test_a_stalled_writer_is_told_that_it_lost_through_the_two_phase_store(kind: Kind) -> None:
+def test_a_stalled_writer_on_the_two_phase_store_never_reports_a_lost_epoch(kind: Kind) -> None:
     found = explore_threads(lambda stage: Claims(stage, kind, claims=(1, 2), two_phase=True), preemptions=1)
     print(kind, found)
     assert found.finding is None, found.trace
@@ -106,7 +96,7 @@ def test_a_stalled_writer_is_told_that_it_lost_through_the_two_phase_store(kind:
 
 @pytest.mark.parametrize("two_phase", [False, True])
 @pytest.mark.parametrize("kind", ["manifest", "compactions"])
-def test_without_the_boundary_it_believes_that_it_won(kind: Kind, two_phase: bool) -> None:
+def test_without_the_boundary_two_writers_get_the_same_epoch(kind: Kind, two_phase: bool) -> None:
     with without_the_boundary():
         found = explore_threads(
             lambda stage: Claims(stage, kind, claims=(1, 2), two_phase=two_phase),
@@ -118,19 +108,19 @@ def test_without_the_boundary_it_believes_that_it_won(kind: Kind, two_phase: boo
 
 
 @pytest.mark.slow
-def test_no_durable_row_is_lost_where_fences_are_collected() -> None:
-    found = duel(looks=True, preemptions=1)
+def test_no_durable_row_is_lost_when_fences_are_collected_and_writers_check_their_epoch() -> None:
+    found = duel(checks_epoch=True, preemptions=1)
     assert found.finding is None, found.trace
 
 
 @pytest.mark.slow
-def test_no_durable_row_is_lost_where_fences_stay() -> None:
-    found = duel(looks=False, fences_too=False, preemptions=1)
+def test_no_durable_row_is_lost_when_fences_stay() -> None:
+    found = duel(checks_epoch=False, fences_too=False, preemptions=1)
     assert found.finding is None, found.trace
 
 
-def test_collected_fences_lose_the_rows_of_a_writer_that_does_not_look() -> None:
-    found = explore_threads(lambda stage: Duel(stage, looks=False), preemptions=1, stop_at_first=True)
+def test_collected_fences_lose_the_rows_of_a_writer_that_does_not_check_its_epoch() -> None:
+    found = explore_threads(lambda stage: Duel(stage, checks_epoch=False), preemptions=1, stop_at_first=True)
     print(found)
     assert found.finding == "rows [2] were reported as durable and are lost"
 
@@ -139,7 +129,7 @@ def test_collected_fences_lose_the_rows_of_a_writer_that_does_not_look() -> None
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("kind", ["manifest", "compactions"])
-def test_every_order_of_two_writers_and_a_collector(kind: Kind) -> None:
+def test_no_order_of_two_writers_and_a_collector_loses_an_epoch(kind: Kind) -> None:
     found = explore_threads(lambda stage: Claims(stage, kind, claims=(1, 2)))
     print(kind, found)
     assert found.finding is None, found.trace
@@ -148,7 +138,7 @@ def test_every_order_of_two_writers_and_a_collector(kind: Kind) -> None:
 @full_only
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_more_orders_through_the_two_phase_store() -> None:
+def test_no_order_with_two_preemptions_on_the_two_phase_store_loses_an_epoch() -> None:
     found = explore_threads(
         lambda stage: Claims(stage, "manifest", claims=(1, 2), two_phase=True), preemptions=2
     )
@@ -159,6 +149,6 @@ def test_more_orders_through_the_two_phase_store() -> None:
 @full_only
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_more_orders_of_the_log() -> None:
-    found = duel(looks=True, preemptions=3)
+def test_no_order_with_three_preemptions_loses_a_durable_row() -> None:
+    found = duel(checks_epoch=True, preemptions=3)
     assert found.finding is None, found.trace

@@ -1,4 +1,4 @@
-"""The checkpoints by which clones borrow, and clones that one engine began and the other goes on with."""
+"""Final checkpoints of clones, and clones that one engine starts and the other finishes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from uuid import UUID
 import pytest
 
 from flagstone import InvalidRequest
+from flagstone.clones.clone import Cloner
+from flagstone.clones.origin import CloneSource
 from flagstone.metadata.manifest import ExternalDb
 from flagstone.metadata.stores import ManifestStore
 from flagstone.store.paths import DbPaths
 from flagstone.testing.faults import Crashed, Fault, FaultyStore
 from flagstone.types import ManifestId
-from flagstone.views.clone import Cloner
-from flagstone.views.marks import CloneSource
-from interop.test_views import Place, make_parent, numbered
+from interop.test_views import Place, make_parent
+from kit.databases import numbered
 
 NOW = timedelta(0)
 OURS = "flagstone.clone/c"
@@ -59,7 +60,7 @@ def wheel_error(place: Place, call: str, *arguments: Any) -> str:
 
 
 @pytest.mark.slow
-def test_the_wheel_works_with_named_final_checkpoints(place: Place) -> None:
+def test_the_wheel_lists_and_clones_with_named_final_checkpoints(place: Place) -> None:
     place.admin("p").clone("c")
     ((final, name),) = finals(place).items()
     assert name == OURS
@@ -80,7 +81,7 @@ def test_the_wheel_works_with_named_final_checkpoints(place: Place) -> None:
 
 
 @pytest.mark.slow
-def test_both_engines_name_the_final_checkpoint_that_is_gone(place: Place) -> None:
+def test_wheel_and_flagstone_name_the_missing_final_checkpoint(place: Place) -> None:
     place.admin("p").clone("c")
     ((final, _),) = finals(place).items()
     place.wheel.edit_checkpoint(place.folder, "p", str(final), 0)  # deletes it without a question
@@ -113,7 +114,9 @@ def test_a_clone_of_the_wheel_keeps_its_checkpoint_until_it_is_destroyed(place: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("maker", ["us", "the wheel"])
-def test_a_copied_clone_releases_nothing_of_the_original(place: Place, tmp_path: Path, maker: str) -> None:
+def test_destroying_a_copy_of_a_clone_keeps_the_final_checkpoint_of_the_original(
+    place: Place, tmp_path: Path, maker: str
+) -> None:
     if maker == "us":
         place.admin("p").clone("c")
     else:
@@ -139,7 +142,7 @@ def test_a_copied_clone_releases_nothing_of_the_original(place: Place, tmp_path:
 @pytest.mark.parametrize(
     "keys", [None, (b"k003", b"k011"), (None, b"k003")], ids=["whole", "inside", "start"]
 )
-def test_a_clone_that_the_wheel_began_is_finished_by_the_same_call_only(
+def test_only_the_same_call_finishes_a_clone_that_the_wheel_began(
     place: Place, keys: tuple[bytes | None, bytes | None] | None
 ) -> None:
     make_parent(place, "the wheel's parent", "q", numbered(0, 5), {})
@@ -165,7 +168,9 @@ def test_a_clone_that_the_wheel_began_is_finished_by_the_same_call_only(
         place.admin("p").clone("c", range=keys)
 
 
-def test_a_clone_of_a_clone_that_the_wheel_began_is_not_one_of_the_grandparent(place: Place) -> None:
+def test_a_clone_of_a_clone_that_the_wheel_began_is_not_finished_as_a_clone_of_the_grandparent(
+    place: Place,
+) -> None:
     place.wheel.clone(place.folder, "c", [("p", None, None)])
     place.write_with_wheel("c", {b"new": b"1"}, wal_enabled=False)
     place.wheel.clone(place.folder, "d", [("c", None, None)])
@@ -178,7 +183,7 @@ def test_a_clone_of_a_clone_that_the_wheel_began_is_not_one_of_the_grandparent(p
     place.agree("d", ROWS | {b"new": b"1"})
 
 
-def test_a_union_that_the_wheel_began_is_not_taken_for_a_clone(place: Place) -> None:
+def test_a_union_that_the_wheel_began_is_not_finished_as_a_clone(place: Place) -> None:
     make_parent(place, "the wheel's parent", "q", {b"z": b"1"}, {})
     place.wheel.clone(place.folder, "u", [("p", None, None), ("q", None, None)])
     unfinish(place, "u")
@@ -195,7 +200,7 @@ def test_a_union_that_the_wheel_began_is_not_taken_for_a_clone(place: Place) -> 
     place.agree("u", ROWS | {b"z": b"1"})
 
 
-def test_a_clone_that_we_began_is_finished_by_the_wheel(place: Place) -> None:
+def test_the_wheel_finishes_a_clone_that_we_began(place: Place) -> None:
     begin(place, "c", CloneSource("p"))
 
     place.wheel.clone(place.folder, "c", [("p", None, None)])
@@ -222,14 +227,14 @@ def test_a_crafted_database_does_not_release_the_checkpoints_of_a_clone_of_the_w
     place.use("c", ROWS, b"k002")
 
 
-def test_the_wheel_reads_a_projection_outside_of_which_we_refuse(place: Place) -> None:
+def test_the_wheel_reads_a_projection_and_we_refuse_keys_outside_of_it(place: Place) -> None:
     place.wheel.clone(place.folder, "w", [("p", None, (b"k003", b"k006"))])
     place.admin("p").clone("c", range=(b"k003", b"k006"))
 
     assert place.wheel.get_many(place.folder, "c", [b"k001", b"k004"]) == [None, b"v4"]
     with place.open("c") as db, pytest.raises(InvalidRequest, match="b'k003' up to b'k006'"):
         db.get(b"k001")
-    with place.open("w") as db:  # the wheel does not say anywhere what the range was
+    with place.open("w") as db:  # the wheel stores the range nowhere
         assert db.get(b"k001") is None
     place.write_with_wheel("c", {b"outside": b"1"})
     with place.open("c") as db:

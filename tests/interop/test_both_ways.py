@@ -1,4 +1,4 @@
-"""The official wheel and Flagstone take turns on one database, and fight over it."""
+"""The official wheel and Flagstone use one database in turn, and fence each other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TURNS = 20
 
 
 class Workload:
-    """Random operations and the state they must lead to, whoever performs them."""
+    """Random operations and the rows that either engine must end with."""
 
     def __init__(self, seed: int, *, segments: bool) -> None:
         self.random = random.Random(seed)
@@ -106,7 +106,9 @@ def ours(folder: Path, *, codec: str | None = None, segments: bool = False) -> f
     ("codec", "segments"),
     [(None, False), ("Snappy", False), ("Zlib", False), ("Lz4", False), ("Zstd", False), (None, True)],
 )
-def test_owners_alternate_twenty_times(codec: str | None, segments: bool, tmp_path: Path, wheel: Any) -> None:
+def test_wheel_and_flagstone_take_the_database_from_each_other_twenty_times_without_losing_a_row(
+    codec: str | None, segments: bool, tmp_path: Path, wheel: Any
+) -> None:
     work = Workload(7, segments=segments)
     for turn in range(TURNS):
         operations = work.operations(25)
@@ -126,7 +128,7 @@ def test_owners_alternate_twenty_times(codec: str | None, segments: bool, tmp_pa
     assert report.ok, report.findings
 
 
-def test_the_wheel_loses_a_duel_at_its_next_durable_write(tmp_path: Path, wheel: Any) -> None:
+def test_a_fenced_wheel_fails_at_its_next_durable_write(tmp_path: Path, wheel: Any) -> None:
     wheel.hold(str(tmp_path), "db")
     assert wheel.held_put("db", b"theirs", b"1") == "durable"
 
@@ -139,7 +141,7 @@ def test_the_wheel_loses_a_duel_at_its_next_durable_write(tmp_path: Path, wheel:
         assert dict(db.scan()) == {b"theirs": b"1", b"ours": b"3"}
 
 
-def test_we_lose_a_duel_at_our_next_durable_write(tmp_path: Path, wheel: Any) -> None:
+def test_a_fenced_flagstone_writer_fails_at_its_next_durable_write(tmp_path: Path, wheel: Any) -> None:
     db = ours(tmp_path)
     db.put(b"ours", b"1", await_durable=True)
     wheel.hold(str(tmp_path), "db")

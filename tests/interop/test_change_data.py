@@ -1,4 +1,4 @@
-"""Change data, pins and former states of databases that the official wheel writes, and collects."""
+"""Changes, retention checkpoints and former states of databases that the official wheel writes and collects."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ import pytest
 
 import flagstone
 from flagstone import Admin, InvalidRequest, WalReader
+from flagstone.changes.change import Change
 from flagstone.lsm.operators import Concatenate
 from flagstone.metadata.stores import ManifestStore
 from flagstone.store.local import LocalStore
 from flagstone.store.paths import DbPaths
-from flagstone.wal.changes import Change
 from golden.corpus import GoldenDatabase, databases
+from kit.databases import apply_change
 
 if TYPE_CHECKING:
-    from interop.conftest import Wheel
+    from kit.fixtures import Wheel
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -34,17 +35,7 @@ def folder(tmp_path: Path, wheel: Wheel) -> Iterator[str]:
     wheel.release("db")
 
 
-def apply(rows: dict[bytes, bytes], change: Change) -> None:
-    match change.op:
-        case "put":
-            rows[change.key] = change.value or b""
-        case "delete":
-            rows.pop(change.key, None)
-        case _:
-            rows[change.key] = rows.get(change.key, b"") + (change.value or b"")
-
-
-def test_the_log_is_tailed_while_the_wheel_writes_it(folder: str, wheel: Wheel) -> None:
+def test_a_wal_reader_follows_the_wal_while_the_wheel_writes_it(folder: str, wheel: Wheel) -> None:
     seen: list[Change] = []
     enough, stop = Event(), Event()
 
@@ -74,7 +65,7 @@ def test_the_log_is_tailed_while_the_wheel_writes_it(folder: str, wheel: Wheel) 
     assert seen[-1].expires_ms == (seen[-1].created_ms or 0) + 3_600_000
     rows: dict[bytes, bytes] = {}
     for change in seen:
-        apply(rows, change)
+        apply_change(rows, change)
     assert rows == wheel.held_scan("db")
 
 
@@ -91,7 +82,7 @@ def test_a_replica_of_a_wheels_database_survives_its_collector(folder: str, whee
                 feed.copied()
             for number, batch in enumerate(feed.follow(timeout_s=0), 1):
                 for change in batch.changes:
-                    apply(replica, change)
+                    apply_change(replica, change)
                 seqs.extend(sorted({change.seq for change in batch.changes}))
                 feed.commit(batch)
                 if number == limit:
@@ -125,7 +116,9 @@ def test_a_replica_of_a_wheels_database_survives_its_collector(folder: str, whee
     assert wheel.list_checkpoints(folder, "db") == []
 
 
-def test_without_a_pin_the_wheels_collector_takes_the_log(folder: str, wheel: Wheel) -> None:
+def test_without_a_retention_checkpoint_the_wheels_collector_deletes_the_wal_files(
+    folder: str, wheel: Wheel
+) -> None:
     for number in range(4):
         wheel.held_apply("db", [("put", b"%d" % number, b"x"), ("flush", "memtable")])
     wheel.run_gc_once(folder, "db")
@@ -134,7 +127,7 @@ def test_without_a_pin_the_wheels_collector_takes_the_log(folder: str, wheel: Wh
         list(WalReader("db", store=folder).batches(2))
 
 
-def test_should_manifest_zero_be_lost_the_wheels_collector_stops_and_the_next_move_brings_it_back(
+def test_after_manifest_zero_is_lost_the_wheels_collector_stops_until_the_next_commit_restores_it(
     folder: str, wheel: Wheel
 ) -> None:
     for number in range(3):
@@ -159,7 +152,9 @@ def test_should_manifest_zero_be_lost_the_wheels_collector_stops_and_the_next_mo
     assert len(left) < len(files)
 
 
-def test_the_wheel_opens_compacts_and_closes_beside_a_pin(tmp_path: Path, wheel: Wheel) -> None:
+def test_the_wheel_opens_compacts_and_closes_a_database_with_a_retention_checkpoint(
+    tmp_path: Path, wheel: Wheel
+) -> None:
     folder = str(tmp_path)
     operations: list[tuple[Any, ...]] = [("put", b"%d" % number, b"x") for number in range(10)]
     before = wheel.apply(folder, "db", [*operations, ("flush", "memtable")])
@@ -176,7 +171,7 @@ def test_the_wheel_opens_compacts_and_closes_beside_a_pin(tmp_path: Path, wheel:
 
 
 @pytest.mark.slow
-def test_former_states_of_a_wheels_database_are_exact(folder: str, wheel: Wheel) -> None:
+def test_former_states_of_a_wheels_database_are_read_exactly(folder: str, wheel: Wheel) -> None:
     wheel.held_apply("db", [("put", b"a", b"0"), ("merge", b"m", b"0"), ("flush", "memtable")])
     checkpoint, _ = wheel.create_checkpoint(folder, "db")
     pin = WalReader("db", store=folder, pin="keeps the log")
@@ -194,7 +189,7 @@ def test_former_states_of_a_wheels_database_are_exact(folder: str, wheel: Wheel)
     for seq, expected in states.items():
         with flagstone.open_reader("db", store=folder, as_of=seq, merge_operator=Concatenate()) as reader:
             assert dict(reader.scan()) == expected
-    with pytest.raises(InvalidRequest, match="no longer to be had"):
+    with pytest.raises(InvalidRequest, match="cannot be shown"):
         flagstone.open_reader("db", store=folder, as_of=1)
     changed = {
         entry.key: entry.after and entry.after.value
@@ -237,7 +232,7 @@ def test_golden_checkpoints_are_read_at_their_sequence_numbers(
 
 
 @pytest.mark.slow
-def test_sequence_numbers_and_times_are_the_wheels(tmp_path: Path, wheel: Wheel) -> None:
+def test_sequence_at_and_time_of_return_what_the_wheel_returns(tmp_path: Path, wheel: Wheel) -> None:
     compared = 0
     for database in databases():
         manifests = ManifestStore(LocalStore(database.store), DbPaths(database.path))

@@ -15,8 +15,8 @@ import pytest
 from typer.testing import CliRunner
 
 from flagstone.cli.main import app
-from golden.corpus import GoldenDatabase, databases
-from interop.conftest import Wheel
+from golden.corpus import GoldenDatabase, databases, every_database
+from kit.fixtures import Wheel
 
 pytestmark = pytest.mark.slow
 
@@ -32,13 +32,13 @@ def cli_json(database: Path, *arguments: str) -> Any:
 
 
 def assert_superset(ours: Any, theirs: Any, place: str = "") -> None:
-    """Whatever the wheel says, we say under the same name, with the same value; bytes as text or 0x…."""
+    """Every field that the wheel prints, under the same name and with the same value; bytes as text or 0x…."""
     match theirs:
         case dict():
             for name, value in theirs.items():
                 assert name in ours, f"{place}.{name} is missing"
                 if name == "bytes_processed":
-                    # Not stored, so always 0 there; we say what the job has written.
+                    # Not stored, so always 0 there; we print what the job has written.
                     assert ours[name] >= value
                     continue
                 assert_superset(ours[name], value, f"{place}.{name}")
@@ -55,8 +55,8 @@ def assert_superset(ours: Any, theirs: Any, place: str = "") -> None:
             assert ours == theirs, place
 
 
-@pytest.mark.parametrize("database", databases(), ids=lambda database: database.name)
-def test_manifests_and_jobs_say_all_that_the_wheel_says(
+@every_database
+def test_read_manifest_and_read_compactions_print_every_field_that_the_wheel_reads(
     wheel: Wheel, tmp_path: Path, database: GoldenDatabase
 ) -> None:
     # A copy: the wheel may write where it only reads.
@@ -97,7 +97,7 @@ def test_the_wheel_reads_what_the_command_line_wrote(wheel: Wheel, tmp_path: Pat
     assert wheel.scan(str(tmp_path), "shop") == {b"a": b"1", b"c": b"3"}
 
 
-def test_a_database_of_the_wheel_is_looked_at_and_changed(wheel: Wheel, tmp_path: Path) -> None:
+def test_commands_read_and_change_a_database_of_the_wheel(wheel: Wheel, tmp_path: Path) -> None:
     shutil.copytree(Path(databases()[0].store), tmp_path / "store")
     database = databases()[0]
     path = tmp_path / "store" / database.path
@@ -110,7 +110,7 @@ def test_a_database_of_the_wheel_is_looked_at_and_changed(wheel: Wheel, tmp_path
     assert wheel.scan(str(tmp_path / "store"), database.path) == {**rows, b"zzz": b"ours"}
 
 
-def test_numbers_and_times_are_those_of_the_wheel(wheel: Wheel, tmp_path: Path) -> None:
+def test_seq_to_ts_and_ts_to_seq_return_what_the_wheel_returns(wheel: Wheel, tmp_path: Path) -> None:
     database = next(found for found in databases() if found.name == "compaction")
     shutil.copytree(database.store, tmp_path / "store")
     path = tmp_path / "store" / database.path

@@ -9,36 +9,33 @@ from typing import Any
 
 import pytest
 
+from flagstone.compaction.executor import LocalExecutor
+from flagstone.compaction.extensions import CompactionTask
+from flagstone.config import CompactionWorkerOptions
 from flagstone.format.codec import Codec
 from flagstone.format.sst import decode_sst
 from flagstone.lsm.retention import visible_value
 from flagstone.lsm.tree import SortedRun, SstView, Tree
-from flagstone.maintenance.compaction.executor import LocalExecutor
-from flagstone.maintenance.compaction.task import CompactionTask
 from flagstone.metadata.compactions import JobContext, TieredSpec
 from flagstone.metadata.manifest import Manifest, SsTable, apply_compaction
 from flagstone.metadata.stores import CompactionsStore, ManifestStore
 from flagstone.runtime.clock import SYSTEM_CLOCK
 from flagstone.runtime.ids import Ids, ulid_ms
+from flagstone.sst.builder import SstBuilder, SstOptions
 from flagstone.store.local import LocalStore
 from flagstone.store.paths import DbPaths
-from flagstone.table.builder import TableBuilder, TableOptions
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, RunId, Seq
+from kit.databases import Append
 
 pytestmark = pytest.mark.slow
 
 PATHS = DbPaths("db")
 
 
-class Concatenation:
-    def merge(self, key: bytes, existing: bytes | None, operand: bytes) -> bytes:
-        return (existing or b"") + operand
-
-
 class Inputs:
-    """Three L0 tables and the runs 5 and 2, all with values, tombstones, operands and times of expiry."""
+    """Three SSTs in L0 and the sorted runs 5 and 2, all with values, tombstones, operands and times of expiry."""
 
-    def __init__(self, folder: Path, seed: int, *, rows: int, keys: int, options: TableOptions) -> None:
+    def __init__(self, folder: Path, seed: int, *, rows: int, keys: int, options: SstOptions) -> None:
         self.folder = folder
         self.store = LocalStore(folder, fsync=False)
         self.options = options
@@ -52,7 +49,7 @@ class Inputs:
         self.rows = [row for part in parts for row in part]
         tables = []
         for part in parts:
-            builder = TableBuilder(options)
+            builder = SstBuilder(options)
             builder.add_rows(sorted(part, key=lambda row: (row[0], -row[1])))
             built = builder.finish()
             # A little in the past: the wheel mints its own ids from now on.
@@ -85,7 +82,7 @@ class Inputs:
 
 
 def run_rows(folder: Path, run: int) -> tuple[list[bytes], list[EntryTuple]]:
-    """The tables of one run, and the rows in them."""
+    """The SSTs of one sorted run, and the rows in them."""
     store = LocalStore(folder, fsync=False)
     manifest = ManifestStore(store, PATHS).require_latest().value
     views = next((found.views for found in manifest.tree.runs if found.id == run), ())
@@ -97,14 +94,8 @@ def run_rows(folder: Path, run: int) -> tuple[list[bytes], list[EntryTuple]]:
 def compact_ours(inputs: Inputs, folder: Path, spec: TieredSpec, **limits: int) -> JobContext:
     """Compact with our executor and commit the result; returns what was recorded last."""
     store = LocalStore(folder, fsync=False)
-    chosen = {
-        "max_sst_bytes": 1 << 28,
-        "max_subcompactions": 4,
-        "max_fetch_tasks": 4,
-        "bytes_to_fetch": 1 << 21,
-        **limits,
-    }
-    executor = LocalExecutor(store, PATHS, options=inputs.options, merge_operator=Concatenation(), **chosen)
+    work = CompactionWorkerOptions().replace(**limits)
+    executor = LocalExecutor(store, PATHS, options=inputs.options, work=work, merge_operator=Append())
     records: list[JobContext] = []
     newest = max(inputs.manifest.ssts)
     task = CompactionTask(job_id=Ids().ulid(ulid_ms(newest)), spec=spec, manifest=inputs.manifest)
@@ -134,16 +125,18 @@ CHOICES = {
 @pytest.mark.parametrize(
     ("seed", "codec"), [(1, Codec.NONE), (2, Codec.LZ4), (3, Codec.NONE), (4, Codec.ZSTD)]
 )
-def test_same_inputs_same_rows(choice: str, seed: int, codec: Codec, tmp_path: Path, wheel: Any) -> None:
+def test_wheel_and_flagstone_compact_the_same_ssts_to_the_same_rows(
+    choice: str, seed: int, codec: Codec, tmp_path: Path, wheel: Any
+) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     ours.mkdir()
-    inputs = Inputs(ours, seed, rows=4000, keys=700, options=TableOptions(codec=codec, min_filter_keys=100))
+    inputs = Inputs(ours, seed, rows=4000, keys=700, options=SstOptions(codec=codec, min_filter_keys=100))
     shutil.copytree(ours, theirs)
     l0, runs, destination = CHOICES[choice]
     view_ids = tuple(view.id for view in inputs.manifest.tree.l0) if l0 else ()
     spec = TieredSpec(view_ids, tuple(RunId(run) for run in runs), RunId(destination))
 
-    compact_ours(inputs, ours, spec, max_sst_bytes=40_000)
+    compact_ours(inputs, ours, spec, max_sst_size=40_000)
     wheel.compact(
         str(theirs),
         "db",
@@ -182,7 +175,7 @@ def assert_same_views(inputs: Inputs, compacted: list[EntryTuple], choice: str) 
                     sorted((row for row in rows if row[0] == key), key=lambda row: -row[1]),
                     max_seq=max_seq,
                     now_ms=inputs.clock_ms,
-                    merge_operator=Concatenation(),
+                    merge_operator=Append(),
                 )
                 for rows in (inputs.rows, compacted)
             ]
@@ -190,16 +183,17 @@ def assert_same_views(inputs: Inputs, compacted: list[EntryTuple], choice: str) 
             assert before == after, (key, max_seq)
 
 
+@pytest.mark.long
 @pytest.mark.slow
-def test_same_subcompactions(tmp_path: Path, wheel: Any) -> None:
+def test_wheel_and_flagstone_split_a_job_into_the_same_subcompactions(tmp_path: Path, wheel: Any) -> None:
     """Both cut a job at the same keys."""
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     ours.mkdir()
-    inputs = Inputs(ours, 9, rows=60_000, keys=30_000, options=TableOptions())
+    inputs = Inputs(ours, 9, rows=60_000, keys=30_000, options=SstOptions())
     shutil.copytree(ours, theirs)
     tree = inputs.manifest.tree
     spec = TieredSpec(tuple(view.id for view in tree.l0), (RunId(5), RunId(2)), RunId(2))
-    recorded = compact_ours(inputs, ours, spec, max_subcompactions=4, max_sst_bytes=60_000)
+    recorded = compact_ours(inputs, ours, spec, max_subcompactions=4, max_sst_size=60_000)
     wheel.compact(
         str(theirs),
         "db",

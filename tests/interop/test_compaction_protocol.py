@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -17,12 +16,13 @@ import pytest
 import flagstone
 from flagstone.config import CompactorOptions, Settings
 from flagstone.config.settings import CompactionWorkerOptions
-from flagstone.db.admin import Admin
+from flagstone.db.admin.admin import Admin
 from flagstone.lsm.operators import Concatenate
 from flagstone.metadata.compactions import DrainSpec, JobStatus
 from flagstone.runtime.ids import ulid_text
 from flagstone.store.local import LocalStore
 from interop.worker_process import recorded, worker_options
+from kit.databases import eventually
 
 PATIENCE_S = 40.0
 QUICK = timedelta(milliseconds=20)
@@ -31,13 +31,6 @@ COORDINATOR = CompactorOptions(
     commit_compacted_interval=QUICK,
     worker=CompactionWorkerOptions(compactions_poll_interval=QUICK),
 )
-
-
-def eventually(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline, f"never: {what}"
-        time.sleep(0.02)
 
 
 @contextmanager
@@ -64,7 +57,7 @@ def running(work: Callable[..., None], **options: Any) -> Iterator[None]:
 
 
 def operations(rounds: int, *, start: int = 0, rows: int = 60) -> list[tuple[Any, ...]]:
-    """Puts, overwrites, deletes and merges; every round becomes one L0 table."""
+    """Puts, overwrites, deletes and merges; every round becomes one SST in L0."""
     done: list[tuple[Any, ...]] = []
     for number in range(start, start + rounds):
         done += [("put", b"key%05d" % (number * rows // 2 + row), b"%d" % number * 40) for row in range(rows)]
@@ -85,7 +78,7 @@ def read_by_us(folder: Path, path: str = "db") -> dict[bytes, bytes]:
 
 
 @pytest.mark.slow
-def test_a_wheel_coordinator_is_served_by_two_of_our_workers(wheel: Any, tmp_path: Path) -> None:
+def test_two_of_our_workers_do_the_jobs_of_the_wheels_coordinator(wheel: Any, tmp_path: Path) -> None:
     folder, admin = str(tmp_path), Admin("db", store=LocalStore(tmp_path))
     wheel.hold(folder, "db", coordinator={})
     workers = {"options": worker_options(), "merge_operator": Concatenate()}
@@ -140,7 +133,7 @@ def test_our_coordinator_works_beside_a_wheel_writer(wheel: Any, tmp_path: Path)
     wheel.held_apply("db", operations(1))
     with running(admin.run_compactor, options=COORDINATOR, merge_operator=Concatenate()):
         for start in range(1, 41, 4):
-            # More than the writer would take without a compactor: l0_max_ssts is 8.
+            # More than the writer accepts without a compactor: l0_max_ssts is 8.
             wheel.held_apply("db", operations(4, start=start))
         eventually(
             lambda: len(manifest_of(admin).tree.l0) < 4 and not _active(admin), "everything is compacted"
@@ -155,9 +148,7 @@ def test_our_coordinator_works_beside_a_wheel_writer(wheel: Any, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_our_coordinator_is_followed_by_the_wheels_and_the_other_way_round(
-    wheel: Any, tmp_path: Path
-) -> None:
+def test_the_wheels_coordinator_and_ours_replace_each_other(wheel: Any, tmp_path: Path) -> None:
     folder, admin = str(tmp_path), Admin("db", store=LocalStore(tmp_path))
     expected: dict[bytes, bytes] = {}
     for turn in range(3):
@@ -178,8 +169,11 @@ def test_our_coordinator_is_followed_by_the_wheels_and_the_other_way_round(
 OURS = Settings(compactor_options=COORDINATOR, garbage_collector_options=None)
 
 
+@pytest.mark.long
 @pytest.mark.slow
-def test_a_job_of_two_killed_workers_is_finished_from_what_they_recorded(wheel: Any, tmp_path: Path) -> None:
+def test_a_third_worker_finishes_a_job_from_the_output_of_two_killed_workers(
+    wheel: Any, tmp_path: Path
+) -> None:
     folder, admin = str(tmp_path), Admin("db", store=LocalStore(tmp_path))
     # Heartbeats come every 50 ms; after two seconds without one the wheel's coordinator gives the job to others.
     wheel.hold(folder, "db", coordinator={"worker_heartbeat_timeout": "2s"})
@@ -246,7 +240,7 @@ def test_a_full_compaction_beside_a_wheel_writer_goes_through_its_coordinator(
     manifest = manifest_of(admin)
     assert not manifest.tree.l0
     assert len(manifest.tree.runs) == 1
-    assert manifest.compactor_epoch == 1  # the wheel's: nobody took over
+    assert manifest.compactor_epoch == 1  # the wheel's: no other coordinator claimed the role
     assert admin.compactions().value.job(job_id).status is JobStatus.COMPLETED  # type: ignore[union-attr]
     assert not seen[-1].coordinating
     assert seen[-1].jobs_done == 1

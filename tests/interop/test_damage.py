@@ -1,4 +1,4 @@
-"""What guards our metadata does not disturb the wheel, and what the wheel writes is not taken for damage."""
+"""The wheel reads our metadata with checksums, and its own objects are not reported as damaged."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 import flagstone
-from flagstone import Admin, Settings, WalReader
+from flagstone import Admin, WalReader
 from flagstone.metadata.integrity import seal_metadata
 from flagstone.metadata.stores import CompactionsStore, ManifestStore
 from flagstone.store.local import LocalStore
 from flagstone.store.paths import DbPaths
+from kit.databases import QUIET
 
 PATHS = DbPaths("db")
-QUIET = {"compactor_options": None, "garbage_collector_options": None}
 
 JUMPS = """
 import asyncio, os, sys
@@ -51,7 +51,7 @@ def crash_with_jumps(folder: Path, session: int) -> None:
 
 
 @pytest.mark.slow
-def test_numbers_that_the_wheel_skips_are_no_loss(tmp_path: Path) -> None:
+def test_sequence_numbers_that_the_wheel_skips_are_not_reported_as_lost(tmp_path: Path) -> None:
     for session in range(3):
         crash_with_jumps(tmp_path, session)
     expected = [b"a0", b"a1", b"a2", b"b0", b"b1", b"b2", b"x"]
@@ -60,12 +60,12 @@ def test_numbers_that_the_wheel_skips_are_no_loss(tmp_path: Path) -> None:
         assert [key for key, _ in reader.scan()] == expected
     assert Admin("db", store=url).verify().ok
     assert len(list(WalReader("db", store=url).changes())) == 9
-    with flagstone.open("db", store=url, settings=Settings(**QUIET)) as db:
+    with flagstone.open("db", store=url, settings=QUIET) as db:
         assert [key for key, _ in db.scan()] == expected
 
 
-def test_the_wheel_works_with_metadata_that_has_checksums(tmp_path: Path, wheel: Any) -> None:
-    with flagstone.open("db", store=f"file://{tmp_path}", settings=Settings(**QUIET)) as db:
+def test_the_wheel_reads_and_rewrites_metadata_with_checksums(tmp_path: Path, wheel: Any) -> None:
+    with flagstone.open("db", store=f"file://{tmp_path}", settings=QUIET) as db:
         db.put(b"ours", b"1")
     store = LocalStore(tmp_path)
     manifests = ManifestStore(store, PATHS)
@@ -81,7 +81,7 @@ def test_the_wheel_works_with_metadata_that_has_checksums(tmp_path: Path, wheel:
     path.write_bytes(seal_metadata(path.read_bytes(), path.name))
     assert wheel.compact(str(tmp_path), "db") == {b"ours": b"1", b"theirs": b"2"}
     assert CompactionsStore(store, PATHS).latest() is not None
-    with flagstone.open("db", store=f"file://{tmp_path}", settings=Settings(**QUIET)) as db:
+    with flagstone.open("db", store=f"file://{tmp_path}", settings=QUIET) as db:
         assert list(db.scan()) == [(b"ours", b"1"), (b"theirs", b"2")]
     assert Admin("db", store=f"file://{tmp_path}").verify().ok
 
@@ -107,7 +107,7 @@ asyncio.run(main(sys.argv[1]))
 
 
 @pytest.mark.slow
-def test_keys_that_are_longer_than_ours_are_read_from_tables_and_from_the_wal(tmp_path: Path) -> None:
+def test_keys_longer_than_our_limit_are_read_from_ssts_and_from_the_wal(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", LONG_KEYS, str(tmp_path)], check=True, timeout=60)
     expected = [
         (b"K" * 70_000, b"2"),

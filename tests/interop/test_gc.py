@@ -1,4 +1,4 @@
-"""After our garbage collection the official wheel reads all it wrote, at every checkpoint, and goes on writing."""
+"""After our garbage collection the official wheel reads all it wrote, at every checkpoint, and continues writing."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 import flagstone
-from flagstone import Admin, Settings
+from flagstone import Admin
+from flagstone.clones.checkpoint import delete_checkpoint
 from flagstone.metadata.stores import CompactionsStore, ManifestStore
 from flagstone.store.local import LocalStore
 from flagstone.store.paths import DbPaths
-from flagstone.views.checkpoint import delete_checkpoint
 from golden.corpus import DATA, GoldenDatabase, databases
+from kit.databases import QUIET
 
 NOW = timedelta()
 CASES = sorted({database.store for database in databases()})
-OURS = Settings(compactor_options=None, garbage_collector_options=None)
 
 
 def decoded(pairs: dict[str, str]) -> dict[bytes, bytes]:
@@ -75,7 +75,7 @@ def test_the_wheel_reads_golden_databases_after_our_collection(
 
 
 @pytest.mark.slow
-def test_the_wheel_writes_on_between_our_collections(wheel: Any, tmp_path: Path) -> None:
+def test_the_wheel_keeps_writing_between_our_collections(wheel: Any, tmp_path: Path) -> None:
     folder, paths = str(tmp_path), DbPaths("db")
     store = LocalStore(tmp_path)
     manifests, admin = ManifestStore(store, paths), Admin("db", store=store)
@@ -97,7 +97,7 @@ def test_the_wheel_writes_on_between_our_collections(wheel: Any, tmp_path: Path)
     assert boundaries == sorted(set(boundaries))
     assert boundaries[0] > 0
     assert wheel.scan(folder, "db", checkpoint=kept) == pinned
-    with flagstone.open("db", store=store, settings=OURS) as db:
+    with flagstone.open("db", store=store, settings=QUIET) as db:
         assert dict(db.scan()) == expected
         db.put(b"ours", b"1")
     assert wheel.apply(folder, "db", [("put", b"theirs", b"2")]) == {
@@ -108,13 +108,15 @@ def test_the_wheel_writes_on_between_our_collections(wheel: Any, tmp_path: Path)
     assert admin.verify().ok
 
 
-def test_what_is_left_is_what_is_needed(wheel: Any, tmp_path: Path) -> None:
-    """One manifest, one compactions file, the log from where replay starts, and the tables of the tree."""
+def test_a_collection_leaves_exactly_the_objects_that_manifests_and_checkpoints_need(
+    wheel: Any, tmp_path: Path
+) -> None:
+    """One manifest, one compactions file, the WAL files that replay needs, and the SSTs of the manifest."""
     folder, store, paths = str(tmp_path), LocalStore(tmp_path), DbPaths("db")
     operations: list[tuple[Any, ...]] = []
     for number in range(40):
         operations.append(("put", b"%03d" % number, b"x" * 50))
-        if number % 20 == 19:  # fewer tables than the wheel would compact on its own
+        if number % 20 == 19:  # fewer SSTs than the wheel would compact on its own
             operations.append(("flush", "memtable"))
     wheel.apply(folder, "db", operations)
     expected = wheel.compact_everything(folder, "db")
@@ -135,19 +137,19 @@ def test_what_is_left_is_what_is_needed(wheel: Any, tmp_path: Path) -> None:
     assert wheel.scan(folder, "db") == expected
 
 
-def test_a_clone_made_by_the_wheel_lets_its_parent_go(wheel: Any, tmp_path: Path) -> None:
+def test_a_compacted_clone_of_the_wheel_is_detached_from_its_lender(wheel: Any, tmp_path: Path) -> None:
     folder, store = str(tmp_path), LocalStore(tmp_path)
     rows: list[tuple[Any, ...]] = [("put", b"%03d" % number, b"x") for number in range(20)]
     expected = wheel.apply(folder, "parent", [*rows, ("flush", "memtable")])
     wheel.clone(folder, "child", [("parent", None, None)])
     assert wheel.scan(folder, "child") == expected
-    # The parent forgets its tables, but its collector must not delete what the child borrows.
+    # The lender drops its SSTs, but its collector must not delete those that the clone uses.
     wheel.apply(folder, "parent", [("delete", key) for _, key, _ in rows] + [("flush", "memtable")])
     wheel.compact_everything(folder, "parent")
     for _ in range(2):
         assert Admin("parent", store=store).collect_garbage(min_age=NOW).ok
     assert wheel.scan(folder, "child") == expected
-    # The child rewrites everything into tables of its own, and then needs the parent no more.
+    # The clone compacts everything into its own SSTs, and then needs no SST of the lender.
     assert wheel.compact_everything(folder, "child") == expected
     child = ManifestStore(store, DbPaths("child"))
     for checkpoint in child.require_latest().value.checkpoints:

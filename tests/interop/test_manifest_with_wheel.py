@@ -24,8 +24,9 @@ from flagstone.metadata.compactions import (
     Subcompaction,
     TieredSpec,
     Worker,
+    decode_compactions,
+    encode_compactions,
 )
-from flagstone.metadata.compactions_codec import decode_compactions, encode_compactions
 from flagstone.metadata.manifest import (
     Checkpoint,
     ExternalDb,
@@ -76,7 +77,7 @@ def table(ms: int, first: bytes = b"a", last: bytes = b"z") -> SsTable:
     )
 
 
-def test_the_wheel_opens_a_manifest_of_ours(tmp_path: Path) -> None:
+def test_the_wheel_opens_a_database_with_our_manifest(tmp_path: Path) -> None:
     checkpoint = Checkpoint(UUID(int=7 << 100 | 9), ManifestId(1), 1_700_000_000, None, "tägliche Sicherung")
     manifest = replace(
         new_manifest(),
@@ -152,7 +153,7 @@ def everything() -> Manifest:
     )
 
 
-def test_the_wheel_rewrites_what_we_wrote_with_our_bytes(tmp_path: Path) -> None:
+def test_the_wheel_writes_our_manifest_and_compactions_file_with_the_same_bytes(tmp_path: Path) -> None:
     manifest = everything()
     context = JobContext(
         (
@@ -196,7 +197,7 @@ def test_the_wheel_rewrites_what_we_wrote_with_our_bytes(tmp_path: Path) -> None
     assert data == encode_compactions(replace(compactions, jobs=(*compactions.jobs, submitted)))
 
 
-def test_the_wheel_rewrites_segments_with_our_bytes(tmp_path: Path) -> None:
+def test_the_wheel_writes_our_manifest_with_segments_with_the_same_bytes(tmp_path: Path) -> None:
     manifest = replace(
         replace_trees(
             new_manifest(segment_extractor_name="first3"),

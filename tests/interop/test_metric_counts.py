@@ -1,4 +1,4 @@
-"""The same steps in the wheel and in ours: the counters under SlateDB's names say the same after each."""
+"""The same steps in the wheel and in ours: the counters with SlateDB's names are equal after each."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def theirs(steps: list[list[Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_counters_agree_after_every_step() -> None:
+def test_counters_equal_those_of_the_wheel_after_every_step() -> None:
     wheel, mine = theirs(STEPS), ours(STEPS)
     assert len(wheel) == len(mine) == len(STEPS) + 2
     labels = [["open"], *STEPS, ["close"]]
@@ -182,7 +182,7 @@ def test_labels_are_those_of_the_wheel() -> None:
     }
 
 
-def test_gauges_follow_the_tree() -> None:
+def test_gauges_report_memory_ssts_and_sorted_runs() -> None:
     with flagstone.open("db", store=MemoryStore(), settings=Settings(compactor_options=None)) as db:
         for number in range(3):
             db.put(b"key%d" % number, b"value")
@@ -199,7 +199,7 @@ def test_gauges_follow_the_tree() -> None:
         assert shown[names.DB_SORTED_RUN_COUNT] == shown[names.DB_EXTERNAL_DB_COUNT] == 0
 
 
-def test_readers_of_every_kind_are_counted() -> None:
+def test_multi_gets_arrow_scans_checkpoints_and_readers_are_counted() -> None:
     store = MemoryStore()
     with flagstone.open("db", store=store, settings=Settings(compactor_options=None)) as db:
         db.put(b"a", b"1")
@@ -220,7 +220,7 @@ def test_readers_of_every_kind_are_counted() -> None:
         )
 
 
-def test_a_log_of_its_own_is_counted_apart() -> None:
+def test_requests_to_a_separate_wal_store_are_counted_separately() -> None:
     with flagstone.open("db", store=MemoryStore(), wal_store=MemoryStore()) as db:
         db.put(b"a", b"1", await_durable=True)
         puts = f"{names.OBJECT_STORE_REQUEST_COUNT}{{api=put,component=db,op=put,store_type="
@@ -228,7 +228,7 @@ def test_a_log_of_its_own_is_counted_apart() -> None:
         assert db.metrics()[f"{puts}main}}"] >= 1
 
 
-def test_reads_of_many_threads_are_counted() -> None:
+def test_reads_of_many_threads_are_all_counted() -> None:
     with flagstone.open("db", store=MemoryStore(), settings=Settings(compactor_options=None)) as db:
         db.put(b"a", b"1")
         threads = [threading.Thread(target=lambda: [db.get(b"a") for _ in range(5000)]) for _ in range(4)]

@@ -23,7 +23,7 @@ def test_every_metric_of_the_official_wheel_has_its_name_in_our_list(tmp_path: P
     assert listed <= metric_names.SLATEDB_NAMES
 
 
-def test_no_two_constants_share_a_name() -> None:
+def test_no_two_metric_constants_have_the_same_name() -> None:
     values = [
         value for name, value in vars(metric_names).items() if isinstance(value, str) and name.isupper()
     ]

@@ -13,8 +13,8 @@ import pytest
 import flagstone
 from flagstone.compaction import DrainSpec, TieredSpec
 from flagstone.config import Settings
-from flagstone.db.transaction import Snapshot, Transaction
-from flagstone.read.scans import Scan
+from flagstone.db.writer.transaction import Snapshot, Transaction
+from flagstone.read.scan import Scan
 from flagstone.write.durability import WriteHandle
 
 uniffi: Any = pytest.importorskip("slatedb.uniffi", reason="the official wheel is the judge here")
@@ -51,7 +51,7 @@ def expanded(token: str) -> list[str]:
 
 
 def named() -> list[str]:
-    cells = [row[0] for row in rows("Its names here")] + [row[0] for row in rows("What differs")]
+    cells = [row[0] for row in rows("API names")] + [row[0] for row in rows("What differs")]
     return [name for cell in cells for token in TOKEN.findall(cell) for name in expanded(token)]
 
 
@@ -77,7 +77,7 @@ def public_names() -> set[str]:
     return found
 
 
-def test_the_wheel_has_the_surface_that_is_looked_at() -> None:
+def test_the_wheel_has_public_names_to_compare() -> None:
     found = public_names()
     assert len(found) > 230
     assert {"Db.scan_prefix", "WriteOptions.seqnum", "DbCache", "Error.Closed", "init_logging"} <= found
@@ -99,9 +99,9 @@ def test_no_name_is_listed_twice() -> None:
     assert {name for name in listed if listed.count(name) > 1} == set()
 
 
-def test_the_counterparts_exist() -> None:
+def test_every_counterpart_in_the_tables_exists_in_flagstone() -> None:
     wrong = []
-    for row in rows("Its names here"):
+    for row in rows("API names"):
         for token in TOKEN.findall(row[1]):
             owner, dot, attribute = re.split(r"[(\s]", token)[0].partition(".")
             if dot and owner in OURS and attribute != "*" and not hasattr(OURS[owner], attribute):

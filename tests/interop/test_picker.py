@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from flagstone.compaction.picker import plan_compactions
 from flagstone.config.settings import CompactorOptions, SchedulerOptions
 from flagstone.format.sst_info import SsTableInfo
 from flagstone.lsm.tree import SortedRun, SstView, Tree
-from flagstone.maintenance.compaction.picker import plan_compactions
 from flagstone.metadata.compactions import Compactions, Job, JobStatus, Spec, Worker
 from flagstone.metadata.manifest import Manifest, Segment, SsTable, new_manifest, replace_trees
 from flagstone.metadata.stores import CompactionsStore, ManifestStore
@@ -127,7 +127,7 @@ class Case:
 
 
 @pytest.mark.slow
-def test_our_choice_is_the_wheels_for_random_manifests(wheel: Any, tmp_path: Path) -> None:
+def test_the_picker_chooses_what_the_wheel_chooses_for_random_manifests(wheel: Any, tmp_path: Path) -> None:
     chosen = segmented = busy = 0
     for seed in range(CASES):
         case = Case(seed)

@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 
 import flagstone
-from flagstone import Admin, Closed, InvalidRequest, Settings
+from flagstone import Admin, Closed, InvalidRequest
 from flagstone.metadata.destruction import incarnation
 from flagstone.store.local import LocalStore
-
-OURS = Settings(compactor_options=None, garbage_collector_options=None)
+from kit.databases import QUIET
 
 
 def write(store: LocalStore, rows: dict[bytes, bytes]) -> None:
-    with flagstone.open("db", store=store, settings=OURS) as db:
+    with flagstone.open("db", store=store, settings=QUIET) as db:
         for key, value in rows.items():
             db.put(key, value, await_durable=True)
         db.flush()
@@ -28,7 +27,7 @@ def read(store: LocalStore) -> dict[bytes, bytes]:
 
 
 @pytest.mark.slow
-def test_the_wheel_opens_what_we_create_at_a_destroyed_path(wheel: Any, tmp_path: Path) -> None:
+def test_the_wheel_opens_a_database_that_we_create_at_a_destroyed_path(wheel: Any, tmp_path: Path) -> None:
     store, folder = LocalStore(tmp_path), str(tmp_path)
     for number in range(3):
         write(store, {b"old%d" % number: b"v"})
@@ -40,7 +39,7 @@ def test_the_wheel_opens_what_we_create_at_a_destroyed_path(wheel: Any, tmp_path
     assert Admin("db", store=store).verify().ok
 
 
-def test_a_database_that_the_wheel_creates_at_a_destroyed_path_is_another_one(
+def test_a_database_that_the_wheel_creates_at_a_destroyed_path_is_not_the_destroyed_one(
     wheel: Any, tmp_path: Path
 ) -> None:
     store, folder = LocalStore(tmp_path), str(tmp_path)
@@ -48,7 +47,7 @@ def test_a_database_that_the_wheel_creates_at_a_destroyed_path_is_another_one(
     admin = Admin("db", store=store)
     last_id = admin.manifest().id
     with (
-        flagstone.open("db", store=store, settings=OURS) as writer,
+        flagstone.open("db", store=store, settings=QUIET) as writer,
         flagstone.open_reader("db", store=store, mode="latest") as reader,
     ):
         admin.destroy()
@@ -68,10 +67,10 @@ def test_a_database_that_the_wheel_creates_at_a_destroyed_path_is_another_one(
 
 def test_the_wheel_reads_a_clone_made_at_a_destroyed_path(wheel: Any, tmp_path: Path) -> None:
     store, folder = LocalStore(tmp_path), str(tmp_path)
-    with flagstone.open("clone", store=store, settings=OURS) as db:
+    with flagstone.open("clone", store=store, settings=QUIET) as db:
         db.put(b"old", b"v", await_durable=True)
     Admin("clone", store=store).destroy()
-    with flagstone.open("db", store=store, settings=OURS) as db:
+    with flagstone.open("db", store=store, settings=QUIET) as db:
         db.put(b"k", b"only in the WAL", await_durable=True)
         Admin("db", store=store).clone("clone")
     assert wheel.scan(folder, "clone") == {b"k": b"only in the WAL"}

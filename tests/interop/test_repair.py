@@ -10,22 +10,17 @@ from typing import Any
 import pytest
 
 import flagstone
-from flagstone import Admin, Settings
+from flagstone import Admin
 from flagstone.metadata.manifest_codec import encode_manifest
 from flagstone.runtime.clock import SYSTEM_CLOCK, VirtualClock
 from flagstone.store.paths import DbPaths
-from flagstone.testing.wal_files import encode_wal
 from flagstone.types import ManifestId
-from flagstone.wal.encoding import decode_wal
+from flagstone.wal.replay import decode_wal
+from kit.databases import MANUAL, encode_wal
 
 pytestmark = pytest.mark.slow
 
-QUIET = Settings(
-    flush_interval=None,
-    compactor_options=None,
-    garbage_collector_options=None,
-    manifest_poll_interval=timedelta(hours=1),
-)
+SETTINGS = MANUAL.replace(manifest_poll_interval=timedelta(hours=1))
 PATHS = DbPaths("db")
 DEFECTS = [
     "order",
@@ -53,7 +48,7 @@ class Ward:
         self.path = folder / "db"
         self.model: dict[bytes, bytes] = {}
         clock = VirtualClock(SYSTEM_CLOCK.now_ms() + ahead_ms) if ahead_ms else SYSTEM_CLOCK
-        db = flagstone.open("db", store=str(folder), settings=QUIET, clock=clock)
+        db = flagstone.open("db", store=str(folder), settings=SETTINGS, clock=clock)
         for turn in range(6):
             for number in range(20):
                 self.put(db, b"key/%03d" % (13 * turn + 7 * number), b"%d" % turn * 20)
@@ -124,7 +119,7 @@ class Ward:
 
 
 @pytest.mark.parametrize("defect", DEFECTS)
-def test_the_wheel_reads_and_writes_what_was_repaired(wheel: Any, tmp_path: Path, defect: str) -> None:
+def test_the_wheel_reads_and_writes_a_repaired_database(wheel: Any, tmp_path: Path, defect: str) -> None:
     ward = Ward(tmp_path, ahead_ms=10**8 if defect == "clock in the wal" else 0)
     if defect != "clock in the wal":
         ward.damage(defect)
@@ -139,6 +134,6 @@ def test_the_wheel_reads_and_writes_what_was_repaired(wheel: Any, tmp_path: Path
     assert wheel.scan(str(tmp_path), "db") == ward.model
     wheel.apply(str(tmp_path), "db", [("put", b"from the wheel", b"1"), ("flush", "memtable")])
     ward.model[b"from the wheel"] = b"1"
-    with flagstone.open("db", store=str(tmp_path), settings=QUIET) as db:
+    with flagstone.open("db", store=str(tmp_path), settings=SETTINGS) as db:
         assert dict(db.scan()) == ward.model
     assert ward.admin.verify().ok

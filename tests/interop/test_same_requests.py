@@ -11,16 +11,16 @@ import pytest
 
 import flagstone
 import flagstone.aio
-from flagstone import Admin, InvalidRequest, Settings, WriteBatch
+from flagstone import Admin, InvalidRequest, WriteBatch
 from flagstone.lsm.operators import Concatenate, Counter
 from flagstone.store.local import LocalStore
 from flagstone.store.memory import MemoryStore
+from kit.databases import QUIET
 
-QUIET = Settings(compactor_options=None, garbage_collector_options=None)
 LAST_MS = 2**63 - 1
 
 
-def test_merges_without_an_operator_are_refused_at_once(wheel: Any, tmp_path: Path) -> None:
+def test_both_refuse_a_merge_without_an_operator_at_once(wheel: Any, tmp_path: Path) -> None:
     for how in ("db", "transaction", "batch"):
         assert "merge operator missing" in wheel.refusal_of_merge(str(tmp_path), how)
     db = flagstone.open("db", store=MemoryStore(), settings=QUIET)
@@ -58,7 +58,7 @@ def test_a_transaction_refuses_an_operand_that_the_operator_refuses() -> None:
         assert dict(db.scan()) == {}
 
 
-def test_flushing_a_log_that_is_switched_off_is_refused(wheel: Any, tmp_path: Path) -> None:
+def test_both_refuse_a_wal_flush_when_the_wal_is_disabled(wheel: Any, tmp_path: Path) -> None:
     assert "WAL is disabled" in wheel.refusal_of_wal_flush(str(tmp_path))
     with flagstone.open("db", store=MemoryStore(), settings=QUIET.replace(wal_enabled=False)) as db:
         db.put(b"k", b"v")
@@ -68,7 +68,7 @@ def test_flushing_a_log_that_is_switched_off_is_refused(wheel: Any, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", [None, "", "x", "other"])
-def test_a_name_filters_checkpoints_alike(wheel: Any, tmp_path: Path, name: str | None) -> None:
+def test_both_list_the_same_checkpoints_for_a_name(wheel: Any, tmp_path: Path, name: str | None) -> None:
     folder = str(tmp_path)
     wheel.apply(folder, "db", [("put", b"k", b"v"), ("flush", "memtable")])
     admin = Admin("db", store=LocalStore(tmp_path))
@@ -80,7 +80,7 @@ def test_a_name_filters_checkpoints_alike(wheel: Any, tmp_path: Path, name: str 
 
 
 @pytest.mark.parametrize("moment", [2**62, 2**62 + 1, LAST_MS - 1, LAST_MS])
-def test_an_expiry_may_be_as_late_as_the_format_can_say(wheel: Any, tmp_path: Path, moment: int) -> None:
+def test_both_accept_the_latest_expiry_of_the_format(wheel: Any, tmp_path: Path, moment: int) -> None:
     store = LocalStore(tmp_path)
     with flagstone.open("ours", store=store, settings=QUIET) as db:
         db.put(b"k", b"v", expire_at=moment)
@@ -96,7 +96,7 @@ def test_an_expiry_may_be_as_late_as_the_format_can_say(wheel: Any, tmp_path: Pa
 
 
 @pytest.mark.parametrize("ttl_ms", [LAST_MS, LAST_MS - 1_800_000_000_000])
-def test_a_default_ttl_that_outlasts_time_means_never(ttl_ms: int) -> None:
+def test_a_default_ttl_beyond_the_last_time_means_no_expiry(ttl_ms: int) -> None:
     with flagstone.open("db", store=MemoryStore(), settings=QUIET.replace(default_ttl_millis=ttl_ms)) as db:
         db.put(b"k", b"v")
         row = db.get_row(b"k")
@@ -114,7 +114,7 @@ def _refused(call: Callable[[], object]) -> bool:
     return False
 
 
-def test_a_batch_with_two_expiries_of_one_key_is_refused_by_both(wheel: Any, tmp_path: Path) -> None:
+def test_both_refuse_a_batch_with_two_expiries_of_one_key(wheel: Any, tmp_path: Path) -> None:
     assert wheel.refuses_ttls(str(tmp_path), [3_600_000, 7_200_000])
     assert not wheel.refuses_ttls(str(tmp_path), [3_600_000, 3_600_000])
     with flagstone.open("db", store=MemoryStore(), settings=QUIET, merge_operator=Concatenate()) as db:
@@ -125,7 +125,7 @@ def test_a_batch_with_two_expiries_of_one_key_is_refused_by_both(wheel: Any, tmp
             assert _refused(lambda batch=batch: db.write(batch)) is refused  # type: ignore[misc]
 
 
-def test_a_reader_without_the_extractor_is_refused_by_the_wheel_and_served_by_us(
+def test_the_wheel_refuses_a_reader_without_the_extractor_and_flagstone_reads(
     wheel: Any, tmp_path: Path
 ) -> None:
     wheel.apply(str(tmp_path), "db", [("put", b"aaa1", b"v"), ("flush", "memtable")], segments=True)

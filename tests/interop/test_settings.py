@@ -65,11 +65,11 @@ def answers() -> list[dict[str, Any]]:
     return [json.loads(line) for line in run.stdout.splitlines()]
 
 
-def test_our_defaults_are_the_wheels(answers: list[dict[str, Any]]) -> None:
+def test_our_default_settings_are_those_of_the_wheel(answers: list[dict[str, Any]]) -> None:
     assert json.dumps(answers[0]) == Settings().to_slatedb_json()
 
 
-def test_the_wheel_reads_our_settings_as_we_mean_them(answers: list[dict[str, Any]]) -> None:
+def test_the_wheel_parses_our_settings_to_the_same_values(answers: list[dict[str, Any]]) -> None:
     for settings, answer in zip(CHANGED, answers[1:], strict=True):
         understood = Settings.from_dict({**answer, "sst_block_size": settings.sst_block_size})
 

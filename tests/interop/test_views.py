@@ -17,14 +17,13 @@ from flagstone.format.filter import FixedPrefix
 from flagstone.lsm.operators import Concatenate
 from flagstone.store.local import LocalStore
 from flagstone.store.paths import DbPaths
+from kit.databases import QUIET, Rows, numbered
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "data"
-SETTINGS = Settings(compactor_options=None, garbage_collector_options=None)
-Rows = dict[bytes, bytes]
 
 
 class Place:
-    """A folder as object store, and both engines' hands on the databases in it."""
+    """A folder as object store, and both engines that use the databases in it."""
 
     def __init__(self, folder: Path, wheel: Any) -> None:
         self.folder = str(folder)
@@ -35,9 +34,7 @@ class Place:
         return Admin(path, store=self.store)
 
     def open(self, path: str, **options: Any) -> flagstone.Db:
-        return flagstone.open(
-            path, store=self.store, settings=SETTINGS, merge_operator=Concatenate(), **options
-        )
+        return flagstone.open(path, store=self.store, settings=QUIET, merge_operator=Concatenate(), **options)
 
     def write(self, path: str, rows: Rows, *, flush: bool = True) -> None:
         with self.open(path) as db:
@@ -92,10 +89,6 @@ def place(tmp_path: Path, wheel: Any) -> Place:
     return Place(tmp_path, wheel)
 
 
-def numbered(start: int, stop: int, value: bytes = b"v") -> Rows:
-    return {b"k%03d" % number: value + b"%d" % number for number in range(start, stop)}
-
-
 def by_us(place: Place) -> Callable[..., Any]:
     def clone(to: str, path: str, keys: tuple[bytes | None, bytes | None] | None = None) -> None:
         place.admin(path).clone(to, range=keys)
@@ -115,7 +108,7 @@ PARENTS = pytest.mark.parametrize("parent", ["our parent", "the wheel's parent"]
 
 
 def make_parent(place: Place, parent: str, path: str, rows: Rows, more: Rows) -> None:
-    """Two L0 tables; without a log, because the wheel projects only databases without any log file."""
+    """Two SSTs in L0; without a WAL, because the wheel projects only databases without any WAL file."""
     if parent == "our parent":
         settings = Settings(compactor_options=None, garbage_collector_options=None, wal_enabled=False)
         for part in (rows, more):
@@ -130,7 +123,7 @@ def make_parent(place: Place, parent: str, path: str, rows: Rows, more: Rows) ->
 @pytest.mark.slow
 @MAKERS
 @PARENTS
-def test_a_clone_is_a_database_to_both(place: Place, maker: Any, parent: str) -> None:
+def test_both_open_and_write_a_clone(place: Place, maker: Any, parent: str) -> None:
     rows = numbered(0, 40) | numbered(10, 20, b"w")
     make_parent(place, parent, "p", numbered(0, 40), numbered(10, 20, b"w"))
 
@@ -145,7 +138,7 @@ def test_a_clone_is_a_database_to_both(place: Place, maker: Any, parent: str) ->
 @pytest.mark.slow
 @MAKERS
 @pytest.mark.parametrize("writer", ["ours", "the wheel's"])
-def test_what_is_only_in_the_log_is_cloned(place: Place, maker: Any, writer: str) -> None:
+def test_a_clone_has_the_rows_that_are_only_in_the_wal(place: Place, maker: Any, writer: str) -> None:
     place.write("p", numbered(0, 10))
     if writer == "ours":
         db = place.open("p")
@@ -154,7 +147,7 @@ def test_what_is_only_in_the_log_is_cloned(place: Place, maker: Any, writer: str
         place.wheel.hold(place.folder, "p")
         assert place.wheel.held_put("p", b"logged", b"1") == "durable"
     try:
-        place.admin("p").create_checkpoint()  # which also tells the manifest how far the log goes
+        place.admin("p").create_checkpoint()  # which also updates the end of the WAL in the manifest
         maker(place)("c", "p")
     finally:
         if writer == "ours":
@@ -168,7 +161,7 @@ def test_what_is_only_in_the_log_is_cloned(place: Place, maker: Any, writer: str
 @pytest.mark.slow
 @MAKERS
 @PARENTS
-def test_a_projection_shows_one_range_to_both(place: Place, maker: Any, parent: str) -> None:
+def test_both_read_only_the_range_of_a_projection(place: Place, maker: Any, parent: str) -> None:
     make_parent(place, parent, "p", numbered(0, 40), numbered(10, 30, b"w"))
     rows = numbered(0, 40) | numbered(10, 30, b"w")
 
@@ -180,7 +173,7 @@ def test_a_projection_shows_one_range_to_both(place: Place, maker: Any, parent: 
     place.agree("p", rows)
 
 
-def test_a_compacted_parent_is_projected_by_both_to_the_same(place: Place) -> None:
+def test_both_make_the_same_projection_of_a_compacted_database(place: Place) -> None:
     make_parent(place, "our parent", "p", numbered(0, 40), numbered(10, 30, b"w"))
     place.wheel.compact_everything(place.folder, "p")
     make_parent(place, "the wheel's parent", "p", numbered(5, 35, b"x"), {})
@@ -198,7 +191,7 @@ def test_a_compacted_parent_is_projected_by_both_to_the_same(place: Place) -> No
 
 @pytest.mark.slow
 @PARENTS
-def test_our_union_is_a_database_to_both(place: Place, parent: str) -> None:
+def test_both_open_and_write_our_union(place: Place, parent: str) -> None:
     make_parent(place, parent, "p", numbered(0, 40), numbered(10, 30, b"w"))
     place.wheel.compact_everything(place.folder, "p")
     make_parent(place, parent, "p", numbered(15, 20, b"x"), {})
@@ -218,8 +211,8 @@ def test_our_union_is_a_database_to_both(place: Place, parent: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_wheels_union_is_a_database_to_both(place: Place) -> None:
-    """It repeats view ids, so that its own compaction loses rows of it; our first claim tells the views apart."""
+def test_both_open_and_write_the_wheels_union(place: Place) -> None:
+    """It repeats view ids, so that its own compaction loses rows; our first claim gives the views different ids."""
     make_parent(place, "the wheel's parent", "p", numbered(0, 40), numbered(10, 30, b"w"))
     rows = numbered(0, 40) | numbered(10, 30, b"w")
     for to, start, stop in (("a", None, b"k015"), ("b", b"k015", None)):
@@ -236,7 +229,7 @@ def test_the_wheels_union_is_a_database_to_both(place: Place) -> None:
     place.use("u", rows | {b"k020": b"ours"}, b"k020")
 
 
-def test_the_wheels_union_is_cloned_projected_and_united_by_us(place: Place) -> None:
+def test_we_clone_project_and_unite_the_wheels_union(place: Place) -> None:
     make_parent(place, "the wheel's parent", "p", numbered(0, 40), numbered(10, 30, b"w"))
     for to, start, stop in (("a", None, b"k015"), ("b", b"k015", None)):
         place.wheel.clone(place.folder, to, [("p", None, (start, stop))])
@@ -265,7 +258,7 @@ def test_a_managed_reader_reads_the_wheels_union(place: Place) -> None:
 
 
 @pytest.mark.slow
-def test_split_and_united_by_turns(place: Place) -> None:
+def test_a_database_split_and_united_by_both_in_turn_keeps_its_rows(place: Place) -> None:
     make_parent(place, "our parent", "p0", numbered(0, 40), numbered(10, 30, b"w"))
     rows = numbered(0, 40) | numbered(10, 30, b"w")
     for turn in range(3):
@@ -296,7 +289,7 @@ def test_segmented_databases_are_cloned_projected_and_united(place: Place, wheel
     assert place.scan("u") == rows | {b"bbb9": b"x", b"ddd": b"y"}
 
 
-def test_checkpoints_are_shared(place: Place, wheel: Any) -> None:
+def test_each_reads_the_checkpoints_of_the_other(place: Place, wheel: Any) -> None:
     place.write("p", numbered(0, 10))
     ours = place.admin("p").create_checkpoint(name="ours")
     theirs, manifest_id = wheel.create_checkpoint(place.folder, "p", name="theirs", source=str(ours.id))
@@ -317,7 +310,9 @@ def test_checkpoints_are_shared(place: Place, wheel: Any) -> None:
     assert wheel.list_checkpoints(place.folder, "p") == []
 
 
-def test_a_checkpoint_made_beside_the_wheels_writer_covers_what_is_durable(place: Place, wheel: Any) -> None:
+def test_a_checkpoint_created_beside_the_wheels_writer_contains_the_durable_rows(
+    place: Place, wheel: Any
+) -> None:
     wheel.hold(place.folder, "p")
     try:
         assert wheel.held_put("p", b"a", b"1") == "durable"
@@ -332,7 +327,9 @@ def test_a_checkpoint_made_beside_the_wheels_writer_covers_what_is_durable(place
 
 @pytest.mark.slow
 @pytest.mark.parametrize("writer", ["ours", "the wheel's"])
-def test_a_restored_database_is_what_the_checkpoint_was(place: Place, wheel: Any, writer: str) -> None:
+def test_the_wheel_reads_the_rows_of_the_checkpoint_in_a_restored_database(
+    place: Place, wheel: Any, writer: str
+) -> None:
     place.write("p", numbered(0, 20))
     place.wheel.compact_everything(place.folder, "p")
     if writer == "ours":
@@ -367,7 +364,7 @@ def test_a_restored_database_is_what_the_checkpoint_was(place: Place, wheel: Any
 
 
 @pytest.mark.slow
-def test_the_golden_clones_take_part(place: Place, tmp_path: Path) -> None:
+def test_golden_clones_are_cloned_and_projected(place: Place, tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "clone", tmp_path, dirs_exist_ok=True)
     for path in ("parent", "child", "grandchild", "projected", "union"):
         rows = place.scan(path)
@@ -378,7 +375,7 @@ def test_the_golden_clones_take_part(place: Place, tmp_path: Path) -> None:
         place.agree(f"new-{path}", rows)
 
 
-def test_the_golden_checkpoints_take_part(place: Place, tmp_path: Path, wheel: Any) -> None:
+def test_golden_checkpoints_are_cloned(place: Place, tmp_path: Path, wheel: Any) -> None:
     shutil.copytree(GOLDEN / "checkpoints", tmp_path, dirs_exist_ok=True)
     admin = place.admin("db")
     for held in admin.checkpoints():
@@ -390,9 +387,9 @@ def test_the_golden_checkpoints_take_part(place: Place, tmp_path: Path, wheel: A
             assert place.scan("db") == wheel.scan(place.folder, "db") == rows
 
 
-def test_a_log_with_a_store_of_its_own_is_cloned_there(tmp_path: Path, wheel: Any) -> None:
+def test_the_wal_of_a_clone_is_on_the_separate_wal_store(tmp_path: Path, wheel: Any) -> None:
     main, logs = LocalStore(tmp_path / "main", fsync=False), LocalStore(tmp_path / "logs", fsync=False)
-    db = flagstone.open("p", store=main, wal_store=logs, settings=SETTINGS)
+    db = flagstone.open("p", store=main, wal_store=logs, settings=QUIET)
     db.put(b"a", b"1", await_durable=True)
     Admin("p", store=main, wal_store=logs).clone("c")
     db.close()
@@ -401,5 +398,5 @@ def test_a_log_with_a_store_of_its_own_is_cloned_there(tmp_path: Path, wheel: An
     assert wheel.scan(folders[0], "c", wal_folder=folders[1]) == {b"a": b"1"}
     assert [meta.path for meta in main.list(DbPaths("c").wal_folder)] == []
     wheel.clone(folders[0], "d", [("c", None, None)], wal_folder=folders[1])
-    with flagstone.open("d", store=main, wal_store=logs, settings=SETTINGS) as clone:
+    with flagstone.open("d", store=main, wal_store=logs, settings=QUIET) as clone:
         assert dict(clone.scan()) == {b"a": b"1"}

@@ -17,18 +17,18 @@ from flagstone.metadata.manifest import Manifest, SsTable
 from flagstone.metadata.stores import ManifestStore
 from flagstone.runtime.clock import SYSTEM_CLOCK
 from flagstone.runtime.ids import Ids
+from flagstone.sst.builder import EncodedSst, SstBuilder, SstOptions
 from flagstone.store.local import LocalStore
 from flagstone.store.paths import DbPaths
-from flagstone.table.builder import EncodedTable, TableBuilder, TableOptions
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, RunId, Seq, WalId
 
 ROWS = 3000
 
 
 class HandMade:
-    """Builds a database file by file: one run of three tables, two L0 tables, a WAL with a fence and a tail."""
+    """Builds a database file by file: one sorted run of three SSTs, two SSTs in L0, a WAL with fence and rows."""
 
-    def __init__(self, folder: Path, options: TableOptions) -> None:
+    def __init__(self, folder: Path, options: SstOptions) -> None:
         self.store = LocalStore(folder, fsync=False)
         self.paths = DbPaths("db")
         self.options = options
@@ -54,7 +54,7 @@ class HandMade:
         return made
 
     def table(self, rows: list[EntryTuple]) -> SsTable:
-        builder = TableBuilder(self.options)
+        builder = SstBuilder(self.options)
         builder.add_rows(sorted(rows, key=lambda row: (row[0], -row[1])))
         built = builder.finish()
         table = SsTable(self.ids.ulid(), built.info)
@@ -64,9 +64,9 @@ class HandMade:
     def wal(self, wal_id: int, rows: list[EntryTuple]) -> None:
         data = b""
         if rows:
-            builder = TableBuilder(self.options, sst_type=SstType.WAL)
+            builder = SstBuilder(self.options, sst_type=SstType.WAL)
             builder.add_rows(rows)
-            built: EncodedTable = builder.finish()
+            built: EncodedSst = builder.finish()
             data = built.data
         self.store.put_if_absent(self.paths.wal(WalId(wal_id)), data)
 
@@ -104,8 +104,10 @@ class HandMade:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("codec", list(Codec), ids=lambda codec: codec.name.lower())
-def test_the_wheel_reads_gets_and_compacts_what_we_wrote(codec: Codec, tmp_path: Path, wheel: Any) -> None:
-    made = HandMade(tmp_path, TableOptions(codec=codec, min_filter_keys=100, filters=(BloomPolicy(),)))
+def test_the_wheel_scans_gets_and_compacts_a_database_that_we_wrote(
+    codec: Codec, tmp_path: Path, wheel: Any
+) -> None:
+    made = HandMade(tmp_path, SstOptions(codec=codec, min_filter_keys=100, filters=(BloomPolicy(),)))
     made.write()
     report = Admin("db", store=str(tmp_path)).verify()
     assert report.ok, report.findings
@@ -127,7 +129,7 @@ def test_the_wheel_reads_gets_and_compacts_what_we_wrote(codec: Codec, tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block_bytes", [1024, 65536])
-def test_the_wheel_reads_other_block_sizes(block_bytes: int, tmp_path: Path, wheel: Any) -> None:
-    made = HandMade(tmp_path, TableOptions(block_bytes=block_bytes))
+def test_the_wheel_reads_ssts_of_every_block_size(block_bytes: int, tmp_path: Path, wheel: Any) -> None:
+    made = HandMade(tmp_path, SstOptions(block_bytes=block_bytes))
     made.write()
     assert wheel.scan(str(tmp_path), "db") == made.expected

@@ -1,6 +1,6 @@
 """Serves calls to the official wheel, in a process of its own, over standard input and output.
 
-The wheel starts threads that outlive its databases and could take our test process down with them. One call
+The wheel starts threads that outlive its databases and could crash our test process. One call
 is one pickled tuple (name, arguments); the answer is (True, result) or (False, text of the error).
 """
 
@@ -256,7 +256,7 @@ async def held_put(path: str, key: bytes, value: bytes) -> str:
 
 
 async def release(path: str) -> None:
-    """Close the held writer, whatever state it is in."""
+    """Close the held writer in any state."""
     with contextlib.suppress(Error):
         await held.pop(path).shutdown()
 
@@ -344,7 +344,7 @@ async def refused(call: Any) -> str:
 
 
 async def refusal_of_merge(folder: str, how: str) -> str:
-    """What a database without a merge operator says to a merge."""
+    """The error of a merge in a database without a merge operator."""
     builder = DbBuilder(f"merge-{how}", store(folder))
     builder.with_settings(settings(compactor_options=None))
     db = await builder.build()
@@ -361,7 +361,7 @@ async def refusal_of_merge(folder: str, how: str) -> str:
 
 
 async def refusal_of_wal_flush(folder: str) -> str:
-    """What a database without a WAL says to a flush of it."""
+    """The error of a WAL flush in a database without a WAL."""
     db = await build(folder, "no-wal", wal_enabled=False, compactor_options=None)
     try:
         await db.put_with_options(b"k", b"v", PutOptions(ttl=Ttl.DEFAULT()), WriteOptions(seqnum=0))
@@ -371,7 +371,7 @@ async def refusal_of_wal_flush(folder: str) -> str:
 
 
 async def refusal_of_reader(folder: str, path: str) -> str:
-    """What a reader without merge operator and extractor is told."""
+    """The error of a reader without merge operator and extractor."""
     return await refused(DbReaderBuilder(path, store(folder)).build())
 
 
@@ -416,7 +416,7 @@ async def expiry_of(folder: str, path: str, key: bytes) -> int | None:
 
 
 async def run_gc_once(folder: str, path: str) -> None:
-    """Delete everything that the wheel thinks nobody needs, fences included, however young it is."""
+    """Delete everything that the wheel takes for garbage, fences included, of any age."""
     now = GarbageCollectorDirectoryOptions(interval_ms=None, min_age_ms=0, dry_run=False)
     options = GarbageCollectorOptions(
         manifest_options=now,

@@ -1,4 +1,4 @@
-"""The wheel's picture of a database's metadata as plain values: dictionaries under its own field names."""
+"""A database's metadata as the wheel reads it, as plain values: dictionaries under its own field names."""
 
 from __future__ import annotations
 

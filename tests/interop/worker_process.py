@@ -2,8 +2,8 @@
 
     worker_process.py FOLDER PATH TABLES
 
-It stops for ever once it has recorded TABLES finished tables more than it found, as if it hung; its claim and what it
-recorded are still renewed, so that whoever kills it knows where it was.
+It hangs once it has recorded TABLES more finished SSTs than it found. It keeps renewing its claim and its record, so
+that the process that kills it knows how far it came.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from flagstone.compaction.executor import LocalExecutor
+from flagstone.compaction.extensions import CompactionTask
 from flagstone.config import CompactionWorkerOptions
-from flagstone.db.admin import Admin
+from flagstone.db.admin.admin import Admin
 from flagstone.lsm.operators import Concatenate
-from flagstone.maintenance.compaction.executor import LocalExecutor
-from flagstone.maintenance.compaction.task import CompactionTask
 from flagstone.metadata.compactions import JobContext
 from flagstone.metadata.manifest import SsTable
+from flagstone.sst.builder import SstOptions
 from flagstone.store.local import LocalStore
 from flagstone.store.paths import DbPaths
-from flagstone.table.builder import TableOptions
 
 MAX_SST_BYTES = 8_192
 
 
 class HangingExecutor:
-    """Merges until enough tables are recorded, and then never goes on."""
+    """Merges until enough SSTs are recorded, and then hangs."""
 
     def __init__(self, inner: LocalExecutor, tables: int) -> None:
         self.inner = inner
@@ -53,15 +53,17 @@ def recorded(context: JobContext | None) -> int:
 
 
 def local_executor(folder: str, path: str, *, max_subcompactions: int = 1, **options: Any) -> LocalExecutor:
-    """With small tables, so that a small job has many."""
+    """With small SSTs, so that a small job has many."""
     return LocalExecutor(
         LocalStore(folder),
         DbPaths(path),
-        options=TableOptions(block_bytes=1024),
-        max_sst_bytes=MAX_SST_BYTES,
-        max_subcompactions=max_subcompactions,
-        max_fetch_tasks=1,
-        bytes_to_fetch=65_536,
+        options=SstOptions(block_bytes=1024),
+        work=CompactionWorkerOptions(
+            max_sst_size=MAX_SST_BYTES,
+            max_subcompactions=max_subcompactions,
+            max_fetch_tasks=1,
+            bytes_to_fetch=65_536,
+        ),
         merge_operator=Concatenate(),
         **options,
     )

@@ -10,12 +10,12 @@ from flagstone.write.backpressure import deepest_cover
 
 edges = st.one_of(st.none(), st.integers(1, 8).map(lambda number: bytes([number])))
 ranges = st.builds(KeyRange, edges, edges)
-# Every edge and a key between each two: whatever is covered anywhere is covered at one of these.
+# Every edge and a key between each two: the maximum is reached at one of these.
 EVERY_KEY = [key for number in range(10) for key in (bytes([number]), bytes([number, 0]))]
 
 
 @given(st.lists(ranges, max_size=12), ranges)
-def test_the_deepest_cover_equals_a_count_over_all_keys(tables: list[KeyRange], within: KeyRange) -> None:
+def test_the_deepest_cover_equals_the_maximum_over_all_keys(tables: list[KeyRange], within: KeyRange) -> None:
     counted = (sum(key in table for table in tables) for key in EVERY_KEY if key in within)
 
     assert deepest_cover(tables, within) == max(counted, default=0)

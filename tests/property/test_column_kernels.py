@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -18,41 +16,21 @@ from flagstone.format.codec import Codec
 from flagstone.format.columns import SCHEMA
 from flagstone.kernels import load_compiled, load_interpreted
 from flagstone.read import arrow
-from flagstone.read.scan import ScanRequest
-from flagstone.spark.tables import row_columns
-from flagstone.table import output
-from flagstone.table.builder import TableBuilder, TableOptions
-from flagstone.testing.strategies import keys, seqs, sorted_entries
+from flagstone.read.scan_cursor import ScanRequest
+from flagstone.spark.load.task import row_columns
+from flagstone.sst import writer as output
+from flagstone.sst.builder import SstBuilder, SstOptions
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple
-from unit.read.read_rig import NOW_MS, Append, oracle
+from kit.databases import Append
+from kit.kernels import blocks_of, forms_of, replaced_kernels
+from kit.ssts import NOW_MS, oracle
+from kit.strategies import keys, seqs, sorted_entries
 
-FORMS = ["compiled", "interpreted"] if load_compiled("scan") is not None else ["interpreted"]
+FORMS = forms_of("scan")
+KERNELS: dict[tuple[Any, str], str] = {(arrow, "scan"): "scan", (output, "row_writer"): "row_writer"}
 COLUMNS = ("key", "value", "seq", "created_ms", "expires_ms")
 
 bounds = st.one_of(st.none(), keys)
-
-
-@contextmanager
-def kernels(form: str) -> Iterator[None]:
-    load = load_compiled if form == "compiled" else load_interpreted
-    chosen: dict[tuple[Any, str], Any] = {
-        (arrow, "scan"): load("scan"),
-        (output, "row_writer"): load("row_writer"),
-    }
-    before = {place: getattr(*place) for place in chosen}
-    try:
-        for (module, name), kernel in chosen.items():
-            setattr(module, name, kernel)
-        yield
-    finally:
-        for (module, name), kernel in before.items():
-            setattr(module, name, kernel)
-
-
-def blocks_of(rows: list[EntryTuple]) -> list[bytes]:
-    writer = load_interpreted("block_writer").BlockWriter(1024, True)
-    writer.add_rows(rows)
-    return [block[0] for block in writer.finish()]
 
 
 def joined(blocks: list[bytes]) -> tuple[bytes, array[int]]:
@@ -75,7 +53,7 @@ def joined(blocks: list[bytes]) -> tuple[bytes, array[int]]:
     columns=st.lists(st.sampled_from(COLUMNS), min_size=1, unique=True),
     data=st.data(),
 )
-def test_chunks_become_the_batches_that_a_reader_may_see(
+def test_blocks_decode_to_the_batches_of_the_model(
     form: str,
     rows: list[EntryTuple],
     max_seq: int,
@@ -98,7 +76,7 @@ def test_chunks_become_the_batches_that_a_reader_may_see(
         whole_rows=True,
     )
 
-    with kernels(form):
+    with replaced_kernels(form, KERNELS):
         sink = arrow.ArrowSink(request, pa.schema([SCHEMA.field(name) for name in columns]))
         out: list[Any] = []
         for first, last in pairwise([0, *places, len(blocks)]):
@@ -109,7 +87,9 @@ def test_chunks_become_the_batches_that_a_reader_may_see(
 
 
 @given(rows=sorted_entries(min_size=1, max_size=20), data=st.data())
-def test_damage_is_left_to_those_who_can_tell_it(rows: list[EntryTuple], data: st.DataObject) -> None:
+def test_a_damaged_block_is_left_to_the_slow_path_that_raises_the_detailed_error(
+    rows: list[EntryTuple], data: st.DataObject
+) -> None:
     chunk, found = joined(blocks_of(rows))
     at = data.draw(st.integers(0, len(chunk) - 5))
     damaged = chunk[:at] + bytes([data.draw(st.integers(0, 255))]) + chunk[at + 1 :]
@@ -177,13 +157,13 @@ def batches(draw: st.DrawFn) -> pa.RecordBatch:
     max_bytes=st.sampled_from([1, 3000, 1 << 30]),
     cut=st.integers(0, 60),
 )
-def test_tables_of_a_load_equal_those_of_the_builder(
+def test_ssts_of_the_bulk_load_writer_equal_those_of_the_sst_builder(
     form: str, batch: pa.RecordBatch, codec: Codec, max_bytes: int, cut: int
 ) -> None:
-    options = TableOptions(block_bytes=1024, codec=codec, min_filter_keys=3)
+    options = SstOptions(block_bytes=1024, codec=codec, min_filter_keys=3)
     found: list[bytes] = []
     splits: list[int] = []
-    with kernels(form):
+    with replaced_kernels(form, KERNELS):
         writer = output.OutputWriter(options, max_bytes=max_bytes)
 
         def take() -> None:
@@ -202,7 +182,7 @@ def test_tables_of_a_load_equal_those_of_the_builder(
 
     expected, at = [], 0
     for rows in splits:
-        builder = TableBuilder(options)
+        builder = SstBuilder(options)
         builder.add_rows(
             [
                 (row["key"], 7, row.get("kind", VALUE), row["value"], 123, row.get("expires_ms"))
@@ -228,10 +208,10 @@ def test_tables_of_a_load_equal_those_of_the_builder(
         {"key": [b"a", b"b"], "value": [b"1", b"2"], "kind": [VALUE, 2]},
     ],
 )
-def test_what_is_no_row_is_refused(form: str, cells: dict[str, list[Any]]) -> None:
+def test_columns_with_invalid_rows_are_refused(form: str, cells: dict[str, list[Any]]) -> None:
     types = {"key": pa.binary(), "value": pa.binary(), "kind": pa.uint8()}
     batch = pa.RecordBatch.from_pydict({name: pa.array(cells[name], types[name]) for name in cells})
-    with kernels(form):
-        writer = output.OutputWriter(TableOptions(), max_bytes=1 << 30)
+    with replaced_kernels(form, KERNELS):
+        writer = output.OutputWriter(SstOptions(), max_bytes=1 << 30)
         with pytest.raises(InvalidRequest, match="row 1 "):
             writer.write_columns(row_columns(batch), 0, seq=7, created_ms=123)

@@ -1,9 +1,7 @@
-"""Compaction by kernels equals compaction by hand, table for table and byte for byte."""
+"""Compaction by kernels equals compaction by a simple model, SST for SST and byte for byte."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 
@@ -11,43 +9,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flagstone.compaction import inputs, merging
 from flagstone.errors import CorruptData
 from flagstone.format.codec import Codec
 from flagstone.format.filter import BloomPolicy, FixedPrefix
 from flagstone.kernels import load_compiled, load_interpreted
 from flagstone.lsm.retention import RetentionPolicy, condense, retain
 from flagstone.lsm.tree import BytesRange, SstView
-from flagstone.maintenance.compaction import inputs, merging
 from flagstone.metadata.compactions import JobContext, Subcompaction
-from flagstone.table import output
-from flagstone.table.builder import TableOptions
-from flagstone.testing.strategies import neighbours, short_keys
+from flagstone.sst import writer as output
+from flagstone.sst.builder import SstOptions
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, KeyRange
-from unit.maintenance.compaction_executor.rig import Append, Rig, by_hand, ordered
+from kit.compaction import Rig, by_hand
+from kit.databases import Append
+from kit.kernels import forms_of, replaced_kernels
+from kit.ssts import ordered
+from kit.strategies import neighbours, short_keys
 
 pytestmark = pytest.mark.slow
 
 CLOCK_MS = 50
-FORMS = ["compiled", "interpreted"] if load_compiled("merge") is not None else ["interpreted"]
-
-
-@contextmanager
-def kernels(form: str) -> Iterator[None]:
-    load = load_compiled if form == "compiled" else load_interpreted
-    chosen = {
-        (merging, "merge"): load("merge"),
-        (output, "row_writer"): load("row_writer"),
-        (output, "sealing"): load("sealing"),
-        (inputs, "sealing"): load("sealing"),
-    }
-    before = {place: getattr(*place) for place in chosen}
-    try:
-        for (module, name), kernel in chosen.items():
-            setattr(module, name, kernel)
-        yield
-    finally:
-        for (module, name), kernel in before.items():
-            setattr(module, name, kernel)
+FORMS = forms_of("merge")
+KERNELS = {
+    (merging, "merge"): "merge",
+    (output, "row_writer"): "row_writer",
+    (output, "sealing"): "sealing",
+    (inputs, "sealing"): "sealing",
+}
 
 
 few_keys = st.one_of(
@@ -82,7 +70,7 @@ def cut(draw: st.DrawFn, pieces: list[EntryTuple]) -> list[list[EntryTuple]]:
 sources = rows().flatmap(cut)
 
 table_options = st.builds(
-    TableOptions,
+    SstOptions,
     block_bytes=st.sampled_from([1024, 4096]),
     codec=st.sampled_from([Codec.NONE, Codec.NONE, Codec.LZ4, Codec.ZSTD]),
     min_filter_keys=st.sampled_from([0, 5, 1000]),
@@ -104,10 +92,10 @@ table_options = st.builds(
     max_bytes=st.sampled_from([1, 1500, 5000, 1 << 30]),
     last=st.booleans(),
 )
-def test_tables_equal_those_made_by_hand(
+def test_compacted_ssts_equal_those_of_the_model(
     form: str,
     sources: list[list[EntryTuple]],
-    options: TableOptions,
+    options: SstOptions,
     min_seq: int,
     max_bytes: int,
     last: bool,
@@ -118,7 +106,7 @@ def test_tables_equal_those_made_by_hand(
         min_seq=min_seq, clock_ms=CLOCK_MS, keep_tombstones=not last, merge_operator=Append()
     )
     expected = by_hand(sources, policy, options=options, max_bytes=max_bytes)
-    with kernels(form):
+    with replaced_kernels(form, KERNELS):
         # Any other destination than run 0 is not the last run; without sources every one is.
         found = rig.run(rig.spec(0 if last else 9)) if sources else ()
     assert [rig.data(table) for table in found] == expected
@@ -126,7 +114,7 @@ def test_tables_equal_those_made_by_hand(
 
 @pytest.mark.parametrize("form", FORMS)
 @given(sources=sources, min_seq=st.integers(0, 65), data=st.data())
-def test_an_interrupted_job_continues_as_if_it_had_not_been(
+def test_a_resumed_job_writes_the_same_ssts_as_an_uninterrupted_one(
     form: str, sources: list[list[EntryTuple]], min_seq: int, data: st.DataObject
 ) -> None:
     rig = Rig(max_sst_bytes=data.draw(st.sampled_from([1, 1500, 3000])))
@@ -136,10 +124,10 @@ def test_an_interrupted_job_continues_as_if_it_had_not_been(
     boundary = data.draw(few_keys)
     ranges = (BytesRange.of(KeyRange(None, boundary)), BytesRange.of(KeyRange(boundary, None)))
     start = JobContext(tuple(Subcompaction(keys) for keys in ranges), rig.manifest.recent_snapshot_min_seq)
-    with kernels(form):
+    with replaced_kernels(form, KERNELS):
         whole = rig.run(context=start)
         recorded = data.draw(st.sampled_from(rig.records))
-        # What the newest manifest says of snapshots must not matter any more.
+        # The snapshots of the newest manifest must not matter any more.
         rig.set_barrier(0, CLOCK_MS)
         again = rig.run(context=recorded)
     assert rig.rows(again) == rig.rows(whole)
@@ -149,13 +137,13 @@ def test_an_interrupted_job_continues_as_if_it_had_not_been(
 
 @pytest.mark.parametrize("form", FORMS)
 @given(pieces=rows(), data=st.data())
-def test_rows_outside_of_visible_ranges_do_not_exist(
+def test_rows_outside_of_visible_ranges_are_not_compacted(
     form: str, pieces: list[EntryTuple], data: st.DataObject
 ) -> None:
     if not pieces:
         return
     rig = Rig(bytes_to_fetch=1)
-    whole = rig.add_table(ordered(pieces))
+    whole = rig.add_sst(ordered(pieces))
     borders = sorted(set(data.draw(st.lists(few_keys, min_size=2, max_size=4))))
     views, visible = [], []
     info = rig.manifest.table(whole).info
@@ -170,14 +158,14 @@ def test_rows_outside_of_visible_ranges_do_not_exist(
     rig.set_tree(runs=[(3, views)])
     rig.set_barrier(30, CLOCK_MS)
     policy = RetentionPolicy(min_seq=30, clock_ms=CLOCK_MS, keep_tombstones=False, merge_operator=Append())
-    with kernels(form):
+    with replaced_kernels(form, KERNELS):
         found = rig.run()
     assert [rig.data(table) for table in found] == by_hand([visible], policy)
 
 
 @pytest.mark.parametrize("form", FORMS)
 @given(pieces=rows(), data=st.data())
-def test_damage_is_reported_and_never_merged(
+def test_a_damaged_source_raises_corrupt_data(
     form: str, pieces: list[EntryTuple], data: st.DataObject
 ) -> None:
     """Damage behind a right checksum, as a broken writer would leave it: an error, or rows that it could mean."""
@@ -203,15 +191,15 @@ def test_damage_is_reported_and_never_merged(
         assert merger.failed_at() == (0, 0)
 
 
-def test_options_differ_by_form() -> None:
+def test_the_form_of_a_kernel_chosen_for_a_test_is_the_one_that_runs() -> None:
     """The form chosen for a test is the one that runs."""
-    with kernels("interpreted"):
+    with replaced_kernels("interpreted", KERNELS):
         assert merging.merge.__name__ == "flagstone.kernels._merge"
-    assert replace(TableOptions(), block_bytes=1024).block_bytes == 1024
+    assert replace(SstOptions(), block_bytes=1024).block_bytes == 1024
 
 
 @given(pieces=rows(), min_seq=st.integers(0, 65), last=st.booleans(), data=st.data())
-def test_condensing_some_versions_changes_nothing(
+def test_merging_some_rows_of_a_key_early_changes_no_result(
     pieces: list[EntryTuple], min_seq: int, last: bool, data: st.DataObject
 ) -> None:
     policy = RetentionPolicy(

@@ -1,4 +1,4 @@
-"""The conflict oracle against one that remembers everything and compares everything."""
+"""The conflict tracker against a model that keeps and compares all writes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Naive:
 
 
 @given(st.lists(steps, max_size=60))
-def test_every_verdict_equals_that_of_an_oracle_that_forgets_nothing(history: list[Any]) -> None:
+def test_every_conflict_decision_equals_that_of_a_model_that_keeps_all_writes(history: list[Any]) -> None:
     tracker = ConflictTracker()
     running: dict[int, tuple[TransactionState, Naive]] = {}
     commits: list[tuple[int, set[bytes]]] = []
@@ -69,7 +69,7 @@ def test_every_verdict_equals_that_of_an_oracle_that_forgets_nothing(history: li
         elif not pending:
             committed = last
         commits.append((last, set(written)))
-        # As the committer does it: nothing is recorded that nobody could conflict with.
+        # As in the committer: a write is recorded only if a transaction could conflict with it.
         if tracker.running or committed != last:
             tracker.record_commit(last, set(written), committed_seq=committed)
 

@@ -8,19 +8,17 @@ from hypothesis import strategies as st
 
 from flagstone.errors import CorruptData, InvalidRequest
 from flagstone.format import columns
-from flagstone.format.checksum import seal, unseal
-from flagstone.format.codec import Codec
-from flagstone.format.compression import decompress
+from flagstone.format.codec import Codec, decompress, seal, unseal
 from flagstone.format.filter import BloomPolicy, FixedPrefix, decode_filters
 from flagstone.format.sst import decode_footer, decode_sst
 from flagstone.format.sst_info import FilterFormat, SstType
-from flagstone.table.builder import TableBuilder, TableOptions
-from flagstone.testing.strategies import entries, sorted_entries
+from flagstone.sst.builder import SstBuilder, SstOptions
 from flagstone.types import EntryTuple
+from kit.strategies import entries, sorted_entries
 
 codecs = st.sampled_from(list(Codec))
 options = st.builds(
-    TableOptions,
+    SstOptions,
     block_bytes=st.sampled_from([1024, 4096, 65536]),
     codec=codecs,
     min_filter_keys=st.sampled_from([1, 20]),
@@ -28,8 +26,8 @@ options = st.builds(
 )
 
 
-def build(rows: list[EntryTuple], chosen: TableOptions, sst_type: SstType = SstType.COMPACTED) -> bytes:
-    builder = TableBuilder(chosen, sst_type=sst_type)
+def build(rows: list[EntryTuple], chosen: SstOptions, sst_type: SstType = SstType.COMPACTED) -> bytes:
+    builder = SstBuilder(chosen, sst_type=sst_type)
     for start in range(0, len(rows), 7):
         builder.add_rows(rows[start : start + 7])
     return builder.finish().data
@@ -44,7 +42,7 @@ def read_everything(data: bytes) -> list[EntryTuple]:
 
 @pytest.mark.slow
 @given(sorted_entries(min_size=1), options)
-def test_a_table_gives_back_its_rows(rows: list[EntryTuple], chosen: TableOptions) -> None:
+def test_an_sst_decodes_to_its_rows(rows: list[EntryTuple], chosen: SstOptions) -> None:
     data = build(rows, chosen)
     image = decode_sst(data, "table")
     assert [row for block in image.rows() for row in block] == rows
@@ -58,12 +56,12 @@ def test_a_table_gives_back_its_rows(rows: list[EntryTuple], chosen: TableOption
 @given(st.lists(entries(), min_size=1, max_size=60), codecs)
 def test_a_wal_file_keeps_commit_order(rows: list[EntryTuple], codec: Codec) -> None:
     rows.sort(key=lambda row: row[1])
-    assert read_everything(build(rows, TableOptions(codec=codec), SstType.WAL)) == rows
+    assert read_everything(build(rows, SstOptions(codec=codec), SstType.WAL)) == rows
 
 
 @given(sorted_entries(min_size=1, max_size=40), options, st.data())
-def test_one_changed_byte_anywhere_is_found(
-    rows: list[EntryTuple], chosen: TableOptions, data: st.DataObject
+def test_one_changed_byte_of_an_sst_raises_corrupt_data(
+    rows: list[EntryTuple], chosen: SstOptions, data: st.DataObject
 ) -> None:
     raw = bytearray(build(rows, chosen))
     raw[data.draw(st.integers(0, len(raw) - 1), label="offset")] ^= data.draw(
@@ -77,8 +75,8 @@ def test_one_changed_byte_anywhere_is_found(
 
 
 @given(sorted_entries(min_size=1, max_size=40), options, st.data())
-def test_a_truncated_table_is_found(
-    rows: list[EntryTuple], chosen: TableOptions, data: st.DataObject
+def test_a_truncated_sst_raises_corrupt_data(
+    rows: list[EntryTuple], chosen: SstOptions, data: st.DataObject
 ) -> None:
     raw = build(rows, chosen)
     with pytest.raises(CorruptData):
@@ -86,18 +84,18 @@ def test_a_truncated_table_is_found(
 
 
 @given(st.binary(max_size=400))
-def test_random_bytes_are_never_a_table(raw: bytes) -> None:
+def test_random_bytes_never_decode_as_an_sst(raw: bytes) -> None:
     with pytest.raises(CorruptData):
         read_everything(raw)
 
 
 @given(st.binary(max_size=3000), codecs)
-def test_blocks_survive_sealing(raw: bytes, codec: Codec) -> None:
+def test_a_sealed_block_opens_to_the_same_bytes(raw: bytes, codec: Codec) -> None:
     assert unseal(seal(raw, codec), codec) == raw
 
 
 @given(st.binary(max_size=200), st.sampled_from([codec for codec in Codec if codec is not Codec.NONE]))
-def test_random_bytes_decompress_or_are_corrupt(raw: bytes, codec: Codec) -> None:
+def test_random_bytes_decompress_or_raise_corrupt_data(raw: bytes, codec: Codec) -> None:
     try:
         assert isinstance(decompress(codec, raw), bytes)
     except CorruptData as error:
@@ -105,7 +103,7 @@ def test_random_bytes_decompress_or_are_corrupt(raw: bytes, codec: Codec) -> Non
 
 
 @given(st.binary(max_size=100), st.sampled_from(FilterFormat))
-def test_random_filter_blocks_decode_or_are_corrupt(raw: bytes, form: FilterFormat) -> None:
+def test_random_filter_blocks_decode_or_raise_corrupt_data(raw: bytes, form: FilterFormat) -> None:
     try:
         decode_filters(raw, form).may_contain(b"key")
     except CorruptData as error:
@@ -113,7 +111,7 @@ def test_random_filter_blocks_decode_or_are_corrupt(raw: bytes, form: FilterForm
 
 
 @given(st.binary(min_size=10, max_size=64), st.integers(0, 2**40))
-def test_random_footers_ask_for_more_or_are_corrupt(tail: bytes, size: int) -> None:
+def test_random_footers_need_more_bytes_or_raise_corrupt_data(tail: bytes, size: int) -> None:
     try:
         needed = decode_footer(tail, size)
     except CorruptData:
@@ -123,9 +121,9 @@ def test_random_footers_ask_for_more_or_are_corrupt(tail: bytes, size: int) -> N
 
 
 @given(sorted_entries())
-def test_columns_hold_the_same_rows(rows: list[EntryTuple]) -> None:
+def test_columns_decode_to_the_same_rows(rows: list[EntryTuple]) -> None:
     assume(rows)
-    builder = TableBuilder(TableOptions(min_filter_keys=1))
+    builder = SstBuilder(SstOptions(min_filter_keys=1))
     builder.add_rows(rows)
     image = decode_sst(builder.finish().data, "table")
     batch = columns.decode_columns([image.block(number) for number in range(len(image.index))])
@@ -134,9 +132,9 @@ def test_columns_hold_the_same_rows(rows: list[EntryTuple]) -> None:
 
 
 @given(st.lists(entries(), min_size=2, max_size=20))
-def test_a_table_refuses_rows_out_of_order(rows: list[EntryTuple]) -> None:
+def test_an_sst_builder_refuses_rows_out_of_order(rows: list[EntryTuple]) -> None:
     ordered = sorted(rows, key=lambda row: (row[0], -row[1]))
     assume(rows != ordered)
-    builder = TableBuilder()
+    builder = SstBuilder()
     with pytest.raises(InvalidRequest, match="row"):
         builder.add_rows(rows)

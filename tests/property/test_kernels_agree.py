@@ -10,29 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flagstone.errors import CorruptData, InvalidRequest
 from flagstone.kernels import load_compiled, load_interpreted
-from flagstone.testing.strategies import entries, keys, seqs, sorted_entries
 from flagstone.types import MAX_SEQ, EntryTuple
+from kit.kernels import both, outcome
+from kit.strategies import entries, keys, seqs, sorted_entries
 
 pytestmark = pytest.mark.skipif(
     load_compiled("block_reader") is None, reason="kernels were not compiled here"
 )
 
 block_sizes = st.sampled_from([1024, 4096, 65536])
-
-
-def both(name: str) -> tuple[ModuleType, ModuleType]:
-    compiled = load_compiled(name)
-    assert compiled is not None
-    return compiled, load_interpreted(name)
-
-
-def outcome(function: Any, *arguments: Any) -> Any:
-    try:
-        return function(*arguments)
-    except (CorruptData, InvalidRequest) as error:
-        return type(error), str(error)
 
 
 def encode(kernel: ModuleType, rows: list[EntryTuple], size: int, ordered: bool) -> Any:
@@ -42,20 +29,22 @@ def encode(kernel: ModuleType, rows: list[EntryTuple], size: int, ordered: bool)
 
 
 @given(sorted_entries(), block_sizes)
-def test_sorted_rows_encode_to_the_same_blocks(rows: list[EntryTuple], size: int) -> None:
+def test_both_kernels_encode_sorted_rows_to_the_same_blocks(rows: list[EntryTuple], size: int) -> None:
     compiled, interpreted = both("block_writer")
     assert encode(compiled, rows, size, True) == encode(interpreted, rows, size, True)
 
 
 @given(st.lists(entries(), max_size=40), block_sizes, st.booleans())
-def test_any_rows_have_the_same_fate(rows: list[EntryTuple], size: int, ordered: bool) -> None:
+def test_both_kernels_encode_or_refuse_any_rows_alike(
+    rows: list[EntryTuple], size: int, ordered: bool
+) -> None:
     compiled, interpreted = both("block_writer")
     assert outcome(encode, compiled, rows, size, ordered) == outcome(encode, interpreted, rows, size, ordered)
 
 
 @pytest.mark.slow
 @given(sorted_entries(min_size=1), block_sizes, keys, seqs)
-def test_lookups_agree_with_each_other_and_with_a_search_by_hand(
+def test_lookups_of_both_kernels_equal_a_linear_search(
     rows: list[EntryTuple], size: int, stranger: bytes, max_seq: int
 ) -> None:
     compiled, interpreted = both("block_reader")
@@ -94,7 +83,7 @@ def columns(kernel: ModuleType, raws: list[bytes]) -> Any:
 
 @pytest.mark.slow
 @given(sorted_entries(), block_sizes)
-def test_columns_agree(rows: list[EntryTuple], size: int) -> None:
+def test_both_kernels_decode_blocks_to_the_same_columns(rows: list[EntryTuple], size: int) -> None:
     compiled, interpreted = both("block_reader")
     raws = [block[0] for block in encode(load_interpreted("block_writer"), rows, size, True)[0]]
     assert columns(compiled, raws) == columns(interpreted, raws)
@@ -102,7 +91,9 @@ def test_columns_agree(rows: list[EntryTuple], size: int) -> None:
 
 @pytest.mark.slow
 @given(sorted_entries(min_size=1, max_size=40), st.data())
-def test_a_damaged_block_has_the_same_fate(rows: list[EntryTuple], data: st.DataObject) -> None:
+def test_both_kernels_decode_or_refuse_a_damaged_block_alike(
+    rows: list[EntryTuple], data: st.DataObject
+) -> None:
     compiled, interpreted = both("block_reader")
     raw = bytearray(encode(load_interpreted("block_writer"), rows, 4096, True)[0][0][0])
     for _ in range(data.draw(st.integers(1, 3))):
@@ -119,7 +110,7 @@ def test_a_damaged_block_has_the_same_fate(rows: list[EntryTuple], data: st.Data
 
 
 @given(st.binary(max_size=300))
-def test_random_bytes_have_the_same_fate(raw: bytes) -> None:
+def test_both_kernels_decode_or_refuse_random_bytes_alike(raw: bytes) -> None:
     compiled, interpreted = both("block_reader")
     assert outcome(compiled.decode_rows, raw) == outcome(interpreted.decode_rows, raw)
     assert outcome(compiled.lookup, raw, b"key", MAX_SEQ) == outcome(interpreted.lookup, raw, b"key", MAX_SEQ)
@@ -128,7 +119,7 @@ def test_random_bytes_have_the_same_fate(raw: bytes) -> None:
 
 
 @given(st.lists(st.binary(max_size=40), max_size=50), st.integers(1, 30))
-def test_bloom_filters_agree(names: list[bytes], bits: int) -> None:
+def test_both_kernels_build_the_same_bloom_filters(names: list[bytes], bits: int) -> None:
     compiled, interpreted = both("bloom")
     hashes = compiled.hash_keys(names)
     assert hashes == interpreted.hash_keys(names)
@@ -142,7 +133,9 @@ def test_bloom_filters_agree(names: list[bytes], bits: int) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.binary(max_size=30)), max_size=40), st.data())
-def test_indexes_agree_whole_and_damaged(pairs: list[tuple[int, bytes]], data: st.DataObject) -> None:
+def test_both_kernels_encode_and_decode_whole_and_damaged_indexes_alike(
+    pairs: list[tuple[int, bytes]], data: st.DataObject
+) -> None:
     compiled, interpreted = both("index")
     offsets, names = [offset for offset, _ in pairs], [name for _, name in pairs]
     raw = compiled.encode_index(offsets, names)
@@ -154,7 +147,7 @@ def test_indexes_agree_whole_and_damaged(pairs: list[tuple[int, bytes]], data: s
 
 
 @given(keys, keys)
-def test_separators_agree_and_separate(one: bytes, two: bytes) -> None:
+def test_both_kernels_make_the_same_separators_and_they_separate(one: bytes, two: bytes) -> None:
     compiled, interpreted = both("index")
     last, first = sorted((one, two))
     between = compiled.separator(last, first)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -18,6 +17,7 @@ from flagstone.errors import CorruptData, InvalidRequest
 from flagstone.kernels import load_compiled, load_interpreted
 from flagstone.keys import columnar
 from flagstone.types import KeyRange
+from kit.kernels import outcome
 
 zones = st.sampled_from([UTC, timezone(timedelta(hours=-7)), timezone(timedelta(hours=5, minutes=30))])
 integers = st.one_of(
@@ -57,7 +57,7 @@ tuples = st.lists(parts, max_size=4).map(tuple)
 
 
 def rank(part: Any) -> tuple[Any, ...]:
-    """The order of one part, said a second time and in other words than the encoding."""
+    """The order of one part, defined independently of the encoding."""
     if part is None:
         return (0,)
     if isinstance(part, bool):
@@ -98,14 +98,16 @@ def test_keys_sort_as_their_tuples_do(one: tuple[Any, ...], other: tuple[Any, ..
 
 
 @given(parts, parts, tuples, tuples)
-def test_the_first_difference_decides(one: Any, other: Any, tail: Any, other_tail: Any) -> None:
+def test_the_first_part_that_differs_decides_the_order(
+    one: Any, other: Any, tail: Any, other_tail: Any
+) -> None:
     assume(rank(one) < rank(other))
 
     assert keys.encode((one, *tail)) < keys.encode((other, *other_tail))
 
 
 @given(tuples)
-def test_a_key_comes_back_as_its_tuple(row: tuple[Any, ...]) -> None:
+def test_a_key_decodes_to_its_tuple(row: tuple[Any, ...]) -> None:
     decoded = keys.decode(keys.encode(row))
 
     assert len(decoded) == len(row)
@@ -113,7 +115,7 @@ def test_a_key_comes_back_as_its_tuple(row: tuple[Any, ...]) -> None:
 
 
 @given(tuples, tuples)
-def test_a_key_begins_exactly_the_keys_that_continue_its_tuple(
+def test_a_key_is_a_prefix_of_exactly_the_keys_whose_tuples_extend_its_tuple(
     row: tuple[Any, ...], other: tuple[Any, ...]
 ) -> None:
     prefix = keys.encode(row)
@@ -124,7 +126,7 @@ def test_a_key_begins_exactly_the_keys_that_continue_its_tuple(
 
 
 @given(tuples, tuples)
-def test_a_range_holds_exactly_the_tuples_that_begin_with_its_parts(
+def test_a_range_contains_exactly_the_tuples_that_start_with_its_parts(
     row: tuple[Any, ...], other: tuple[Any, ...]
 ) -> None:
     start, stop = keys.range(row)
@@ -140,7 +142,7 @@ def test_a_range_holds_exactly_the_tuples_that_begin_with_its_parts(
 @example(b"\x38\x7f\xff\xff\xff\xff\xff\xff\xff")
 @example(b"\x42\x80\x01\x0b\x01\x00")
 @example(b"\x20\x7f\xff\xff\xff\xff\xff\xff\xff")
-def test_bytes_are_a_key_or_are_refused(raw: bytes) -> None:
+def test_any_bytes_decode_to_a_key_or_are_refused(raw: bytes) -> None:
     try:
         decoded = keys.decode(raw)
     except CorruptData as problem:
@@ -153,12 +155,14 @@ def test_bytes_are_a_key_or_are_refused(raw: bytes) -> None:
 
 
 @given(tuples.filter(bool), st.data())
-def test_a_damaged_key_is_another_key_or_is_refused(row: tuple[Any, ...], data: st.DataObject) -> None:
+def test_a_damaged_key_decodes_to_another_key_or_is_refused(
+    row: tuple[Any, ...], data: st.DataObject
+) -> None:
     raw = bytearray(keys.encode(row))
     raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     damaged = bytes(raw[: data.draw(st.integers(0, len(raw)))]) if data.draw(st.booleans()) else bytes(raw)
 
-    test_bytes_are_a_key_or_are_refused.hypothesis.inner_test(damaged)  # type: ignore[attr-defined]
+    test_any_bytes_decode_to_a_key_or_are_refused.hypothesis.inner_test(damaged)  # type: ignore[attr-defined]
 
 
 def within(low: int, high: int) -> st.SearchStrategy[int]:
@@ -211,7 +215,7 @@ def batches(draw: st.DrawFn) -> pa.RecordBatch:
 
 
 @given(batches())
-def test_columns_give_the_keys_that_their_rows_give(batch: pa.RecordBatch) -> None:
+def test_columns_encode_to_the_keys_of_their_rows(batch: pa.RecordBatch) -> None:
     encoded = keys.encode_arrow(batch)
 
     assert encoded.type == pa.binary()
@@ -219,7 +223,7 @@ def test_columns_give_the_keys_that_their_rows_give(batch: pa.RecordBatch) -> No
 
 
 @given(batches())
-def test_columns_come_back_as_they_were(batch: pa.RecordBatch) -> None:
+def test_encoded_columns_decode_to_the_same_columns(batch: pa.RecordBatch) -> None:
     decoded = keys.decode_arrow(keys.encode_arrow(batch), batch.schema)
 
     for column, before in zip(decoded, batch.columns, strict=True):
@@ -231,7 +235,7 @@ def test_columns_come_back_as_they_were(batch: pa.RecordBatch) -> None:
 
 
 @given(batches())
-def test_a_schema_reads_and_writes_what_columns_do(batch: pa.RecordBatch) -> None:
+def test_a_schema_encodes_and_decodes_as_columns_do(batch: pa.RecordBatch) -> None:
     schema = keys.KeySchema.of(batch.schema)
 
     for key, row in zip(keys.encode_arrow(batch).to_pylist(), batch.to_pylist(), strict=True):
@@ -239,16 +243,11 @@ def test_a_schema_reads_and_writes_what_columns_do(batch: pa.RecordBatch) -> Non
         assert all(same(one, other) for one, other in zip(schema.decode(key), row.values(), strict=True))
 
 
-def outcome(function: Callable[..., Any], *arguments: Any) -> Any:
-    try:
-        return function(*arguments)
-    except (CorruptData, InvalidRequest) as problem:
-        return type(problem), str(problem)
-
-
 @pytest.mark.skipif(load_compiled("tuples") is None, reason="kernels were not compiled here")
 @given(batches(), st.data())
-def test_both_forms_of_the_kernel_agree(batch: pa.RecordBatch, data: st.DataObject) -> None:
+def test_compiled_and_interpreted_kernel_agree_on_valid_and_damaged_keys(
+    batch: pa.RecordBatch, data: st.DataObject
+) -> None:
     results = []
     damage = data.draw(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 255)), max_size=2))
     cut = data.draw(st.booleans())
@@ -269,7 +268,9 @@ def test_both_forms_of_the_kernel_agree(batch: pa.RecordBatch, data: st.DataObje
 
 
 @given(st.lists(st.binary(max_size=30), max_size=4), st.sampled_from(COLUMNS))
-def test_a_column_of_any_bytes_is_read_as_single_keys_are_or_refused(raws: list[bytes], column: Any) -> None:
+def test_a_column_of_any_bytes_decodes_as_its_single_keys_or_is_refused(
+    raws: list[bytes], column: Any
+) -> None:
     schema = pa.schema([("part", column[0])])
     fate = outcome(keys.decode_arrow, pa.array(raws, pa.binary()), schema)
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flagstone.kernels import load_compiled, load_interpreted
-from flagstone.testing.strategies import neighbours, short_keys
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple
+from kit.strategies import neighbours, short_keys
 
 pytestmark = pytest.mark.slow
 
@@ -56,7 +56,7 @@ def versions(rows: list[EntryTuple], key: bytes, max_seq: int) -> list[EntryTupl
 
 @both_forms
 @given(rows=commits(), max_seq=st.integers(0, 70), sort_after=st.integers(0, 60))
-def test_point_reads_find_the_newest_visible_version(
+def test_get_returns_the_newest_visible_row(
     kernel: ModuleType, rows: list[EntryTuple], max_seq: int, sort_after: int
 ) -> None:
     table = filled(kernel, rows, sort_after)
@@ -81,7 +81,7 @@ def test_point_reads_find_the_newest_visible_version(
     reverse=st.booleans(),
     limit=st.integers(1, 9),
 )
-def test_scans_give_visible_rows_in_order(
+def test_scans_return_the_visible_rows_in_key_order(
     kernel: ModuleType,
     rows: list[EntryTuple],
     max_seq: int,
@@ -134,7 +134,7 @@ def unpack(stream: bytes) -> list[EntryTuple]:
 
 @both_forms
 @given(rows=commits(), max_bytes=st.integers(2, 400))
-def test_the_log_gets_rows_in_commit_order(
+def test_the_wal_gets_rows_in_commit_order(
     kernel: ModuleType, rows: list[EntryTuple], max_bytes: int
 ) -> None:
     table = filled(kernel, rows, 10)
@@ -149,7 +149,7 @@ def test_the_log_gets_rows_in_commit_order(
 
 @both_forms
 @given(rows=commits(), min_seq=st.integers(0, 70), now_ms=st.integers(-10, 30), max_bytes=st.integers(2, 400))
-def test_a_flush_gets_rows_in_key_order_without_what_it_may_drop(
+def test_a_flush_gets_rows_in_key_order_without_those_that_retention_drops(
     kernel: ModuleType, rows: list[EntryTuple], min_seq: int, now_ms: int, max_bytes: int
 ) -> None:
     table = filled(kernel, rows, 10)
@@ -189,7 +189,7 @@ def test_a_flush_gets_rows_in_key_order_without_what_it_may_drop(
 
 
 @both_forms
-def test_rows_larger_than_a_chunk_and_many_keys_survive(kernel: ModuleType) -> None:
+def test_many_keys_and_rows_larger_than_a_chunk_are_read_back(kernel: ModuleType) -> None:
     table = kernel.Memtable()
     count = 3000
     for number in range(count):
@@ -211,7 +211,7 @@ def test_rows_larger_than_a_chunk_and_many_keys_survive(kernel: ModuleType) -> N
 
 
 @both_forms
-def test_a_number_that_was_given_out_is_given_out_once(kernel: ModuleType) -> None:
+def test_a_sequence_number_is_accepted_only_once(kernel: ModuleType) -> None:
     table = kernel.Memtable()
     size = table.insert(b"a", 5, VALUE, b"1", 1, None)
     assert table.newest_seq() == 5
@@ -228,7 +228,7 @@ def test_a_number_that_was_given_out_is_given_out_once(kernel: ModuleType) -> No
         st.lists(st.tuples(st.sampled_from(b"abcdefgh"), st.binary(max_size=9)), min_size=1), max_size=30
     )
 )
-def test_a_copy_has_the_rows_up_to_a_number_at_their_positions(
+def test_a_copy_has_the_rows_up_to_a_sequence_number_at_their_positions(
     kernel: ModuleType, batches: list[list[tuple[int, bytes]]]
 ) -> None:
     tables = [kernel.Memtable()]

@@ -49,7 +49,7 @@ def fold_in_groups(operator: MergeOperator, operands: list[bytes], data: st.Data
 
 @pytest.mark.parametrize(("operator", "values"), CASES)
 @given(data=st.data())
-def test_grouping_changes_nothing(
+def test_grouping_operands_changes_no_result(
     operator: MergeOperator, values: st.SearchStrategy[bytes], data: st.DataObject
 ) -> None:
     base = data.draw(values)
@@ -63,7 +63,7 @@ def test_grouping_changes_nothing(
 
 @pytest.mark.parametrize(("operator", "values"), CASES)
 @given(data=st.data())
-def test_folding_in_steps_onto_the_base_changes_nothing(
+def test_merging_operands_in_steps_onto_the_value_changes_no_result(
     operator: MergeOperator, values: st.SearchStrategy[bytes], data: st.DataObject
 ) -> None:
     base = data.draw(st.none() | values)
@@ -76,7 +76,7 @@ def test_folding_in_steps_onto_the_base_changes_nothing(
 
 @pytest.mark.parametrize(("operator", "values"), CASES)
 @given(data=st.data())
-def test_the_fast_path_does_what_merging_one_by_one_does(
+def test_merge_many_equals_merging_one_by_one(
     operator: MergeOperator, values: st.SearchStrategy[bytes], data: st.DataObject
 ) -> None:
     result = base = data.draw(st.none() | values)
@@ -101,7 +101,7 @@ def patched(target: Any, patch: Any) -> Any:
 
 
 @given(documents, st.lists(documents, min_size=1, max_size=5), st.data())
-def test_json_patches_do_what_the_rfc_says(document: Any, patches: list[Any], data: st.DataObject) -> None:
+def test_json_merge_patches_follow_the_rfc(document: Any, patches: list[Any], data: st.DataObject) -> None:
     operator = JsonMergePatch()
     operands = [json.dumps(patch).encode() for patch in patches]
     grouped = fold_in_groups(operator, operands, data)

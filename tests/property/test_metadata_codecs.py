@@ -14,8 +14,18 @@ from hypothesis import strategies as st
 from flagstone.errors import CorruptData
 from flagstone.format import flat
 from flagstone.format.codec import Codec
-from flagstone.format.sst_info import FilterFormat, SsTableInfo, SstType, decode_info, encode_info
-from flagstone.format.stats import SST_STATS, BlockStats, SstStats, decode_stats, encode_stats
+from flagstone.format.sst_info import (
+    SST_STATS,
+    BlockStats,
+    FilterFormat,
+    SsTableInfo,
+    SstStats,
+    SstType,
+    decode_info,
+    decode_stats,
+    encode_info,
+    encode_stats,
+)
 from flagstone.lsm.sequence import SequenceTracker, decode_tracker, encode_tracker
 from flagstone.lsm.tree import Bound, BoundKind, BytesRange, SortedRun, SstView, Tree
 from flagstone.metadata.compactions import (
@@ -27,8 +37,9 @@ from flagstone.metadata.compactions import (
     Subcompaction,
     TieredSpec,
     Worker,
+    decode_compactions,
+    encode_compactions,
 )
-from flagstone.metadata.compactions_codec import decode_compactions, encode_compactions
 from flagstone.metadata.manifest import Checkpoint, ExternalDb, Manifest, Segment, SsTable
 from flagstone.metadata.manifest_codec import decode_manifest, encode_manifest
 
@@ -145,26 +156,26 @@ def compactions(draw: st.DrawFn) -> Compactions:
 
 
 @given(manifests())
-def test_manifest(manifest: Manifest) -> None:
+def test_an_encoded_manifest_decodes_to_itself(manifest: Manifest) -> None:
     data = encode_manifest(manifest)
     assert decode_manifest(data) == manifest
     assert encode_manifest(decode_manifest(data)) == data
 
 
 @given(compactions())
-def test_compactions(held: Compactions) -> None:
+def test_an_encoded_compactions_file_decodes_to_itself(held: Compactions) -> None:
     data = encode_compactions(held)
     assert decode_compactions(data) == held
     assert encode_compactions(decode_compactions(data)) == data
 
 
 @given(trackers())
-def test_tracker(tracker: SequenceTracker) -> None:
+def test_an_encoded_sequence_tracker_decodes_to_itself(tracker: SequenceTracker) -> None:
     assert decode_tracker(encode_tracker(tracker)) == tracker
 
 
 @given(st.lists(st.tuples(u64, st.integers(0, 2**40)), max_size=40))
-def test_whatever_is_recorded_can_be_stored_and_is_ordered(points: list[tuple[int, int]]) -> None:
+def test_any_recorded_sequence_times_are_encodable_and_ordered(points: list[tuple[int, int]]) -> None:
     tracker = SequenceTracker()
     for sequence, second in points:
         tracker = tracker.record(sequence, second)
@@ -174,12 +185,12 @@ def test_whatever_is_recorded_can_be_stored_and_is_ordered(points: list[tuple[in
 
 
 @given(infos)
-def test_info(info: SsTableInfo) -> None:
+def test_an_encoded_sst_info_decodes_to_itself(info: SsTableInfo) -> None:
     assert decode_info(encode_info(info)) == info
 
 
 @given(stats)
-def test_stats(held: SstStats) -> None:
+def test_encoded_sst_statistics_decode_to_themselves(held: SstStats) -> None:
     encoded = encode_stats(held)
 
     assert decode_stats(encoded) == held
@@ -213,7 +224,7 @@ def survive(decode: Callable[[bytes], object], data: bytes) -> None:
 @fuzzed
 @settings(max_examples=300, suppress_health_check=[HealthCheck.differing_executors])
 @given(data=st.data())
-def test_damage_raises_corrupt_data_or_nothing(
+def test_damaged_metadata_raises_corrupt_data_or_decodes(
     decode: Callable[[bytes], object], whole: bytes, data: st.DataObject
 ) -> None:
     damaged = bytearray(whole)
@@ -225,14 +236,18 @@ def test_damage_raises_corrupt_data_or_nothing(
 
 
 @fuzzed
-def test_every_truncation_is_noticed(decode: Callable[[bytes], object], whole: bytes) -> None:
+def test_every_truncation_of_metadata_raises_corrupt_data(
+    decode: Callable[[bytes], object], whole: bytes
+) -> None:
     for length in range(len(whole) - 24):
         with pytest.raises(CorruptData):
             decode(whole[:length])
 
 
 @fuzzed
-def test_every_single_bit_flip_is_survived(decode: Callable[[bytes], object], whole: bytes) -> None:
+def test_every_flipped_bit_raises_corrupt_data_or_decodes(
+    decode: Callable[[bytes], object], whole: bytes
+) -> None:
     for at in range(len(whole)):
         for bit in range(8):
             survive(decode, whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
@@ -240,7 +255,7 @@ def test_every_single_bit_flip_is_survived(decode: Callable[[bytes], object], wh
 
 @settings(max_examples=300)
 @given(st.sampled_from([b"", b"\0\1", b"\0\2"]), st.binary(max_size=300))
-def test_random_bytes_raise_corrupt_data_or_nothing(envelope: bytes, noise: bytes) -> None:
+def test_random_bytes_raise_corrupt_data_or_decode(envelope: bytes, noise: bytes) -> None:
     decoders: list[Callable[[bytes], object]] = [
         decode_manifest,
         decode_compactions,

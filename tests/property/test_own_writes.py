@@ -1,4 +1,4 @@
-"""A transaction reads its own writes, whatever order writes, reads and scans come in."""
+"""A transaction reads its own writes, in any order of writes, reads and scans."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flagstone.config import Settings
 from flagstone.db.open import open_database
 from flagstone.lsm.operators import Concatenate
 from flagstone.store.memory import MemoryStore
-from flagstone.testing.strategies import neighbours
-
-SETTINGS = Settings(flush_interval=None, compactor_options=None, garbage_collector_options=None)
+from kit.databases import MANUAL
+from kit.strategies import neighbours
 
 keys = neighbours
 steps = st.one_of(
@@ -34,7 +32,7 @@ steps = st.one_of(
 def test_reads_see_the_writes_before_them_and_scans_those_before_they_began(
     before: dict[bytes, bytes], history: list[tuple[Any, ...]]
 ) -> None:
-    with open_database("db", store=MemoryStore(), settings=SETTINGS, merge_operator=Concatenate()) as db:
+    with open_database("db", store=MemoryStore(), settings=MANUAL, merge_operator=Concatenate()) as db:
         for key, value in before.items():
             db.put(key, value)
         model = dict(before)

@@ -13,25 +13,15 @@ from hypothesis import strategies as st
 from flagstone.errors import CorruptData
 from flagstone.kernels import load_compiled, load_interpreted
 from flagstone.lsm.retention import visible_value
-from flagstone.testing.strategies import keys, seqs, sorted_entries
 from flagstone.types import MAX_SEQ, EntryTuple, Row
-from unit.read.read_rig import NOW_MS, Append, oracle
+from kit.databases import Append
+from kit.kernels import blocks_of, both
+from kit.ssts import NOW_MS, oracle
+from kit.strategies import keys, seqs, sorted_entries
 
 pytestmark = pytest.mark.skipif(load_compiled("scan") is None, reason="kernels were not compiled here")
 
 bounds = st.one_of(st.none(), keys)
-
-
-def blocks_of(rows: list[EntryTuple], size: int = 1024) -> list[bytes]:
-    writer = load_interpreted("block_writer").BlockWriter(size, True)
-    writer.add_rows(rows)
-    return [block[0] for block in writer.finish()]
-
-
-def both() -> tuple[ModuleType, ModuleType]:
-    compiled = load_compiled("scan")
-    assert compiled is not None
-    return compiled, load_interpreted("scan")
 
 
 def sieve(kernel: ModuleType, max_seq: int, whole_rows: bool, hide_expired: bool = True) -> Any:
@@ -48,7 +38,7 @@ def sieve(kernel: ModuleType, max_seq: int, whole_rows: bool, hide_expired: bool
 
 
 @given(sorted_entries(), seqs, bounds, bounds, st.booleans(), st.booleans(), st.data())
-def test_blocks_and_rows_are_sifted_alike_and_as_by_hand(
+def test_both_kernels_select_the_visible_rows_of_the_model(
     rows: list[EntryTuple],
     max_seq: int,
     start: bytes | None,
@@ -61,7 +51,7 @@ def test_blocks_and_rows_are_sifted_alike_and_as_by_hand(
     inside = [row for row in seen if (start is None or row.key >= start) and (stop is None or row.key < stop)]
     expected = inside if whole_rows else [(row.key, row.value) for row in inside]
     cut = data.draw(st.integers(0, len(rows)))
-    for kernel in both():
+    for kernel in both("scan"):
         by_block = sieve(kernel, max_seq, whole_rows, hide_expired)
         out: list[Any] = []
         by_block.add_blocks(blocks_of(rows) if rows else [], start, stop, out)
@@ -77,13 +67,13 @@ def test_blocks_and_rows_are_sifted_alike_and_as_by_hand(
 
 
 @given(sorted_entries(min_size=1, max_size=20), st.data())
-def test_damaged_blocks_end_in_the_same_finding(rows: list[EntryTuple], data: st.DataObject) -> None:
+def test_both_kernels_report_a_damaged_block_alike(rows: list[EntryTuple], data: st.DataObject) -> None:
     block = bytearray(blocks_of(rows, 65536)[0])
     for _ in range(data.draw(st.integers(1, 3))):
         block[data.draw(st.integers(0, len(block) - 1))] = data.draw(st.integers(0, 255))
     raw = bytes(block[: data.draw(st.integers(0, len(block)))]) if data.draw(st.booleans()) else bytes(block)
     outcomes = []
-    for kernel in both():
+    for kernel in both("scan"):
         out: list[Any] = []
         tested = sieve(kernel, MAX_SEQ, True, False)
         try:
@@ -97,7 +87,7 @@ def test_damaged_blocks_end_in_the_same_finding(rows: list[EntryTuple], data: st
 
 
 def make(kernel: ModuleType, tables: list[list[EntryTuple]]) -> tuple[Any, dict[Any, Any]]:
-    """A layer of these tables, nothing in memory, and all of it to be pinned."""
+    """A layer of these SSTs with nothing in memory; the probe keeps all parts itself."""
     reader = load_interpreted("block_reader")
     residents, pinned = [], {}
     for rows in tables:
@@ -114,7 +104,7 @@ def make(kernel: ModuleType, tables: list[list[EntryTuple]]) -> tuple[Any, dict[
 
 @pytest.mark.slow
 @given(sorted_entries(min_size=1), st.lists(st.integers(0, 80), max_size=3), keys, seqs, st.booleans())
-def test_probes_agree_with_each_other_and_with_a_search_by_hand(
+def test_probes_of_both_kernels_equal_a_linear_search(
     rows: list[EntryTuple], cuts: list[int], stranger: bytes, max_seq: int, resident: bool
 ) -> None:
     places = sorted({0, len(rows), *(cut for cut in cuts if cut < len(rows))})

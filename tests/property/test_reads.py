@@ -1,4 +1,4 @@
-"""Reads through memtables, L0 and runs equal a dictionary of versions, whatever the layout and the cache."""
+"""Reads through memtables, L0 and sorted runs equal a dictionary of rows, for any layout and cache."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from hypothesis import strategies as st
 
 from flagstone.lsm.tree import SstView
 from flagstone.read.arrow import COLUMNS, scan_arrow
-from flagstone.read.drivers import get, get_async, multi_get, multi_get_async
-from flagstone.read.probe import visible_row
-from flagstone.read.scan import ScanRequest
-from flagstone.read.scans import AsyncScan, Scan
+from flagstone.read.drivers import get, get_async, multi_get, multi_get_async, visible_row
+from flagstone.read.scan import AsyncScan, Scan
+from flagstone.read.scan_cursor import ScanRequest
 from flagstone.read.view import ReadView
-from flagstone.table.table_store import TableGone, TableStore
-from flagstone.testing.strategies import neighbours, short_keys
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, KeyRange, Row
-from unit.read.read_rig import NOW_MS, Append, PlainMemtable, Rig, oracle
+from kit.databases import Append
+from kit.ssts import NOW_MS, PlainMemtable, Rig, VanishingSsts, oracle
+from kit.strategies import neighbours, short_keys
 
 pytestmark = pytest.mark.slow
 
@@ -72,7 +71,7 @@ def worlds(draw: st.DrawFn) -> World:
 
 
 def draw_tables(draw: st.DrawFn, rig: Rig, rows: list[EntryTuple]) -> list[SstView]:
-    """A run of several tables, cut anywhere, also between two versions of a key."""
+    """A sorted run of several SSTs, cut anywhere, also between two rows of a key."""
     ordered = sorted(rows, key=lambda row: (row[0], -row[1]))
     cuts = sorted(draw(st.lists(st.integers(0, len(ordered)), max_size=3)))
     places = [0, *cuts, len(ordered)]
@@ -90,7 +89,7 @@ def expected(world: World, keys: KeyRange, *, reverse: bool, include_expired: bo
 
 
 @given(worlds(), st.lists(keys, max_size=5), st.booleans())
-def test_gets_equal_the_oracle(world: World, strangers: list[bytes], include_expired: bool) -> None:
+def test_gets_equal_the_model(world: World, strangers: list[bytes], include_expired: bool) -> None:
     known = {
         row.key: row for row in oracle(world.rows, max_seq=world.max_seq, include_expired=include_expired)
     }
@@ -126,7 +125,7 @@ def test_gets_equal_the_oracle(world: World, strangers: list[bytes], include_exp
     st.one_of(st.none(), st.integers(0, 10)),
     st.booleans(),
 )
-def test_scans_equal_the_oracle(
+def test_scans_equal_the_model(
     world: World,
     start: bytes | None,
     stop: bytes | None,
@@ -168,7 +167,7 @@ def test_scans_equal_the_oracle(
     st.lists(st.tuples(st.sampled_from([0, 0, 1, 4]), neighbours | keys), min_size=1, max_size=4),
     st.one_of(st.none(), st.integers(0, 10)),
 )
-def test_a_seek_leaves_out_what_lies_before_it_and_never_goes_back(
+def test_a_seek_skips_the_rows_before_it_and_never_goes_back(
     world: World,
     start: bytes | None,
     stop: bytes | None,
@@ -196,7 +195,7 @@ def test_a_seek_leaves_out_what_lies_before_it_and_never_goes_back(
 
 
 @given(worlds(), bounds, bounds, st.booleans(), st.integers(1, 20))
-def test_arrow_scans_equal_the_oracle(
+def test_arrow_scans_equal_the_model(
     world: World, start: bytes | None, stop: bytes | None, include_expired: bool, batch_rows: int
 ) -> None:
     wanted = KeyRange(start, stop)
@@ -210,29 +209,6 @@ def test_arrow_scans_equal_the_oracle(
     assert table.column("key").to_pylist() == [row.key for row in rows]
 
 
-class Vanishing:
-    """The tables of a world, of which some are gone when they are fetched: those of the numbered fetches."""
-
-    def __init__(self, tables: TableStore, gone: set[int]) -> None:
-        self.pool = tables.pool
-        self._tables = tables
-        self._gone = gone
-        self._fetches = 0
-
-    def fetch(self, needs: Any, *, admit: bool = True) -> Any:
-        self._vanish(needs[0])
-        return self._tables.fetch(needs, admit=admit)
-
-    def fetch_request(self, need: Any, *, admit: bool = True) -> Any:
-        self._vanish(need)
-        return self._tables.fetch_request(need, admit=admit)
-
-    def _vanish(self, need: Any) -> None:
-        self._fetches += 1
-        if self._fetches in self._gone:
-            raise TableGone(need.table.id, need.table.path)
-
-
 @given(
     worlds(),
     bounds,
@@ -242,7 +218,7 @@ class Vanishing:
     st.sets(st.integers(1, 12), max_size=3),
     st.booleans(),
 )
-def test_a_scan_goes_on_where_it_was_when_its_tables_are_gone(
+def test_a_scan_continues_at_its_key_when_its_ssts_are_gone(
     world: World,
     start: bytes | None,
     stop: bytes | None,
@@ -263,11 +239,11 @@ def test_a_scan_goes_on_where_it_was_when_its_tables_are_gone(
 
     asked = request(world, keys=wanted, reverse=reverse, limit=limit, read_ahead_bytes=1024, renew=renew)
     rows = expected(world, wanted, reverse=reverse, include_expired=False)[:limit]
-    tables: Any = Vanishing(world.rig.tables, gone)
+    tables: Any = VanishingSsts(world.rig.tables, gone)
     assert list(Scan(tables, world.view, asked).rows()) == rows
-    tables = Vanishing(world.rig.tables, gone)
+    tables = VanishingSsts(world.rig.tables, gone)
     assert list(Scan(tables, world.view, asked)) == [(row.key, row.value) for row in rows]
     if not reverse and limit is None:
-        tables = Vanishing(world.rig.tables, gone)
+        tables = VanishingSsts(world.rig.tables, gone)
         reader = scan_arrow(tables, world.view, asked, columns=COLUMNS, batch_rows=7)
         assert [Row(**row) for batch in reader for row in batch.to_pylist()] == rows

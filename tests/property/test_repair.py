@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flagstone.maintenance.repair.facts import WalFile
-from flagstone.maintenance.repair.wal_order import batches, misplaced, order_rows
+from flagstone.repair.facts import WalFile
+from flagstone.repair.wal import batches, misplaced, order_rows
 from flagstone.types import VALUE, EntryTuple, WalId
-from unit.maintenance.repair.repair_rig import PATHS, Patient
+from unit.repair.repair_rig import PATHS, Patient
 
 KEYS = [b"a", b"a\0", b"b", b"\xff", b"key\\1", b"0"]
 row_lists = st.lists(
@@ -28,7 +28,7 @@ def files_of(log: list[list[EntryTuple]]) -> list[WalFile]:
 
 
 @given(log=logs, flushed=st.integers(0, 12))
-def test_the_new_order_is_the_order_of_the_wal(log: list[list[EntryTuple]], flushed: int) -> None:
+def test_repair_renumbers_rows_in_the_order_of_the_wal(log: list[list[EntryTuple]], flushed: int) -> None:
     numbered = [
         [(row[0], row[1], VALUE, b"%d.%d" % (at, place), 5, None) for place, row in enumerate(rows)]
         for at, rows in enumerate(log)
@@ -43,7 +43,7 @@ def test_the_new_order_is_the_order_of_the_wal(log: list[list[EntryTuple]], flus
     assert all(one[1] <= two[1] for one, two in pairwise(kept))
     assert all(row[1] > flushed for row in kept)
     assert len({(row[0], row[1]) for row in kept}) == len(kept), "no key twice under one number"
-    # What is left out is in tables: it came in order, and not above what was flushed.
+    # The rows left out are in SSTs: they are in order and not above the flushed sequence number.
     left_out = [row for rows in numbered for row in rows if row[3] not in {found[3] for found in kept}]
     assert all(row[1] <= flushed for row in left_out)
     newest: dict[bytes, bytes] = {}
@@ -88,7 +88,7 @@ def test_without_the_misplaced_files_the_wal_is_in_order(log: list[list[EntryTup
     shift=st.integers(1, 4),
     which=st.integers(1, 5),
 )
-def test_a_database_with_reused_numbers_opens_again_with_every_row(
+def test_a_repaired_database_with_reused_sequence_numbers_has_every_row(
     turns: list[list[bytes]], tables: int, shift: int, which: int
 ) -> None:
     patient = Patient()
@@ -114,7 +114,7 @@ def test_a_database_with_reused_numbers_opens_again_with_every_row(
 @pytest.mark.slow
 @settings(max_examples=25)
 @given(data=st.data())
-def test_any_bytes_in_a_wal_file_are_repaired_or_read(data: st.DataObject) -> None:
+def test_a_wal_file_of_any_bytes_is_read_or_repaired(data: st.DataObject) -> None:
     patient = Patient()
     patient.write(*(dict.fromkeys(KEYS[: 1 + number], b"%d" % number) for number in range(4)), tables=1)
     wal_id = data.draw(st.sampled_from(patient.wal_ids()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from datetime import UTC
 from decimal import Decimal
 from typing import Any
@@ -16,7 +15,8 @@ from hypothesis import strategies as st
 from flagstone import values
 from flagstone.errors import CorruptData, InvalidRequest
 from flagstone.kernels import load_compiled, load_interpreted
-from flagstone.values import row as row_module
+from flagstone.values import row_codec as row_module
+from kit.kernels import outcome
 
 pytestmark = pytest.mark.slow
 
@@ -101,7 +101,7 @@ def same(one: Any, other: Any) -> bool:
 
 @pytest.mark.parametrize("name", values.FORMATS)
 @given(batch=batches())
-def test_a_batch_comes_back_with_its_types_and_nulls(name: str, batch: pa.RecordBatch) -> None:
+def test_an_encoded_batch_decodes_with_its_types_and_nulls(name: str, batch: pa.RecordBatch) -> None:
     codec = values.codec(name, batch.schema)
     encoded = codec.encode_arrow(batch)
     decoded = codec.decode_arrow(encoded)
@@ -118,7 +118,7 @@ plain_columns = st.lists(
 
 
 @given(plain_columns, st.data())
-def test_single_rows_are_read_and_written_as_columns_are(chosen: list[Any], data: st.DataObject) -> None:
+def test_single_values_are_encoded_and_decoded_as_columns_are(chosen: list[Any], data: st.DataObject) -> None:
     schema = pa.schema([(f"c{index}", kind) for index, (kind, _) in enumerate(chosen)])
     row = {f"c{index}": data.draw(st.one_of(st.none(), items)) for index, (_, items) in enumerate(chosen)}
     codec = values.codec("row", schema)
@@ -155,21 +155,14 @@ def test_columns_may_be_added_at_the_end(batch: pa.RecordBatch, data: st.DataObj
         assert all(
             found.column(index).null_count == batch.num_rows for index in range(kept, batch.num_columns)
         )
-        # And who still has the older schema does not see the new columns.
+        # A reader with the older schema does not see the new columns.
         newer = values.codec(name, batch.schema).encode_arrow(batch)
         assert same(values.codec(name, older.schema).decode_arrow(newer).to_pylist(), older.to_pylist())
 
 
-def outcome(function: Callable[..., Any], *arguments: Any) -> Any:
-    try:
-        return function(*arguments)
-    except (CorruptData, InvalidRequest) as problem:
-        return type(problem), str(problem)
-
-
 @pytest.mark.skipif(load_compiled("value_rows") is None, reason="kernels were not compiled here")
 @given(batches(), st.data())
-def test_both_forms_of_the_kernel_agree_on_good_and_on_damaged_rows(
+def test_compiled_and_interpreted_kernel_agree_on_valid_and_damaged_values(
     batch: pa.RecordBatch, data: st.DataObject
 ) -> None:
     codec = values.codec("row", batch.schema)
@@ -199,7 +192,7 @@ def test_both_forms_of_the_kernel_agree_on_good_and_on_damaged_rows(
     raws=st.lists(st.binary(max_size=40), min_size=1, max_size=3),
     chosen=st.lists(columns, min_size=1, max_size=3),
 )
-def test_any_bytes_are_values_or_are_refused(name: str, raws: list[bytes], chosen: list[Any]) -> None:
+def test_any_bytes_decode_to_values_or_are_refused(name: str, raws: list[bytes], chosen: list[Any]) -> None:
     schema = pa.schema([(f"c{index}", kind) for index, (kind, _) in enumerate(chosen)])
     codec = values.codec(name, schema)
     rows = [b"\x01" + raw for raw in raws] if name == "row" else [b'{"c0":' + raw + b"}" for raw in raws]

@@ -1,6 +1,6 @@
-"""Splitting a database into ranges and uniting the parts, over and over: no row is lost and no metadata grows.
+"""A database is split into ranges and united again many times: no row is lost and no metadata grows.
 
-Manifests are enough for this: projections and unions never look into a table.
+Manifests are enough for this: projections and unions never read an SST.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flagstone.clones.clone import Cloner
+from flagstone.clones.origin import CloneSource
 from flagstone.format.sst_info import SsTableInfo
 from flagstone.lsm.tree import SortedRun, SstView, Tree
 from flagstone.metadata.manifest import Manifest, Segment, SsTable
@@ -23,8 +25,6 @@ from flagstone.runtime.ids import Ids
 from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.types import KeyRange, RunId, Seq, Ulid
-from flagstone.views.clone import Cloner
-from flagstone.views.marks import CloneSource
 
 KEYS = [
     letter + rest
@@ -51,7 +51,7 @@ KEYS = [
 
 @dataclass
 class Shelf:
-    """Tables as sets of keys, and the manifests over them."""
+    """SSTs as sets of keys, and the manifests over them."""
 
     tables: dict[Ulid, set[bytes]] = field(default_factory=dict)
     ssts: dict[Ulid, SsTable] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Shelf:
         return SstView.whole(table_id)
 
     def contents(self, manifest: Manifest) -> dict[bytes, Ulid]:
-        """Which table answers for each key: the first from new to old that has it and shows it."""
+        """Which SST serves each key: the newest one that has it and shows it."""
         found: dict[bytes, Ulid] = {}
         for tree in manifest.trees:
             for view in tree.views:
@@ -82,7 +82,7 @@ def some(keys: list[bytes]) -> st.SearchStrategy[set[bytes]]:
 
 @st.composite
 def trees(draw: st.DrawFn, shelf: Shelf, keys: list[bytes], run_ids: Iterator[int]) -> Tree:
-    # Old tables first: ids ascend with age, as they do in a database.
+    # Old SSTs first: ids ascend with age, as they do in a database.
     runs = []
     for _ in range(draw(st.integers(0, 3))):
         chosen = sorted(draw(some(keys)))
@@ -123,7 +123,7 @@ borders = st.lists(
 @pytest.mark.timeout(600)
 @settings(max_examples=settings.default.max_examples // 2 if settings.default else 10)
 @given(databases(), st.lists(borders, min_size=1, max_size=4))
-def test_split_and_united_any_number_of_times_it_is_the_same_database(
+def test_a_database_split_and_united_any_number_of_times_keeps_its_rows(
     database: tuple[Shelf, Manifest], rounds: list[list[bytes]]
 ) -> None:
     shelf, first = database
@@ -151,7 +151,7 @@ def test_split_and_united_any_number_of_times_it_is_the_same_database(
         assert whole.last_l0_seq == first.last_l0_seq
         assert sum(1 for _ in whole.views) <= sum(1 for _ in first.views)
         assert sum(1 for _ in whole.run_ids) <= sum(1 for _ in first.run_ids)
-        # One entry per checkpoint that the first split made, and none more however often it is repeated.
+        # One entry per checkpoint that the first split made, and no more after any number of repetitions.
         assert {db.path for db in whole.external_dbs} == ({"whole-0"} if first.ssts else set())
         assert len(whole.external_dbs) <= (len(parts) if number == 0 else lenders)
         lenders = len(whole.external_dbs)

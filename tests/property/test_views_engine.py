@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from flagstone.errors import InvalidRequest
 from flagstone.types import KeyRange
-from unit.views.views_rig import Rows, World
+from unit.clones.clones_rig import Rows, World
 
 KEYS = [
     start + rest
@@ -23,7 +23,7 @@ MOST = 7
 
 @dataclass
 class Model:
-    """One database: its rows, the range it was cut out for, and the states its checkpoints pin."""
+    """One database: its rows, its writable range, and the states of its checkpoints."""
 
     rows: Rows = field(default_factory=dict)
     keys: KeyRange = field(default_factory=KeyRange)
@@ -139,7 +139,9 @@ steps = st.one_of(
 @pytest.mark.timeout(600)
 @settings(max_examples=settings.default.max_examples // 5 if settings.default else 10)
 @given(st.lists(steps, min_size=3, max_size=12))
-def test_whatever_is_made_of_databases_holds_the_right_rows(script: list[tuple[object, ...]]) -> None:
+def test_any_clones_projections_unions_and_restores_have_the_rows_of_the_model(
+    script: list[tuple[object, ...]],
+) -> None:
     databases = Databases()
     for name, *arguments in script:
         if len(databases.models) > MOST and name in ("clone", "split", "unite"):

@@ -1,11 +1,11 @@
-"""The search for the end of the log, on logs of any shape."""
+"""The search for the end of the WAL, with gaps anywhere."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flagstone.wal.listing import FrontierSearch, apply_answers, plan_probes
+from flagstone.wal.frontier import FrontierSearch, apply_answers, plan_probes
 
 
 def run(present: set[int], replay_after: int, expected: int, width: int) -> tuple[int, int]:
@@ -29,7 +29,7 @@ def run(present: set[int], replay_after: int, expected: int, width: int) -> tupl
     expected=st.integers(-20, 6000),
     width=st.integers(1, 8),
 )
-def test_the_end_of_a_log_without_holes_is_found_in_logarithmic_time(
+def test_the_end_of_a_wal_without_gaps_is_found_in_logarithmic_time(
     replay_after: int, files: int, expected: int, width: int
 ) -> None:
     present = set(range(replay_after + 1, replay_after + files + 1))
@@ -48,7 +48,7 @@ def test_the_end_of_a_log_without_holes_is_found_in_logarithmic_time(
     expected=st.integers(0, 200),
     width=st.integers(1, 8),
 )
-def test_with_holes_the_search_still_ends_at_a_file_without_a_successor(
+def test_in_a_wal_with_gaps_the_search_ends_at_a_file_without_successor(
     present: set[int], replay_after: int, expected: int, width: int
 ) -> None:
     found, _ = run(present, replay_after, expected, width)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from flagstone.runtime.ids import SYSTEM_IDS
+from flagstone.store.commit_log import CommitLog
 from flagstone.store.commit_log.dynamodb import DynamoDbCommitLog
-from flagstone.store.commit_log.port import CommitLog
 from flagstone.store.commit_log.postgres import PostgresCommitLog
 from flagstone.store.commit_log.sqlite import SqliteCommitLog
 from servers.s3 import S3Server

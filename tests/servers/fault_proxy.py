@@ -34,7 +34,7 @@ class Fault(Enum):
     TRUNCATED = auto()
     """The connection breaks in the middle of the answer's body."""
     APPLIED_THEN_REFUSED = auto()
-    """The server does its work, but the client is told 503."""
+    """The server does its work, but the client gets 503."""
     APPLIED_THEN_RESET = auto()
     """The server does its work, then the connection breaks."""
     APPLIED_THEN_SILENCE = auto()

@@ -1,7 +1,7 @@
 """A stand-in for Google Cloud Storage: the XML API as far as an object store client uses it, in a thread.
 
 What matters here are generation preconditions: `x-goog-if-generation-match` is checked and applied under one
-lock. It is our own model of the service, so passing its tests says nothing about the service itself.
+lock. It is our own model of the service, so passing its tests proves nothing about the service itself.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing: the tests speak."""
+        """Log nothing."""
 
     def do_GET(self) -> None:
         _, key, query = self._address()

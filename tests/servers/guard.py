@@ -1,7 +1,7 @@
 """Runs one server and makes sure that it ends: `guard.py WATCHED_PID FOLDER COMMAND...`.
 
 The server is stopped, its whole process group with it, and FOLDER removed when this process gets SIGTERM,
-when the watched process (the test run) is gone however it ended, or when the server itself exits.
+when the watched process (the test run) has ended in any way, or when the server itself exits.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _stop(server: subprocess.Popen[bytes]) -> None:
             server.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             continue
-        # The leader is gone; children that ignored the signal get the next one.
+        # The leader has ended; children that ignored the signal get the next one.
     server.wait()
 
 

@@ -70,7 +70,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """The last line of a run says which servers its tests met, so that a skipped one cannot be overlooked."""
+    """The last line of a run names the servers its tests used, so that a skipped one is not overlooked."""
     summary = config.stash.get(_SUMMARY, None)
     if summary is not None:
         sys.stdout.write(f"{summary}\n")

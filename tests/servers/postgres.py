@@ -1,6 +1,6 @@
 """PostgreSQL in a folder, from the pgserver wheel, reached through a Unix socket.
 
-Run as a script it is the server: it writes where it can be reached, waits to be told to stop, and stops
+Run as a script it is the server: it writes its address, waits for a signal, and stops
 the database. Never imported by pytest for that part, because pgserver registers exit hooks of its own.
 """
 

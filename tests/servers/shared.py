@@ -1,7 +1,7 @@
 """One start of each server per test run, shared by all its pytest processes.
 
 The first process that asks starts the server and writes down where it is; the others read that. Each server
-runs under `guard.py`, which ends it with the run, however the run ends. A server that cannot be had is
+runs under `guard.py`, which ends it with the run in any case. A server that cannot be started is
 written down too, so that every test depending on it is skipped with the reason.
 """
 
@@ -53,7 +53,7 @@ class Launched:
         return self._guard.pid
 
     def wait_until(self, ready: Callable[[], bool], *, within_s: float = 60.0) -> None:
-        """Return when `ready` says so, else stop the server and raise `ServerMissingError` with its last words."""
+        """Return when `ready` is true, else stop the server and raise `ServerMissingError` with its last words."""
         deadline = SYSTEM_CLOCK.monotonic() + within_s
         while not ready():
             ended = self._guard.poll() is not None
@@ -126,7 +126,7 @@ def summarize(registry: Path, known: dict[str, str]) -> str | None:
 
 
 def stop_all(registry: Path) -> None:
-    """Stop every server of this run and wait until they are gone."""
+    """Stop every server of this run and wait for their end."""
     notes = sorted(registry.glob("*.json"))
     pids = [known["pid"] for known in (json.loads(note.read_text()) for note in notes) if "pid" in known]
     for pid in pids:
@@ -150,7 +150,7 @@ def _stop(pid: int) -> None:
 
 
 def free_port() -> int:
-    """A port nobody listens on now. Somebody may take it before the server does; then the start fails."""
+    """A free port. Another process may take it before the server does; then the start fails."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

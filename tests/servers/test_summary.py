@@ -15,12 +15,12 @@ from servers.postgres import SYSTEM_FOLDERS, system_path
 from servers.shared import note_used, summarize
 
 
-def test_no_line_when_no_test_asked_for_a_server(tmp_path: Path) -> None:
+def test_a_run_without_servers_prints_no_summary_line(tmp_path: Path) -> None:
     (tmp_path / "helper.json").write_text(json.dumps({"pid": 1, "facts": {}}))
     assert summarize(tmp_path, TITLES) is None
 
 
-def test_the_line_names_used_skipped_and_unasked_servers(tmp_path: Path) -> None:
+def test_the_summary_line_names_used_skipped_and_unused_servers(tmp_path: Path) -> None:
     note_used(tmp_path, "gcs")
     (tmp_path / "seaweedfs.json").write_text(json.dumps({"pid": 1, "facts": {"port": 1}}))
     (tmp_path / "postgres.json").write_text(json.dumps({"missing": "postgres ended at once:\nno useradd"}))
@@ -35,7 +35,7 @@ def test_the_line_names_used_skipped_and_unasked_servers(tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [[], pytest.param(["-n", "2"], marks=pytest.mark.long)])
-def test_the_line_is_the_last_one_of_a_run(tmp_path: Path, workers: list[str]) -> None:
+def test_the_summary_line_is_the_last_one_of_a_run(tmp_path: Path, workers: list[str]) -> None:
     (tmp_path / "test_it.py").write_text("def test_one(gcs): pass\ndef test_two(gcs): pass\n")
     here = Path(__file__).parents[1]
 

@@ -1,9 +1,9 @@
-"""Everybody at once on one database, and a garbage collector that spares nothing.
+"""Writer, readers and clones on one database, beside a garbage collector with almost no minimum age.
 
 A writer writes, compacts itself, collects its garbage and is closed or dies at any moment; then it opens the
-database again. Beside it work a second collector, readers that hold checkpoints, and somebody who makes clones, writes
-to them and destroys them. Every value says which version of which key it is, so each read is checked by itself: it
-must show the last acknowledged version or a later one. An auditor looks for missing objects all the time.
+database again. Beside it work a second collector, readers that hold checkpoints, and a thread that makes clones,
+writes to them and destroys them. Every value contains its key and version, so each read is checked by itself: it must
+show the last acknowledged version or a later one. An auditor checks for missing objects all the time.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from flagstone.config import (
     Settings,
 )
 from flagstone.config.settings import GcDetachOptions, GcDirectoryOptions, GcFenceOptions
-from flagstone.db.database import Db
 from flagstone.db.open import open_database
-from flagstone.db.reader import open_reader
+from flagstone.db.reader.reader import open_reader
+from flagstone.db.writer.database import Db
 from flagstone.errors import FlagstoneError
-from flagstone.maintenance.gc.report import GarbageReport
+from flagstone.gc.report import GarbageReport
 from flagstone.metadata.stores import ManifestStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectMissing, ObjectStore
@@ -84,7 +84,7 @@ def value_of(key: bytes, version: int) -> bytes | None:
 
 def version_in(key: bytes, value: bytes) -> int:
     version = int(value.partition(b"/")[0])
-    assert value == value_of(key, version), f"a value nobody wrote at {key!r}"
+    assert value == value_of(key, version), f"a value that was never written at {key!r}"
     return version
 
 
@@ -113,7 +113,7 @@ class Ledger:
 
 
 class Soak:
-    """One run. `counts` says how much was done; `failures` is empty when all went well."""
+    """One run. `counts` has how often each thing was done; `failures` is empty if all went well."""
 
     def __init__(self, store: ObjectStore, *, seconds: float, seed: int) -> None:
         self.store = store
@@ -145,14 +145,14 @@ class Soak:
         self._stop.set()
         for thread in threads:
             thread.join(120)
-            assert not thread.is_alive(), "somebody hangs"
+            assert not thread.is_alive(), "a thread hangs"
 
     def _guarded(self, role: Callable[[random.Random], None], chance: random.Random) -> None:
         if role != self._write:
             self._ready.wait(30)
         try:
             role(chance)
-        except BaseException as failure:  # noqa: BLE001 - told by the main thread
+        except BaseException as failure:  # noqa: BLE001 - raised by the main thread
             self.failures.append(failure)
             self._stop.set()
 
@@ -202,7 +202,7 @@ class Soak:
                 self._hold_snapshot(db, chance)
 
     def _hold_snapshot(self, db: Db, chance: random.Random) -> None:
-        """A scan that begins before and goes on after tables were replaced."""
+        """A scan that starts before SSTs are replaced and continues after that."""
         with db.snapshot() as snapshot:
             before = dict(snapshot.scan())
             time.sleep(chance.uniform(0, 0.3))
@@ -234,7 +234,7 @@ class Soak:
 
     def _read(self, chance: random.Random) -> None:
         while not self._stop.is_set():
-            # What a reader shows may be older than what was acknowledged since it last looked.
+            # A reader may show older rows than those acknowledged since its last poll.
             floor = self.ledger.floor([key_of(number) for number in range(KEYS)])
             with open_reader("db", store=self.store, settings=READER) as reader:
                 until = time.monotonic() + chance.uniform(0.2, 4.0)
@@ -256,7 +256,7 @@ class Soak:
             number += 1
             path = f"clone-{number}"
             floor = self.ledger.floor([key_of(each) for each in range(KEYS)])
-            # An operator's checkpoint knows the log as far as the writer's last manifest did.
+            # An admin's checkpoint contains the WAL up to the end in the writer's last manifest.
             Admin("db", store=self.store).clone(path)
             with open_database(path, store=self.store, settings=SETTINGS) as db:
                 found = dict(db.scan())
@@ -290,10 +290,10 @@ class Soak:
         paths = DbPaths("db")
         while not self._stop.wait(chance.uniform(0, 0.2)):
             before = self._needed()
-            # Asked first: a round that ends during the listing may write its boundary behind the place it has come to.
+            # Read first: a round that ends during the listing may write its boundary behind the listing.
             rounds = self.counts["outside rounds"]
             present = {meta.path for meta in self.store.list("db")}
-            # Needed before and after the look means needed all the time: nothing that was let go comes back.
+            # Needed before and after the listing means needed all the time: a released object is never needed again.
             missing = (before - present) & self._needed()
             assert not missing, f"missing: {sorted(missing)}"
             assert paths.boundary("manifest") in present or not rounds
@@ -309,7 +309,7 @@ class Soak:
         reached = [latest.value]
         for checkpoint in latest.value.checkpoints:
             needed.add(paths.manifest(checkpoint.manifest_id))
-            with suppress(ObjectMissing):  # told by its absence, if it is still needed afterwards
+            with suppress(ObjectMissing):  # the caller finds it missing, if it is still needed afterwards
                 pinned = manifests.load(checkpoint.manifest_id)
                 reached.append(pinned)
                 last = pinned.wal_id_last_seen

@@ -1,4 +1,4 @@
-"""A writer that gets Ctrl-C thousands of times, goes on each time, and is killed in the end.
+"""A writer that gets Ctrl-C thousands of times, continues each time, and is killed in the end.
 
 The child writes batches in its main thread, where the interpreter raises `KeyboardInterrupt`, while another thread
 writes beside it. It writes down which batches returned, and which of them durably. A batch is torn if some of its rows
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from flagstone.config import Settings
-from flagstone.db.database import Db
 from flagstone.db.open import open_database
+from flagstone.db.writer.database import Db
 from flagstone.write.batch import WriteBatch
 
 ROWS = 5

@@ -1,7 +1,7 @@
-"""A writer that is killed at any moment, again and again, and a look at what it left behind.
+"""A writer is killed at random moments, again and again; each time its rows are checked.
 
-The child writes in several threads: single durable rows, asynchronous ones, batches. It tells on its standard
-output, row by row, what it was told to be durable. The parent kills it with SIGKILL, opens the database itself
+The child writes in several threads: single durable rows, asynchronous ones, batches. It writes to its standard
+output, row by row, what was acknowledged as durable. The parent kills it with SIGKILL, opens the database itself
 and checks, per thread of the child: every acknowledged row is there, rows are there without gaps and with the
 right values, nothing else is.
 """
@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from flagstone.config import CompactionWorkerOptions, CompactorOptions, Settings
-from flagstone.db.admin import Admin
-from flagstone.db.database import Db
+from flagstone.db.admin.admin import Admin
 from flagstone.db.open import open_database
+from flagstone.db.writer.database import Db
 from flagstone.write.batch import WriteBatch
 
 LANES = ("durable", "asynchronous", "batches")
@@ -35,7 +35,7 @@ SETTINGS = Settings(
     l0_sst_size_bytes=32 * 1024,
     l0_max_ssts=100_000,
     l0_max_ssts_per_key=100_000,
-    # So quick that kills fall into compactions, and that what a dead one left is taken up by the next.
+    # So quick that kills fall into compactions, and that the next process continues the jobs of a dead one.
     compactor_options=CompactorOptions(
         poll_interval="10ms",  # type: ignore[arg-type]
         worker_heartbeat_timeout="300ms",  # type: ignore[arg-type]
@@ -107,7 +107,7 @@ def write_batches(db: Db, number: int) -> None:
 
 
 def tell(line: str) -> None:
-    # One call, past all buffers: what was told stays told when the process is gone.
+    # One call, past all buffers: the line survives the end of the process.
     os.write(1, f"{line}\n".encode())
 
 

@@ -1,4 +1,4 @@
-"""An eager garbage collector beside everybody else deletes nothing that anybody needs, and leaves little behind.
+"""An eager garbage collector beside writers, readers and clones deletes no needed object, and leaves few unused ones.
 
 `make gc-soak` runs ten minutes and more, a test run some seconds.
 """
@@ -43,7 +43,9 @@ def make_store(kind: str, folder: Path) -> ObjectStore:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("kind", ["memory", "folder", "two-phase"])
-def test_an_eager_collector_beside_everybody_else(kind: str, tmp_path: Path) -> None:
+def test_an_eager_collector_beside_writers_readers_and_clones_deletes_no_needed_object(
+    kind: str, tmp_path: Path
+) -> None:
     soak = Soak(
         make_store(kind, tmp_path), seconds=SECONDS / 3 or 2, seed=int(os.environ.get("GC_SOAK_SEED", "1"))
     )
@@ -57,7 +59,7 @@ def test_an_eager_collector_beside_everybody_else(kind: str, tmp_path: Path) -> 
     print(left)
     assert left["unused manifests"] == 0
     assert left["compactions files"] == 1
-    # What the last compaction had not finished when its database was closed, another may go on with.
+    # Another compactor may continue what the last one had not finished when its database was closed.
     assert left["unused tables"] <= 16
     assert left["unused log files"] == 0
     assert counts["writes"] > 0

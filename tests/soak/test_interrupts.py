@@ -16,7 +16,9 @@ SIGNALS = 100
 
 @pytest.mark.slow
 @pytest.mark.timeout(60 + 20 * ROUNDS)
-def test_interrupts_tear_nothing_lose_nothing_and_jam_nothing(tmp_path: Path) -> None:
+def test_a_writer_interrupted_thousands_of_times_tears_no_batch_loses_no_row_and_never_hangs(
+    tmp_path: Path,
+) -> None:
     tally, chance = Tally(), random.Random()
     for number in range(ROUNDS):
         run_round(tmp_path / str(number), tally, signals=SIGNALS, chance=chance)

@@ -1,4 +1,4 @@
-"""A killed writer loses nothing that it was told is durable. `make crash` runs many rounds, a test run a few."""
+"""A killed writer loses no row that was acknowledged as durable. `make crash` runs many rounds, a test run a few."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ SECONDS = float(os.environ.get("THREADS_SECONDS", "4"))
 @pytest.mark.slow
 @pytest.mark.timeout(120 + 2 * SECONDS)
 @pytest.mark.parametrize("form", ["compiled", "interpreted"])
-def test_threads_see_every_row_they_may_and_no_other(form: str) -> None:
+def test_concurrent_threads_read_every_row_they_must_and_no_other(form: str) -> None:
     program = Path(__file__).with_name("threads.py")
     run = subprocess.run(
         [sys.executable, str(program), str(SECONDS)],

@@ -14,8 +14,8 @@ import time
 from typing import Any
 
 from flagstone.config import Settings
-from flagstone.db.database import Db
 from flagstone.db.open import open_database
+from flagstone.db.writer.database import Db
 from flagstone.kernels import COMPILED
 from flagstone.store.memory import MemoryStore
 from flagstone.write.batch import WriteBatch
@@ -98,7 +98,7 @@ class Stress:
 
 
 def main(seconds: float) -> None:
-    sys.setswitchinterval(1e-5)  # so that threads take turns between any two steps
+    sys.setswitchinterval(1e-5)  # so that threads switch between any two steps
     store = MemoryStore()
     db = open_database("db", store=store, settings=SETTINGS)
     stress = Stress(db, seconds)

@@ -3,7 +3,7 @@
     python kill_session.py FOLDER ROUNDS SEED
 
 Every round kills in each kind of job an executor, or all the Python processes that work for one.
-What the jobs answered goes to FOLDER/report.json; what they left in the databases is judged by who started this.
+The results of the jobs go to FOLDER/report.json; the test that started this checks the databases.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import pyspark
 import flagstone
 import flagstone.spark as fs
 from flagstone.config import CompactionWorkerOptions, CompactorOptions, Settings
-from flagstone.spark.java import wrapped_runtime
+from flagstone.spark.sessions import wrapped_runtime
 
 ROWS: Final = 60_000
 CHANGES: Final = 3_000
@@ -96,7 +96,7 @@ def failed_tasks(spark: Any) -> int:
 def killing(
     spark: Any, job: str, kind: str, when: Callable[[], bool], chance: random.Random
 ) -> Iterator[list[Kill]]:
-    """Kill a process of that kind as soon as `when` says that the job is in the middle of its work."""
+    """Kill a process of that kind as soon as `when` is true: the job is in the middle of its work."""
     kills: list[Kill] = []
     over, before = threading.Event(), failed_tasks(spark)
 
@@ -139,7 +139,7 @@ def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def numbered(spark: Any, text: str) -> Any:
-    """All rows, sorted by key, with values that say where they are from."""
+    """All rows, sorted by key, with values that contain their origin."""
     return spark.range(0, ROWS, 1, 4).selectExpr(
         "cast(concat('k', lpad(cast(id as string), 8, '0')) as binary) as key",
         f"cast(concat('{text} ', id, repeat('.', 80)) as binary) as value",

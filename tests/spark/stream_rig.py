@@ -8,11 +8,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from flagstone.spark.loading import begin_load
-from flagstone.spark.options import Place
-from flagstone.spark.stream_sink import SinkOptions, StreamSink, parse_sink_options
+from flagstone.spark.address import DatabaseAddress
+from flagstone.spark.load.commit import begin_load
+from flagstone.spark.stream.sink import SinkOptions, StreamSink, parse_sink_options
 from flagstone.store.port import ObjectStore
-from spark.load_rig import Cells, batch_of
+from kit.spark_loads import Cells, batch_of
 
 QUERY = "orders"
 MARK = b"\0flagstone/stream/orders"
@@ -31,13 +31,13 @@ def sink_options(folder: Path, **options: str) -> SinkOptions:
 
 def on_store(store: ObjectStore) -> SinkOptions:
     """For a database named `db` on a store that is an object; who left it without a word is not waited for."""
-    options, place = sink_options(Path("db")), Place("db", store=store)  # type: ignore[arg-type]
-    return replace(options, write=replace(options.write, place=place, hand_over_timeout=timedelta(0)))
+    options, address = sink_options(Path("db")), DatabaseAddress("db", store=store)  # type: ignore[arg-type]
+    return replace(options, write=replace(options.write, address=address, hand_over_timeout=timedelta(0)))
 
 
 def run_tasks(options: SinkOptions, *tasks: Iterable[Cells]) -> list[Any]:
     """The messages of the tasks of one micro-batch."""
-    sink = StreamSink(begin_load(options.write.place, owner=options.owner), options)
+    sink = StreamSink(begin_load(options.write.address, owner=options.owner), options)
     return [sink.write(map(batch_of, task)) for task in tasks]
 
 
@@ -46,7 +46,7 @@ def commit(options: SinkOptions, batch_id: int, messages: Sequence[Any]) -> None
 
 
 def run_batch(options: SinkOptions, batch_id: int, *tasks: Iterable[Cells]) -> list[Any]:
-    """A whole micro-batch; where it fails the tables are given up, as Spark does."""
+    """A whole micro-batch; if it fails, its SSTs are deleted, as Spark does."""
     messages = run_tasks(options, *tasks)
     try:
         commit(options, batch_id, messages)

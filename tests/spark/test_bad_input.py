@@ -1,4 +1,4 @@
-"""What a user sees who gives Spark something wrong: an error that says so, before any task where possible."""
+"""Invalid input to Spark raises an error that names it, before any task if possible."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ from pyspark.sql.types import (
 import flagstone
 from flagstone import Admin, InvalidRequest
 from flagstone.spark import sessions
-from flagstone.spark.causes import find_cause, in_task
 from flagstone.spark.datasource import FlagstoneDataSource
+from flagstone.spark.job_control import find_cause, in_task
 from flagstone.spark.options import parse_read_options, parse_write_options
-from flagstone.spark.stream_options import parse_stream_options
+from flagstone.spark.stream.options import parse_stream_options
 from flagstone.store.port import AccessRefused
-from spark.load_rig import QUIET, load, pairs, shown
+from kit.databases import QUIET
+from kit.spark_loads import load, pairs, shown
 
 PLAIN = {"key": BinaryType(), "value": BinaryType()}
 SECRET = "do-not-tell"
@@ -53,17 +54,17 @@ def source(folder: Path, **options: str) -> FlagstoneDataSource:
         (PLAIN, {"key_column": "id"}, "rows need a column 'id'"),
         ({"key": LongType(), "value": BinaryType()}, {}, "'key' is bigint; it must be binary or string"),
         ({"key": BinaryType(), "value": DoubleType()}, {}, "'value' is double; it must be binary or string"),
-        (PLAIN | {"n": IntegerType()}, {}, "columns 'n' have no place in a row"),
+        (PLAIN | {"n": IntegerType()}, {}, "unexpected columns 'n'"),
         (PLAIN | {"op": IntegerType()}, {}, "column 'op' is int; it must be string"),
         (PLAIN | {"ttl_ms": DoubleType()}, {}, "column 'ttl_ms' is double; it must be a whole number"),
         (PLAIN | {"ttl_ms": LongType(), "expires_ms": LongType()}, {}, "keep one of them"),
         (PLAIN, {"key.columns": "id"}, "there is no column 'id'; there are key, value"),
-        (PLAIN, {"key.columns": "key", "value.columns": "key,value"}, "'key' is part of the key"),
+        (PLAIN, {"key.columns": "key", "value.columns": "key,value"}, "'key' is in the key and in the value"),
         (PLAIN, {"key.columns": "key", "value.format": "xml"}, "formats are row, json"),
         (PLAIN, {"value.format": "json"}, r"'value\.format' needs 'key\.columns'"),
-        ({"seq": LongType(), "v": LongType()}, {"key.columns": "seq"}, "'seq' has a meaning of its own"),
-        ({"id": LongType(), "created_ms": LongType()}, {"key.columns": "id"}, "'created_ms' has a meaning"),
-        (PLAIN | {"op": StringType()}, {"key.columns": "key,op"}, "'op' has a meaning of its own"),
+        ({"seq": LongType(), "v": LongType()}, {"key.columns": "seq"}, "'seq' is reserved"),
+        ({"id": LongType(), "created_ms": LongType()}, {"key.columns": "id"}, "'created_ms' is reserved"),
+        (PLAIN | {"op": StringType()}, {"key.columns": "key,op"}, "'op' is reserved"),
         ({"id": ArrayType(LongType()), "v": LongType()}, {"key.columns": "id"}, "id"),
         ({"id": MapType(StringType(), LongType()), "v": LongType()}, {"key.columns": "id"}, "id"),
         (PLAIN, {"max_sst_sise": "1"}, "no option 'max_sst_sise'; did you mean 'max_sst_size'"),
@@ -76,7 +77,7 @@ def source(folder: Path, **options: str) -> FlagstoneDataSource:
         (PLAIN, {"store.fsnyc": "false"}, "folders have no option 'fsnyc'; did you mean 'fsync'"),
     ],
 )
-def test_a_load_that_cannot_work_is_refused_before_it_claims_anything(
+def test_an_invalid_load_is_refused_before_it_claims_the_database(
     tmp_path: Path, columns: dict[str, DataType], options: dict[str, str], told: str
 ) -> None:
     folder = tmp_path / "db"
@@ -87,7 +88,7 @@ def test_a_load_that_cannot_work_is_refused_before_it_claims_anything(
     assert not folder.exists()
 
 
-def test_a_load_that_is_refused_leaves_the_writer_of_the_database_alone(tmp_path: Path) -> None:
+def test_a_refused_load_does_not_fence_the_writer(tmp_path: Path) -> None:
     with flagstone.open(tmp_path / "db", settings=QUIET) as db:
         with pytest.raises(InvalidRequest, match="rows need a column 'value'"):
             source(tmp_path / "db").writer(schema_of({"key": BinaryType()}), overwrite=True)
@@ -106,7 +107,7 @@ def test_a_load_that_is_refused_leaves_the_writer_of_the_database_alone(tmp_path
         ({"as_of": "soon"}, "sequence number, or a time"),
     ],
 )
-def test_a_read_with_an_option_that_makes_no_sense_is_refused(options: dict[str, str], told: str) -> None:
+def test_a_read_with_an_invalid_option_is_refused(options: dict[str, str], told: str) -> None:
     with pytest.raises(InvalidRequest, match=told):
         parse_read_options({"path": "db", **options})
 
@@ -122,13 +123,13 @@ def test_a_read_with_an_option_that_makes_no_sense_is_refused(options: dict[str,
         ({"consumer": "c", "columns": "key"}, "a stream of changes has no option 'columns'"),
     ],
 )
-def test_a_stream_with_an_option_that_makes_no_sense_is_refused(options: dict[str, str], told: str) -> None:
+def test_a_stream_with_an_invalid_option_is_refused(options: dict[str, str], told: str) -> None:
     with pytest.raises(InvalidRequest, match=told):
         parse_stream_options({"path": "db", **options})
 
 
 @pytest.mark.parametrize("address", ["nothing", "file", "folder"])
-def test_a_path_that_is_not_a_database_is_said_to_be_none(tmp_path: Path, address: str) -> None:
+def test_a_path_without_a_database_is_named_in_the_error(tmp_path: Path, address: str) -> None:
     (tmp_path / "file").write_bytes(b"text")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "part-0.parquet").write_bytes(b"PAR1")
@@ -141,7 +142,7 @@ def test_a_path_that_is_not_a_database_is_said_to_be_none(tmp_path: Path, addres
 
 
 def test_addresses_that_no_store_has(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="no store speaks hdfs://"):
+    with pytest.raises(InvalidRequest, match="there is no store for hdfs://"):
         FlagstoneDataSource({"path": "hdfs://name/db"}).schema()
     with pytest.raises(InvalidRequest, match="where is the database"):
         FlagstoneDataSource({}).schema()
@@ -150,7 +151,7 @@ def test_addresses_that_no_store_has(tmp_path: Path) -> None:
         source(tmp_path / "file").writer(schema_of(PLAIN), overwrite=False)
 
 
-def test_rows_that_are_none_are_refused_by_their_task(tmp_path: Path) -> None:
+def test_a_task_refuses_invalid_rows(tmp_path: Path) -> None:
     load(tmp_path / "db", [pairs({b"before": b"here"})])
     nulls = [{"key": pa.array(["a", None, None]), "value": pa.array(["1", "2", "3"])}]
 
@@ -160,7 +161,7 @@ def test_rows_that_are_none_are_refused_by_their_task(tmp_path: Path) -> None:
     assert shown(tmp_path / "db") == {b"before": b"here"}
 
 
-def test_a_stream_read_as_a_table_and_the_other_way_round(tmp_path: Path) -> None:
+def test_a_batch_read_with_a_consumer_and_a_stream_without_one_are_refused(tmp_path: Path) -> None:
     load(tmp_path / "db", [pairs({b"k": b"v"})])
 
     with pytest.raises(InvalidRequest, match=r"'consumer' is for streams: use spark\.readStream"):
@@ -172,20 +173,20 @@ def test_a_stream_read_as_a_table_and_the_other_way_round(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("parse", [parse_read_options, parse_write_options])
-def test_secrets_are_in_no_text_that_options_turn_into(parse: Any) -> None:
+def test_secrets_are_in_no_text_of_options(parse: Any) -> None:
     secrets = {"store.secret_access_key": SECRET, "store.session_token": SECRET, "store.account_key": SECRET}
     options = parse({"path": "s3://bucket/db", **secrets})
 
-    assert SECRET not in repr(options) + str(options) + repr(options.place) + repr(
+    assert SECRET not in repr(options) + str(options) + repr(options.address) + repr(
         pickle.loads(pickle.dumps(options))
     )
-    assert dict(options.place.store_options)["secret_access_key"] == SECRET
+    assert dict(options.address.store_options)["secret_access_key"] == SECRET
     with pytest.raises(InvalidRequest) as caught:
         parse({"path": "s3://bucket/db", **secrets, "nothing": SECRET})
     assert SECRET not in str(caught.value)
 
 
-def test_a_task_that_is_not_let_in_says_that_it_is_a_task() -> None:
+def test_a_task_without_access_names_itself_as_a_task() -> None:
     with (
         pytest.raises(InvalidRequest, match=r"a task on .+ was not let into the store: 403\. The driver was"),
         in_task(),
@@ -195,7 +196,7 @@ def test_a_task_that_is_not_let_in_says_that_it_is_a_task() -> None:
         raise InvalidRequest("nulls")
 
 
-def test_of_errors_that_follow_from_each_other_the_last_one_tells() -> None:
+def test_of_chained_python_errors_the_last_one_is_reported() -> None:
     text = (
         "Traceback (most recent call last):\nflagstone.store.port.AccessRefused: 403\n\nThe above exception was the "
         "direct cause of the following exception:\n\nTraceback (most recent call last):\n"
@@ -213,7 +214,7 @@ def test_of_errors_that_follow_from_each_other_the_last_one_tells() -> None:
         ("ModuleNotFoundError: No module named 'obstore'", "PYSPARK_PYTHON"),
     ],
 )
-def test_a_python_without_the_package_is_what_went_wrong(text: str, told: str) -> None:
+def test_a_worker_without_the_package_is_named_as_the_cause(text: str, told: str) -> None:
     found = find_cause(
         f"An exception was thrown from the Python worker:\nTraceback (most recent call last):\n{text}"
     )

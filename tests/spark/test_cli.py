@@ -20,16 +20,9 @@ import flagstone
 from flagstone import Admin
 from flagstone.cli.main import app
 from golden.corpus import DATA
-from interop.conftest import Wheel
-from spark.load_rig import QUIET, shown
-
-SPARK = [pytest.mark.slow, pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
-
-
-def on_spark(test: Any) -> Any:
-    for mark in SPARK:
-        test = mark(test)
-    return test
+from kit.databases import QUIET
+from kit.fixtures import Wheel
+from kit.spark_loads import on_spark, shown
 
 
 def cli(database: Path, *arguments: str) -> Result:
@@ -48,7 +41,7 @@ def shop(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["run-worker", "compact", "verify"])
-def test_without_pyspark_it_is_said_how_to_get_it(
+def test_without_pyspark_the_error_says_how_to_install_it(
     shop: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyspark.sql", None)
@@ -58,7 +51,7 @@ def test_without_pyspark_it_is_said_how_to_get_it(
     assert "pip install 'flagstone[spark]'" in line
 
 
-def test_without_java_it_is_said_what_is_missing(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_java_the_error_says_what_is_missing(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", "/no/such/java")
     done = cli(shop, "run-worker", "--spark")
     assert done.exit_code == 2
@@ -75,7 +68,7 @@ def test_without_java_it_is_said_what_is_missing(shop: Path, monkeypatch: pytest
         (["verify", "--spark", "--spark-conf", "master=local"], "not NAME=VALUE"),
     ],
 )
-def test_settings_that_are_none_are_refused_before_spark_starts(
+def test_invalid_spark_settings_are_refused_before_spark_starts(
     shop: Path, arguments: list[str], told: str
 ) -> None:
     done = cli(shop, *arguments)
@@ -84,7 +77,7 @@ def test_settings_that_are_none_are_refused_before_spark_starts(
 
 
 @on_spark
-def test_a_compaction_and_a_verification_by_spark(
+def test_compact_and_verify_run_on_spark(
     spark: Any, shop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
@@ -93,8 +86,8 @@ def test_a_compaction_and_a_verification_by_spark(
         assert command in ("compact", "verify")
         yield spark
 
-    monkeypatch.setattr("flagstone.cli.compactors.spark_session", shared)
-    monkeypatch.setattr("flagstone.cli.verification.spark_session", shared)
+    monkeypatch.setattr("flagstone.cli.compaction.spark_session", shared)
+    monkeypatch.setattr("flagstone.cli.databases.spark_session", shared)
     before, by_spark = shown(shop), ("--spark", "--spark-conf", "spark.x=1", "--json")
 
     done = cli(shop, "compact", "--full", *by_spark)
@@ -119,7 +112,7 @@ def test_a_compaction_and_a_verification_by_spark(
 @pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_a_worker_on_spark_serves_the_coordinator_of_the_wheel_until_it_is_told_to_end(
+def test_a_worker_on_spark_runs_the_jobs_of_the_wheels_coordinator_until_it_gets_a_signal(
     wheel: Wheel, tmp_path: Path
 ) -> None:
     wheel.hold(str(tmp_path), "db", coordinator={})

@@ -17,8 +17,9 @@ from flagstone import Admin, CorruptData, InvalidRequest
 from flagstone.config import CompactionWorkerOptions, CompactorOptions
 from flagstone.runtime.pool import IoPool
 from flagstone.runtime.sync import Event
-from flagstone.spark.compaction import compact, run_worker
-from spark.load_rig import QUIET, shown
+from flagstone.spark.jobs.compaction import compact, run_worker
+from kit.databases import QUIET
+from kit.spark_loads import shown
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 
@@ -79,7 +80,7 @@ def test_a_full_compaction_equals_the_local_one_row_for_row(
     assert not Admin(ours).verify().findings
 
 
-def test_what_goes_wrong_in_a_task_reaches_the_caller(spark: Any, tmp_path: Path) -> None:
+def test_an_error_of_a_compaction_task_is_raised_to_the_caller(spark: Any, tmp_path: Path) -> None:
     folder = tmp_path / "db"
     with flagstone.open(folder, settings=QUIET) as db:
         db.put(b"a", b"1")
@@ -95,11 +96,9 @@ def test_what_goes_wrong_in_a_task_reaches_the_caller(spark: Any, tmp_path: Path
         compact(spark, tmp_path / "nothing")
 
 
-def test_a_worker_that_is_told_to_stop_gives_its_job_back_and_leaves_at_once(
-    spark: Any, tmp_path: Path
-) -> None:
+def test_a_stopped_worker_releases_its_job_and_ends_at_once(spark: Any, tmp_path: Path) -> None:
     class Latest:
-        """Travels to the tasks with its code. When slow, it would take minutes for what is there."""
+        """Is pickled to the tasks with its code. With a pause it takes minutes for the rows of the test."""
 
         def __init__(self, pause_s: float) -> None:
             self.pause_s = pause_s
@@ -142,7 +141,7 @@ def test_a_worker_that_is_told_to_stop_gives_its_job_back_and_leaves_at_once(
     assert not spark.sparkContext.statusTracker().getActiveJobsIds()
 
 
-def test_a_job_of_the_wheels_coordinator_is_done_by_spark_and_committed_by_the_wheel(
+def test_spark_runs_a_job_of_the_wheels_coordinator_and_the_wheel_commits_it(
     spark: Any, wheel: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "flagstone.spark")

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from flagstone.spark.java import wrapped_runtime
-from flagstone.spark.loading import begin_load
-from spark.load_rig import batch_of, pairs, shown, write_options
+from flagstone.spark.load.commit import begin_load
+from flagstone.spark.sessions import wrapped_runtime
+from kit.spark_loads import batch_of, pairs, shown, write_options
 
 CLIENT = Path(__file__).with_name("connect_client.py")
 
@@ -24,7 +24,7 @@ CLIENT = Path(__file__).with_name("connect_client.py")
 @pytest.mark.skipif(
     "SPARK_CONNECT" not in os.environ, reason="takes a minute: set SPARK_CONNECT=1, or `make spark-long`"
 )
-def test_load_read_stream_and_compaction_through_a_remote_session(tmp_path: Path) -> None:
+def test_load_read_stream_and_compaction_work_through_a_remote_session(tmp_path: Path) -> None:
     # A process of its own: a process is either a client of Spark Connect or has a Spark of its own.
     # SPARK_TESTING has the server choose a free port, and the client ask for it.
     environment = {
@@ -57,12 +57,12 @@ def test_load_read_stream_and_compaction_through_a_remote_session(tmp_path: Path
     assert len(shown(tmp_path / "shop")) == 1000
 
 
-def test_a_client_elsewhere_gets_no_receipt_and_the_load_is_committed_all_the_same(tmp_path: Path) -> None:
+def test_a_client_on_another_machine_gets_no_load_report_and_the_load_is_committed(tmp_path: Path) -> None:
     from flagstone.spark.datasource import FlagstoneWriter
 
     folder = tmp_path / "db"
     options = write_options(folder, receipt="/of/another/machine/receipt.json")
-    writer = FlagstoneWriter(begin_load(options.place), options, overwrite=False)
+    writer = FlagstoneWriter(begin_load(options.address), options, overwrite=False)
 
     writer.commit([writer.write(iter([batch_of(pairs({b"k": b"v"}))]))])
 

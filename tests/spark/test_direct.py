@@ -12,27 +12,20 @@ import pytest
 import flagstone
 from flagstone import Admin, CorruptData, Settings
 from flagstone.config import CompactionWorkerOptions, CompactorOptions
-from flagstone.spark.direct import only_source
 from flagstone.spark.options import parse_read_options
-from flagstone.spark.reading import FlagstoneReader, pin
-from flagstone.spark.schema import read_schema
+from flagstone.spark.row_mapping import read_schema
+from flagstone.spark.scan import FlagstoneReader, hold_checkpoint, only_source
 from flagstone.store.paths import DbPaths
 from flagstone.types import KeyRange
-from spark.load_rig import QUIET, load, pairs
+from kit.databases import QUIET, Append
+from kit.spark_loads import load, pairs
 
 COLUMNS = ("key", "value", "seq", "created_ms", "expires_ms")
 
 
-class Appending:
-    """A merge operator that tasks can import."""
-
-    def merge(self, key: bytes, existing: bytes | None, operand: bytes) -> bytes:
-        return (existing or b"") + operand
-
-
 def read(folder: Path, **options: str) -> list[tuple[Any, ...]]:
     chosen = {"path": str(folder), "columns": ",".join(COLUMNS), **options}
-    reader = FlagstoneReader(pin(parse_read_options(chosen)), read_schema(COLUMNS))
+    reader = FlagstoneReader(hold_checkpoint(parse_read_options(chosen)), read_schema(COLUMNS))
     return [
         tuple(row[name] for name in COLUMNS)
         for part in reader.partitions()
@@ -54,11 +47,11 @@ def is_alone(folder: Path) -> bool:
 @pytest.mark.slow
 @pytest.mark.parametrize("codec", [None, "Lz4"])
 @pytest.mark.parametrize("partitions", ["1", "4"])
-def test_versions_deletions_expiry_and_operands_are_treated_alike(
+def test_the_fast_path_returns_the_same_rows_as_the_merging_path(
     tmp_path: Path, codec: Any, partitions: str
 ) -> None:
     folder, chance = tmp_path / "db", random.Random(11)
-    db = flagstone.open(folder, settings=QUIET, merge_operator=Appending())
+    db = flagstone.open(folder, settings=QUIET, merge_operator=Append())
     held = []
     for turn in range(4):
         for _ in range(600):
@@ -77,22 +70,22 @@ def test_versions_deletions_expiry_and_operands_are_treated_alike(
         held.append(db.snapshot())  # its versions are kept
         db.flush()
     work = CompactionWorkerOptions(max_sst_size=30_000, compression_codec=codec)
-    Admin(folder).compact(full=True, options=CompactorOptions(worker=work), merge_operator=Appending())
+    Admin(folder).compact(full=True, options=CompactorOptions(worker=work), merge_operator=Append())
     for snapshot in held:
         snapshot.close()
     db.close()
     assert is_alone(folder)
-    operator = {"merge_operator": f"{Appending.__module__}:Appending"}
+    operator = {"merge_operator": f"{Append.__module__}:Append"}
 
-    assert read(folder, partitions=partitions, **operator) == scanned(folder, merge_operator=Appending())
+    assert read(folder, partitions=partitions, **operator) == scanned(folder, merge_operator=Append())
     assert read(folder, include_expired="true", **operator) == scanned(
-        folder, include_expired=True, merge_operator=Appending()
+        folder, include_expired=True, merge_operator=Append()
     )
-    middle = [row for row in scanned(folder, merge_operator=Appending()) if b"k02" <= row[0] < b"k05"]
+    middle = [row for row in scanned(folder, merge_operator=Append()) if b"k02" <= row[0] < b"k05"]
     assert read(folder, start="k02", stop="k05", **operator) == middle
 
 
-def test_a_range_may_have_one_source_where_the_database_has_several(tmp_path: Path) -> None:
+def test_a_range_covered_by_one_sst_uses_the_fast_path(tmp_path: Path) -> None:
     folder = tmp_path / "db"
     load(folder, [pairs({b"a%d" % number: b"1" for number in range(9)})])
     load(folder, [pairs({b"b%d" % number: b"2" for number in range(9)} | {b"a5": b"2"})])
@@ -108,7 +101,7 @@ def test_a_range_may_have_one_source_where_the_database_has_several(tmp_path: Pa
         assert read(folder, partitions=partitions) == scanned(folder)
 
 
-def test_damage_is_told_with_the_name_of_the_object(tmp_path: Path) -> None:
+def test_a_damaged_sst_raises_corrupt_data_with_its_path(tmp_path: Path) -> None:
     folder = tmp_path / "db"
     load(folder, [pairs({b"k%d" % number: b"v" * 50 for number in range(900)})])
     [table] = (folder / "compacted").iterdir()

@@ -14,7 +14,8 @@ import pytest
 import flagstone
 from flagstone import Admin, Closed, InvalidRequest
 from flagstone.spark import bulk_load
-from spark.load_rig import QUIET, shown
+from kit.databases import QUIET
+from kit.spark_loads import shown
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 
@@ -42,7 +43,7 @@ def loaded(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_wheel_opens_what_was_loaded_and_random_gets_agree(loaded: Path, wheel: Any) -> None:
+def test_the_wheel_opens_a_loaded_database_and_random_gets_agree(loaded: Path, wheel: Any) -> None:
     keys = random.Random(7).sample(sorted(ROWS), 500)
 
     assert wheel.get_many(str(loaded.parent), loaded.name, [*keys, b"absent"]) == [
@@ -53,7 +54,7 @@ def test_the_wheel_opens_what_was_loaded_and_random_gets_agree(loaded: Path, whe
     assert not Admin(loaded).verify().findings
 
 
-def test_a_plain_write_of_rows_in_no_order_is_one_commit(rows: Any, tmp_path: Path) -> None:
+def test_a_write_of_unsorted_rows_is_one_commit(rows: Any, tmp_path: Path) -> None:
     folder = tmp_path / "db"
 
     rows.write.format("flagstone").mode("append").save(str(folder))
@@ -97,7 +98,7 @@ def test_a_frame_reads_back_with_filters_pushed_to_the_store(spark: Any, loaded:
     assert some.count() == 2
 
 
-def test_one_frame_shows_one_moment_and_a_view_has_all_columns(spark: Any, tmp_path: Path) -> None:
+def test_one_frame_shows_one_state_and_a_view_has_all_columns(spark: Any, tmp_path: Path) -> None:
     folder = tmp_path / "db"
     with flagstone.open(folder, settings=QUIET) as db:
         db.put(b"a", b"1")
@@ -114,7 +115,7 @@ def test_one_frame_shows_one_moment_and_a_view_has_all_columns(spark: Any, tmp_p
     assert [(row.key, row.seq) for row in found] == [("a", 1), ("b", 2)]
 
 
-def test_a_new_session_finds_the_source_by_itself(spark: Any, loaded: Path) -> None:
+def test_a_new_session_finds_the_data_source_without_registration(spark: Any, loaded: Path) -> None:
     other = spark.newSession()
     other.conf.set("spark.sql.python.filterPushdown.enabled", "false")
 
@@ -123,7 +124,7 @@ def test_a_new_session_finds_the_source_by_itself(spark: Any, loaded: Path) -> N
     assert frame.where("key < cast('k000010' as binary)").count() == 10
 
 
-def test_a_task_that_fails_fails_the_load_and_nothing_is_visible(spark: Any, tmp_path: Path) -> None:
+def test_a_failing_task_fails_the_load_and_nothing_is_visible(spark: Any, tmp_path: Path) -> None:
     folder = tmp_path / "db"
     with flagstone.open(folder, settings=QUIET) as db:
         db.put(b"before", b"here")
@@ -153,10 +154,10 @@ def test_a_task_that_fails_fails_the_load_and_nothing_is_visible(spark: Any, tmp
     assert len(list((folder / "compacted").iterdir())) == 2
 
 
-def test_bad_input_is_refused_before_any_task_runs(spark: Any, loaded: Path, tmp_path: Path) -> None:
+def test_invalid_input_is_refused_before_any_task_runs(spark: Any, loaded: Path, tmp_path: Path) -> None:
     frame = spark.createDataFrame([(b"k", b"v", 1)], "key binary, value binary, n int")
     new = tmp_path / "new"
-    with pytest.raises(InvalidRequest, match="'n' have no place"):
+    with pytest.raises(InvalidRequest, match="unexpected columns 'n'"):
         bulk_load(frame, new)
     with pytest.raises(InvalidRequest, match="rows need a column 'id'"):
         bulk_load(frame.drop("n"), new, key="id")
@@ -190,7 +191,7 @@ def test_order_by_decides_which_of_several_rows_is_loaded(spark: Any, tmp_path: 
     assert shown(folder) == {b"a": b"new", b"b": b"only"}
 
 
-def test_a_writer_that_opens_meanwhile_wins(spark: Any, tmp_path: Path) -> None:
+def test_a_writer_that_opens_during_a_load_fences_it(spark: Any, tmp_path: Path) -> None:
     folder = tmp_path / "db"
     path = str(folder)
 

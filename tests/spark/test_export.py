@@ -11,31 +11,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 import flagstone
 from flagstone import Admin, InvalidRequest
-from flagstone.spark.export_plan import (
+from flagstone.spark.address import DatabaseAddress
+from flagstone.spark.jobs.export import (
     check_apart,
-    check_structured,
-    check_writing,
+    check_choice,
+    check_mapped,
     plan_encodings,
     plan_schema,
 )
-from flagstone.spark.options import Place
-from spark.load_rig import QUIET, shown
-
-SPARK = [pytest.mark.slow, pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
-
-
-def on_spark(test: Any) -> Any:
-    for mark in SPARK:
-        test = mark(test)
-    return test
+from flagstone.spark.row_mapping import read_schema
+from kit.databases import QUIET
+from kit.spark_loads import on_spark, shown
 
 
 @pytest.fixture
 def shop(tmp_path: Path) -> dict[bytes, bytes]:
-    """At tmp_path/shop: keys and values of all bytes, empty values, tables and a log; what it shows."""
+    """At tmp_path/shop: keys and values of all bytes, empty values, SSTs and a WAL; returns its rows."""
     chance, model = random.Random(5), dict[bytes, bytes]()
     with flagstone.open(tmp_path / "shop", settings=QUIET) as db:
         for number in range(600):
@@ -56,7 +51,7 @@ def shop(tmp_path: Path) -> dict[bytes, bytes]:
     ("form", "encoding"),
     [("orc", None), ("json", "hex"), ("csv", "base64")],
 )
-def test_what_was_exported_loads_into_the_same_database(
+def test_an_export_loads_into_an_equal_database(
     spark: Any, tmp_path: Path, shop: dict[bytes, bytes], form: str, encoding: Any
 ) -> None:
     from pyspark.sql import functions as F  # noqa: N812
@@ -92,7 +87,7 @@ def test_what_was_exported_loads_into_the_same_database(
 
 
 @on_spark
-def test_texts_stay_texts_and_bytes_that_are_none_are_refused(spark: Any, tmp_path: Path) -> None:
+def test_texts_are_exported_as_texts_and_invalid_utf8_is_refused(spark: Any, tmp_path: Path) -> None:
     from flagstone.spark import export
 
     with flagstone.open(tmp_path / "shop", settings=QUIET) as db:
@@ -128,7 +123,7 @@ def test_texts_stay_texts_and_bytes_that_are_none_are_refused(spark: Any, tmp_pa
 
 
 @on_spark
-def test_ordinary_columns_come_back_with_their_types(spark: Any, tmp_path: Path) -> None:
+def test_exported_columns_are_read_back_with_their_types(spark: Any, tmp_path: Path) -> None:
     from flagstone.spark import bulk_load, export
 
     orders = spark.createDataFrame(
@@ -157,7 +152,7 @@ def test_ordinary_columns_come_back_with_their_types(spark: Any, tmp_path: Path)
 
 
 @on_spark
-def test_an_export_shows_the_moment_and_the_keys_that_were_asked_for(
+def test_an_export_contains_the_requested_state_and_keys(
     spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     from flagstone.spark import export
@@ -189,7 +184,7 @@ def test_an_export_shows_the_moment_and_the_keys_that_were_asked_for(
 
 
 @on_spark
-def test_what_is_at_the_target_is_kept_unless_told_otherwise(
+def test_an_existing_target_is_kept_unless_overwrite_is_given(
     spark: Any, tmp_path: Path, shop: dict[bytes, bytes]
 ) -> None:
     from flagstone.spark import export
@@ -220,32 +215,34 @@ def test_what_is_at_the_target_is_kept_unless_told_otherwise(
         ("s3a://bucket/files", True),
     ],
 )
-def test_files_never_get_among_the_objects_of_the_database(tmp_path: Path, target: str, apart: bool) -> None:
-    place = Place(str(tmp_path / "shop"))
+def test_the_target_of_an_export_must_be_outside_of_the_database(
+    tmp_path: Path, target: str, apart: bool
+) -> None:
+    address = DatabaseAddress(str(tmp_path / "shop"))
     if apart:
-        check_apart(place, target.format(tmp_path))
+        check_apart(address, target.format(tmp_path))
         return
-    with pytest.raises(InvalidRequest, match="apart"):
-        check_apart(place, target.format(tmp_path))
+    with pytest.raises(InvalidRequest, match="overlaps the database"):
+        check_apart(address, target.format(tmp_path))
 
 
-def test_a_bucket_is_the_same_under_the_names_of_spark() -> None:
-    place = Place("s3://bucket/shop", store_options={"region": "eu-central-1"})
-    check_apart(place, "s3a://bucket/shop-files")
-    check_apart(place, "s3a://other/shop")
-    check_apart(place, "hdfs://bucket/shop")
+def test_bucket_urls_of_spark_address_the_same_bucket() -> None:
+    address = DatabaseAddress("s3://bucket/shop", store_options={"region": "eu-central-1"})
+    check_apart(address, "s3a://bucket/shop-files")
+    check_apart(address, "s3a://other/shop")
+    check_apart(address, "hdfs://bucket/shop")
     for target in ("s3a://bucket/shop", "s3://bucket/shop/files", "s3a://bucket"):
-        with pytest.raises(InvalidRequest, match="apart"):
-            check_apart(place, target)
+        with pytest.raises(InvalidRequest, match="overlaps the database"):
+            check_apart(address, target)
 
 
-def test_what_cannot_be_written_is_refused_with_the_nearest_that_can() -> None:
+def test_an_unsupported_format_is_refused_with_the_nearest_supported_one() -> None:
     with pytest.raises(InvalidRequest, match="did you mean 'parquet'"):
-        check_writing("parkett", "error")
-    with pytest.raises(InvalidRequest, match="there are parquet, orc"):
-        check_writing("zzz", "error")
+        check_choice("format", "parkett", ("parquet", "orc"))
+    with pytest.raises(InvalidRequest, match="it has orc, parquet"):
+        check_choice("format", "zzz", ("parquet", "orc"))
     with pytest.raises(InvalidRequest, match="did you mean 'overwrite'"):
-        check_writing("csv", "overwrit")
+        check_choice("mode", "overwrit", ("error", "append", "overwrite"))
     with pytest.raises(InvalidRequest, match="did you mean 'value'"):
         plan_encodings("csv", ("key", "valu"), key_as=None, value_as=None)
     with pytest.raises(InvalidRequest, match="did you mean 'base64'"):
@@ -253,19 +250,22 @@ def test_what_cannot_be_written_is_refused_with_the_nearest_that_can() -> None:
     with pytest.raises(InvalidRequest, match="csv has no bytes"):
         plan_encodings("csv", ("key",), key_as="binary", value_as=None)
     with pytest.raises(InvalidRequest, match="need types"):
-        check_structured(["a"], None, ("key", "value"), (None, None))
+        check_mapped(["a"], None, ("key", "value"), (None, None))
     with pytest.raises(InvalidRequest, match="leave out key_as"):
-        check_structured(["a"], "a long", ("key", "value"), ("hex", None))
+        check_mapped(["a"], "a long", ("key", "value"), ("hex", None))
     with pytest.raises(InvalidRequest, match="columns are those of the schema"):
-        check_structured(["a"], "a long", ("key",), (None, None))
+        check_mapped(["a"], "a long", ("key",), (None, None))
 
 
-def test_bytes_stay_bytes_unless_the_format_has_none() -> None:
+def test_bytes_are_exported_as_bytes_if_the_format_supports_them() -> None:
     assert plan_encodings("orc", ("key", "seq"), key_as=None, value_as=None) == {"key": "binary"}
     assert plan_encodings("csv", ("value",), key_as=None, value_as=None) == {"value": "base64"}
     mixed = plan_encodings("csv", ("key", "value"), key_as="utf8", value_as="hex")
-    assert (
-        plan_schema(("seq", "key", "value"), mixed)
-        == "seq long not null, key string not null, value binary not null"
+    assert plan_schema(("seq", "key", "value"), mixed) == StructType(
+        [
+            StructField("seq", LongType(), nullable=False),
+            StructField("key", StringType(), nullable=False),
+            StructField("value", BinaryType(), nullable=False),
+        ]
     )
-    assert plan_schema(("key",), {"key": "binary"}) is None
+    assert plan_schema(("key",), {"key": "binary"}) == read_schema(("key",))

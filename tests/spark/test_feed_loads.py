@@ -1,4 +1,4 @@
-"""Feeds of a database that is loaded in both ways: a copy made of changes is the database, whatever happens."""
+"""Feeds of a database with both kinds of loads: a copy made from changes equals the database."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import flagstone
-import flagstone.spark.hand_over
+import flagstone.spark.load.request
 from flagstone import Admin, ChangeFeed, InvalidRequest
+from flagstone.changes.change import Change
+from flagstone.loads.request import is_writer_announced
 from flagstone.lsm.operators import Concatenate
-from flagstone.metadata.hand_over import held_marks, is_writer_announced
+from flagstone.metadata.annotations import held_loads
 from flagstone.metadata.stores import ManifestStore
-from flagstone.spark.loading import begin_load, commit_load
-from flagstone.spark.options import Place, parse_write_options
-from flagstone.spark.plan import open_store
-from flagstone.spark.tables import write_tables
+from flagstone.spark.address import DatabaseAddress, open_store
+from flagstone.spark.load.commit import begin_load, commit_load
+from flagstone.spark.load.task import write_ssts
+from flagstone.spark.options import parse_write_options
 from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.testing.faults import Crashed, Fault, FaultyStore
 from flagstone.types import Ulid
-from flagstone.wal.changes import Change
-from spark.load_rig import QUIET, batch_of
+from kit.databases import QUIET, apply_change
+from kit.spark_loads import batch_of
 
-LIVE = replace(
-    QUIET, manifest_poll_interval=timedelta(milliseconds=20), l0_max_ssts=1000, l0_max_ssts_per_key=1000
+LIVE = QUIET.replace(
+    manifest_poll_interval=timedelta(milliseconds=20), l0_max_ssts=1000, l0_max_ssts_per_key=1000
 )
 Rows = Mapping[bytes, bytes | None]
 """None deletes; a value that begins with + is merged."""
@@ -42,11 +44,11 @@ Rows = Mapping[bytes, bytes | None]
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flagstone.spark.hand_over, "_LOOK_S", 0.01)
+    monkeypatch.setattr(flagstone.spark.load.request, "_LOOK_S", 0.01)
 
 
 class Copy:
-    """What a consumer makes of the changes, and how many rows of each number it was given."""
+    """The rows that a consumer builds from the changes, and the changes it got."""
 
     def __init__(self) -> None:
         self.rows: dict[bytes, bytes] = {}
@@ -54,13 +56,7 @@ class Copy:
 
     def apply(self, change: Change) -> None:
         self.given.append((change.seq, change.key))
-        match change.op:
-            case "put":
-                self.rows[change.key] = change.value or b""
-            case "delete":
-                self.rows.pop(change.key, None)
-            case _:
-                self.rows[change.key] = self.rows.get(change.key, b"") + (change.value or b"")
+        apply_change(self.rows, change)
 
     def consume(self, feed: ChangeFeed, *, limit: int | None = None) -> None:
         if feed.snapshot is not None:
@@ -80,7 +76,7 @@ class World:
     def __init__(self) -> None:
         # By an address: what a load opens for itself finds it, too.
         self.path = f"memory://feed-loads-{next(self._names)}/db"
-        self.store, _ = open_store(Place(self.path))
+        self.store, _ = open_store(DatabaseAddress(self.path))
         self.manifests = ManifestStore(self.store, DbPaths("db"))
         self.copy = Copy()
         self.db = self.open()
@@ -98,7 +94,7 @@ class World:
         """A load in one of the two ways; the database is open before and after it."""
         if not handed_over:
             self.db.close()
-        seq = load_into(Place(self.path), rows, replaces_all=replaces_all)
+        seq = load_into(DatabaseAddress(self.path), rows, replaces_all=replaces_all)
         if not handed_over:
             self.db = self.open()
         return seq
@@ -111,7 +107,7 @@ class World:
     def collect(self) -> None:
         Admin(self.path).collect_garbage(min_age=timedelta())
         # A writer looks more often than manifests are collected where ages are what they should be.
-        self.db._engine.refresh()
+        self.db._engine.manifest.refresh()
 
     @property
     def tables(self) -> set[Ulid]:
@@ -119,17 +115,17 @@ class World:
         return {table_id for table_id in found if table_id is not None}
 
 
-def load_into(place: Place, rows: Rows, *, replaces_all: bool = False) -> int:
-    options = replace(parse_write_options({"path": place.path}), place=place)
+def load_into(address: DatabaseAddress, rows: Rows, *, replaces_all: bool = False) -> int:
+    options = replace(parse_write_options({"path": address.path}), address=address)
     listed = list(rows.items())
-    plan = begin_load(place)
+    plan = begin_load(address)
     made = []
     for part in (listed[::2], listed[1::2]):
         ops = [
             "delete" if value is None else "merge" if value.startswith(b"+") else "put" for _, value in part
         ]
         cells = {"key": [key for key, _ in part], "value": [value or b"" for _, value in part], "op": ops}
-        made += write_tables([batch_of(cells)], plan, options) if part else []
+        made += write_ssts([batch_of(cells)], plan, options) if part else []
     return commit_load(plan, options, made, replaces_all=replaces_all).seq
 
 
@@ -141,7 +137,7 @@ def world() -> Iterator[World]:
 
 
 @pytest.mark.parametrize("handed_over", [False, True])
-def test_a_feed_goes_on_through_a_load(world: World, *, handed_over: bool) -> None:
+def test_a_feed_gets_the_rows_of_a_load_between_changes(world: World, *, handed_over: bool) -> None:
     world.db.put(b"a", b"1", await_durable=True)
     world.db.put(b"gone", b"soon", await_durable=True)
     feed = world.feed()
@@ -163,7 +159,7 @@ def test_a_feed_goes_on_through_a_load(world: World, *, handed_over: bool) -> No
     assert len(world.copy.given) == len(set(world.copy.given))
 
 
-def test_the_first_thing_that_ever_happens_is_a_load(world: World) -> None:
+def test_a_feed_of_a_database_that_starts_with_a_load_gets_its_rows(world: World) -> None:
     feed = world.feed()
     world.copy.consume(feed)
     first = world.load({b"a": b"1"})
@@ -174,7 +170,7 @@ def test_the_first_thing_that_ever_happens_is_a_load(world: World) -> None:
     assert world.copy.given == [(first, b"a"), (second, b"b")]
 
 
-def test_an_event_loop_gets_loads_as_well(world: World) -> None:
+def test_an_async_feed_gets_loads(world: World) -> None:
     async def consume() -> list[Change]:
         async with flagstone.aio.open_feed(world.path, "async") as feed:
             await feed.copied()
@@ -194,9 +190,7 @@ def test_an_event_loop_gets_loads_as_well(world: World) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("handed_over", [False, True])
-def test_a_load_is_kept_for_a_feed_that_is_away_and_let_go_afterwards(
-    world: World, *, handed_over: bool
-) -> None:
+def test_a_load_is_kept_until_a_stopped_feed_has_read_it(world: World, *, handed_over: bool) -> None:
     with world.feed() as feed:
         world.copy.consume(feed)
     seq = world.load({b"k%d" % number: b"v" for number in range(10)}, handed_over=handed_over)
@@ -205,15 +199,15 @@ def test_a_load_is_kept_for_a_feed_that_is_away_and_let_go_afterwards(
     world.compact()
     forget_other_checkpoints(world, loaded=True)
     world.collect()
-    (held,) = held_marks(world.manifests.require_latest().value)
-    assert (held.mark.seq, held.checkpoint.expires_s) == (seq, None)
+    (held,) = held_loads(world.manifests.require_latest().value)
+    assert (held.record.seq, held.checkpoint.expires_s) == (seq, None)
     assert loaded <= world.tables
 
     with world.feed() as feed:
         world.copy.consume(feed)
 
     assert world.copy.rows == dict(world.db.scan())
-    (held,) = held_marks(world.manifests.require_latest().value)
+    (held,) = held_loads(world.manifests.require_latest().value)
     assert held.checkpoint.expires_s is not None, "now it ends with its quarter of an hour"
     forget_other_checkpoints(world, loaded=False)
     world.collect()
@@ -228,16 +222,16 @@ def forget_other_checkpoints(world: World, *, loaded: bool) -> None:
 
 
 @pytest.mark.parametrize("handed_over", [False, True])
-def test_an_overwriting_load_is_told_as_what_it_is(world: World, *, handed_over: bool) -> None:
+def test_an_overwriting_load_raises_in_a_feed(world: World, *, handed_over: bool) -> None:
     world.db.put(b"a", b"1", await_durable=True)
     feed = world.feed()
     world.copy.consume(feed)
     before = world.manifests.require_latest().value
     world.load({b"b": b"2"}, handed_over=handed_over, replaces_all=True)
 
-    with pytest.raises(InvalidRequest, match=r"replaced everything .* begin anew with a copy"):
+    with pytest.raises(InvalidRequest, match=r"replaced everything .* start over with a copy"):
         world.copy.consume(feed)
-    (held,) = held_marks(world.manifests.require_latest().value)
+    (held,) = held_loads(world.manifests.require_latest().value)
     replaced = world.manifests.load(held.checkpoint.manifest_id)
     assert replaced.ssts.keys() >= before.ssts.keys(), "for readers of what was there"
     feed.release()
@@ -255,10 +249,10 @@ def test_a_crash_right_after_the_commit_of_a_load_changes_nothing_for_feeds(effe
         copy = Copy()
         copy.consume(feed)
     faulty = FaultyStore(store)
-    place = Place("db", store=faulty)  # type: ignore[arg-type]
-    options = replace(parse_write_options({"path": "db"}), place=place)
-    plan = begin_load(place)
-    made = write_tables([batch_of({"key": [b"b"], "value": [b"2"]})], plan, options)
+    address = DatabaseAddress("db", store=faulty)  # type: ignore[arg-type]
+    options = replace(parse_write_options({"path": "db"}), address=address)
+    plan = begin_load(address)
+    made = write_ssts([batch_of({"key": [b"b"], "value": [b"2"]})], plan, options)
     faulty.faults.append(Fault(op="put_if_absent", path="db/manifest/*", effect=effect))
     if effect == "crash_after":
         with pytest.raises(Crashed):
@@ -300,7 +294,7 @@ STEPS = st.one_of(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(steps=st.lists(STEPS, max_size=12))
-def test_a_copy_made_of_changes_is_the_database(steps: list[tuple[str, Rows]]) -> None:
+def test_a_copy_made_from_changes_and_loads_equals_the_database(steps: list[tuple[str, Rows]]) -> None:
     world = World()
     feed = world.feed()
     world.copy.consume(feed)
@@ -354,7 +348,7 @@ def perform(world: World, step: str, rows: Rows) -> None:
 
 
 @pytest.mark.slow
-def test_writer_loads_collector_and_consumers_at_once(world: World) -> None:
+def test_consumers_beside_a_writer_loads_and_a_collector_miss_no_change(world: World) -> None:
     done = Event()
     copies = [Copy(), Copy()]
     failures: list[BaseException] = []
@@ -380,7 +374,7 @@ def test_writer_loads_collector_and_consumers_at_once(world: World) -> None:
             copies[number].consume(feed, limit=7)
 
     def collect() -> None:
-        # Not manifests: whoever looks at them every few milliseconds counts on their being there for a minute.
+        # Not manifests: a writer that polls every few milliseconds relies on them for a minute.
         Admin(world.path).collect_garbage(kinds=["wal", "compacted"], min_age=timedelta())
         done.wait(0.01)
 
@@ -408,14 +402,14 @@ def test_writer_loads_collector_and_consumers_at_once(world: World) -> None:
         assert set(seqs) & set(given)
 
 
-def test_the_wheel_opens_a_database_with_a_load_that_is_kept(tmp_path: Path, wheel: Any) -> None:
+def test_the_wheel_opens_a_database_with_a_kept_load(tmp_path: Path, wheel: Any) -> None:
     folder = tmp_path / "db"
     with flagstone.open(folder, settings=QUIET) as db:
         db.put(b"a", b"1")
     with flagstone.open_feed(folder, "copy") as feed:
         copy = Copy()
         copy.consume(feed)
-    load_into(Place(str(folder)), {b"b": b"2"})
+    load_into(DatabaseAddress(str(folder)), {b"b": b"2"})
 
     assert wheel.scan(str(folder.parent), folder.name) == {b"a": b"1", b"b": b"2"}
     wheel.apply(str(folder.parent), folder.name, [("put", b"c", b"3")])
@@ -438,8 +432,8 @@ def test_the_wheels_collector_keeps_the_rows_of_a_load_for_a_feed(
         copy.consume(feed)
         if not pinned:
             feed.release()
-    load_into(Place(str(folder)), {b"b": b"2", b"c": b"3"})
-    manifests = ManifestStore(*open_store(Place(str(folder))))
+    load_into(DatabaseAddress(str(folder)), {b"b": b"2", b"c": b"3"})
+    manifests = ManifestStore(*open_store(DatabaseAddress(str(folder))))
     loaded = {path.name for path in (folder / "compacted").iterdir()}
     assert len(loaded) == len(manifests.require_latest().value.ssts)
     wheel.compact_everything(root, "db")

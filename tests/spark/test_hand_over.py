@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -14,25 +13,22 @@ import pytest
 
 import flagstone
 from flagstone import Admin, Closed, Settings, TransactionConflict, Unavailable
-from flagstone.metadata.hand_over import held_marks
-from flagstone.metadata.loads import SEQ_GAP
+from flagstone.metadata.annotations import held_loads
+from flagstone.metadata.manifest import SEQ_GAP
 from flagstone.metadata.stores import ManifestStore
 from flagstone.spark import bulk_load
-from flagstone.spark.hand_over import begin_hand_over
-from flagstone.spark.loading import abort_load, begin_load, commit_load
-from flagstone.spark.plan import LoadPlan, open_store
-from flagstone.spark.receipt import LoadReport
-from spark import load_rig
-from spark.load_rig import QUIET, pairs, place_of, run_task, shown, write_options
+from flagstone.spark.address import open_store
+from flagstone.spark.load.commit import abort_load, begin_load, commit_load
+from flagstone.spark.load.plan import LoadPlan, LoadReport
+from flagstone.spark.load.request import begin_hand_over
+from kit import spark_loads
+from kit.databases import QUIET, eventually
+from kit.spark_loads import address_of, assert_sound, pairs, run_task, shown, ssts_of, write_options
 
 pytestmark = pytest.mark.slow  # a live writer beside it: seconds of waiting for polls
 
 POLL_S = 0.2
-LIVE = Settings(
-    compactor_options=None,
-    garbage_collector_options=None,
-    manifest_poll_interval=timedelta(seconds=POLL_S),
-)
+LIVE = QUIET.replace(manifest_poll_interval=timedelta(seconds=POLL_S))
 ROWS = {b"k%05d" % number: b"loaded %d" % number for number in range(2000)}
 NOW = timedelta()
 
@@ -42,57 +38,41 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "db"
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 20) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
-
-
 def announced(folder: Path) -> bool:
     return (folder / "flagstone" / "writer").exists()
 
 
 def open_live(folder: Path, **options: Any) -> flagstone.Db:
     db = flagstone.open(folder, settings=options.pop("settings", LIVE), **options)
-    wait_until(lambda: announced(folder))
+    eventually(lambda: announced(folder))
     return db
 
 
 def wait_for_load(db: flagstone.Db, report: LoadReport) -> None:
     """The driver sees the load in the manifest a moment before the writer shows it to its readers."""
-    wait_until(
+    eventually(
         lambda: db.status()["committed_seq"] >= report.seq and db.status()["last_l0_seq"] >= report.seq
     )
 
 
 def load(db: flagstone.Db, folder: Path, *tasks: Any, **options: Any) -> LoadReport:
-    report = load_rig.load(folder, *tasks, **options)
+    report = spark_loads.load(folder, *tasks, **options)
     wait_for_load(db, report)
     return report
 
 
 def begin(folder: Path, owner: str = "") -> LoadPlan:
-    plan = begin_load(place_of(folder), owner=owner)
+    plan = begin_load(address_of(folder), owner=owner)
     assert plan.mark is not None, "the writer that has it open was not asked"
     return plan
 
 
 def marks(folder: Path) -> list[str]:
-    manifests = ManifestStore(*open_store(place_of(folder)))
-    return [held.mark.state for held in held_marks(manifests.require_latest().value)]
+    manifests = ManifestStore(*open_store(address_of(folder)))
+    return [held.record.state for held in held_loads(manifests.require_latest().value)]
 
 
-def tables_of(folder: Path) -> set[str]:
-    return {path.name for path in (folder / "compacted").iterdir()}
-
-
-def assert_sound(folder: Path) -> None:
-    report = Admin(folder).verify()
-    assert report.ok, report.findings
-
-
-def test_a_live_writer_takes_a_load_in_and_goes_on_behind_it(folder: Path) -> None:
+def test_a_live_writer_adopts_a_load_and_continues_after_it(folder: Path) -> None:
     with open_live(folder) as db:
         before = db.put(b"k00000", b"older than the load", await_durable=True)
         db.put(b"mine", b"not in the load")
@@ -114,7 +94,7 @@ def test_a_live_writer_takes_a_load_in_and_goes_on_behind_it(folder: Path) -> No
         assert db.put(b"next", b"").seq == report.seq + 2
 
 
-def test_writers_under_load_lose_nothing_and_see_the_load_within_two_looks(folder: Path) -> None:
+def test_busy_writers_lose_no_row_and_adopt_the_load_within_two_polls(folder: Path) -> None:
     acknowledged: dict[bytes, bytes] = {}
     stop = threading.Event()
     with open_live(folder) as db:
@@ -149,7 +129,7 @@ def test_writers_under_load_lose_nothing_and_see_the_load_within_two_looks(folde
     assert_sound(folder)
 
 
-def test_a_writer_without_a_log_takes_loads_in_as_well(folder: Path) -> None:
+def test_a_writer_without_wal_adopts_a_load(folder: Path) -> None:
     with open_live(folder, settings=replace(LIVE, wal_enabled=False)) as db:
         for turn in range(5):
             db.put(b"own %d" % turn, b"row")
@@ -159,7 +139,7 @@ def test_a_writer_without_a_log_takes_loads_in_as_well(folder: Path) -> None:
     assert shown(folder) == expected
 
 
-def test_an_overwriting_load_replaces_all_in_one_step(folder: Path) -> None:
+def test_an_overwriting_load_replaces_all_rows_in_one_step(folder: Path) -> None:
     with open_live(folder) as db:
         db.put(b"old", b"row", await_durable=True)
         with db.snapshot() as snapshot:
@@ -171,7 +151,7 @@ def test_an_overwriting_load_replaces_all_in_one_step(folder: Path) -> None:
     assert_sound(folder)
 
 
-def test_snapshots_and_transactions_from_before_stay_before_it(folder: Path) -> None:
+def test_snapshots_and_transactions_started_before_a_load_do_not_see_it(folder: Path) -> None:
     with open_live(folder) as db:
         db.put(b"k00005", b"before")
         snapshot = db.snapshot()
@@ -198,7 +178,7 @@ def test_snapshots_and_transactions_from_before_stay_before_it(folder: Path) -> 
         snapshot.close()
 
 
-def test_the_embedded_compactor_goes_on_after_a_load(folder: Path) -> None:
+def test_the_embedded_compactor_continues_after_a_load(folder: Path) -> None:
     settings = Settings(
         garbage_collector_options=None, manifest_poll_interval=timedelta(seconds=POLL_S), l0_max_ssts=8
     )
@@ -211,13 +191,13 @@ def test_the_embedded_compactor_goes_on_after_a_load(folder: Path) -> None:
                 db.put(key, b"x")
                 db.flush()
             load(db, folder, [pairs(ROWS)])
-        wait_until(lambda: db.status()["compactor"]["state"] == "coordinating", timeout_s=60)
-        wait_until(lambda: db.status()["sorted_runs"] + db.status()["l0_tables"] < 12, timeout_s=60)
+        eventually(lambda: db.status()["compactor"]["state"] == "coordinating", timeout_s=60)
+        eventually(lambda: db.status()["sorted_runs"] + db.status()["l0_tables"] < 12, timeout_s=60)
         assert dict(db.scan()) == {**rows, **ROWS}
     assert_sound(folder)
 
 
-def test_what_a_load_has_made_is_kept_while_it_runs_and_collected_when_it_is_called_off(folder: Path) -> None:
+def test_the_ssts_of_a_load_are_kept_while_it_runs_and_collected_after_its_abort(folder: Path) -> None:
     with open_live(folder) as db:
         plan = begin(folder)
         made = run_task(plan, folder, [pairs(ROWS)])
@@ -226,15 +206,15 @@ def test_what_a_load_has_made_is_kept_while_it_runs_and_collected_when_it_is_cal
             db.put(b"own %d" % number, b"")
             db.flush()
         Admin(folder).collect_garbage(min_age=NOW)
-        assert len(tables_of(folder)) == 5
+        assert len(ssts_of(folder)) == 5
         commit_load(plan, write_options(folder), made)
         db.put(b"own", b"")
         db.flush()
         for held in Admin(folder).checkpoints():
             Admin(folder).delete_checkpoint(held.id)
         Admin(folder).collect_garbage(min_age=NOW)
-        assert len(tables_of(folder)) == 5, "the load and four of our own"
-        assert orphan[0].table.id not in db.manifest().ssts
+        assert len(ssts_of(folder)) == 5, "the load and four of our own"
+        assert orphan[0].sst.id not in db.manifest().ssts
         second = begin(folder)
         made = run_task(second, folder, [pairs(ROWS)])
         assert abort_load(second, made) == 1
@@ -244,7 +224,7 @@ def test_what_a_load_has_made_is_kept_while_it_runs_and_collected_when_it_is_cal
     assert_sound(folder)
 
 
-def test_an_aborted_load_that_was_taken_in_loses_no_table(folder: Path) -> None:
+def test_aborting_an_adopted_load_deletes_no_sst(folder: Path) -> None:
     with open_live(folder) as db:
         plan = begin(folder)
         made = run_task(plan, folder, [pairs(ROWS)])
@@ -253,38 +233,38 @@ def test_an_aborted_load_that_was_taken_in_loses_no_table(folder: Path) -> None:
         assert dict(db.scan()) == ROWS
 
 
-def test_a_writer_that_crashed_is_replaced_after_a_while(folder: Path) -> None:
+def test_a_load_claims_the_database_of_a_crashed_writer_after_the_timeout(folder: Path) -> None:
     first = open_live(folder)
     first.put(b"acknowledged", b"row", await_durable=True)
-    first._engine.supervisor.stop(10)  # nobody looks any more, as after a crash
-    report = load_rig.load(folder, [pairs(ROWS)], hand_over_timeout="1s")
+    first._engine.services.supervisor.stop(10)  # nobody looks any more, as after a crash
+    report = spark_loads.load(folder, [pairs(ROWS)], hand_over_timeout="1s")
     assert report.rows == len(ROWS)
     assert shown(folder) == {**ROWS, b"acknowledged": b"row"}
     assert_sound(folder)
 
 
-def test_a_load_that_waits_is_taken_in_by_the_next_writer(folder: Path) -> None:
+def test_the_next_writer_adopts_a_waiting_load(folder: Path) -> None:
     first = open_live(folder)
-    first._engine.supervisor.stop(10)
+    first._engine.services.supervisor.stop(10)
     plan = begin(folder)
     made = run_task(plan, folder, [pairs(ROWS)])
     committed = threading.Thread(target=lambda: commit_load(plan, write_options(folder), made))
     committed.start()
-    wait_until(lambda: marks(folder) == ["ready"])
+    eventually(lambda: marks(folder) == ["ready"])
     with flagstone.open(folder, settings=LIVE) as second:
-        wait_until(lambda: second.get(b"k00000") is not None)
+        eventually(lambda: second.get(b"k00000") is not None)
         committed.join(10)
         assert not committed.is_alive()
         assert dict(second.scan()) == ROWS
 
 
-def test_after_closing_a_load_claims_the_database_at_once(folder: Path) -> None:
+def test_a_load_claims_a_closed_database_at_once(folder: Path) -> None:
     open_live(folder).close()
-    assert begin_hand_over(place_of(folder)) is None
-    assert begin_load(place_of(folder)).mark is None
+    assert begin_hand_over(address_of(folder)) is None
+    assert begin_load(address_of(folder)).mark is None
 
 
-def test_of_two_loads_of_one_query_only_the_later_counts(folder: Path) -> None:
+def test_of_two_load_requests_of_one_query_only_the_later_is_adopted(folder: Path) -> None:
     with open_live(folder) as db:
         early = begin(folder, owner="query")
         made_early = run_task(early, folder, [pairs(dict.fromkeys(ROWS, b"early"))])
@@ -303,14 +283,14 @@ def test_of_two_loads_of_one_query_only_the_later_counts(folder: Path) -> None:
     assert_sound(folder)
 
 
-def test_an_empty_load_leaves_no_mark(folder: Path) -> None:
+def test_an_empty_load_leaves_no_load_request(folder: Path) -> None:
     with open_live(folder):
-        report = load_rig.load(folder)
+        report = spark_loads.load(folder)
         assert (report.rows, report.tables) == (0, 0)
         assert marks(folder) == []
 
 
-def test_the_wheel_reads_and_writes_what_was_handed_over(folder: Path, wheel: Any) -> None:
+def test_the_wheel_reads_and_writes_a_database_with_an_adopted_load(folder: Path, wheel: Any) -> None:
     with open_live(folder) as db:
         db.put(b"k00003", b"older")
         load(db, folder, [pairs(ROWS)])
@@ -327,7 +307,7 @@ def test_the_wheel_reads_and_writes_what_was_handed_over(folder: Path, wheel: An
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(300)
-def test_bulk_load_takes_the_open_database_itself(folder: Path, spark: Any) -> None:
+def test_bulk_load_accepts_an_open_database(folder: Path, spark: Any) -> None:
     frame = spark.createDataFrame(list(ROWS.items()), "key binary, value binary")
     with open_live(folder) as db:
         db.put(b"mine", b"row")

@@ -14,27 +14,23 @@ from functools import cache
 
 import pytest
 
-from flagstone.config import Settings
-from flagstone.db.admin import Admin
-from flagstone.db.feed import open_feed
+from flagstone.db.admin.admin import Admin
 from flagstone.db.open import open_database
+from flagstone.db.reader.feed import open_feed
 from flagstone.errors import FlagstoneError
-from flagstone.metadata.hand_over import is_writer_announced
+from flagstone.loads.request import is_writer_announced
 from flagstone.metadata.stores import ManifestStore
-from flagstone.spark.loading import begin_load, commit_load
-from flagstone.spark.options import Place, WriteOptions
-from flagstone.spark.plan import open_store
-from flagstone.spark.tables import write_tables
+from flagstone.spark.address import DatabaseAddress, open_store
+from flagstone.spark.load.commit import begin_load, commit_load
+from flagstone.spark.load.task import write_ssts
+from flagstone.spark.options import WriteOptions
 from flagstone.store.resolve import resolve_database
 from flagstone.testing.faults import Crashed, Effect, Fault, FaultyStore
-from spark.load_rig import batch_of, pairs
-from sweeps import struck_calls
+from kit.databases import QUIET
+from kit.faults import struck_calls
+from kit.spark_loads import batch_of, pairs
 
-SETTINGS = Settings(
-    compactor_options=None,
-    garbage_collector_options=None,
-    manifest_poll_interval=timedelta(milliseconds=30),
-)
+SETTINGS = QUIET.replace(manifest_poll_interval=timedelta(milliseconds=30))
 LOADED = {b"%03d" % number: b"loaded" for number in range(50)}
 MOST_CALLS = 25
 BUT_THE_LOG = "db/[!w]*"
@@ -44,24 +40,24 @@ pytestmark = pytest.mark.slow
 
 def take_in_with(name: str, fault: Fault | None) -> int:
     """One case; returns how many calls but those to the log the writer made while the load waited for it."""
-    place = Place(f"memory://hand-over-{name}/db")
-    inner, root = resolve_database(place.path, None, None)
+    address = DatabaseAddress(f"memory://hand-over-{name}/db")
+    inner, root = resolve_database(address.path, None, None)
     faulty = FaultyStore(inner)
     db = open_database(root, store=faulty, settings=SETTINGS)
-    manifests = ManifestStore(*open_store(place))
-    while not is_writer_announced(*open_store(place), manifests.require_latest().value):
+    manifests = ManifestStore(*open_store(address))
+    while not is_writer_announced(*open_store(address), manifests.require_latest().value):
         pass
     acknowledged = {b"007": b"older than the load", b"own": b"row"}
     for key, value in acknowledged.items():
         db.put(key, value, await_durable=True)
-    with open_feed(place.path, "copy") as feed:
+    with open_feed(address.path, "copy") as feed:
         assert feed.snapshot is not None
         began = dict(feed.snapshot.scan())
         feed.copied()
-    plan = begin_load(place)
+    plan = begin_load(address)
     assert plan.mark is not None
-    options = WriteOptions(place, hand_over_timeout=timedelta(seconds=60))
-    made = write_tables([batch_of(pairs(LOADED))], plan, options)
+    options = WriteOptions(address, hand_over_timeout=timedelta(seconds=60))
+    made = write_ssts([batch_of(pairs(LOADED))], plan, options)
     db.put(b"unflushed", b"row", await_durable=True)
     acknowledged[b"unflushed"] = b"row"
     before = len(faulty.calls)
@@ -113,7 +109,7 @@ def take_in_with(name: str, fault: Fault | None) -> int:
             "a feed that began before lacks nothing, and ends with the last write"
         )
         assert len({(change.seq, change.key) for change in changes}) == len(changes)
-    assert Admin(place.path).verify().ok
+    assert Admin(address.path).verify().ok
     return calls
 
 
@@ -123,7 +119,7 @@ def calls_without_faults() -> int:
 
 
 @pytest.mark.parametrize("effect", ["error", "lost_reply", "crash", "crash_after"])
-def test_a_load_is_taken_in_whole_whichever_call_fails(effect: Effect) -> None:
+def test_a_fault_at_any_store_call_adopts_a_load_completely_or_not_at_all(effect: Effect) -> None:
     calls = min(calls_without_faults(), MOST_CALLS)
     assert calls > 4
     print(f"{calls} calls")

@@ -1,4 +1,4 @@
-"""Executors killed with SIGKILL in the middle of a load, a read, a compaction and a stream: as if nothing had happened.
+"""Executors killed with SIGKILL in the middle of a load, a read, a compaction and a stream change no result.
 
 The session runs in a process of its own (`kill_session.py`), with two executors that are processes. `SPARK_KILLS` is
 the number of rounds, `SPARK_KILLS_SEED` decides who is killed: `make spark-long`.
@@ -20,8 +20,9 @@ import pytest
 import flagstone
 from flagstone import Admin
 from flagstone.lsm.operators import Counter
+from kit.databases import QUIET
+from kit.spark_loads import shown
 from spark.kill_session import CHANGES, ROWS
-from spark.load_rig import QUIET, shown
 
 ROUNDS = int(os.environ.get("SPARK_KILLS", "0"))
 SEED = int(os.environ.get("SPARK_KILLS_SEED", "1"))
@@ -71,31 +72,31 @@ def assert_no_orphans(folder: Path) -> None:
         folder
     ).checkpoints():  # of reads and of what a compaction replaced: they expire later
         Admin(folder).delete_checkpoint(checkpoint.id)
-    # What is newer than all tables of L0 may be about to be committed, for all that a collector can know (ADR 0017).
+    # An SST newer than all of L0 may be about to be committed, as far as a collector can know (ADR 0017).
     with flagstone.open(folder, settings=QUIET) as db:
         db.put(b"after", b"here")
     Admin(folder).collect_garbage(min_age=timedelta())
-    # Objects: who is killed in the middle of a put leaves an unfinished file, which is none to the store.
+    # Objects: a process killed in the middle of a put leaves an unfinished file, which the store does not list.
     held = {path.name for path in (folder / "compacted").glob("*.sst")}
     assert len(held) == len(Admin(folder).manifest().value.ssts), sorted(held)
     report = Admin(folder).verify()
     assert not report.findings, report.findings
 
 
-def test_something_was_killed_in_the_middle_of_every_job(rounds: list[dict[str, Any]]) -> None:
+def test_every_kind_of_job_lost_a_process_while_it_ran(rounds: list[dict[str, Any]]) -> None:
     for told in rounds:
         assert [kill["job"] for kill in told["kills"]] == ["load", "read", "compaction", "stream"]
         assert all(kill["tasks_lost"] for kill in told["kills"]), told["kills"]
 
 
-def test_a_load_and_a_read_show_every_row_once(rounds: list[dict[str, Any]]) -> None:
+def test_after_kills_a_load_and_a_read_show_every_row_once(rounds: list[dict[str, Any]]) -> None:
     checksum = sum(zlib.crc32(key + value) for key, value in LOADED.items())
     for told in rounds:
         assert told["answers"]["load"] == ROWS
         assert told["answers"]["read"] == {"rows": ROWS, "keys": ROWS, "checksum": checksum}
 
 
-def test_a_compaction_shows_the_newest_of_every_row_and_leaves_no_orphan(
+def test_after_kills_a_compaction_shows_the_newest_rows_and_leaves_no_orphan(
     rounds: list[dict[str, Any]],
 ) -> None:
     expected = dict(LOADED)
@@ -114,7 +115,9 @@ def test_a_compaction_shows_the_newest_of_every_row_and_leaves_no_orphan(
         assert_no_orphans(folder)
 
 
-def test_a_stream_brings_every_change_once_and_leaves_no_orphan(rounds: list[dict[str, Any]]) -> None:
+def test_after_kills_a_stream_delivers_every_change_once_and_leaves_no_orphan(
+    rounds: list[dict[str, Any]],
+) -> None:
     for told in rounds:
         folder = Path(told["folder"]) / "target"
         assert told["answers"]["stream"] is None

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 import flagstone
 from flagstone import Admin
-from spark.load_rig import QUIET, load, shown
+from kit.databases import QUIET
+from kit.spark_loads import load, shown
 
 KEYS = st.sampled_from(
     [b"\0", b"0", b"9", b"K", b"\\", b"\\0", b"k", b"k\0", b"k0", b"kZ", b"k\\", b"k\xff", b"\xff"]
@@ -73,12 +74,11 @@ def applied(model: dict[bytes, bytes], step: str, rows: dict[bytes, bytes | None
     return {key: value for key, value in after.items() if value is not None}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=10)
 @given(steps=STEPS)
-def test_a_database_with_loads_shows_what_a_dictionary_would(
-    wheel: Any, steps: list[tuple[str, Any]]
-) -> None:
+def test_any_writes_and_loads_give_the_rows_of_a_dictionary(wheel: Any, steps: list[tuple[str, Any]]) -> None:
     home = Path(tempfile.mkdtemp(prefix="flagstone-model-"))
     folder, model = home / "db", dict[bytes, bytes]()
     left_open: list[flagstone.Db] = []

@@ -1,4 +1,4 @@
-"""Loads without Spark: what tasks build, and what one commit does to a database, whatever state it is in."""
+"""Loads without Spark: what tasks build, and what one commit does to a database in any state."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ import pytest
 
 import flagstone
 from flagstone import Admin, Closed, InvalidRequest
+from flagstone.compaction.coordinator import claim_role
+from flagstone.compaction.shared_state import Board
 from flagstone.lsm.tree import Tree
-from flagstone.maintenance.compaction.board import Board
-from flagstone.maintenance.compaction.role import claim_role
 from flagstone.metadata.manifest import Manifest, replace_trees
 from flagstone.metadata.sequenced import Versioned
 from flagstone.metadata.stores import CompactionsStore, ManifestStore
 from flagstone.runtime.sync import Event
-from flagstone.spark.loading import abort_load, begin_load, commit_load
-from flagstone.spark.ordering import ordered_stretches
-from flagstone.spark.plan import open_store
-from spark.load_rig import QUIET, load, pairs, place_of, run_task, shown, write_options
+from flagstone.spark.address import open_store
+from flagstone.spark.load.commit import abort_load, begin_load, commit_load
+from flagstone.spark.load.task import ordered_stretches
+from kit.databases import QUIET, Append
+from kit.spark_loads import address_of, assert_sound, load, pairs, run_task, shown, ssts_of, write_options
 
 NOW = timedelta()
 ROWS = {b"k%05d" % number: b"value %d" % number for number in range(3000)}
@@ -31,20 +32,6 @@ ROWS = {b"k%05d" % number: b"value %d" % number for number in range(3000)}
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "db"
-
-
-def tables_of(folder: Path) -> set[str]:
-    return {path.name for path in (folder / "compacted").iterdir()}
-
-
-def assert_sound(folder: Path) -> None:
-    report = Admin(folder).verify()
-    assert not report.findings, report.findings
-
-
-class Appending:
-    def merge(self, key: bytes, existing: bytes | None, operand: bytes) -> bytes:
-        return (existing or b"") + operand
 
 
 class FirstTwo:
@@ -68,7 +55,7 @@ def test_a_load_into_a_new_database_shows_every_row_with_one_sequence_number(fol
     assert_sound(folder)
 
 
-def test_tasks_cut_tables_at_the_wanted_size_and_the_run_is_in_key_order(folder: Path) -> None:
+def test_tasks_start_a_new_sst_at_the_given_size_and_the_sorted_run_is_in_key_order(folder: Path) -> None:
     halves = [pairs(dict(sorted(ROWS.items())[1500:])), pairs(dict(sorted(ROWS.items())[:1500]))]
 
     report = load(folder, *([half] for half in halves), max_sst_size="8192")
@@ -91,9 +78,7 @@ def test_an_empty_load_changes_nothing(folder: Path) -> None:
     assert shown(folder) == ROWS
 
 
-def test_a_live_writer_of_slatedbs_is_fenced_and_what_is_only_in_its_log_is_older(
-    folder: Path, wheel: Any
-) -> None:
+def test_a_load_fences_a_slatedb_writer_and_its_unflushed_rows_are_older(folder: Path, wheel: Any) -> None:
     wheel.hold(str(folder.parent), folder.name)
     wheel.held_put(folder.name, b"k00001", b"old")
     wheel.held_put(folder.name, b"only in the log", b"kept")
@@ -112,7 +97,7 @@ def test_a_live_writer_of_slatedbs_is_fenced_and_what_is_only_in_its_log_is_olde
 
 
 @pytest.mark.slow
-def test_tables_of_l0_become_runs_below_the_load_and_keep_their_order(folder: Path) -> None:
+def test_ssts_of_l0_become_sorted_runs_below_the_load_in_the_same_order(folder: Path) -> None:
     with flagstone.open(folder, settings=QUIET) as db:
         for number in range(3):
             db.put(b"k00000", b"flush %d" % number)
@@ -140,8 +125,8 @@ def test_tables_of_l0_become_runs_below_the_load_and_keep_their_order(folder: Pa
     assert_sound(folder)
 
 
-def test_deletes_merges_and_times_are_rows_like_any_other(folder: Path) -> None:
-    with flagstone.open(folder, settings=QUIET, merge_operator=Appending()) as db:
+def test_deletes_merges_and_times_are_loaded(folder: Path) -> None:
+    with flagstone.open(folder, settings=QUIET, merge_operator=Append()) as db:
         for key in (b"a", b"b", b"c"):
             db.put(key, b"old")
 
@@ -157,8 +142,8 @@ def test_deletes_merges_and_times_are_rows_like_any_other(folder: Path) -> None:
         ],
     )
 
-    assert shown(folder, merge_operator=Appending()) == {b"b": b"old+new", b"c": b"put", b"e": b"long"}
-    with flagstone.open_reader(folder, mode="latest", merge_operator=Appending()) as reader:
+    assert shown(folder, merge_operator=Append()) == {b"b": b"old+new", b"c": b"put", b"e": b"long"}
+    with flagstone.open_reader(folder, mode="latest", merge_operator=Append()) as reader:
         row = reader.get_row(b"e")
         assert row is not None
         assert row.created_ms is not None
@@ -206,7 +191,7 @@ def test_the_last_of_several_rows_of_a_key_is_loaded_also_across_batches(folder:
         ([{"key": [b"a"], "value": [b"1"], "op": ["merge"]}] * 2, {}, "one load holds one row per key"),
     ],
 )
-def test_rows_that_are_none_end_the_load_and_nothing_is_visible(
+def test_invalid_rows_fail_the_load_and_nothing_is_visible(
     folder: Path, batches: list[Any], options: dict[str, str], told: str
 ) -> None:
     load(folder, [pairs({b"before": b"here"})])
@@ -217,7 +202,7 @@ def test_rows_that_are_none_end_the_load_and_nothing_is_visible(
     assert shown(folder) == {b"before": b"here"}
 
 
-def test_tasks_that_overlap_although_they_are_said_to_be_sorted_are_refused(folder: Path) -> None:
+def test_overlapping_tasks_declared_as_sorted_are_refused(folder: Path) -> None:
     with pytest.raises(InvalidRequest, match="overlapping keys"):
         load(folder, [pairs({b"a": b"1", b"m": b"1"})], [pairs({b"b": b"1", b"z": b"1"})], sorted="true")
 
@@ -237,23 +222,23 @@ def shuffled(rows: dict[bytes, bytes], tasks: int, seed: int) -> list[list[dict[
     ]
 
 
-def test_rows_in_any_order_over_any_tasks_become_one_run(folder: Path) -> None:
+def test_rows_in_any_order_over_any_tasks_become_one_sorted_run(folder: Path) -> None:
     report = load(folder, *shuffled(ROWS, 5, 1), max_sst_size="20000")
 
     [run] = Admin(folder).manifest().value.tree.runs
     assert len(run.views) == report.tables > 1
     assert report.rows == 3000
     assert shown(folder) == ROWS
-    assert len(tables_of(folder)) == report.tables  # what was merged is gone
+    assert len(ssts_of(folder)) == report.tables  # the merged SSTs are deleted
     assert_sound(folder)
 
 
-def test_a_stretch_that_is_too_large_to_be_sorted_at_once_is_sorted_in_parts(
+def test_rows_that_exceed_the_sort_buffer_are_sorted_in_parts(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flagstone.spark.ordering._MAX_SORT_BYTES", 2000)
+    monkeypatch.setattr("flagstone.spark.load.task._MAX_SORT_BYTES", 2000)
     monkeypatch.setattr(
-        "flagstone.spark.tables.ordered_stretches", partial(ordered_stretches, sort_bytes=5000)
+        "flagstone.spark.load.task.ordered_stretches", partial(ordered_stretches, sort_bytes=5000)
     )
 
     report = load(folder, *shuffled(ROWS, 2, 9))
@@ -277,7 +262,7 @@ def test_a_key_in_two_tasks_is_loaded_once_or_refused(folder: Path) -> None:
 
 
 def test_deletes_and_merges_survive_the_merge_of_overlapping_tasks(folder: Path) -> None:
-    with flagstone.open(folder, settings=QUIET, merge_operator=Appending()) as db:
+    with flagstone.open(folder, settings=QUIET, merge_operator=Append()) as db:
         for key in (b"a", b"b", b"c"):
             db.put(key, b"old")
     one = {"key": [b"a", b"c"], "value": [b"", b"+1"], "op": ["delete", "merge"], "ttl_ms": [None, 3_600_000]}
@@ -285,7 +270,7 @@ def test_deletes_and_merges_survive_the_merge_of_overlapping_tasks(folder: Path)
 
     assert load(folder, [one], [two]).rows == 4
 
-    assert shown(folder, merge_operator=Appending()) == {b"b": b"old+2", b"c": b"old+1"}
+    assert shown(folder, merge_operator=Append()) == {b"b": b"old+2", b"c": b"old+1"}
     with pytest.raises(InvalidRequest, match="Fold the rows"):
         load(folder, [one], [one | {"key": [b"b", b"c"]}])
 
@@ -299,7 +284,7 @@ def test_huge_keys_and_values_are_loaded(folder: Path) -> None:
 
 
 def test_a_writer_that_opens_during_a_load_wins_and_the_load_leaves_nothing(folder: Path) -> None:
-    plan = begin_load(place_of(folder))
+    plan = begin_load(address_of(folder))
     made = run_task(plan, folder, [pairs(ROWS)])
     with flagstone.open(folder, settings=QUIET) as db:
         db.put(b"mine", b"here")
@@ -312,24 +297,24 @@ def test_a_writer_that_opens_during_a_load_wins_and_the_load_leaves_nothing(fold
         assert db.put(b"still", b"the owner").wait() is None
     assert shown(folder) == {b"mine": b"here", b"still": b"the owner"}
     Admin(folder).collect_garbage(min_age=NOW)
-    assert tables_of(folder).isdisjoint(f"{path}" for path in names(made))
+    assert ssts_of(folder).isdisjoint(f"{path}" for path in names(made))
     assert_sound(folder)
 
 
 def names(made: list[Any]) -> set[str]:
     from flagstone.runtime.ids import ulid_text
 
-    return {f"{ulid_text(each.table.id)}.sst" for each in made}
+    return {f"{ulid_text(each.sst.id)}.sst" for each in made}
 
 
-def test_an_aborted_load_takes_its_tables_away_and_can_never_be_committed(folder: Path) -> None:
+def test_an_aborted_load_deletes_its_ssts_and_cannot_be_committed(folder: Path) -> None:
     load(folder, [pairs({b"before": b"here"})])
-    plan = begin_load(place_of(folder))
+    plan = begin_load(address_of(folder))
     made = run_task(plan, folder, [pairs(ROWS)])
 
     assert abort_load(plan, made) == 1
 
-    assert not names(made) & tables_of(folder)
+    assert not names(made) & ssts_of(folder)
     with pytest.raises(Closed):
         commit_load(plan, write_options(folder), made)
     assert shown(folder) == {b"before": b"here"}
@@ -337,7 +322,7 @@ def test_an_aborted_load_takes_its_tables_away_and_can_never_be_committed(folder
 
 
 def test_aborting_a_load_whose_commit_went_through_deletes_nothing(folder: Path) -> None:
-    plan = begin_load(place_of(folder))
+    plan = begin_load(address_of(folder))
     made = run_task(plan, folder, [pairs(ROWS)])
     commit_load(plan, write_options(folder), made)
 
@@ -347,7 +332,7 @@ def test_aborting_a_load_whose_commit_went_through_deletes_nothing(folder: Path)
 
 
 def test_committing_twice_is_committing_once(folder: Path) -> None:
-    plan = begin_load(place_of(folder))
+    plan = begin_load(address_of(folder))
     made = run_task(plan, folder, [pairs(ROWS)])
 
     first, second = (
@@ -360,34 +345,34 @@ def test_committing_twice_is_committing_once(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("flushed", [True, False])
-def test_garbage_collection_spares_a_load_under_way_and_takes_what_failed_tasks_left(
+def test_the_collector_keeps_a_running_load_and_deletes_ssts_of_failed_tasks(
     folder: Path, flushed: bool
 ) -> None:
     if flushed:
         with flagstone.open(folder, settings=QUIET) as db:
             db.put(b"before", b"here")
-    plan = begin_load(place_of(folder))
+    plan = begin_load(address_of(folder))
     failed = run_task(plan, folder, [pairs(ROWS)])
     made = run_task(plan, folder, [pairs(ROWS)])
     Admin(folder).collect_garbage(min_age=NOW)
-    assert names(made) | names(failed) <= tables_of(folder)
+    assert names(made) | names(failed) <= ssts_of(folder)
 
     commit_load(plan, write_options(folder), made)
     Admin(folder).collect_garbage(min_age=NOW)
 
-    assert names(made) <= tables_of(folder)
-    assert not names(failed) & tables_of(folder)
+    assert names(made) <= ssts_of(folder)
+    assert not names(failed) & ssts_of(folder)
     assert_sound(folder)
 
 
 @pytest.mark.slow
-def test_a_coordinator_that_is_alive_loses_its_role_to_the_load_and_may_take_it_back(folder: Path) -> None:
+def test_a_load_fences_a_live_coordinator_which_can_claim_the_role_again(folder: Path) -> None:
     with flagstone.open(folder, settings=QUIET) as db:
         for number in range(4):
             db.put(b"k%d" % number, b"x")
             db.flush()
     Admin(folder).compact(full=True)
-    store, paths = open_store(place_of(folder))
+    store, paths = open_store(address_of(folder))
     board = Board(ManifestStore(store, paths), CompactionsStore(store, paths), update_timeout_s=10)
     fence = claim_role(board)
 
@@ -402,7 +387,7 @@ def test_a_coordinator_that_is_alive_loses_its_role_to_the_load_and_may_take_it_
     assert shown(folder) == ROWS | {b"k%d" % number: b"x" for number in range(4)}
 
 
-def test_an_overwriting_load_replaces_everything_and_readers_of_before_keep_their_tables(
+def test_an_overwriting_load_replaces_all_rows_and_open_readers_keep_their_ssts(
     folder: Path,
 ) -> None:
     with flagstone.open(folder, settings=QUIET) as db:
@@ -422,7 +407,7 @@ def test_an_overwriting_load_replaces_everything_and_readers_of_before_keep_thei
     assert_sound(folder)
 
 
-def test_a_load_is_a_moment_of_its_own_in_the_history(folder: Path) -> None:
+def test_a_load_has_its_own_sequence_number_in_the_history(folder: Path) -> None:
     load(folder, [pairs({b"a": b"1"})])
     first = Admin(folder).create_checkpoint()
     load(folder, [pairs({b"a": b"2"})])
@@ -432,7 +417,7 @@ def test_a_load_is_a_moment_of_its_own_in_the_history(folder: Path) -> None:
     assert shown(folder, checkpoint=first.id) == {b"a": b"1"}
 
 
-def test_a_clone_of_a_range_takes_only_keys_of_its_range(folder: Path) -> None:
+def test_a_load_into_a_projection_refuses_keys_outside_of_its_writable_range(folder: Path) -> None:
     load(folder, [pairs(ROWS)])
     Admin(folder).clone("part", range=(b"k01", b"k02"))
     part = folder.parent / "part"
@@ -445,12 +430,12 @@ def test_a_clone_of_a_range_takes_only_keys_of_its_range(folder: Path) -> None:
     assert shown(folder)[b"k01500"] == b"value 1500"
 
 
-def test_a_database_with_segments_is_refused(folder: Path) -> None:
+def test_a_load_into_a_database_with_segments_is_refused(folder: Path) -> None:
     with flagstone.open(folder, settings=QUIET, segment_extractor=FirstTwo()) as db:
         db.put(b"aakey", b"x")
 
     with pytest.raises(InvalidRequest):
-        begin_load(place_of(folder))
+        begin_load(address_of(folder))
 
 
 @pytest.mark.slow
@@ -482,9 +467,7 @@ def test_the_wheel_reads_writes_and_compacts_a_loaded_database(wheel: Any, tmp_p
 
 
 @pytest.mark.slow
-def test_a_live_wheel_with_its_compactor_is_fenced_and_neither_side_loses_a_row(
-    wheel: Any, tmp_path: Path
-) -> None:
+def test_a_load_fences_a_live_wheel_with_its_compactor_and_no_row_is_lost(wheel: Any, tmp_path: Path) -> None:
     folder, mine = tmp_path / "db", {b"w%03d" % number: b"wheel" for number in range(200)}
     wheel.hold(str(tmp_path), "db")
     try:
@@ -496,11 +479,11 @@ def test_a_live_wheel_with_its_compactor_is_fenced_and_neither_side_loses_a_row(
         load(folder, [pairs(ROWS)])
 
         assert "fence" in wheel.held_put("db", b"late", b"x").lower()
-        Event().wait(0.5)  # its compactor looks every 10 ms, and must not take the load away
+        Event().wait(0.5)  # its compactor polls every 10 ms, and must not remove the load
         assert shown(folder) == ROWS | mine
     finally:
         wheel.release("db")
     assert wheel.compact_everything(str(tmp_path), "db") == ROWS | mine
     assert shown(folder) == ROWS | mine
-    # A compaction of the wheel that was under way may have left a table behind, which is worth a note.
+    # A running compaction of the wheel may have left an unused SST, which verify reports as a note.
     assert {finding.severity for finding in Admin(folder).verify().findings} <= {"note"}

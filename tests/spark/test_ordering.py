@@ -11,14 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flagstone.errors import InvalidRequest
-from flagstone.spark.ordering import check_sorted, ordered_stretches
-from flagstone.spark.tables import one_per_key
+from flagstone.spark.load.task import check_sorted, one_per_key, ordered_stretches
 
 BATCHES = st.lists(st.lists(st.binary(min_size=1, max_size=2), max_size=6), max_size=8)
 
 
 def numbered(keys: list[list[bytes]]) -> list[pa.RecordBatch]:
-    """Batches whose values tell where each row was."""
+    """Batches whose values contain the position of each row."""
     count = 0
     made = []
     for batch in keys:
@@ -37,7 +36,7 @@ def rows_of(batches: Any) -> list[tuple[bytes, bytes]]:
 
 
 @given(keys=BATCHES, sort_bytes=st.sampled_from([1, 40, 10_000]))
-def test_stretches_are_ordered_stable_and_complete(keys: list[list[bytes]], sort_bytes: int) -> None:
+def test_sorted_stretches_are_stable_and_complete(keys: list[list[bytes]], sort_bytes: int) -> None:
     given_rows = rows_of(numbered(keys))
 
     # As a generator, because that is what tasks get.
@@ -51,7 +50,7 @@ def test_stretches_are_ordered_stable_and_complete(keys: list[list[bytes]], sort
 
 
 @given(keys=BATCHES)
-def test_only_rows_in_order_pass_as_sorted(keys: list[list[bytes]]) -> None:
+def test_only_rows_in_key_order_count_as_sorted(keys: list[list[bytes]]) -> None:
     flat = [key for batch in keys for key in batch]
     if flat == sorted(flat):
         assert rows_of(check_sorted(numbered(keys))) == rows_of(numbered(keys))
@@ -61,7 +60,7 @@ def test_only_rows_in_order_pass_as_sorted(keys: list[list[bytes]]) -> None:
 
 
 @given(keys=BATCHES)
-def test_one_row_is_left_of_each_key_and_it_is_the_last(keys: list[list[bytes]]) -> None:
+def test_of_each_key_only_the_last_row_is_kept(keys: list[list[bytes]]) -> None:
     ordered = sorted(key for batch in keys for key in batch)
     sizes = [len(batch) for batch in keys]
     cut = [ordered[sum(sizes[:at]) : sum(sizes[: at + 1])] for at in range(len(sizes))]

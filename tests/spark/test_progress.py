@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from flagstone.errors import InvalidRequest
-from flagstone.spark.options import Place
-from flagstone.spark.places import shared_place
-from flagstone.spark.progress import database_name, described, log_done, per_second, session_ended
-from flagstone.spark.receipt import LoadReport
+from flagstone.spark.address import DatabaseAddress, shared_address
+from flagstone.spark.job_control import described, log_done, per_second, session_ended
+from flagstone.spark.load.plan import LoadReport
 
 
 class RemoteSession:
@@ -40,22 +39,20 @@ def test_operations_of_spark_connect_carry_a_tag() -> None:
     ("path", "name"), [("s3://bucket/a/shop", "shop"), ("/data/shop/", "shop"), ("shop", "shop"), ("/", "/")]
 )
 def test_a_database_is_called_by_the_end_of_its_path(path: str, name: str) -> None:
-    assert database_name(Place(path)) == name
+    assert DatabaseAddress(path).name == name
 
 
-def test_executors_are_told_where_a_database_is_whatever_folder_they_work_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_executors_get_an_absolute_database_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert shared_place("shop") == Place(str(tmp_path / "shop"))
-    assert shared_place("a/shop", store="data", wal_store="log") == Place(
+    assert shared_address("shop") == DatabaseAddress(str(tmp_path / "shop"))
+    assert shared_address("a/shop", store="data", wal_store="log") == DatabaseAddress(
         "a/shop", str(tmp_path / "data"), str(tmp_path / "log")
     )
-    assert shared_place("s3://bucket/shop", store_options={"region": "x"}).path == "s3://bucket/shop"
+    assert shared_address("s3://bucket/shop", store_options={"region": "x"}).path == "s3://bucket/shop"
     with pytest.raises(InvalidRequest, match="memory of this process"):
-        shared_place("memory://here/shop")
+        shared_address("memory://here/shop")
     with pytest.raises(InvalidRequest, match="memory of this process"):
-        shared_place("shop", store="memory://here")
+        shared_address("shop", store="memory://here")
 
 
 def test_the_last_line_has_counts_and_rates(caplog: pytest.LogCaptureFixture) -> None:
@@ -73,7 +70,7 @@ def test_the_last_line_has_counts_and_rates(caplog: pytest.LogCaptureFixture) ->
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(300)
-def test_jobs_of_loads_exports_and_verifications_say_what_they_are(
+def test_jobs_of_loads_exports_and_verifications_have_descriptions(
     spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     from flagstone.spark import bulk_load, export, verify

@@ -1,8 +1,8 @@
-"""Filters, options and columns that spare work: told by the bytes that are fetched, and never at the price of a row."""
+"""Filters, options and columns reduce the bytes that are fetched, and never lose a row."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ from flagstone.runtime.ids import ulid_text
 from flagstone.spark import filters
 from flagstone.spark.datasource import FlagstoneDataSource
 from flagstone.spark.options import parse_read_options
-from flagstone.spark.reading import FlagstoneReader, PushingReader, pin
-from flagstone.spark.schema import read_schema
+from flagstone.spark.row_mapping import read_schema
+from flagstone.spark.scan import FlagstoneReader, PushingReader, hold_checkpoint
 from flagstone.store.local import LocalStore
-from spark.load_rig import load, pairs
+from flagstone.store.port import Range, StoredObject
+from kit.spark_loads import load, pairs
 
 COUNT = 30_000
 ROWS = {b"k%06d" % number: b"%09d" % number * 20 for number in range(COUNT)}
@@ -27,7 +28,7 @@ KEY = ("key",)
 
 
 class Meter:
-    """Bytes that were fetched of tables: of their blocks, and of the indexes and filters behind them."""
+    """Bytes that were fetched from SSTs: of their blocks, and of their indexes and filters."""
 
     def __init__(self, folder: Path) -> None:
         manifest = Admin(folder).manifest().value
@@ -49,18 +50,20 @@ class Meter:
 
 @pytest.fixture
 def meter(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Meter:
-    meter, plain = Meter(folder), LocalStore.get_range
+    meter, plain, plain_tail = Meter(folder), LocalStore.get_ranges, LocalStore.get_tail
 
-    def get_range(self: LocalStore, path: str, start: int, stop: int) -> bytes:
-        fetched = plain(self, path, start, stop)
-        meter.count(path, start, fetched)
+    def get_ranges(self: LocalStore, path: str, ranges: Sequence[Range]) -> list[bytes]:
+        fetched = plain(self, path, ranges)
+        for (start, _), part in zip(ranges, fetched, strict=True):
+            meter.count(path, start, part)
         return fetched
 
-    def refuse(*_: object) -> Any:
-        raise AssertionError("tables are read in ranges only")
+    def get_tail(self: LocalStore, path: str, length: int) -> StoredObject:
+        assert not path.endswith(".sst"), "SSTs are read in ranges only"
+        return plain_tail(self, path, length)
 
-    monkeypatch.setattr(LocalStore, "get_range", get_range)  # get_ranges goes through it
-    monkeypatch.setattr(LocalStore, "get_tail", refuse)
+    monkeypatch.setattr(LocalStore, "get_ranges", get_ranges)  # get_range calls it
+    monkeypatch.setattr(LocalStore, "get_tail", get_tail)
     return meter
 
 
@@ -74,7 +77,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def reader_of(folder: Path, *pushed: ds.Filter, **options: str) -> FlagstoneReader:
-    pinned = pin(parse_read_options({"path": str(folder), **options}))
+    pinned = hold_checkpoint(parse_read_options({"path": str(folder), **options}))
     reader = PushingReader(pinned, read_schema(pinned.options.columns))
     assert list(reader.pushFilters(list(pushed))) == []
     return reader
@@ -105,11 +108,11 @@ def test_a_hundredth_of_the_keys_costs_a_hundredth_of_the_bytes(
 ) -> None:
     assert len(keys_of(reader_of(folder, *pushed))) == 300
     assert meter.blocks < SIZE * 0.02
-    # Twice, for planning and for reading, the index of each table with such keys: nothing of the third table.
+    # Twice, for planning and for reading, the index of each SST with such keys: nothing of the third SST.
     assert meter.rest < SIZE * 0.02
 
 
-def test_options_for_ranges_spare_the_same(folder: Path, meter: Meter) -> None:
+def test_range_options_read_as_few_bytes_as_filters(folder: Path, meter: Meter) -> None:
     start, stop = (key.decode() for key in HUNDREDTH)
 
     assert len(keys_of(reader_of(folder, start=start, stop=stop))) == 300
@@ -120,7 +123,9 @@ def test_options_for_ranges_spare_the_same(folder: Path, meter: Meter) -> None:
 
 
 @pytest.mark.parametrize("by", ["filter", "option"])
-def test_single_keys_fetch_their_blocks_and_absent_ones_none(folder: Path, meter: Meter, by: str) -> None:
+def test_filters_on_single_keys_fetch_only_the_blocks_of_present_keys(
+    folder: Path, meter: Meter, by: str
+) -> None:
     def wanted(*keys: bytes) -> FlagstoneReader:
         if by == "option":
             return reader_of(folder, keys=",".join(key.decode() for key in keys))
@@ -138,7 +143,7 @@ def test_single_keys_fetch_their_blocks_and_absent_ones_none(folder: Path, meter
 
 
 @pytest.mark.slow
-def test_keys_alone_bring_no_values_along(folder: Path) -> None:
+def test_a_read_of_only_keys_or_sequence_numbers_returns_no_values(folder: Path) -> None:
     found = list(batches_of(reader_of(folder, columns="key")))
 
     assert {batch.schema.names[0] for batch in found} == {"key"}
@@ -148,7 +153,7 @@ def test_keys_alone_bring_no_values_along(folder: Path) -> None:
     assert sum(batch.nbytes for batch in numbers) == 8 * (COUNT + COUNT // 3)
 
 
-def test_keys_of_an_option_lie_within_its_range(folder: Path) -> None:
+def test_keys_of_an_option_are_restricted_to_its_range(folder: Path) -> None:
     assert keys_of(reader_of(folder, keys="k000001, k000002,hex:6b303030303033", prefix="k00000")) == [
         b"k000001",
         b"k000002",
@@ -162,7 +167,7 @@ def test_keys_of_an_option_lie_within_its_range(folder: Path) -> None:
     ("apart", "option", "pushes"),
     [(True, None, True), (False, None, False), (False, "true", True), (True, "false", False)],
 )
-def test_filters_are_taken_where_spark_keeps_scans_apart_or_on_demand(
+def test_filters_are_pushed_down_if_spark_keeps_scans_apart_or_on_request(
     folder: Path, monkeypatch: pytest.MonkeyPatch, apart: bool, option: str | None, pushes: bool
 ) -> None:
     monkeypatch.setattr("flagstone.spark.datasource.SCANS_ARE_APART", apart)
@@ -178,11 +183,12 @@ def test_filters_are_taken_where_spark_keeps_scans_apart_or_on_demand(
     assert hasattr(ds.DataSourceReader, "pushLimit") is filters.SCANS_ARE_APART
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(300)
-def test_uses_of_one_frame_do_not_see_the_filters_of_others(spark: Any, folder: Path) -> None:
+def test_two_uses_of_one_frame_do_not_share_filters(spark: Any, folder: Path) -> None:
     """Spark 4.3 reads for all of them what it planned last, where a source takes filters over."""
     frame = spark.read.format("flagstone").option("columns", "key").load(str(folder))
     few = frame.where("key < cast('k000010' as binary)")

@@ -1,4 +1,4 @@
-"""Reading as Spark's planner and tasks do it, in this process: pinned, planned, cut, and read as Arrow."""
+"""Reads as Spark's planner and tasks make them, but in this process: checkpoint, plan, partitions, Arrow batches."""
 
 from __future__ import annotations
 
@@ -15,21 +15,28 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 
 import flagstone
 from flagstone import Admin, InvalidRequest
-from flagstone.maintenance.compaction.split import Anchor
+from flagstone.compaction.inputs import Anchor
 from flagstone.spark.filters import Wanted, narrow
 from flagstone.spark.options import key_text, parse_read_options
-from flagstone.spark.partitioning import plan_partitions, split_points
-from flagstone.spark.reading import FlagstoneReader, PushingReader, fetch_anchors, pin
-from flagstone.spark.schema import read_schema
+from flagstone.spark.row_mapping import read_schema
+from flagstone.spark.scan import (
+    FlagstoneReader,
+    PushingReader,
+    fetch_anchors,
+    hold_checkpoint,
+    plan_partitions,
+    split_points,
+)
 from flagstone.types import KeyRange
-from spark.load_rig import QUIET, load, pairs, shown
+from kit.databases import QUIET
+from kit.spark_loads import load, pairs, shown
 
 ROWS = {b"k%05d" % number: b"%d" % number * 20 for number in range(5000)}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Two overlapping runs, an L0, and rows that are only in the log."""
+    """Two overlapping sorted runs, an L0, and rows that are only in the WAL."""
     folder = tmp_path_factory.mktemp("read") / "db"
     keys = sorted(ROWS)
     load(folder, [pairs(dict.fromkeys(keys[::3], b"old"))])
@@ -47,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def reader_of(folder: Path, kind: type[FlagstoneReader] = FlagstoneReader, **options: str) -> Any:
-    pinned = pin(parse_read_options({"path": str(folder), **options}))
+    pinned = hold_checkpoint(parse_read_options({"path": str(folder), **options}))
     return pickle.loads(pickle.dumps(kind(pinned, read_schema(pinned.options.columns))))
 
 
@@ -62,7 +69,7 @@ def pairs_of(reader: Any) -> dict[bytes, bytes]:
 
 
 @pytest.mark.slow
-def test_every_row_is_read_once_whatever_the_number_of_partitions(folder: Path) -> None:
+def test_every_row_is_read_once_with_any_number_of_partitions(folder: Path) -> None:
     for partitions in ("1", "2", "7"):
         reader = reader_of(folder, partitions=partitions)
         table = pa.Table.from_batches(rows_of(reader))
@@ -71,9 +78,9 @@ def test_every_row_is_read_once_whatever_the_number_of_partitions(folder: Path) 
         assert len(reader.partitions()) == int(partitions)
 
 
-def test_partitions_are_even_by_bytes(folder: Path) -> None:
+def test_partitions_have_about_the_same_number_of_bytes(folder: Path) -> None:
     options = parse_read_options({"path": str(folder), "partitions": "4"})
-    pinned = pin(options)
+    pinned = hold_checkpoint(options)
     with pinned.open() as open_reader:
         anchors = list(fetch_anchors(options, open_reader.manifest(), Wanted()))
     sizes = [
@@ -107,7 +114,7 @@ def test_options_choose_a_range(folder: Path, options: dict[str, str], expected:
     assert found == {key for key in ROWS if expected(key)}
 
 
-def test_pushed_filters_are_exact_and_others_are_given_back(folder: Path) -> None:
+def test_supported_filters_are_applied_exactly_and_others_are_returned_to_spark(folder: Path) -> None:
     key = ("key",)
     cases: list[tuple[list[ds.Filter], Any]] = [
         ([ds.EqualTo(key, b"k00017")], lambda k: k == b"k00017"),
@@ -131,7 +138,7 @@ def test_pushed_filters_are_exact_and_others_are_given_back(folder: Path) -> Non
         }, filters
 
 
-def test_a_filter_that_cannot_be_taken_exactly_is_given_back() -> None:
+def test_a_filter_that_cannot_be_applied_exactly_is_returned_to_spark() -> None:
     assert narrow(Wanted(), ds.IsNotNull(("key",))) is None
     assert narrow(Wanted(), ds.Not(ds.EqualTo(("key",), b"a"))) is None
     assert narrow(Wanted(), ds.EqualTo(("key", "part"), b"a")) is None
@@ -140,7 +147,7 @@ def test_a_filter_that_cannot_be_taken_exactly_is_given_back() -> None:
     assert narrow(Wanted(), ds.EqualTo(("key",), "ä")) == Wanted(points=("ä".encode(),))
 
 
-def test_a_narrow_range_reads_little(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_narrow_range_reads_few_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from flagstone.store.local import LocalStore
 
     read = 0
@@ -161,7 +168,7 @@ def test_a_narrow_range_reads_little(folder: Path, monkeypatch: pytest.MonkeyPat
     assert read < sum(len(key) + len(value) for key, value in ROWS.items()) / 5
 
 
-def test_metadata_columns_and_user_schemas(folder: Path) -> None:
+def test_metadata_columns_and_schemas_of_the_user_choose_the_columns(folder: Path) -> None:
     [row] = [
         row
         for batch in rows_of(reader_of(folder, columns="seq,key,created_ms,expires_ms", prefix="k04999"))
@@ -174,7 +181,9 @@ def test_metadata_columns_and_user_schemas(folder: Path) -> None:
     schema = StructType(
         [StructField("value", StringType()), StructField("key", StringType(), nullable=False)]
     )
-    reader = FlagstoneReader(pin(parse_read_options({"path": str(folder), "prefix": "k00003"})), schema)
+    reader = FlagstoneReader(
+        hold_checkpoint(parse_read_options({"path": str(folder), "prefix": "k00003"})), schema
+    )
     [batch] = rows_of(reader)
     assert batch.to_pylist() == [{"value": "3" * 20, "key": "k00003"}]
 
@@ -183,13 +192,13 @@ def test_metadata_columns_and_user_schemas(folder: Path) -> None:
     "field",
     [StructField("keys", BinaryType()), StructField("key", LongType()), StructField("seq", StringType())],
 )
-def test_a_schema_that_cannot_be_had_is_refused(folder: Path, field: StructField) -> None:
+def test_an_unsupported_schema_is_refused(folder: Path, field: StructField) -> None:
     with pytest.raises(InvalidRequest):
-        FlagstoneReader(pin(parse_read_options({"path": str(folder)})), StructType([field]))
+        FlagstoneReader(hold_checkpoint(parse_read_options({"path": str(folder)})), StructType([field]))
 
 
 @pytest.mark.slow
-def test_a_read_shows_the_moment_it_was_pinned_and_the_pin_expires(tmp_path: Path) -> None:
+def test_a_read_shows_the_state_of_its_checkpoint_which_expires(tmp_path: Path) -> None:
     folder = tmp_path / "db"
     load(folder, [pairs({b"a": b"1"})])
     reader = reader_of(folder, checkpoint_lifetime="120s")
@@ -203,7 +212,7 @@ def test_a_read_shows_the_moment_it_was_pinned_and_the_pin_expires(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_checkpoint_and_a_former_moment_can_be_read(tmp_path: Path) -> None:
+def test_a_checkpoint_and_a_former_state_are_read(tmp_path: Path) -> None:
     folder = tmp_path / "db"
     with flagstone.open(folder, settings=QUIET) as db:
         db.put(b"a", b"1")
@@ -251,7 +260,7 @@ def test_a_path_without_a_database_is_refused(tmp_path: Path) -> None:
         parse_read_options({})
 
 
-def test_ranges_touch_and_cover_everything() -> None:
+def test_ranges_are_adjacent_and_cover_all_keys() -> None:
     anchors = [Anchor(b"%03d" % number, 10) for number in range(100)]
 
     cut = plan_partitions(anchors, KeyRange(b"010", b"090"), 4)
@@ -263,7 +272,7 @@ def test_ranges_touch_and_cover_everything() -> None:
     assert len(plan_partitions([Anchor(b"a", 5)] * 9, KeyRange(), 8)) <= 2
 
 
-def test_points_are_dealt_out_evenly() -> None:
+def test_single_keys_are_distributed_evenly() -> None:
     points = [b"%d" % number for number in range(10)]
 
     assert [len(group) for group in split_points(points, 3)] == [3, 3, 4]

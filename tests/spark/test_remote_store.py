@@ -49,7 +49,7 @@ def url(seaweedfs: S3Server) -> str:
 def environment(seaweedfs: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in texts(seaweedfs).items():
         monkeypatch.setenv(f"AWS_{name.upper()}", value)
-    # Where S3 clients ask for credentials if there are none: here somebody answers, and has none.
+    # Where S3 clients ask for credentials if there are none: this server answers that it has none.
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", seaweedfs.endpoint)
 
 
@@ -68,7 +68,7 @@ def read(url: str, **options: str) -> dict[bytes, bytes]:
 
 
 @pytest.mark.usefixtures("environment")
-def test_what_the_environment_says_is_enough_and_does_not_travel(url: str) -> None:
+def test_credentials_of_the_environment_suffice_and_are_not_sent_to_executors(url: str) -> None:
     load(url)
 
     assert read(url) == {b"a": b"1", b"b": b"2"}
@@ -78,7 +78,7 @@ def test_what_the_environment_says_is_enough_and_does_not_travel(url: str) -> No
 
 @pytest.mark.usefixtures("environment")
 @pytest.mark.parametrize("problem", ["wrong", "missing"])
-def test_an_executor_without_credentials_is_named(
+def test_an_executor_without_credentials_is_named_in_the_error(
     url: str, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load(url)
@@ -110,7 +110,7 @@ def test_an_executor_without_credentials_is_named(
 
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
-def test_load_read_stream_and_compaction_on_a_bucket(
+def test_load_read_stream_and_compaction_work_on_a_bucket(
     spark: Any, seaweedfs: S3Server, url: str, tmp_path: Path
 ) -> None:
     options = texts(seaweedfs)
@@ -163,7 +163,7 @@ def test_load_read_stream_and_compaction_on_a_bucket(
 
 
 def _failures(spark: Any, url: str, options: dict[str, str]) -> Iterator[str]:
-    """What Spark says about a wrong option, a refused credential and a row that is none."""
+    """The errors of Spark about a wrong option, a refused credential and an invalid row."""
     read = spark.read.format("flagstone").options(**dotted(options))
     nulls = spark.createDataFrame([(b"k", None)], "key binary, value binary")
     write = nulls.write.format("flagstone").options(**dotted(options)).mode("append")

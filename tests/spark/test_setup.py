@@ -1,4 +1,4 @@
-"""What must be there before Spark starts: a Java that is new enough, and errors that say what to do."""
+"""Spark needs a Java that is new enough; without one the error says what to do."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from flagstone.errors import Closed, CorruptData, InvalidRequest, Unavailable
-from flagstone.spark import java, sessions
-from flagstone.spark.causes import find_cause
-from flagstone.spark.java import find_java_home, java_major, parse_major, wrapped_runtime
+from flagstone.spark import sessions
+from flagstone.spark.job_control import find_cause
+from flagstone.spark.sessions import find_java_home, java_major, parse_major, wrapped_runtime
 
 
 def fake_java(folder: Path, version: str) -> Path:
@@ -32,11 +32,11 @@ def fake_java(folder: Path, version: str) -> Path:
         ("no such thing", None),
     ],
 )
-def test_versions_are_read_from_what_java_says(text: str, major: int | None) -> None:
+def test_the_version_is_parsed_from_the_output_of_java(text: str, major: int | None) -> None:
     assert parse_major(text) == major
 
 
-def test_java_home_wins_if_it_is_new_enough(tmp_path: Path) -> None:
+def test_java_home_is_used_if_it_is_new_enough(tmp_path: Path) -> None:
     new, old = fake_java(tmp_path / "new", "21.0.1"), fake_java(tmp_path / "old", "11.0.2")
 
     assert find_java_home({"JAVA_HOME": str(new), "PATH": ""}) == new
@@ -46,7 +46,7 @@ def test_java_home_wins_if_it_is_new_enough(tmp_path: Path) -> None:
         find_java_home({"JAVA_HOME": str(tmp_path / "nothing")})
 
 
-def test_java_on_the_path_is_used_as_it_is_and_an_old_one_is_passed_over(
+def test_java_on_the_path_is_used_if_it_is_new_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new, old = fake_java(tmp_path / "new", "17.0.1"), fake_java(tmp_path / "old", "1.8.0_1")
@@ -58,7 +58,7 @@ def test_java_on_the_path_is_used_as_it_is_and_an_old_one_is_passed_over(
 
     assert found is not None
     assert found.is_relative_to(cache)
-    monkeypatch.setattr(java, "find_spec", lambda _: None)
+    monkeypatch.setattr(sessions, "find_spec", lambda _: None)
     with pytest.raises(InvalidRequest, match="java on the path is version 8"):
         find_java_home({"PATH": f"{old}/bin"})
     with pytest.raises(InvalidRequest, match="no java on the path"):
@@ -66,7 +66,7 @@ def test_java_on_the_path_is_used_as_it_is_and_an_old_one_is_passed_over(
 
 
 @pytest.mark.slow
-def test_the_runtime_that_pip_installed_runs_behind_its_wrapper(tmp_path: Path) -> None:
+def test_the_java_that_pip_installed_runs_through_its_wrapper(tmp_path: Path) -> None:
     home = wrapped_runtime(tmp_path)
     program = home / "bin" / "java"
 
@@ -111,7 +111,7 @@ class Builder:
         return self.config("spark.master", value)
 
 
-def test_a_builder_gets_what_is_missing_and_keeps_what_was_set(
+def test_a_session_builder_gets_missing_settings_and_keeps_those_of_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path / "java", "21")))
@@ -132,7 +132,7 @@ def test_a_builder_gets_what_is_missing_and_keeps_what_was_set(
     assert "spark.driver.host" not in chosen
 
 
-def test_our_own_error_is_found_in_what_spark_says() -> None:
+def test_our_error_is_found_in_the_error_of_spark() -> None:
     text = (
         "[PYTHON_DATA_SOURCE_ERROR] Failed when running: Traceback (most recent call last):\n"
         '  File "x.py", line 1, in <module>\n'
@@ -145,7 +145,7 @@ def test_our_own_error_is_found_in_what_spark_says() -> None:
     assert isinstance(fenced, Closed)
     assert fenced.reason == "fenced"
     assert isinstance(find_cause(text.format("CorruptData: x at byte 3: checksum")), CorruptData)
-    gone = find_cause("flagstone.table.table_store.TableGone: the table at x is gone")
+    gone = find_cause("flagstone.sst.store.SstGone: the table at x is gone")
     assert isinstance(gone, Unavailable)
     assert find_cause("something else: went wrong") is None
     assert find_cause("flagstone.nowhere.Error: no") is None

@@ -16,9 +16,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from flagstone import Admin, keys, values
 from flagstone.spark import bulk_load
 from flagstone.spark.options import parse_read_options
-from flagstone.spark.reading import FlagstoneReader, pin
-from flagstone.spark.schema import read_schema
-from spark.load_rig import Cells, load, pairs, shown
+from flagstone.spark.row_mapping import read_schema
+from flagstone.spark.scan import FlagstoneReader, hold_checkpoint
+from kit.spark_loads import Cells, load, pairs, shown
 
 LIMIT = 65_535
 """Bytes of the longest key."""
@@ -26,7 +26,7 @@ LIMIT = 65_535
 
 def read_back(folder: Path, types: pa.Schema | None = None, **options: str) -> list[dict[str, Any]]:
     """All rows, of tasks that have nothing but what travelled to them."""
-    pinned = pin(parse_read_options({"path": str(folder), **options}))
+    pinned = hold_checkpoint(parse_read_options({"path": str(folder), **options}))
     schema = read_schema(pinned.options.columns) if types is None else from_arrow_schema(types)
     reader = pickle.loads(pickle.dumps(FlagstoneReader(pinned, schema)))
     return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
@@ -39,7 +39,7 @@ def assert_everybody_sees(wheel: Any, folder: Path, rows: dict[bytes, bytes], **
     assert not Admin(folder).verify().findings
 
 
-def test_no_row_and_one_row(tmp_path: Path, wheel: Any) -> None:
+def test_frames_of_no_row_and_of_one_row_are_loaded(tmp_path: Path, wheel: Any) -> None:
     folder = tmp_path / "db"
 
     assert load(folder, [], []).rows == 0
@@ -48,7 +48,7 @@ def test_no_row_and_one_row(tmp_path: Path, wheel: Any) -> None:
     assert_everybody_sees(wheel, folder, {b"k": b""}, partitions="5")
 
 
-def test_half_of_the_rows_have_one_key(tmp_path: Path, wheel: Any) -> None:
+def test_a_frame_in_which_half_of_the_rows_have_one_key_is_loaded(tmp_path: Path, wheel: Any) -> None:
     folder, hot = tmp_path / "db", b"k02500"
     rows = {b"k%05d" % number: b"%d" % number for number in range(5000)}
 
@@ -71,7 +71,7 @@ def test_half_of_the_rows_have_one_key(tmp_path: Path, wheel: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_thousand_tasks_of_which_few_have_rows(tmp_path: Path, wheel: Any) -> None:
+def test_a_load_of_a_thousand_tasks_with_few_rows_is_committed(tmp_path: Path, wheel: Any) -> None:
     folder = tmp_path / "db"
     rows = {b"k%03d" % number: b"v" for number in range(0, 1000, 100)}
     tasks: list[list[Cells]] = [
@@ -83,7 +83,7 @@ def test_a_thousand_tasks_of_which_few_have_rows(tmp_path: Path, wheel: Any) -> 
 
 
 @pytest.mark.slow
-def test_the_longest_keys_and_values_of_ten_megabytes(tmp_path: Path, wheel: Any) -> None:
+def test_the_longest_keys_and_values_of_ten_megabytes_are_loaded(tmp_path: Path, wheel: Any) -> None:
     folder = tmp_path / "db"
     rows = {
         b"a" * LIMIT: b"first of the long",
@@ -125,7 +125,9 @@ KEY_COLUMNS: dict[str, tuple[pa.DataType, list[Any]]] = {
 }
 
 
-def test_every_type_is_a_key_column_and_two_hundred_columns_are_a_value(tmp_path: Path, wheel: Any) -> None:
+def test_every_type_as_key_column_and_two_hundred_value_columns_are_loaded(
+    tmp_path: Path, wheel: Any
+) -> None:
     folder = tmp_path / "db"
     wide = {f"c{number}": [number, None, -number, number * 2**40] for number in range(200)}
     types = pa.schema(
@@ -154,11 +156,14 @@ def test_every_type_is_a_key_column_and_two_hundred_columns_are_a_value(tmp_path
     }
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(300)
-def test_skewed_wide_and_mostly_empty_frames_through_spark(spark: Any, tmp_path: Path, wheel: Any) -> None:
+def test_skewed_wide_and_mostly_empty_frames_are_loaded_by_spark(
+    spark: Any, tmp_path: Path, wheel: Any
+) -> None:
     skewed = spark.range(20_000).selectExpr(
         "if(id % 2 = 0, 'hot', concat('k', lpad(cast(id as string), 6, '0'))) as key",
         "cast(id as string) as value",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flagstone.spark.shuffle import PART_BYTES, known_partitions, plan_parts, sort_by_key
+from flagstone.spark.load.bulk_load import PART_BYTES, known_partitions, plan_parts, sort_by_key
 
 
 @pytest.mark.parametrize(
@@ -26,12 +26,15 @@ from flagstone.spark.shuffle import PART_BYTES, known_partitions, plan_parts, so
         (1 << 40, 400, None),
     ],
 )
-def test_parts_are_of_the_usual_size_and_keep_cores_busy(size: int, cores: int, parts: int | None) -> None:
+def test_shuffle_partitions_have_the_usual_size_and_use_all_cores(
+    size: int, cores: int, parts: int | None
+) -> None:
     assert plan_parts(size, cores=cores, most=200) == parts
 
 
+@pytest.mark.long
 @pytest.mark.slow
-def test_only_plans_that_know_their_size_are_cut_by_it(spark: Any, tmp_path: Path) -> None:
+def test_only_plans_with_a_known_size_are_partitioned_by_it(spark: Any, tmp_path: Path) -> None:
     made = spark.range(300_000).selectExpr(
         "cast(cast(id as string) as binary) as key", "cast(concat(id, '-', id) as binary) as value"
     )

@@ -14,12 +14,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 
 import flagstone
 from flagstone import Admin, InvalidRequest
+from flagstone.changes.change import WalFile
 from flagstone.spark import foreach_batch
-from flagstone.spark.stream import BEGIN, ChangeStreamReader, plan_end
-from flagstone.spark.stream_options import parse_stream_options
+from flagstone.spark.stream.options import parse_stream_options
+from flagstone.spark.stream.source import BEGIN, ChangeStreamReader, plan_end
 from flagstone.types import WalId
-from flagstone.wal.tail import WalFile
-from spark.load_rig import QUIET, load, pairs, shown
+from kit.databases import QUIET
+from kit.spark_loads import load, pairs, shown
 
 NOW = timedelta()
 
@@ -155,11 +156,11 @@ def test_what_never_was_in_the_log_is_told_unless_gaps_are_allowed(folder: Path)
     with flagstone.open(folder, settings=replace(QUIET, wal_enabled=False)) as db:
         db.put(b"not in the log", b"x")
 
-    with pytest.raises(InvalidRequest, match="sequence numbers 2 to 2 are not in the log"):
+    with pytest.raises(InvalidRequest, match="sequence numbers 2 to 2 are not in the WAL"):
         follow(reader, at)
     with flagstone.open(folder, settings=QUIET) as db:
         db.put(b"b", b"2")
-    with pytest.raises(InvalidRequest, match="sequence numbers 2 to 2 are not in the log"):
+    with pytest.raises(InvalidRequest, match="sequence numbers 2 to 2 are not in the WAL"):
         follow(reader, at)
     rows, _ = follow(tolerant, other)
     assert [row["key"] for row in rows] == [b"b"]
@@ -237,6 +238,7 @@ def test_bad_options_are_refused(folder: Path, options: dict[str, str], told: st
         stream_of(folder, **options)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")

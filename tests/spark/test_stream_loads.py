@@ -13,10 +13,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 import flagstone
 from flagstone import Admin, InvalidRequest
 from flagstone.runtime.clock import SYSTEM_CLOCK
-from flagstone.spark.stream import BEGIN, ChangeStreamReader
-from flagstone.spark.stream_options import parse_stream_options
-from flagstone.spark.stream_parts import LoadPartition
-from spark.load_rig import QUIET, load, pairs, shown
+from flagstone.spark.stream.options import parse_stream_options
+from flagstone.spark.stream.source import BEGIN, ChangeStreamReader, LoadPartition
+from kit.databases import QUIET
+from kit.spark_loads import load, pairs, shown
 from spark.test_stream import Clock, applied, follow, rows_between
 
 pytestmark = pytest.mark.slow
@@ -150,7 +150,7 @@ def test_an_overwriting_load_ends_the_stream_unless_gaps_are_allowed(folder: Pat
     load(folder, [pairs({b"l": b"x"})], replaces_all=True)
     write(folder, b"b")
 
-    with pytest.raises(InvalidRequest, match=r"replaced everything .* begin anew with a copy"):
+    with pytest.raises(InvalidRequest, match=r"replaced everything .* start over with a copy"):
         follow(reader, at)
     rows, _ = follow(tolerant, other)
     assert [row["key"] for row in rows] == [b"b"]
@@ -182,6 +182,7 @@ def test_a_model_follows_writes_and_loads_through_restarts(folder: Path, options
     assert applied(rows, model) == shown(folder)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")

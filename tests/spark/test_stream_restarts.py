@@ -29,8 +29,9 @@ from flagstone import Admin
 from flagstone.lsm.operators import Counter
 from flagstone.spark import foreach_batch
 from flagstone.spark.datasource import FlagstoneDataSource
-from flagstone.spark.stream_sink import StreamSink, parse_sink_options
-from spark.load_rig import QUIET, shown
+from flagstone.spark.stream.sink import StreamSink, parse_sink_options
+from kit.databases import QUIET
+from kit.spark_loads import shown
 
 RESTARTS = int(os.environ.get("STREAM_RESTARTS", "3"))
 SEED = int(os.environ.get("STREAM_SEED", "5"))

@@ -19,26 +19,26 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 import flagstone
 from flagstone import Admin, Closed, CorruptData, FlagstoneError, InternalError, InvalidRequest
 from flagstone.db.open import open_database
-from flagstone.db.reader import open_reader
+from flagstone.db.reader.reader import open_reader
 from flagstone.format.sst_info import SsTableInfo
 from flagstone.lsm.operators import Concatenate
-from flagstone.metadata.hand_over import held_marks
+from flagstone.metadata.annotations import held_loads
 from flagstone.metadata.manifest import SsTable
 from flagstone.runtime.ids import SYSTEM_IDS
 from flagstone.spark import foreach_batch
 from flagstone.spark.datasource import FlagstoneDataSource
-from flagstone.spark.layout import order_tables
-from flagstone.spark.loading import commit_load
-from flagstone.spark.marks import Mark, is_written, mark_key
-from flagstone.spark.overlaps import plan_layers, plan_ordered_layers
-from flagstone.spark.plan import MadeTable
-from flagstone.spark.schema import arrow_schema
-from flagstone.spark.stream_sink import StreamSink
+from flagstone.spark.load.commit import commit_load
+from flagstone.spark.load.layout import order_ssts, plan_layers, plan_ordered_layers
+from flagstone.spark.load.plan import MadeSst
+from flagstone.spark.row_mapping import arrow_schema
+from flagstone.spark.stream.sink import StreamSink
+from flagstone.spark.stream.stream_progress import Mark, is_written, mark_key
 from flagstone.store.memory import MemoryStore
 from flagstone.testing.faults import Crashed, Effect, Fault, FaultyStore
-from spark.load_rig import QUIET, pairs, shown
+from kit.databases import QUIET
+from kit.faults import struck_calls
+from kit.spark_loads import pairs, shown
 from spark.stream_rig import MARK, commit, on_store, run_batch, run_tasks, sink_options
-from sweeps import struck_calls
 
 NOW = timedelta()
 
@@ -52,7 +52,7 @@ def rows_of(folder: Path, **options: Any) -> dict[bytes, bytes]:
     return {key: value for key, value in shown(folder, **options).items() if not key.startswith(b"\0")}
 
 
-def tables_of(folder: Path) -> int:
+def ssts_of(folder: Path) -> int:
     return len(list((folder / "compacted").iterdir()))
 
 
@@ -93,13 +93,13 @@ def test_a_batch_that_comes_again_is_left_out_and_its_tables_go(folder: Path) ->
     options = sink_options(folder)
     run_batch(options, 0, [merges(b"a", b"b")])
     run_batch(options, 1, [merges(b"a")])
-    held = tables_of(folder)
+    held = ssts_of(folder)
 
     run_batch(options, 1, [merges(b"a")])
     run_batch(options, 0, [merges(b"a", b"b")])
 
     assert rows_of(folder, merge_operator=Concatenate()) == {b"a": b"xx", b"b": b"x"}
-    assert tables_of(folder) == held
+    assert ssts_of(folder) == held
     run_batch(options, 2, [merges(b"b")])
     assert rows_of(folder, merge_operator=Concatenate()) == {b"a": b"xx", b"b": b"xx"}
 
@@ -117,19 +117,19 @@ def test_a_commit_that_is_repeated_deletes_nothing_of_what_it_committed(folder: 
     assert rows_of(folder) == {b"a": b"2"}
     assert_sound(folder)
     # Tables that a compaction has replaced are still there for who reads a former version.
-    assert tables_of(folder) > len(Admin(folder).manifest().value.ssts)
+    assert ssts_of(folder) > len(Admin(folder).manifest().value.ssts)
 
 
 def test_an_aborted_batch_leaves_nothing_and_can_be_repeated(folder: Path) -> None:
     options = sink_options(folder)
     run_batch(options, 0, [merges(b"a")])
-    held = tables_of(folder)
+    held = ssts_of(folder)
     messages = run_tasks(options, [merges(b"a")], [merges(b"b")])
 
     StreamSink(None, options).abort([messages[0], messages[1], None], 1)
     StreamSink(None, options).abort([None, None], 1)
 
-    assert tables_of(folder) == held
+    assert ssts_of(folder) == held
     with pytest.raises(Closed):
         commit(options, 1, messages)
     run_batch(options, 1, [merges(b"a")], [merges(b"b")])
@@ -178,7 +178,7 @@ def test_a_writer_that_is_open_takes_the_batches_in_and_goes_on(folder: Path) ->
         expected = {b"a": b"xxx", b"a0": b"x", b"a1": b"x", b"mine": b"0"}
         assert dict(db.scan(b"\1")) == expected
         db.put(b"still", b"the owner", await_durable=True)
-        assert not [held for held in held_marks(Admin(folder).manifest().value) if held.mark.open]
+        assert not [held for held in held_loads(Admin(folder).manifest().value) if held.record.open]
     assert rows_of(folder, merge_operator=Concatenate()) == expected | {b"still": b"the owner"}
 
 
@@ -210,6 +210,7 @@ def test_batches_without_rows_change_nothing(folder: Path) -> None:
     assert shown(folder) == {MARK: b"0", b"a": b"1"}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [{b"a": b"1"}, {}], ids=["rows", "nothing"])
 def test_a_batch_costs_the_same_however_many_came_before(rows: dict[bytes, bytes]) -> None:
@@ -294,29 +295,29 @@ def test_the_last_row_of_a_key_counts_in_the_order_of_tasks_and_rows(folder: Pat
     assert rows_of(folder) == {b"a": b"3", b"b": b"4", b"k": b"2", b"m": b"4", b"z": b"3"}
 
 
-def made_of(first: int, width: int) -> MadeTable:
+def made_of(first: int, width: int) -> MadeSst:
     low, high = bytes([first]), bytes([first + width])
-    return MadeTable(SsTable(SYSTEM_IDS.ulid(), SsTableInfo(low, high, 0, 0, 0, 0)), 1, 1)
+    return MadeSst(SsTable(SYSTEM_IDS.ulid(), SsTableInfo(low, high, 0, 0, 0, 0)), 1, 1)
 
 
 @given(st.lists(st.builds(made_of, st.integers(0, 60), st.integers(0, 20)), max_size=12))
-def test_layers_hold_every_table_once_and_later_ones_come_first(made: list[MadeTable]) -> None:
+def test_layers_hold_every_table_once_and_later_ones_come_first(made: list[MadeSst]) -> None:
     fewest, ordered = plan_layers(made), plan_ordered_layers(made)
 
     assert len(ordered) >= len(fewest)
     for layers in (fewest, ordered):
-        assert sorted(each.table.id for layer in layers for each in layer) == sorted(
-            each.table.id for each in made
+        assert sorted(each.sst.id for layer in layers for each in layer) == sorted(
+            each.sst.id for each in made
         )
         for layer in layers:
-            order_tables([each.table for each in layer])  # refuses what overlaps
-            keys = [each.table.info.first_entry for each in layer]
+            order_ssts([each.sst for each in layer])  # refuses what overlaps
+            keys = [each.sst.info.first_entry for each in layer]
             assert keys == sorted(keys)
-    number = {each.table.id: at for at, layer in enumerate(ordered) for each in layer}
+    number = {each.sst.id: at for at, layer in enumerate(ordered) for each in layer}
     for earlier, later in combinations(made, 2):
-        one, two = earlier.table.info, later.table.info
+        one, two = earlier.sst.info, later.sst.info
         if one.first_entry <= two.last_entry and two.first_entry <= one.last_entry:
-            assert number[later.table.id] < number[earlier.table.id]
+            assert number[later.sst.id] < number[earlier.sst.id]
 
 
 def test_rows_said_to_be_sorted_are_checked_and_the_mark_may_lie_among_them(folder: Path) -> None:
@@ -357,7 +358,7 @@ def test_what_is_left_of_failed_tasks_is_garbage_after_the_next_batch(folder: Pa
 
     Admin(folder).collect_garbage(min_age=NOW)
 
-    assert tables_of(folder) == len(Admin(folder).manifest().value.ssts)
+    assert ssts_of(folder) == len(Admin(folder).manifest().value.ssts)
     assert rows_of(folder, merge_operator=Concatenate())[b"a"] == b"xx"
     assert_sound(folder)
 
@@ -521,6 +522,7 @@ def start(frame: Any, folder: Path, state: Path, *, mode: str = "append", **opti
     )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
@@ -553,6 +555,7 @@ def test_a_query_keeps_a_copy_up_to_date_in_commit_order(spark: Any, tmp_path: P
     assert_sound(copy)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")

@@ -15,11 +15,12 @@ from pyspark.sql.types import DoubleType, LongType, MapType, StringType, StructF
 import flagstone
 from flagstone import InvalidRequest, keys, values
 from flagstone.spark import bulk_load
+from flagstone.spark.filters import narrow_range
 from flagstone.spark.options import parse_read_options
-from flagstone.spark.reading import PushingReader, pin
-from flagstone.spark.structure import Structure, narrow_range
+from flagstone.spark.row_mapping import RowMapping
+from flagstone.spark.scan import PushingReader, hold_checkpoint
 from flagstone.types import KeyRange
-from spark.load_rig import load, shown
+from kit.spark_loads import load, shown
 
 SCHEMA = StructType(
     [
@@ -49,14 +50,16 @@ def folder(tmp_path: Path) -> Path:
 
 
 def reader_of(folder: Path, schema: StructType, **options: str) -> PushingReader:
-    return PushingReader(pin(parse_read_options({"path": str(folder), **OPTIONS, **options})), schema)
+    return PushingReader(
+        hold_checkpoint(parse_read_options({"path": str(folder), **OPTIONS, **options})), schema
+    )
 
 
 def rows_of(reader: PushingReader) -> list[dict[str, Any]]:
     return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
 
 
-def test_rows_come_back_in_the_order_of_their_key_columns(folder: Path) -> None:
+def test_rows_are_read_in_the_order_of_their_key_columns(folder: Path) -> None:
     found = rows_of(reader_of(folder, SCHEMA))
 
     expected = [dict(zip(CELLS, row, strict=True)) for row in zip(*CELLS.values(), strict=True)]
@@ -67,7 +70,7 @@ def test_rows_come_back_in_the_order_of_their_key_columns(folder: Path) -> None:
 
 
 def test_filters_on_leading_key_columns_become_a_range(folder: Path) -> None:
-    structure = Structure(("region", "id"), ("name", "price"))
+    structure = RowMapping(("region", "id"), ("name", "price"))
     eu, at_three = ds.EqualTo(("region",), "eu"), keys.encode("eu", 3)
 
     def narrowed(*filters: ds.Filter) -> KeyRange:
@@ -86,10 +89,10 @@ def test_filters_on_leading_key_columns_become_a_range(folder: Path) -> None:
     assert [row["id"] for row in rows_of(reader)] == [3, 20]
 
 
-def test_what_cannot_be_a_key_or_a_value_is_refused(folder: Path) -> None:
+def test_unsupported_key_and_value_types_are_refused(folder: Path) -> None:
     with pytest.raises(InvalidRequest, match="no column 'region'"):
         reader_of(folder, StructType([SCHEMA["id"], SCHEMA["name"]]))
-    with pytest.raises(InvalidRequest, match="part of the key"):
+    with pytest.raises(InvalidRequest, match="in the key and in the value"):
         reader_of(folder, SCHEMA, **{"value.columns": "id,name"})
     with pytest.raises(InvalidRequest, match="formats are row, json"):
         reader_of(folder, SCHEMA, **{"value.format": "xml"})
@@ -105,7 +108,9 @@ def test_what_cannot_be_a_key_or_a_value_is_refused(folder: Path) -> None:
 @pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("form", ["row", "json"])
-def test_an_ordinary_frame_goes_in_and_comes_back(spark: Any, tmp_path: Path, form: Any) -> None:
+def test_a_frame_with_key_and_value_columns_is_written_and_read_back(
+    spark: Any, tmp_path: Path, form: Any
+) -> None:
     schema = "region string, id long, day date, at timestamp, price decimal(10,2)"
     schema += ", tags array<string>, raw binary, ok boolean"
     rows = [

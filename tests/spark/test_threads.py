@@ -1,4 +1,4 @@
-"""Spark looks for data sources in the session that is active in the calling thread; a new thread has none."""
+"""Spark finds data sources through the active session of the calling thread; a new thread has none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flagstone.spark import LoadReport, bulk_load, register
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
 
 
-def test_another_thread_loads_and_reads(spark: Any, tmp_path: Path) -> None:
+def test_load_and_read_work_in_another_thread(spark: Any, tmp_path: Path) -> None:
     folder = tmp_path / "db"
 
     def load() -> LoadReport | None:

@@ -15,23 +15,17 @@ from hypothesis import strategies as st
 import flagstone
 from flagstone import Admin, InvalidRequest
 from flagstone.format.sst_info import SstType
-from flagstone.maintenance.verification.subjects import Subject
-from flagstone.spark.options import Place
-from flagstone.spark.verification import SparkChecker, plan_shares, verify
+from flagstone.spark.address import DatabaseAddress
+from flagstone.spark.jobs.verification import SparkChecker, plan_shares, verify
+from flagstone.verification.ssts import Subject
 from golden.corpus import DATA, databases
-from spark.load_rig import QUIET
-
-SPARK = [pytest.mark.slow, pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
-
-
-def on_spark(test: Any) -> Any:
-    for mark in SPARK:
-        test = mark(test)
-    return test
+from kit.databases import QUIET
+from kit.spark_loads import on_spark
 
 
+@pytest.mark.long
 @on_spark
-def test_golden_databases_are_reported_as_by_this_process(spark: Any) -> None:
+def test_spark_reports_golden_databases_as_a_local_verification_does(spark: Any) -> None:
     for database in databases():
         place = {"store": str(database.store)}
         if database.wal_store is not None:
@@ -39,8 +33,9 @@ def test_golden_databases_are_reported_as_by_this_process(spark: Any) -> None:
         assert verify(spark, database.path, **place, tasks=2) == Admin(database.path, **place).verify()
 
 
+@pytest.mark.long
 @on_spark
-def test_damage_of_every_kind_is_reported_as_by_this_process(spark: Any, tmp_path: Path) -> None:
+def test_spark_reports_every_kind_of_damage_as_a_local_verification_does(spark: Any, tmp_path: Path) -> None:
     chance = random.Random(7)
     for number, source in enumerate(("compaction", "crash", "checkpoints", "gc", "basic") * 2):
         folder = tmp_path / f"{number}"
@@ -65,7 +60,7 @@ def test_damage_of_every_kind_is_reported_as_by_this_process(spark: Any, tmp_pat
 
 
 @on_spark
-def test_the_log_may_have_a_store_of_its_own_and_tables_another_owner(spark: Any, tmp_path: Path) -> None:
+def test_spark_verifies_a_separate_wal_store_and_ssts_of_a_lender(spark: Any, tmp_path: Path) -> None:
     main, log = str(tmp_path / "main"), str(tmp_path / "log")
     with flagstone.open("db", store=main, wal_store=log, settings=QUIET) as db:
         for number in range(500):
@@ -81,7 +76,7 @@ def test_the_log_may_have_a_store_of_its_own_and_tables_another_owner(spark: Any
 
 
 @on_spark
-def test_what_was_read_and_how_fast_is_told(
+def test_the_summary_says_what_was_read_and_how_fast(
     spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with flagstone.open(tmp_path / "shop", settings=QUIET) as db:
@@ -96,16 +91,18 @@ def test_what_was_read_and_how_fast_is_told(
 
 
 @on_spark
-def test_what_cannot_be_verified_says_so(spark: Any, tmp_path: Path) -> None:
+def test_a_database_that_cannot_be_verified_raises(spark: Any, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="no database"):
         verify(spark, tmp_path / "nothing")
-    nowhere = SparkChecker(spark, Place("", store=str(tmp_path)))
+    nowhere = SparkChecker(spark, DatabaseAddress("", store=str(tmp_path)))
     with pytest.raises(InvalidRequest, match="names a whole store"):
         nowhere.check([Subject("compacted/x.sst", SstType.COMPACTED, 1)])
 
 
 @given(sizes=st.lists(st.integers(0, 10**9), max_size=60), count=st.integers(1, 20))
-def test_shares_hold_everything_once_and_are_about_even(sizes: list[int], count: int) -> None:
+def test_the_shares_of_the_tasks_contain_every_object_once_and_are_about_even(
+    sizes: list[int], count: int
+) -> None:
     shares = plan_shares(sizes, count)
 
     assert sorted(at for share in shares for at in share) == list(range(len(sizes)))

@@ -1,4 +1,4 @@
-"""The engine against the oracle: whatever is done to a database, every read equals the model's.
+"""The engine against the model: after any operations every read equals the model's.
 
 `make model` runs thousands of examples (`HYPOTHESIS_PROFILE=model`); an ordinary run only a few.
 """
@@ -15,10 +15,10 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from flagstone.config import Settings
 from flagstone.config.settings import CodecName
-from flagstone.db.admin import Admin
-from flagstone.db.database import Db
+from flagstone.db.admin.admin import Admin
 from flagstone.db.open import open_database
-from flagstone.db.transaction import Snapshot, Transaction
+from flagstone.db.writer.database import Db
+from flagstone.db.writer.transaction import Snapshot, Transaction
 from flagstone.errors import Closed, FlagstoneError, TransactionConflict
 from flagstone.lsm.operators import Concatenate
 from flagstone.lsm.segments import SegmentExtractor
@@ -144,7 +144,7 @@ class EngineMachine(RuleBasedStateMachine):
         admin.compact(full=full, merge_operator=Concatenate(), patience=timedelta(0))
         self.db.checkpoint(
             scope="durable", lifetime=timedelta(seconds=1)
-        )  # a way to have the manifest looked at
+        )  # makes the engine read the manifest
         # Not "none at all": a memtable that was frozen earlier may have been flushed meanwhile.
         after = {view.id for tree in self.db.manifest().trees for view in tree.l0}
         assert not full or not before & after
@@ -338,7 +338,7 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 class Running:
-    """A transaction with what the oracle knows about it."""
+    """A transaction with its state in the model."""
 
     def __init__(self, life: int, transaction: Transaction, isolation: str) -> None:
         self.life = life
@@ -368,7 +368,7 @@ class TimedEngineMachine(EngineMachine):
 
 
 class EngineWithoutLogMachine(EngineMachine):
-    """The same where only tables make rows durable."""
+    """The same where rows are durable only in SSTs."""
 
     wal_enabled = False
 

@@ -20,7 +20,7 @@ def revenue() -> DataFrame:
 
 @dp.table
 def changes() -> DataFrame:
-    """Every change since the pipeline first ran, and before these a copy of all there was."""
+    """A copy of all rows at the first run, then every change since."""
     return spark.readStream.format("flagstone").option("consumer", "pipeline").load(SHOP)
 
 

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Annotated, Final
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flagstone.cli.context import AsJson, Invocation, invocation
-from flagstone.cli.output import moment_text, print_json, print_table, say
-from flagstone.cli.parsing import parse_checkpoint, parse_lifetime, require_checkpoint_id
+from flagstone.cli.output import confirm, moment_text, print_json, print_table, say, working
+from flagstone.cli.parsing import (
+    KeyForm,
+    parse_bytes,
+    parse_checkpoint,
+    parse_lifetime,
+    require_checkpoint_id,
+)
+from flagstone.errors import InvalidRequest
 from flagstone.inspector.text import time_text
+from flagstone.types import KeyRange
 
 if TYPE_CHECKING:
-    from flagstone.metadata.manifest import Checkpoint
+    from flagstone.cli.connection import Connection
+    from flagstone.metadata.manifest import Checkpoint, Manifest
+    from flagstone.metadata.sequenced import Versioned
 
 Id = Annotated[
     str, typer.Option("--id", "-i", metavar="UUID", help="The checkpoint; list-checkpoints shows them.")
@@ -154,9 +165,160 @@ def _print(call: Invocation, checkpoint: Checkpoint) -> None:
         say(f"checkpoint {checkpoint.id} pins manifest {checkpoint.manifest_id} {until}")
 
 
-COMMANDS: Final[tuple[Callable[..., None], ...]] = (
-    create_checkpoint,
-    refresh_checkpoint,
-    delete_checkpoint,
-    list_checkpoints,
-)
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")]
+
+
+To = Annotated[
+    str,
+    typer.Argument(help="The new database: a path inside the same store, or an address that leads there."),
+]
+
+
+def clone(
+    context: typer.Context,
+    to: To,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(metavar="UUID", help="Clone what this checkpoint pins instead of the current state."),
+    ] = None,
+    prefix: Annotated[str | None, typer.Option(help="Only keys that begin with this.")] = None,
+    start: Annotated[str | None, typer.Option(help="Only keys from this one on.")] = None,
+    stop: Annotated[str | None, typer.Option(help="Only keys before this one.")] = None,
+    key: Annotated[
+        KeyForm, typer.Option(help="How keys are given; auto is text, or hexadecimal with a leading 0x.")
+    ] = KeyForm.auto,
+    json: AsJson = False,
+) -> None:
+    """Make a database that begins with what this one holds; both go their own ways from there.
+
+    No table is copied: the clone borrows them, and this database keeps them for it. With a prefix or range it holds
+    that part only, and takes no write and no read outside of it. If it is interrupted, the same call finishes it;
+    where a database is already, it is refused.
+
+    For example:
+
+        flagstone -p s3://bucket/shop clone shop-test
+        flagstone -p s3://bucket/shop clone s3://bucket/eu --prefix eu/
+        flagstone -p ./shop clone ./before --checkpoint 01740ee5-6459-44af-9a45-85deb6e468e3
+    """
+    call = invocation(context, json=json)
+    keys = _clone_range(prefix, start, stop, key)
+    source = parse_checkpoint(checkpoint)
+    connection = call.connect(patient=True)
+    target = _neighbour(connection, to)
+    with working(f"cloning to {to}", connection):
+        made = connection.admin().clone(target, checkpoint=source, range=keys)
+    _print_made(call, connection, target, made)
+
+
+def union(
+    context: typer.Context,
+    to: To,
+    sources: Annotated[list[str], typer.Argument(help="The other databases to take in, of the same store.")],
+    json: AsJson = False,
+) -> None:
+    """Make one database of this one and others that hold different keys.
+
+    All must be flushed, and none may have keys between those of another. No table is copied: the new database
+    borrows them. If it is interrupted, the same call finishes it.
+
+    For example:
+
+        flagstone -p s3://bucket/eu union world us asia
+        flagstone -p ./part-1 union ./whole ./part-2 ./part-3
+    """
+    call = invocation(context, json=json)
+    connection = call.connect(patient=True)
+    target = _neighbour(connection, to)
+    others = [_neighbour(connection, source) for source in sources]
+    with working(f"uniting {1 + len(others)} databases", connection):
+        made = connection.admin().union(target, others)
+    _print_made(call, connection, target, made)
+
+
+def restore(
+    context: typer.Context,
+    id: Annotated[  # noqa: A002 - as with the other commands about checkpoints
+        str, typer.Option("--id", "-i", "--checkpoint", metavar="UUID", help="The checkpoint to go back to.")
+    ],
+    save: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="First keep the present state as a checkpoint of this name, to be able to return.",
+        ),
+    ] = None,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    json: AsJson = False,
+) -> None:
+    """Make what a checkpoint pins the current state again; what was written since is given up.
+
+    A writer or compactor that is at work is replaced: it learns it at its next write. Checkpoints stay.
+
+    For example:
+
+        flagstone -p s3://bucket/shop restore --id 01740ee5-6459-44af-9a45-85deb6e468e3 --save before-restore
+        flagstone -p s3://bucket/shop restore --id 01740ee5-6459-44af-9a45-85deb6e468e3 --dry-run
+    """
+    call = invocation(context, json=json)
+    wanted = require_checkpoint_id(id)
+    connection = call.connect(patient=True)
+    admin = connection.admin()
+    entry = next((found for found in admin.checkpoints() if found.id == wanted), None)
+    if entry is None:
+        raise InvalidRequest(f"no checkpoint {wanted}: it was deleted, or expired and was collected")
+    consequence = (
+        f"this puts {connection.root} back to {time_text(entry.created_s)} (manifest {entry.manifest_id})"
+    )
+    if dry_run:
+        now, then = admin.manifest(), admin.manifest(entry.manifest_id)
+        if call.json:
+            print_json({"dry_run": True, "checkpoint_id": str(wanted), "manifest_id": entry.manifest_id})
+        else:
+            given_up = now.value.last_l0_seq - then.value.last_l0_seq
+            say(f"{consequence}; {max(given_up, 0):,} flushed sequence numbers would be given up")
+        return
+    confirm(f"{consequence} and gives up what was written since", yes=yes)
+    saved = None if save is None else admin.create_checkpoint(name=save)
+    with working("restoring", connection):
+        made = admin.restore(wanted)
+    if call.json:
+        kept = None if saved is None else str(saved.id)
+        print_json({"checkpoint_id": str(wanted), "manifest_id": made.id, "saved_checkpoint_id": kept})
+    else:
+        kept = "" if saved is None else f"; the state before is checkpoint {saved.id}"
+        say(f"manifest {made.id} has the state of checkpoint {wanted}{kept}")
+
+
+def _clone_range(prefix: str | None, start: str | None, stop: str | None, form: KeyForm) -> KeyRange | None:
+    if prefix is not None:
+        if start is not None or stop is not None:
+            raise InvalidRequest("clone by --prefix or by --start and --stop, not both")
+        return KeyRange.of_prefix(parse_bytes(prefix, form, what="prefix"))
+    if start is None and stop is None:
+        return None
+    first = None if start is None else parse_bytes(start, form, what="start")
+    last = None if stop is None else parse_bytes(stop, form, what="stop")
+    return KeyRange(first or None, last)
+
+
+def _neighbour(connection: Connection, address: str) -> str:
+    """The address, with a folder relative to here made absolute: a bare name is one inside the store."""
+    here = address.startswith(("./", "../")) or address in (".", "..")
+    return str(Path(address).absolute()) if here and connection.store.url.startswith("file:") else address
+
+
+def _print_made(call: Invocation, connection: Connection, to: str, made: Versioned[Manifest]) -> None:
+    if call.json:
+        from flagstone.cli.documents import manifest_document
+
+        print_json(
+            {"path": to, "store": connection.store.url, "manifest": manifest_document(made.id, made.value)}
+        )
+    else:
+        tables, owners = len(made.value.ssts), len(made.value.external_dbs)
+        say(f"{to}: manifest {made.id}, {tables:,} tables borrowed from {owners:,} databases")

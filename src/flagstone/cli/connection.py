@@ -7,16 +7,15 @@ take long, and upload much, is then done with the engine's own patience.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 import flagstone
 from flagstone.cli.context import Invocation
-from flagstone.db.discovery import find_databases
 from flagstone.errors import InvalidRequest
-from flagstone.store.commit_log.secrets import passwords_of
+from flagstone.store.commit_log.postgres import passwords_of
 from flagstone.store.counting import CountingStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
@@ -25,10 +24,14 @@ from flagstone.store.resolve import resolve, resolve_database
 from flagstone.store.retrying import RetryingStore, RetryPolicy
 
 if TYPE_CHECKING:
+    from flagstone.db.reader.as_of import AsOf
     from flagstone.lsm.merge_operator import MergeOperator
-    from flagstone.views.history import AsOf
 
 _LONGEST_CONNECT_S: Final = 5.0
+
+_FOLDERS: Final = frozenset(DbPaths("").folders)
+_LAST_NAME: Final = "~"
+"""Sorts after every object name in a database."""
 
 _ALLOW_HTTP: Final = ("AWS_ALLOW_HTTP", "AZURE_ALLOW_HTTP", "GOOGLE_ALLOW_HTTP")
 
@@ -195,3 +198,38 @@ def _counted(call: Invocation, store: ObjectStore, *, patient: bool) -> tuple[Ob
     counting = CountingStore(store.inner if isinstance(store, RetryingStore) else store, component="cli")
     policy = RetryPolicy() if patient else RetryPolicy(deadline_s=call.timeout_s)
     return RetryingStore(counting, policy=policy), counting
+
+
+def find_databases(store: ObjectStore, prefix: str = "") -> Iterator[str]:
+    """The paths below `prefix` ("": the whole store) that hold a database, in the order of the listing.
+
+    Lists the start of each folder of each database and skips the rest: about six listings per database, however large
+    it is. The path of a destroyed database is included as long as an object of it is left.
+    """
+    after: str | None = None
+    found: set[str] = set()
+    while True:
+        skipped: str | None = None
+        for meta in store.list(prefix, after=after):
+            after = meta.path
+            root, folder = _split(meta.path)
+            if folder is None:
+                continue
+            if root not in found and root and DbPaths(root).parse_manifest(meta.path) is not None:
+                found.add(root)
+                yield root
+            skipped = f"{root}/{folder}/{_LAST_NAME}" if root else f"{folder}/{_LAST_NAME}"
+            break
+        if skipped is None:
+            return
+        # Strictly forward, also past a foreign name that sorts after `_LAST_NAME`: so the loop ends with the listing.
+        after = max(skipped, after or "")
+
+
+def _split(path: str) -> tuple[str, str | None]:
+    """The database that an object at this path belongs to, and its folder there; None for a foreign object."""
+    parts = path.split("/")
+    for index in range(len(parts) - 2, -1, -1):
+        if parts[index] in _FOLDERS:
+            return "/".join(parts[:index]), parts[index]
+    return "", None

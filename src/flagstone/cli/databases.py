@@ -3,151 +3,36 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from flagstone.cli.binary import KeyForm, parse_bytes
-from flagstone.cli.confirming import can_ask, confirm
-from flagstone.cli.context import AsJson, Invocation, invocation
-from flagstone.cli.output import print_json, say
-from flagstone.cli.parsing import parse_checkpoint, parse_lifetime, require_checkpoint_id
-from flagstone.cli.progress import working
+from flagstone.cli.checkpoints import DryRun
+from flagstone.cli.context import (
+    AsJson,
+    Invocation,
+    OnSpark,
+    SparkConf,
+    invocation,
+    parse_conf,
+    spark_arguments,
+    spark_session,
+)
+from flagstone.cli.output import can_ask, confirm, console, print_facts, print_json, print_table, say, working
+from flagstone.cli.parsing import (
+    parse_lifetime,
+)
+from flagstone.cli.process import DAMAGE, service
 from flagstone.errors import InvalidRequest
-from flagstone.inspector.text import time_text
-from flagstone.types import KeyRange
+from flagstone.inspector.text import size_text, time_text
 
 if TYPE_CHECKING:
     from flagstone.cli.connection import Connection
-    from flagstone.metadata.manifest import Manifest
-    from flagstone.metadata.sequenced import Versioned
-    from flagstone.views.destroy import Destruction
-
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")]
-To = Annotated[
-    str,
-    typer.Argument(help="The new database: a path inside the same store, or an address that leads there."),
-]
-
-
-def clone(
-    context: typer.Context,
-    to: To,
-    checkpoint: Annotated[
-        str | None,
-        typer.Option(metavar="UUID", help="Clone what this checkpoint pins instead of the current state."),
-    ] = None,
-    prefix: Annotated[str | None, typer.Option(help="Only keys that begin with this.")] = None,
-    start: Annotated[str | None, typer.Option(help="Only keys from this one on.")] = None,
-    stop: Annotated[str | None, typer.Option(help="Only keys before this one.")] = None,
-    key: Annotated[
-        KeyForm, typer.Option(help="How keys are given; auto is text, or hexadecimal with a leading 0x.")
-    ] = KeyForm.auto,
-    json: AsJson = False,
-) -> None:
-    """Make a database that begins with what this one holds; both go their own ways from there.
-
-    No table is copied: the clone borrows them, and this database keeps them for it. With a prefix or range it holds
-    that part only, and takes no write and no read outside of it. If it is interrupted, the same call finishes it;
-    where a database is already, it is refused.
-
-    For example:
-
-        flagstone -p s3://bucket/shop clone shop-test
-        flagstone -p s3://bucket/shop clone s3://bucket/eu --prefix eu/
-        flagstone -p ./shop clone ./before --checkpoint 01740ee5-6459-44af-9a45-85deb6e468e3
-    """
-    call = invocation(context, json=json)
-    keys = _key_range(prefix, start, stop, key)
-    source = parse_checkpoint(checkpoint)
-    connection = call.connect(patient=True)
-    target = _neighbour(connection, to)
-    with working(f"cloning to {to}", connection):
-        made = connection.admin().clone(target, checkpoint=source, range=keys)
-    _print_made(call, connection, target, made)
-
-
-def union(
-    context: typer.Context,
-    to: To,
-    sources: Annotated[list[str], typer.Argument(help="The other databases to take in, of the same store.")],
-    json: AsJson = False,
-) -> None:
-    """Make one database of this one and others that hold different keys.
-
-    All must be flushed, and none may have keys between those of another. No table is copied: the new database
-    borrows them. If it is interrupted, the same call finishes it.
-
-    For example:
-
-        flagstone -p s3://bucket/eu union world us asia
-        flagstone -p ./part-1 union ./whole ./part-2 ./part-3
-    """
-    call = invocation(context, json=json)
-    connection = call.connect(patient=True)
-    target = _neighbour(connection, to)
-    others = [_neighbour(connection, source) for source in sources]
-    with working(f"uniting {1 + len(others)} databases", connection):
-        made = connection.admin().union(target, others)
-    _print_made(call, connection, target, made)
-
-
-def restore(
-    context: typer.Context,
-    id: Annotated[  # noqa: A002 - as with the other commands about checkpoints
-        str, typer.Option("--id", "-i", "--checkpoint", metavar="UUID", help="The checkpoint to go back to.")
-    ],
-    save: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="First keep the present state as a checkpoint of this name, to be able to return.",
-        ),
-    ] = None,
-    yes: Yes = False,
-    dry_run: DryRun = False,
-    json: AsJson = False,
-) -> None:
-    """Make what a checkpoint pins the current state again; what was written since is given up.
-
-    A writer or compactor that is at work is replaced: it learns it at its next write. Checkpoints stay.
-
-    For example:
-
-        flagstone -p s3://bucket/shop restore --id 01740ee5-6459-44af-9a45-85deb6e468e3 --save before-restore
-        flagstone -p s3://bucket/shop restore --id 01740ee5-6459-44af-9a45-85deb6e468e3 --dry-run
-    """
-    call = invocation(context, json=json)
-    wanted = require_checkpoint_id(id)
-    connection = call.connect(patient=True)
-    admin = connection.admin()
-    entry = next((found for found in admin.checkpoints() if found.id == wanted), None)
-    if entry is None:
-        raise InvalidRequest(f"no checkpoint {wanted}: it was deleted, or expired and was collected")
-    consequence = (
-        f"this puts {connection.root} back to {time_text(entry.created_s)} (manifest {entry.manifest_id})"
-    )
-    if dry_run:
-        now, then = admin.manifest(), admin.manifest(entry.manifest_id)
-        if call.json:
-            print_json({"dry_run": True, "checkpoint_id": str(wanted), "manifest_id": entry.manifest_id})
-        else:
-            given_up = now.value.last_l0_seq - then.value.last_l0_seq
-            say(f"{consequence}; {max(given_up, 0):,} flushed sequence numbers would be given up")
-        return
-    confirm(f"{consequence} and gives up what was written since", yes=yes)
-    saved = None if save is None else admin.create_checkpoint(name=save)
-    with working("restoring", connection):
-        made = admin.restore(wanted)
-    if call.json:
-        kept = None if saved is None else str(saved.id)
-        print_json({"checkpoint_id": str(wanted), "manifest_id": made.id, "saved_checkpoint_id": kept})
-    else:
-        kept = "" if saved is None else f"; the state before is checkpoint {saved.id}"
-        say(f"manifest {made.id} has the state of checkpoint {wanted}{kept}")
+    from flagstone.clones.destroy import Destruction
+    from flagstone.inspector.snapshot import Seen
+    from flagstone.repair.plan import RepairReport
+    from flagstone.verification.report import Report
 
 
 def delete_db(
@@ -236,36 +121,6 @@ def purge_db(
         say(f"{len(deleted):,} objects deleted")
 
 
-def _key_range(prefix: str | None, start: str | None, stop: str | None, form: KeyForm) -> KeyRange | None:
-    if prefix is not None:
-        if start is not None or stop is not None:
-            raise InvalidRequest("clone by --prefix or by --start and --stop, not both")
-        return KeyRange.of_prefix(parse_bytes(prefix, form, what="prefix"))
-    if start is None and stop is None:
-        return None
-    first = None if start is None else parse_bytes(start, form, what="start")
-    last = None if stop is None else parse_bytes(stop, form, what="stop")
-    return KeyRange(first or None, last)
-
-
-def _neighbour(connection: Connection, address: str) -> str:
-    """The address, with a folder relative to here made absolute: a bare name is one inside the store."""
-    here = address.startswith(("./", "../")) or address in (".", "..")
-    return str(Path(address).absolute()) if here and connection.store.url.startswith("file:") else address
-
-
-def _print_made(call: Invocation, connection: Connection, to: str, made: Versioned[Manifest]) -> None:
-    if call.json:
-        from flagstone.cli.documents import manifest_document
-
-        print_json(
-            {"path": to, "store": connection.store.url, "manifest": manifest_document(made.id, made.value)}
-        )
-    else:
-        tables, owners = len(made.value.ssts), len(made.value.external_dbs)
-        say(f"{to}: manifest {made.id}, {tables:,} tables borrowed from {owners:,} databases")
-
-
 def _print_destruction(call: Invocation, done: Destruction, *, dry_run: bool) -> None:
     due = None if done.due_ms is None else time_text(done.due_ms / 1000)
     if call.json:
@@ -293,4 +148,256 @@ def _print_destruction(call: Invocation, done: Destruction, *, dry_run: bool) ->
         say(f"not released: {reason}; if no clone needs it, use delete-checkpoint")
 
 
-COMMANDS: Final[tuple[Callable[..., None], ...]] = (clone, union, restore, delete_db, purge_db)
+def stats(context: typer.Context, json: AsJson = False) -> None:
+    """Show sizes, levels, log, checkpoints, borrowed tables and waste.
+
+    Reads the current manifest, those its checkpoints pin, and lists the objects; no table is read, nothing is
+    written. The last line tells what that took.
+
+    For example:
+
+        flagstone -p s3://bucket/shop stats
+        flagstone -p s3://bucket/shop --json stats | jq .tables.unreferenced.bytes
+    """
+    call = invocation(context, json=json)
+    connection = call.connect()
+    from flagstone.inspector.snapshot import look
+
+    with working("looking", connection):
+        seen = look(connection.store, connection.wal_store, connection.root)
+    if call.json:
+        print_json({**seen.facts(), **seen.overview.to_dict(), "requests": _requests(connection)})
+    else:
+        _print_stats(connection, seen)
+
+
+def _requests(connection: Connection) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for counter in connection.counters:
+        for verb, count in counter.totals()["requests"].items():
+            found[verb] = found.get(verb, 0) + count
+    return dict(sorted(found.items()))
+
+
+def _print_stats(connection: Connection, seen: Seen) -> None:
+    facts, found, manifest = seen.facts(), seen.overview, seen.manifest.value
+    tables, log, checkpoints = found.tables, found.log, facts["checkpoints"]
+    held = (
+        f"{checkpoints['total']}: {checkpoints['named']} named, {checkpoints['permanent']} permanent, "
+        f"{checkpoints['expired']} expired"
+    )
+    print_facts(
+        [
+            ("manifest", facts["manifest_id"]),
+            ("state", None if facts["initialized"] else "not initialized: a clone under construction"),
+            ("epochs", f"writer {facts['writer_epoch']}, compactor {facts['compactor_epoch']}"),
+            ("last flush", f"sequence number {facts['last_l0_seq']:,}, {facts['last_l0_time'] or 'never'}"),
+            ("live tables", _weight(tables.live)),
+            ("borrowed", _weight(tables.borrowed) if tables.borrowed.count else None),
+            ("pinned only", _weight(tables.pinned) if tables.pinned.count else None),
+            ("unreferenced", _weight(tables.unreferenced) if tables.unreferenced.count else None),
+            ("log to replay", f"{_weight(log.to_replay)}, after {log.replay_after}"),
+            ("log flushed", _weight(log.flushed) if log.flushed.count else None),
+            ("fences", log.fences),
+            ("checkpoints", held),
+            (
+                "space amplification",
+                _ratio(found.space_amplification, "estimate: the trees over their oldest runs"),
+            ),
+            ("storage overhead", _ratio(found.storage_overhead, "all objects over live tables")),
+        ],
+        title=f"{connection.root} in {connection.store.url}",
+    )
+    for tree in found.trees:
+        say("")
+        name = f"segment {tree.prefix}" if tree.prefix else "tree"
+        rows: list[tuple[Any, ...]] = [("L0", tree.l0.count, size_text(tree.l0.bytes))]
+        rows += [(f"run {run.id}", run.tables, size_text(run.bytes)) for run in tree.runs]
+        print_table((name, "tables", "size"), rows, empty="no data")
+    if manifest.external_dbs:
+        say("")
+        external = [(entry.path, entry.tables, size_text(entry.bytes)) for entry in found.external_dbs]
+        print_table(("external database", "tables", "size"), external, empty="")
+    say("")
+    folders = [(folder, weight.count, size_text(weight.bytes)) for folder, weight in found.objects.items()]
+    print_table(("folder", "objects", "size"), folders, empty="no objects")
+    say("")
+    asked = ", ".join(f"{count} {verb}" for verb, count in _requests(connection).items())
+    print_facts([("requests", f"{connection.requests} ({asked}), {size_text(connection.bytes_moved)}")])
+
+
+def _weight(weight: Any) -> str:
+    return f"{weight.count:,}, {size_text(weight.bytes)}"
+
+
+def _ratio(ratio: float | None, meaning: str) -> str | None:
+    return None if ratio is None else f"{ratio:.2f}× ({meaning})"
+
+
+def inspect(
+    context: typer.Context,
+    port: Annotated[
+        int, typer.Option(help="The port on 127.0.0.1; 0 takes a free one.", min=0, max=65535)
+    ] = 0,
+    refresh: Annotated[int, typer.Option(help="Seconds between two looks of an open page.", min=1)] = 10,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the page to this file instead, and end.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Show tables, runs, compactions, checkpoints and sizes as a page, for browsers of this machine.
+
+    Reads what `stats` reads, for every request; values never. Ends with Ctrl-C.
+
+    For example:
+
+        flagstone -p s3://bucket/shop inspect
+        flagstone -p s3://bucket/shop inspect --output shop.html
+    """
+    from flagstone.inspector.page import render
+    from flagstone.inspector.server import serve
+    from flagstone.inspector.snapshot import look
+
+    call = invocation(context, json=json)
+    connection = call.connect()
+
+    def page(refresh_s: int | None) -> str:
+        seen = look(connection.store, connection.wal_store, connection.root, jobs=True)
+        return render(seen, refresh_s=refresh_s)
+
+    def tell(**facts: str) -> None:
+        if call.json:
+            print_json(facts)
+        else:
+            say("; ".join(f"{name} {value}" for name, value in facts.items()))
+
+    made = page(None if output else refresh)  # what is wrong is told before anybody waits
+    if output is not None:
+        output.write_text(made, encoding="utf-8")
+        tell(written=str(output))
+        return
+    with service("inspector") as stop:
+        serve(lambda: page(refresh), port=port, stop=stop, ready=lambda address: tell(open=address))
+
+
+_SEVERITY_STYLES: Final = {"damage": "bold red", "warning": "yellow", "note": "dim"}
+
+
+def verify(
+    context: typer.Context, spark: OnSpark = False, spark_conf: SparkConf = None, json: AsJson = False
+) -> None:
+    """Read every object and check every checksum, filter, order and reference.
+
+    Changes nothing, and may run beside a writer. Exits with 6 when there is damage. Every byte of the database is
+    read once: think of the transfer costs before verifying a large one from far away. With --spark tables and log are
+    read by Spark's executors, many at once.
+
+    For example:
+
+        flagstone -p s3://bucket/shop verify
+        flagstone -p s3://bucket/shop --json verify | jq '.findings[] | select(.severity == "damage")'
+    """
+    call = invocation(context, json=json)
+    conf = parse_conf(spark_conf, spark=spark)
+    connection = call.connect(patient=True)
+    if spark:
+        with spark_session(conf, command="verify") as session, working("verifying", connection):
+            from flagstone.spark import verify as verify_on_spark
+
+            report = verify_on_spark(session, **spark_arguments(call), wal_store=call.wal_store)
+    else:
+        with working("verifying", connection) as progress:
+            progress.expect_reading_all()
+            report = connection.admin().verify()
+    if call.json:
+        print_json(report.to_dict())
+    else:
+        _print_verification(report)
+    if not report.ok:
+        raise typer.Exit(DAMAGE)
+
+
+def _print_verification(report: Report) -> None:
+    from rich.markup import escape
+
+    with console() as shown:
+        counts = ", ".join(f"{count:,} {kind}" for kind, count in sorted(report.objects.items()))
+        shown.print(f"[bold]{escape(report.database)}[/bold], manifest {report.manifest_id}")
+        shown.print(f"read {counts}: {report.bytes:,} bytes, {report.rows:,} rows")
+        for finding in report.findings:
+            style = _SEVERITY_STYLES[finding.severity]
+            place = finding.object if finding.offset is None else f"{finding.object} at byte {finding.offset}"
+            shown.print(
+                f"[{style}]{finding.severity:8}[/{style}]", f"{escape(place)}: {escape(finding.problem)}"
+            )
+        if report.ok:
+            shown.print("[green]sound[/green]: every object is there and every checksum holds")
+        else:
+            shown.print(f"[bold red]damaged[/bold red]: {len(report.damage)} findings need an operator")
+
+
+def repair(
+    context: typer.Context,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Do it. Without this the command only says what it would do.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --apply: do not ask.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Say what is wrong with a database that does not open, and what repairing it gives up; with --apply, do it.
+
+    Knows WAL files that are out of order, damaged or missing, times in the future that stop writes, references to
+    objects that are gone, unreadable manifests and half-made databases. A sound database is not touched: exit code 0.
+    Exits with 6 when something is wrong and was not mended.
+
+    Stop the writer before --apply: one that is at work is fenced. What is removed is copied below flagstone/repair/
+    of the database first. An interrupted repair is repeated by the same command.
+
+    For example:
+
+        flagstone -p s3://bucket/shop repair
+        flagstone -p s3://bucket/shop repair --apply --yes
+    """
+    call = invocation(context, json=json)
+    connection = call.connect(patient=True)
+    admin = connection.admin()
+    with working("looking for defects", connection):
+        report = admin.repair()
+    if apply and any(defect.remedy for defect in report.defects):
+        if not call.json:
+            _print_repair(report)
+        confirm(_repair_consequence(report), yes=yes)
+        with working("repairing", connection):
+            report = admin.repair(plan_only=False)
+    if call.json:
+        print_json(report.to_dict())
+    else:
+        _print_repair(report)
+    if not report.sound:
+        raise typer.Exit(DAMAGE)
+
+
+def _repair_consequence(report: RepairReport) -> str:
+    prices = [defect.gives_up for defect in report.defects if defect.remedy and defect.gives_up]
+    fenced = "a writer that is at work is fenced"
+    return f"this gives up {'; '.join(prices)}, and {fenced}" if prices else f"this gives up no row; {fenced}"
+
+
+def _print_repair(report: RepairReport) -> None:
+    from rich.markup import escape
+
+    with console() as shown:
+        shown.print(f"[bold]{escape(report.database)}[/bold], manifest {report.manifest_id}")
+        for defect in report.defects:
+            shown.print(f"[bold red]{defect.kind}[/bold red]", escape(f"{defect.object}: {defect.problem}"))
+            shown.print("  remedy:  ", escape(defect.remedy or "none; an operator must look"))
+            if defect.remedy:
+                shown.print("  gives up:", escape(defect.gives_up or "nothing"))
+        for path in report.kept_aside:
+            shown.print("kept aside:", escape(path))
+        if not report.defects:
+            shown.print("[green]sound[/green]: nothing to repair")
+        elif report.applied:
+            shown.print(f"[green]repaired[/green]: manifest {report.manifest_id}")
+        elif any(defect.remedy for defect in report.defects):
+            shown.print("[bold red]not repaired[/bold red]: --apply does what is listed under remedy")

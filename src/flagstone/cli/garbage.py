@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from enum import StrEnum
@@ -13,18 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 import typer
 
 from flagstone.cli.context import AsJson, Invocation, invocation
-from flagstone.cli.exit_codes import UNAVAILABLE
-from flagstone.cli.output import print_json, print_json_line, print_table, say
+from flagstone.cli.output import print_json, print_json_line, print_table, say, working
 from flagstone.cli.parsing import parse_duration, parse_lifetime
-from flagstone.cli.progress import working
-from flagstone.cli.signals import service
+from flagstone.cli.process import UNAVAILABLE, service
 from flagstone.errors import InvalidRequest, Unavailable
 from flagstone.inspector.text import size_text
 
 if TYPE_CHECKING:
     from flagstone.cli.connection import Connection
     from flagstone.config import GarbageCollectorOptions
-    from flagstone.maintenance.gc.report import GarbageReport
+    from flagstone.gc.report import GarbageReport
 
 
 _log = logging.getLogger("flagstone.gc")
@@ -179,9 +176,9 @@ def schedule_garbage_collection(
         schedules, _parse_period("detach", detach), boundary_files=not disable_boundary_files
     )
     from flagstone.cli.connection import connect_below
-    from flagstone.db.garbage import open_collector
-    from flagstone.maintenance.gc.options import kind_options
-    from flagstone.maintenance.gc.service import GarbageCollection, run_all_until
+    from flagstone.db.admin.garbage import open_collector
+    from flagstone.gc.collector import GarbageCollection, run_all_until
+    from flagstone.gc.plan import kind_options
     from flagstone.runtime.clock import SYSTEM_CLOCK
     from flagstone.store.paths import DbPaths
 
@@ -348,6 +345,3 @@ def _print(report: GarbageReport) -> None:
     ]
     print_table(("kind", "examined", "garbage", "size", ""), rows, empty="nothing to collect")
     say(f"{report.deleted:,} objects deleted in {report.seconds:.1f} s, manifest {report.manifest_id}")
-
-
-COMMANDS: Final[tuple[Callable[..., None], ...]] = (run_garbage_collection, schedule_garbage_collection)

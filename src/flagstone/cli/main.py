@@ -4,31 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
 
-from flagstone.cli import (
-    checkpoints,
-    compactions,
-    compactors,
-    databases,
-    differences,
-    garbage,
-    inspecting,
-    manifests,
-    repairing,
-    rows,
-    sequences,
-    statistics,
-    verification,
-)
+from flagstone.cli import checkpoints, compaction, databases, garbage, manifests, rows
 from flagstone.cli.context import Invocation
-from flagstone.cli.exit_codes import BROKEN_PIPE, INTERNAL, INTERRUPTED, exit_code
 from flagstone.cli.parsing import parse_duration
-from flagstone.cli.signals import end_soon_when_interrupted
+from flagstone.cli.process import BROKEN_PIPE, INTERNAL, INTERRUPTED, end_soon_when_interrupted, exit_code
 from flagstone.errors import FlagstoneError, InvalidRequest
 
 
@@ -66,22 +52,43 @@ app: typer.Typer = typer.Typer(
     epilog="Exit codes: 0 done, 1 not found or declined, 2 bad request, 3 conflict, 4 closed or fenced, "
     "5 store unavailable, 6 damage, 70 internal error, 130 interrupted, 141 nobody reads the output.",
 )
-for _panel, _commands in (
-    ("Rows", rows.COMMANDS + differences.COMMANDS),
-    (
-        "State",
-        statistics.COMMANDS
-        + inspecting.COMMANDS
-        + verification.COMMANDS
-        + repairing.COMMANDS
-        + manifests.COMMANDS
-        + sequences.COMMANDS,
+_PANELS: Final[Mapping[str, Sequence[Callable[..., None]]]] = {
+    "Rows": (rows.get, rows.put, rows.delete, rows.scan, rows.diff),
+    "State": (
+        databases.stats,
+        databases.inspect,
+        databases.verify,
+        databases.repair,
+        manifests.read_manifest,
+        manifests.list_manifests,
+        manifests.seq_to_ts,
+        manifests.ts_to_seq,
     ),
-    ("Checkpoints", checkpoints.COMMANDS),
-    ("Databases", databases.COMMANDS),
-    ("Compaction", compactors.COMMANDS + compactions.COMMANDS),
-    ("Garbage", garbage.COMMANDS),
-):
+    "Checkpoints": (
+        checkpoints.create_checkpoint,
+        checkpoints.refresh_checkpoint,
+        checkpoints.delete_checkpoint,
+        checkpoints.list_checkpoints,
+    ),
+    "Databases": (
+        checkpoints.clone,
+        checkpoints.union,
+        checkpoints.restore,
+        databases.delete_db,
+        databases.purge_db,
+    ),
+    "Compaction": (
+        compaction.compact,
+        compaction.run_compactor,
+        compaction.run_worker,
+        compaction.read_compactions,
+        compaction.list_compactions,
+        compaction.read_compaction,
+        compaction.submit_compaction,
+    ),
+    "Garbage": (garbage.run_garbage_collection, garbage.schedule_garbage_collection),
+}
+for _panel, _commands in _PANELS.items():
     for _command in _commands:
         app.command(rich_help_panel=_panel)(_command)
 

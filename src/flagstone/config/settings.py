@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import json
 import os
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
-from flagstone.config import sources
 from flagstone.config.fields import (
     U32_MAX,
+    Kind,
     Section,
     SettingRefused,
     boolean,
@@ -26,8 +27,10 @@ from flagstone.config.fields import (
     duration,
     folder,
     integer,
+    nested_section,
     number,
     section,
+    suggestion,
 )
 from flagstone.errors import InvalidRequest
 
@@ -38,6 +41,9 @@ ClockRegression = Literal["refuse", "hold"]
 
 CODECS: Final = ("Snappy", "Zlib", "Lz4", "Zstd")
 ENV_PREFIX: Final = "SLATEDB_"
+
+FILE_NAMES: Final = ("SlateDb.json", "SlateDb.toml", "SlateDb.yaml", "SlateDb.yml")
+"""In the order in which `Settings.load` lays them over each other."""
 
 _KIB: Final = 1024
 _MIB: Final = 1024 * _KIB
@@ -257,13 +263,13 @@ class Settings(Section):
     @classmethod
     def from_json(cls, text: str) -> Self:
         """The settings in a JSON object; what it does not mention has its default."""
-        return cls.from_dict(sources.parse_json(text))
+        return cls.from_dict(parse_json(text))
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Self:
         """The settings in a .json, .toml, .yaml or .yml file; what it does not mention has its default."""
         try:
-            return cls.from_dict(sources.load_file(Path(path)))
+            return cls.from_dict(load_file(Path(path)))
         except InvalidRequest as error:
             error.add_note(f"in the settings file {os.fspath(path)}")
             raise
@@ -282,8 +288,8 @@ class Settings(Section):
         ``null`` stands for None. A name that resembles no setting belongs to somebody else and is ignored; one
         that looks misspelled is refused.
         """
-        changes = sources.read_environment(cls, prefix, os.environ if environ is None else environ)
-        return cls.from_dict(sources.overlay({} if base is None else base.to_dict(), changes))
+        changes = read_environment(cls, prefix, os.environ if environ is None else environ)
+        return cls.from_dict(overlay({} if base is None else base.to_dict(), changes))
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str] = ".", *, environ: Mapping[str, str] | None = None) -> Self:
@@ -292,10 +298,10 @@ class Settings(Section):
         All files that exist count; a later one wins where two set the same field.
         """
         values: dict[str, Any] = {}
-        for name in sources.FILE_NAMES:
+        for name in FILE_NAMES:
             path = Path(folder) / name
             if path.exists():
-                values = sources.overlay(values, sources.load_file(path))
+                values = overlay(values, load_file(path))
         return cls.from_env(base=cls.from_dict(values), environ=environ)
 
     def to_json(self) -> str:
@@ -334,3 +340,101 @@ class ReaderSettings(Section):
                 f"{self.checkpoint_lifetime} is out of range; choose {2 * self.manifest_poll_interval} "
                 "(2 · manifest_poll_interval) or more",
             )
+
+
+def parse_json(text: str) -> dict[str, Any]:
+    try:
+        return _mapping(json.loads(text))
+    except ValueError as error:
+        raise InvalidRequest(f"the settings are not JSON: {error}") from None
+
+
+def load_file(path: Path) -> dict[str, Any]:
+    """The mapping in a JSON, TOML or YAML file. An empty file is an empty mapping."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InvalidRequest(f"there is no settings file {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the settings file {path} cannot be read: {error}") from None
+    match path.suffix.lower():
+        case ".json":
+            return parse_json(text)
+        case ".toml":
+            try:
+                return tomllib.loads(text)
+            except tomllib.TOMLDecodeError as error:
+                raise InvalidRequest(f"the settings are not TOML: {error}") from None
+        case ".yaml" | ".yml":
+            return _parse_yaml(text)
+        case other:
+            raise InvalidRequest(f"a settings file ends in .json, .toml, .yaml or .yml, not {other!r}")
+
+
+def overlay(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """`below` with the values of `above`, section by section."""
+    merged = dict(below)
+    for name, value in above.items():
+        held = merged.get(name)
+        both = isinstance(held, Mapping) and isinstance(value, Mapping)
+        merged[name] = overlay(held, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def read_environment(section: type[Section], prefix: str, environ: Mapping[str, str]) -> dict[str, Any]:
+    """The values of the variables that begin with `prefix`, nested as their dots say."""
+    found: dict[str, Any] = {}
+    # Sorted, so that a variable for a whole section comes before those for its fields.
+    for variable in sorted(environ):
+        if not variable.startswith(prefix) or variable == prefix:
+            continue
+        names = variable.removeprefix(prefix).lower().split(".")
+        kind = _find_kind(section, names, variable)
+        if kind is None:
+            continue
+        value: Any = kind.of_text(_unquoted(environ[variable]))
+        for name in reversed(names):
+            value = {name: value}
+        found = overlay(found, value)
+    return found
+
+
+def _find_kind(section: type[Section], names: list[str], variable: str) -> Kind | None:
+    """The field that the names lead to; None when the first one resembles no field at all."""
+    for depth, name in enumerate(names):
+        kinds = section.kinds()
+        kind = kinds.get(name)
+        if kind is None:
+            near = suggestion(name, kinds)
+            if depth == 0 and not near:
+                return None
+            hint = "; sections and fields are separated by a dot" if "__" in name else near
+            raise SettingRefused(".".join(names[: depth + 1]), f"unknown setting{hint} (from {variable})")
+        if depth == len(names) - 1:
+            return kind
+        inside = nested_section(kind)
+        if inside is None:
+            raise SettingRefused(".".join(names), f"{name} is not a section (from {variable})")
+        section = inside
+    return None
+
+
+def _unquoted(text: str) -> str:
+    """SlateDB reads a bare 2 as a number and needs ``"2"`` where a setting is text; both mean the same here."""
+    return text[1:-1] if len(text) >= 2 and text[0] == text[-1] == '"' else text
+
+
+def _parse_yaml(text: str) -> dict[str, Any]:
+    # Imported here: it costs as much as all of this package, and few use it.
+    import yaml  # noqa: PLC0415
+
+    try:
+        return _mapping(yaml.safe_load(text) or {})
+    except yaml.YAMLError as error:
+        raise InvalidRequest(f"the settings are not YAML: {error}") from None
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"settings are an object of names and values, not {type(value).__name__}")
+    return value

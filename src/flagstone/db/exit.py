@@ -1,4 +1,4 @@
-"""Handles that their owner never closes: they are flushed and closed when they are collected, or at exit.
+"""What happens to open databases that their owner does not close, at exit and in a forked child.
 
 A handle (`Db`, `DbReader` and their async faces) is *watched* from its opening to its `close`. Background threads hold
 the engine behind it, so the engine never becomes garbage by itself; the watch is on an object that only the faces hold.
@@ -8,7 +8,8 @@ everything that is still watched is flushed, all of it at the same time and for 
 A finalizer runs in any thread and between any two instructions, also while that thread holds a lock. So it takes no
 lock, starts no thread and does no I/O: it puts a number into a queue, and a thread that waits there does the rest.
 
-A process that is killed, or ends by `os._exit`, runs none of this: what was not durable is lost, as in any crash.
+A process that is killed, or ends by `os._exit`, runs none of this: what was not durable is lost, as in any crash. In a
+forked child every open database is closed at once, because its threads stayed in the parent.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from contextlib import suppress
 from functools import partial
 from itertools import count
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Final, Protocol
-from weakref import finalize
+from typing import TYPE_CHECKING, Any, Final, Protocol
+from weakref import WeakSet, finalize
 
 import flagstone.runtime.service  # noqa: F401 - exit hooks run newest first: services must end after our flush
-from flagstone.errors import FlagstoneError
+from flagstone.errors import Closed, FlagstoneError
 from flagstone.runtime.clock import SYSTEM_CLOCK
 from flagstone.runtime.sync import Event, Lock, ThreadHandle, simulated, start_thread
 from flagstone.types import MAX_SEQ
 
 if TYPE_CHECKING:
-    from flagstone.db.engine import Engine
-    from flagstone.db.following import Following
+    from flagstone.db.reader.follower import Follower
+    from flagstone.db.writer.engine import Engine
 
 _log = logging.getLogger("flagstone.db")
 
@@ -88,27 +89,28 @@ class UnclosedWriter:
         return f"database {env.paths.root!r} in {env.store.url}"
 
     def is_open(self) -> bool:
-        return self._engine.closed is None
+        return self._engine.state.now.closed is None
 
     def begin_flush(self) -> None:
-        durability = self._engine.durability
-        if durability.durable_seq < durability.last_seq and durability.failure is None:
-            self._engine.request_durable(durability.last_seq)
+        state = self._engine.state
+        if state.durable_seq < state.last_seq and state.now.failure is None:
+            state.request_durable()
 
     def wait_flushed(self, timeout_s: float) -> FlagstoneError | None:
-        durability = self._engine.durability
+        state = self._engine.state
         try:
-            durability.wait(durability.last_seq, round(timeout_s, 1))
+            state.wait_durable(state.last_seq, round(timeout_s, 1))
         except FlagstoneError as error:
             return error
         return None
 
     def lost_rows(self) -> int:
-        durable_seq = self._engine.durability.durable_seq
-        if durable_seq >= self._engine.durability.last_seq:
+        state = self._engine.state
+        durable_seq = state.durable_seq
+        if durable_seq >= state.last_seq:
             return 0
         lost = 0
-        for table in self._engine.committer.memtables.tables():
+        for table in state.now.memtables.tables():
             cursor, key = table.scan(None, None, MAX_SEQ, False), None
             while rows := cursor.next_rows(_ROWS_AT_ONCE):
                 for row in rows:
@@ -124,7 +126,7 @@ class UnclosedWriter:
 class UnclosedReader:
     """A database open for reading: there is nothing to lose, but a checkpoint to release and a thread to end."""
 
-    def __init__(self, following: Following) -> None:
+    def __init__(self, following: Follower) -> None:
         self._following = following
 
     @property
@@ -146,6 +148,27 @@ class UnclosedReader:
 
     def close(self) -> None:
         self._following.close()
+
+
+class ForkAware(Protocol):
+    """An open database: its threads stay in the parent, so a forked child cannot use it."""
+
+    def abandon_in_child(self, reason: Closed) -> None: ...
+
+
+_in_this_process: WeakSet[ForkAware] = WeakSet()
+
+
+def abandon_in_children(opened: ForkAware) -> None:
+    """From now on, a forked child calls `abandon_in_child` of `opened` before anything else."""
+    _in_this_process.add(opened)
+
+
+def renew_lock(lock: Any) -> None:
+    """Free a lock in the child: a thread of the parent may have held it, and no thread here would release it."""
+    renew = getattr(lock, "_at_fork_reinit", None)
+    if renew is not None:
+        renew()
 
 
 class Watch:
@@ -335,8 +358,16 @@ def _hook_into_worker_process() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """The handles belong to the parent, which flushes them."""
+    """Close every open database. Its watch ends: the handles belong to the parent, which flushes them."""
     global _lock, _collected, _closer
+    for opened in list(_in_this_process):
+        opened.abandon_in_child(
+            Closed(
+                "this database was opened before the process forked, and its background work stayed in the "
+                "parent; open it again in the child",
+                reason="failed",
+            )
+        )
     _lock, _collected, _closer = Lock(), SimpleQueue(), None
     _watches.clear()
 

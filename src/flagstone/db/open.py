@@ -6,26 +6,26 @@ import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
+from flagstone.compaction.extensions import Executor, Scheduler, check_compactor_parts
 from flagstone.config import Settings
-from flagstone.db.cache_preload import CachePreload, plan_preload
-from flagstone.db.database import Db, ProjectedDb
-from flagstone.db.engine import Engine
-from flagstone.db.environment import Environment
-from flagstone.db.opening import open_for_writing
-from flagstone.db.views import Views
+from flagstone.db.recovery import open_for_writing
+from flagstone.db.writer.background import CachePreload, plan_preload
+from flagstone.db.writer.database import Db, ProjectedDb
+from flagstone.db.writer.engine import Engine
+from flagstone.db.writer.environment import Environment
 from flagstone.errors import InvalidRequest
 from flagstone.format.filter import PrefixExtractor
 from flagstone.lsm.compaction_filter import CompactionFilterFactory
 from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.lsm.segments import SegmentExtractor
-from flagstone.maintenance.compaction.picker import Scheduler
-from flagstone.maintenance.compaction.pooled import check_compactor_parts
-from flagstone.maintenance.compaction.task import Executor
 from flagstone.metadata.stores import ManifestStore
+from flagstone.read.view import ViewBuilder
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.ids import SYSTEM_IDS, Ids
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.pool import shared_pool
+from flagstone.sst.cache import SstCache
+from flagstone.sst.store import SstStore
 from flagstone.store.caching import CachingStore, cached_on_disk
 from flagstone.store.counting import CountingStore
 from flagstone.store.paths import DbPaths
@@ -33,8 +33,6 @@ from flagstone.store.port import ObjectStore
 from flagstone.store.remote_options import OptionValue
 from flagstone.store.resolve import StoreLike, resolve_database, resolve_wal_store
 from flagstone.store.retrying import RetryingStore
-from flagstone.table.cache import TableCache
-from flagstone.table.table_store import TableStore
 
 
 def open_database(
@@ -77,12 +75,14 @@ def open_database(
     settings = settings or Settings()
     merging, threads = check_compactor_parts(settings, scheduler, executor)
     metrics, paths, pool = Metrics(), DbPaths(root), shared_pool()
-    main = _dressed(found, metrics, clock, ids)
+    main = _with_retries_and_metrics(found, metrics, clock, ids)
     env = Environment(
         store=main,
         wal_store=main
         if wal_store is None
-        else _dressed(resolve_wal_store(wal_store, main, store_options), metrics, clock, ids, "wal"),
+        else _with_retries_and_metrics(
+            resolve_wal_store(wal_store, main, store_options), metrics, clock, ids, "wal"
+        ),
         paths=paths,
         settings=settings,
         clock=clock,
@@ -108,25 +108,25 @@ def open_database(
         freeze_bytes=settings.l0_sst_size_bytes,
         pool=pool,
     )
-    cache = TableCache(capacity_bytes=settings.block_cache_bytes + settings.meta_cache_bytes, metrics=metrics)
+    cache = SstCache(capacity_bytes=settings.block_cache_bytes + settings.meta_cache_bytes, metrics=metrics)
     on_disk = cached_on_disk(env.store, settings.object_store_cache_options, metrics=metrics)
-    tables = TableStore(on_disk, paths, cache=cache, pool=pool, metrics=metrics)
-    engine = Engine(env, manifests, opened, Views(tables))
+    tables = SstStore(on_disk, paths, cache=cache, pool=pool, metrics=metrics)
+    engine = Engine(env, manifests, opened, ViewBuilder(tables))
     engine.start()
     preload = settings.object_store_cache_options.preload_disk_cache_on_startup
     if preload is not None and isinstance(on_disk, CachingStore):
-        wanted = plan_preload(opened.manifest.value, paths, preload)
-        engine.supervisor.start(CachePreload(on_disk, wanted))
+        wanted = plan_preload(opened.recovered.manifest.value, paths, preload)
+        engine.services.supervisor.start(CachePreload(on_disk, wanted))
     return Db(engine) if opened.key_ranges is None else ProjectedDb(engine)
 
 
-def _dressed(
+def _with_retries_and_metrics(
     store: ObjectStore, metrics: Metrics, clock: Clock, ids: Ids, store_type: str = "main"
 ) -> ObjectStore:
     """The store with retries and counters, whatever it came with."""
-    patient = (
+    retrying = (
         store
         if isinstance(store, RetryingStore)
         else RetryingStore(store, clock=clock, ids=ids, metrics=metrics)
     )
-    return CountingStore(patient, component="db", store_type=store_type, metrics=metrics)
+    return CountingStore(retrying, component="db", store_type=store_type, metrics=metrics)

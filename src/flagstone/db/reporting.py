@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flagstone.db.engine import Engine
+from flagstone.db.writer.engine import Engine
 from flagstone.metadata.manifest import Manifest
 from flagstone.runtime import metric_names as names
 from flagstone.runtime.metrics import Metrics
@@ -76,8 +76,8 @@ class EngineReport:
 
     def update(self, *, gets: int, scans: int) -> None:
         """Bring everything up to date. `gets` are those that no memtable has counted."""
-        self._engine.views.tables.report()
-        self._engine.committer.report()
-        counted = self._engine.committer.memtables.lookups
+        self._engine.manifest.views.ssts.report()
+        self._engine.state.report()
+        counted = self._engine.state.now.memtables.lookups
         self._requests.update_reads(gets=gets + counted, scans=scans)
-        self._requests.update_shape(self._engine.manifest.value)
+        self._requests.update_shape(self._engine.manifest.current.value)

@@ -1,4 +1,4 @@
-"""Filters: which keys an SST certainly does not hold.
+"""Bloom filters, which exclude keys that an SST does not contain.
 
 The filter block is a small directory of named filters (`FilterFormat.COMPOSITE`), or, in files of old
 releases, one bare bloom filter (`FilterFormat.LEGACY`):
@@ -6,7 +6,7 @@ releases, one bare bloom filter (`FilterFormat.LEGACY`):
     composite = count(u16) { name_len(u16) name data_len(u64) data }*        all big endian
     bloom     = probes(u16) bits
 
-Filters of unknown name are skipped: a filter that cannot be asked never excludes a key.
+Filters of unknown name are skipped: they exclude no key.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _BLOOM: Final = "_bf"
 
 
 class PrefixExtractor(Protocol):
-    """Cuts the part of a key that prefix scans ask for. Its name is stored: never reuse one for another rule.
+    """Extracts the prefix of a key for prefix filters. Its name is stored: never reuse a name for another rule.
 
-    What it cuts off must not depend on what follows: if it gives a prefix for some bytes, it gives the same one for
-    every key that begins with them. So the prefix of a scan tells whether all of its keys have one extracted prefix.
+    The prefix must not depend on the rest of the key: if some bytes have a prefix, every key that begins with these
+    bytes has the same one. So the prefix of a scan shows whether all of its keys have the same extracted prefix.
     """
 
     @property
@@ -70,19 +70,19 @@ class BloomPolicy:
 
     @property
     def name(self) -> str:
-        """What the filter is called in the file."""
+        """The name of the filter in the file."""
         name = _BLOOM if self.extractor is None else f"{_BLOOM}:p={self.extractor.name}"
         return name if self.whole_keys else f"{name}:wh=0"
 
     @property
     def probes(self) -> int:
-        # SlateDB multiplies single-precision floats and truncates; 16 bits give 11 probes either way, but
-        # rounding in double precision would give other counts for some widths.
+        # SlateDB multiplies single-precision floats and truncates. Double precision gives other counts for some
+        # widths.
         return int(_float32(_float32(self.bits_per_key) * _float32(0.69)))
 
 
 class FilterBuilder:
-    """Collects the hashes of one SST's rows, in order, for one policy. Every version of a key counts."""
+    """Collects the hashes of one SST's rows, in order, for one policy. Every row counts, also a second of one key."""
 
     def __init__(self, policy: BloomPolicy) -> None:
         self.policy = policy
@@ -111,13 +111,13 @@ class FilterBuilder:
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """The filters of one SST, ready to be asked. `by_name` holds the data of each."""
+    """The filters of one SST; `by_name` holds the data of each."""
 
     by_name: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def whole_key_bloom(self) -> bytes | None:
-        """The bloom filter that knows whole keys, for `kernels.bloom.may_contain_key`; None without one."""
+        """The bloom filter over whole keys, for `kernels.bloom.may_contain_key`; None without one."""
         for name, data in self.by_name.items():
             # Whole-key hashes are in every bloom filter except those marked `wh=0`.
             if (name == _BLOOM or name.startswith(f"{_BLOOM}:")) and not name.endswith(":wh=0"):
@@ -148,7 +148,7 @@ def encode_filters(named: Sequence[tuple[str, bytes]]) -> bytes:
 
 
 def decode_filters(raw: bytes, filter_format: FilterFormat) -> Filters:
-    """The filters in an unsealed filter block. Raises `CorruptData` with an offset inside it."""
+    """The filters in a decompressed filter block. Raises `CorruptData` with an offset inside it."""
     if filter_format is FilterFormat.LEGACY:
         return Filters({_BLOOM: _checked_bloom(raw, 0)})
     return Filters(dict(_iterate(raw)))
@@ -174,7 +174,7 @@ def _iterate(raw: bytes) -> Iterable[tuple[str, bytes]]:
         data = take(int.from_bytes(take(8), "big"))
         yield name, _checked_bloom(data, data_at) if name.startswith(_BLOOM) else data
     if at != len(raw):
-        raise CorruptData(f"{len(raw) - at} bytes behind the last filter", offset=at)
+        raise CorruptData(f"{len(raw) - at} bytes after the last filter", offset=at)
 
 
 def _checked_bloom(data: bytes, offset: int) -> bytes:

@@ -1,12 +1,12 @@
-"""FlatBuffers, as much of them as the format needs: tables declared once, read strictly, written canonically.
+"""The part of FlatBuffers that the format needs: tables are declared once, read strictly and written canonically.
 
-A `Shape` lists the fields of a table in slot order; `decode` and `encode` turn buffers into the values its
-`make` builds and back. Depth is bounded by the nesting of the shapes, work by the size of the buffer.
+A `Shape` lists the fields of a table in slot order; `decode` turns a buffer into the value that its `make` builds, and
+`encode` turns the value into a buffer. The nesting of the shapes bounds the depth, the size of the buffer the work.
 
-Bytes written equal those of the official writer. The rules, for anyone who produces them by other means:
+The bytes equal those that SlateDB writes. The rules of its writer:
 
 * A buffer grows from its end to its front. *used* is the number of bytes written so far; padding to an
-  alignment makes (used + size of the thing) a multiple of it, and lies behind the thing.
+  alignment makes (used + size of the object) a multiple of it, and follows the object.
 * A table's children are written before it, in the order of its shape (`order`), each with its own children
   first. A vector of tables: all elements in order, then the vector of u32 offsets.
 * String: pad (length + 1) to 4, NUL, bytes, u32 length. Vector: pad (bytes of the elements) to 4, elements,
@@ -14,8 +14,8 @@ Bytes written equal those of the official writer. The rules, for anyone who prod
 * Table: 8-byte fields, then those of 4 (offsets too), 2 and 1 bytes; within one size the highest slot first;
   each padded to its size. Then, padded to 4, the i32 distance to the vtable. Scalars equal to 0 are left out.
 * Vtable, directly in front of its table: u16 own size (trailing absent slots cut off), u16 table size, u16
-  offset per slot (0: absent). The table size counts from before the padding of the first field, so one shape
-  may need several vtables. An equal vtable anywhere in the buffer is used again instead of being written.
+  offset per slot (0: absent). The table size includes the padding of the first field, so one shape may need
+  several vtables. An equal vtable anywhere in the buffer is used again instead of being written.
 * End: pad 4 to the largest alignment met (8 if any 8-byte field was written, else 4), u32 offset of the root.
 """
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 _U32: Final = struct.Struct("<I")
 _I32: Final = struct.Struct("<i")
-# Objects may be shared, but what a buffer unfolds to stays within this multiple of its size.
+# Objects may be shared, but the decoded objects stay within this multiple of the buffer's size.
 _APPARENT_SIZE_FACTOR: Final = 4
 _PLANS_KEPT: Final = 64
 _ALIGNMENT: Final = 8
@@ -47,7 +47,7 @@ class Field:
 
 
 class Indirect(Field):
-    """One slot that holds an offset to something outside the table; None when absent."""
+    """One slot that holds an offset to an object outside the table; None when absent."""
 
     def __init__(self, *, required: bool = False) -> None:
         super().__init__("I", default=None)
@@ -58,7 +58,7 @@ class Indirect(Field):
         raise NotImplementedError
 
     def write(self, builder: _Builder, value: Any) -> int:
-        """Write the value; returns its place."""
+        """Write the value; returns its position, counted from the end of the buffer."""
         raise NotImplementedError
 
 
@@ -83,7 +83,7 @@ class Bytes(Indirect):
 
 
 class Text(Indirect):
-    """A UTF-8 string with the NUL terminator behind it."""
+    """A UTF-8 string, followed by a NUL terminator."""
 
     def read(self, reader: _Reader, position: int) -> str:
         data = reader.payload(position, 1, 1)
@@ -146,7 +146,7 @@ class Union(Indirect):
         self._choices = {tag: Child(shape) for tag, shape in shapes.items()}
 
     def chosen_by(self, tag: int) -> Child:
-        """The field that `tag` turns this one into."""
+        """The field of the table that `tag` chooses."""
         choice = self._choices.get(tag)
         if choice is None:
             raise CorruptData(f"union of unknown kind {tag}")
@@ -171,11 +171,11 @@ class _Plan(NamedTuple):
     slots: tuple[int, ...]
     children: tuple[tuple[int, int, Indirect], ...]
     phase: int
-    """What (position % 8) must be for the 8-byte fields to be aligned, or -1 if there are none."""
+    """The value of (position % 8) that aligns the 8-byte fields; -1 if there are none."""
     padding: tuple[tuple[int, int], ...]
-    """Parts of the table that no known field has."""
+    """The bytes of the table that belong to no known field."""
     newer: bool
-    """Whether there are fields that the shape does not know."""
+    """Whether there are fields that the shape does not declare."""
 
 
 class Shape(Generic[T]):
@@ -210,9 +210,9 @@ class Shape(Generic[T]):
 def decode(shape: Shape[T], buffer: bytes | memoryview, *, strict: bool = False) -> T:
     """The value in a whole buffer. Anything malformed raises CorruptData with the offset inside `buffer`.
 
-    With `strict` nothing may be shared or left over: no two objects overlap, and what belongs to none is zero and no
-    more than padding. That finds offsets and vtables that were damaged into other valid ones. Buffers with fields of
-    a newer release are not judged so.
+    With `strict` no two objects may share or overlap bytes, and bytes of no object must be zero and no longer than
+    padding. That finds offsets and vtables that damage has turned into other valid ones. Buffers with fields of a
+    newer release are exempt.
     """
     reader = _Reader(bytes(buffer), strict=strict)
     value = reader.table(shape, reader.root())
@@ -261,7 +261,7 @@ class _Reader:
             self._newer = self._newer or newer
             self._use(self._used, position, position + size)
             length = struct.unpack_from("<H", data, vtable)[0]
-            # Tables of one form share a vtable, so it is used once, however often it is named.
+            # Tables with the same fields share a vtable, so it counts once.
             self._used.add((vtable, vtable + length))
             for start, stop in padding:
                 if any(data[position + start : position + stop]) and not self._newer:
@@ -280,7 +280,7 @@ class _Reader:
             raise
 
     def payload(self, position: int, width: int, terminator: int) -> bytes:
-        """The elements of a vector, `width` bytes each, and `terminator` bytes behind them."""
+        """The elements of a vector, `width` bytes each, and `terminator` bytes after them."""
         start = position + 4
         if position & 3 or start > self._size:
             raise CorruptData("offset to a vector is misaligned or out of bounds", offset=position)
@@ -293,7 +293,7 @@ class _Reader:
         return self._data[start:stop]
 
     def check_used(self) -> None:
-        """Strictly: raise unless the objects that were read are the whole buffer, each byte once."""
+        """With `strict`: raise unless the decoded objects cover the whole buffer, each byte once."""
         if self._used is None or self._newer:
             return
         end = 0
@@ -312,7 +312,9 @@ class _Reader:
     def _charge(self, size: int, position: int) -> None:
         self._budget -= size
         if self._budget < 0:
-            raise CorruptData("objects overlap: the buffer unfolds to more than it can hold", offset=position)
+            raise CorruptData(
+                "objects overlap: the decoded objects exceed the size of the buffer", offset=position
+            )
 
     def _read_vtable(self, shape: Shape[Any], vtable: int, table: int) -> _Plan:
         data = self._data
@@ -355,13 +357,13 @@ class _Reader:
         gaps = tuple((start, stop) for start, stop in padding if start < stop)
         plan = _Plan(size, struct.Struct(code), slots, children, phase, gaps, newer)
         self._plans[shape, vtable] = plan
-        if len(shape.plans) < _PLANS_KEPT:  # sound tables come in a handful of forms
+        if len(shape.plans) < _PLANS_KEPT:  # undamaged buffers have few different vtables
             shape.plans[data[vtable : vtable + length]] = plan
         return plan
 
 
 class _Builder:
-    """Collects the pieces of one buffer back to front. Places are counted in bytes from its end."""
+    """Collects the pieces of one buffer back to front. Positions count in bytes from its end."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
@@ -407,7 +409,7 @@ class _Builder:
         return self._used
 
     def offsets(self, places: Sequence[int]) -> int:
-        """A vector of offsets to what was written at `places`."""
+        """A vector of offsets to the objects at `places`."""
         count = len(places)
         first = self._used + (-self._used & 3) + 4 * count
         distances = [first - 4 * i - place for i, place in enumerate(places)]

@@ -12,7 +12,7 @@ import os
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
-from flagstone.kernels.shadow import cython_stand_in, run_under_one_lock
+from flagstone.kernels.cython_stub import cython_stand_in, run_under_one_lock
 
 if TYPE_CHECKING:
     from flagstone.kernels import _block_reader as block_reader

@@ -14,7 +14,7 @@ Order is kept as in a log-structured tree: anchors not yet sorted are sorted int
 them, and runs of similar size are merged. Loading costs no comparison at all.
 
 Writers must exclude each other; readers need nothing, because every method runs under one lock: the interpreter's,
-or where the kernel is interpreted one that stands for it (see `shadow`).
+or where the kernel is interpreted one that stands for it (see `cython_stub`).
 
 An exception may still be raised inside a method: `MemoryError` anywhere, Ctrl-C where the kernel is interpreted, and a
 garbage collection may run other code in the middle of one. So what readers use (links, slots, sorted runs) is replaced

@@ -16,10 +16,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from flagstone.keys.ranges import key_range as range  # noqa: A004 - read as keys.range
-from flagstone.keys.ranges import successor
-from flagstone.keys.scalars import KeyPart, decode, encode
 from flagstone.keys.schema import KeySchema
+from flagstone.keys.tuples import KeyPart, decode, encode, successor
+from flagstone.keys.tuples import key_range as range  # noqa: A004 - read as keys.range
 
 if TYPE_CHECKING:
     from flagstone.keys.columnar import arrow_schema, decode_arrow, encode_arrow

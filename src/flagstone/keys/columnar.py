@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 from flagstone.errors import CorruptData, InternalError, InvalidRequest
 from flagstone.kernels import tuples
 from flagstone.kernels.columns import bitmap, present, room, strings, view, words, zeros
-from flagstone.keys import codes
 from flagstone.keys.schema import KeySchema, KeyType, arrow_type_name
+from flagstone.keys.tuples import BINARY, DATE, FALSE, FLOAT, INSTANT, LOCAL_TIME, NEGATIVE, POSITIVE, TEXT
 from flagstone.types import MAX_KEY_BYTES
 
 _SIMPLE: Final = {
@@ -29,15 +29,15 @@ _SIMPLE: Final = {
     "binary": pa.binary(),
 }
 _CODES: Final = {
-    "bool": codes.FALSE,
-    "int": codes.NEGATIVE,
-    "uint": codes.POSITIVE,
-    "float": codes.FLOAT,
-    "date": codes.DATE,
-    "timestamp": codes.INSTANT,
-    "timestamp_ntz": codes.LOCAL_TIME,
-    "string": codes.TEXT,
-    "binary": codes.BINARY,
+    "bool": FALSE,
+    "int": NEGATIVE,
+    "uint": POSITIVE,
+    "float": FLOAT,
+    "date": DATE,
+    "timestamp": INSTANT,
+    "timestamp_ntz": LOCAL_TIME,
+    "string": TEXT,
+    "binary": BINARY,
 }
 
 

@@ -14,9 +14,7 @@ from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import Any, Final, NamedTuple
 
 from flagstone.errors import InvalidRequest
-from flagstone.keys.codes import MAX_DIGITS
-from flagstone.keys.ranges import key_range
-from flagstone.keys.scalars import KeyPart, decode, encode
+from flagstone.keys.tuples import MAX_DIGITS, KeyPart, decode, encode, key_range
 
 _TYPE: Final = re.compile(
     r"(?P<name>bool|string|binary|date|timestamp|timestamp_ntz)|(?P<number>int|uint)(?P<bits>8|16|32|64)"

@@ -1,11 +1,11 @@
 """Which final checkpoint of a lender belongs to which clone. Decisions are pure; `release_final` carries them out.
 
 A clone keeps the SSTs it borrows by a checkpoint without expiry in the lender, the *final checkpoint*. Its name holds
-the path of the clone. So the lender itself says for which database a checkpoint is kept: a copy of the clone's folder,
-or a manifest that lists the checkpoints of others, does not own what it lists.
+the path of the clone (`annotations`). So the lender's manifest decides for which database a checkpoint is kept: a copy
+of the clone's folder, or a manifest that lists the checkpoints of others, does not own what it lists.
 
 SlateDB gives final checkpoints no name. Such a checkpoint is released only if it has the shape of a final checkpoint
-and a look at every database of the store finds no other one that lists it. Where that cannot be shown it is kept.
+and no other database of the store lists it. Where that cannot be shown it is kept.
 """
 
 from __future__ import annotations
@@ -13,24 +13,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import Enum
 from typing import Final, NamedTuple
-from urllib.parse import quote, unquote
 from uuid import UUID
 
 from flagstone.errors import FlagstoneError, Unavailable
+from flagstone.metadata.annotations import borrower_of
 from flagstone.metadata.manifest import Checkpoint, Manifest, remove_checkpoint
 from flagstone.metadata.sequenced import Versioned
 from flagstone.metadata.stores import ManifestStore
 from flagstone.store.paths import MANIFEST_FOLDER, TABLE_FOLDER, WAL_FOLDER, DbPaths
 from flagstone.store.port import ObjectMissing, ObjectStore
 
-CLONE_PREFIX: Final = "flagstone.clone/"
-
 _MOST_LISTED: Final = 50_000
-"""How many names of objects a look at all databases may pass over before it gives up."""
+"""How many object names a search of all databases may list before it gives up."""
 
 
 class Owner(Enum):
-    """Whose final checkpoint it is, from its name."""
+    """Which clone a final checkpoint belongs to, by its name."""
 
     GONE = "the lender does not have it"
     OURS = "it has the name of this clone"
@@ -39,24 +37,13 @@ class Owner(Enum):
 
 
 class Release(NamedTuple):
-    """What became of a final checkpoint. `kept` says why it still stands, None when it is gone.
+    """The result of a release. `kept` is the reason why the checkpoint still exists, None when it is gone.
 
     `foreign`: the checkpoint is provably not this clone's, so the clone may forget it.
     """
 
     kept: str | None = None
     foreign: bool = False
-
-
-def final_name(borrower: str) -> str:
-    """The name of the checkpoints that are kept for the clone at the path `borrower`."""
-    return CLONE_PREFIX + quote(borrower, safe="/")
-
-
-def borrower_of(checkpoint: Checkpoint) -> str | None:
-    """The path of the clone for which a checkpoint is kept; None when its name does not say so."""
-    name = checkpoint.name or ""
-    return unquote(name.removeprefix(CLONE_PREFIX)) if name.startswith(CLONE_PREFIX) else None
 
 
 def owner_of(held: Checkpoint | None, borrower: str) -> Owner:
@@ -68,26 +55,26 @@ def owner_of(held: Checkpoint | None, borrower: str) -> Owner:
     return Owner.OURS if borrower_of(held) == borrower else Owner.OTHER
 
 
-def could_be_final(held: Checkpoint, pinned: Manifest) -> bool:
-    """Whether an unnamed checkpoint has the shape of a final one. `pinned` is the manifest it names.
+def could_be_final(held: Checkpoint, named: Manifest) -> bool:
+    """Whether an unnamed checkpoint has the shape of a final one. `named` is the manifest it names.
 
-    A final checkpoint never expires, and names a manifest that another checkpoint pinned before: that manifest
-    does not list it. A checkpoint of the current state is listed by the very manifest it names.
+    A final checkpoint never expires, and names a manifest that another checkpoint kept before: that manifest does not
+    list it. A checkpoint of the current state is listed by the manifest it names.
     """
-    return held.expires_s is None and pinned.checkpoint(held.id) is None
+    return held.expires_s is None and named.checkpoint(held.id) is None
 
 
 def lists_final(manifest: Manifest, lender: str, checkpoint_id: UUID) -> bool:
-    """Whether a database says that it borrows by that checkpoint of `lender`."""
+    """Whether the manifest of a clone lists that checkpoint of `lender`."""
     return any(db.path == lender and db.final_checkpoint_id == checkpoint_id for db in manifest.external_dbs)
 
 
 def release_final(
     store: ObjectStore, lender: ManifestStore, checkpoint_id: UUID | None, *, borrower: str
 ) -> Release:
-    """Remove the checkpoint by which `borrower` borrows, if it is provably the borrower's. Repeating it is fine.
+    """Remove the checkpoint by which `borrower` borrows, if it provably belongs to the borrower. Can be repeated.
 
-    A lender that is gone needs no release. One manifest version of the lender; a crash before it changes nothing.
+    A lender that is gone needs no release. Writes one manifest of the lender; a crash before it changes nothing.
     """
     latest = None if checkpoint_id is None else lender.latest()
     if checkpoint_id is None or latest is None:
@@ -99,7 +86,7 @@ def release_final(
 
     def edit(now: Versioned[Manifest]) -> Manifest | None:
         current = now.value.checkpoint(checkpoint_id)
-        # Judged by its name: one that has another name by now was not judged.
+        # The decision was made by name: it does not hold for a checkpoint that has another name by now.
         if current is None or current.name != held.name:
             return None
         return remove_checkpoint(now.value, checkpoint_id)
@@ -109,11 +96,11 @@ def release_final(
 
 
 def find_borrowers(store: ObjectStore, lender: str, checkpoint_id: UUID) -> tuple[str, ...] | None:
-    """The paths of all databases of the store that list the checkpoint; None when that cannot be found out.
+    """The paths of all databases of the store that list the checkpoint; None when they cannot be determined.
 
-    Costs a few list requests and one manifest per database of the store. For unnamed checkpoints only. It cannot be
-    found out where a manifest is damaged, the store may not be listed, or holds too many objects. A store that does
-    not answer raises `Unavailable`: the next attempt may find it out.
+    Costs a few list requests and one manifest per database of the store. For unnamed checkpoints only. The result is
+    None where a manifest is damaged, the store must not be listed, or holds too many objects. A store that does not
+    respond raises `Unavailable`: the next attempt may succeed.
     """
     try:
         return tuple(
@@ -142,24 +129,26 @@ def _judge(store: ObjectStore, lender: ManifestStore, held: Checkpoint | None, b
     assert held is not None, "it has no name"
     what = f"the checkpoint {held.id} of {path!r} has no name"
     try:
-        pinned = lender.load(held.manifest_id)
+        named = lender.load(held.manifest_id)
     except ObjectMissing:
         return Release(f"{what}, and the manifest it names is missing")
-    if not could_be_final(held, pinned):
+    if not could_be_final(held, named):
         return Release(f"{what} and was not made for a clone", True)
     known = find_borrowers(store, path, held.id)
     if known is None:
-        return Release(f"{what}, and the databases of the store could not all be read to see who needs it")
+        return Release(
+            f"{what}, and the databases of the store could not all be read to see which one needs it"
+        )
     others = ", ".join(repr(root) for root in known if root != borrower)
     return Release(f"{what}, and {others} needs it as well" if others else None)
 
 
 class _TooManyObjects(Exception):
-    """The store holds more than a look at all databases may cost."""
+    """The store holds more objects than a search of all databases may list."""
 
 
 def _databases(store: ObjectStore) -> Iterator[str]:
-    """The paths of all databases of a store, ascending. Passes over SSTs and WAL files without listing them."""
+    """The paths of all databases of a store, ascending. Skips SSTs and WAL files without listing them."""
     listed, after, more = 0, None, True
     while more:
         more = False
@@ -175,6 +164,6 @@ def _databases(store: ObjectStore) -> Iterator[str]:
             if found:
                 yield root
             if found or paths.parse_table(meta.path) is not None or paths.parse_wal(meta.path) is not None:
-                # "0" follows "/": the next one listed lies behind all objects of this folder.
+                # "0" follows "/": the next listed object comes after all objects of this folder.
                 after, more = f"{root}/{folder}0" if root else f"{folder}0", True
                 break

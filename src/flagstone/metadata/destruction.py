@@ -1,82 +1,45 @@
-"""The mark of a destroyed database, which its own manifest carries, and what a path remembers after the deletion.
+"""The destruction mark, which the manifest of a destroyed database carries, and what a vacant path keeps.
 
-The mark is a checkpoint whose name begins with `MARK_PREFIX`. It is part of the manifest, so it is set by the same
-compare-and-swap that every other edit must win: an edit either comes before the mark, and the destroyer sees it, or it
+The mark is a checkpoint with an encoded name (`annotations`). It is part of the manifest, so it is set by the same
+compare-and-swap that every other edit must win: an edit either comes before the mark, and the destroyer reads it, or it
 is based on a manifest with the mark, and `check_destroyed` refuses it. No edit falls between the two.
 
 A mark has two states:
 
-    pending   the database is destroyed; its objects are still there. Edits may only give something up.
+    pending   the database is destroyed; its objects still exist. Edits may only give something up.
     erased    the manifest refers to nothing any more, and the objects are deleted. The path is vacant.
 
 The manifest of a vacant path stays, and with it everything that proves which ids were used: manifest ids go on above
 it, WAL ids above its `replay_after_wal_id`, epochs above its epochs, sequence numbers above its `last_l0_seq`. A
-database that is created there continues the numbers, and keeps the erased mark. The mark names the manifest of the
-vacancy, so a process that knows only older manifests sees that this is another database (`incarnation`).
+database that is created there continues these counters, and keeps the erased mark. The mark names the manifest of the
+vacancy, so a process that has read only older manifests detects that this is another database (`incarnation`).
 
-SlateDB knows nothing of marks and treats them as checkpoints. Its writer opens a vacant path as an empty database and
-raises the writer epoch; a raised epoch is how a vacancy ends (`is_vacant`).
+SlateDB treats marks as checkpoints. Its writer opens a vacant path as an empty database and raises the writer epoch; a
+raised epoch is how a vacancy ends (`is_vacant`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
-from urllib.parse import parse_qs, urlencode
+from dataclasses import replace
 from uuid import UUID
 
 from flagstone.errors import Closed, InvalidRequest
-from flagstone.metadata.loads import SEQ_GAP
-from flagstone.metadata.manifest import NO_WAL, Checkpoint, Manifest, add_checkpoint, remove_checkpoint
+from flagstone.metadata.annotations import Destroyed, MarkEntry, encode_mark, mark_entries
+from flagstone.metadata.manifest import (
+    NO_WAL,
+    SEQ_GAP,
+    Checkpoint,
+    Manifest,
+    add_checkpoint,
+    remove_checkpoint,
+)
 from flagstone.types import ManifestId, Seq, WalId
-
-MARK_PREFIX: Final = "flagstone.destroyed/"
-
-
-@dataclass(frozen=True, slots=True)
-class Destroyed:
-    """When a database was destroyed, how long it is kept after that, and the epochs its destroyer claimed.
-
-    `fence_id` is the WAL file that ends the WAL for every former writer; None until it is written. `wal_shift` is by
-    how much the WAL ids of a clone made at a vacant path are higher than those of its source.
-    """
-
-    at_ms: int
-    grace_ms: int
-    writer_epoch: int
-    compactor_epoch: int
-    fence_id: WalId | None = None
-    erased: bool = False
-    wal_shift: int = 0
-
-    @property
-    def due_ms(self) -> int:
-        """From then on it may be deleted."""
-        return self.at_ms + self.grace_ms
-
-
-class MarkEntry(NamedTuple):
-    """A mark as the manifest has it."""
-
-    checkpoint: Checkpoint
-    mark: Destroyed
-
-
-def is_mark(checkpoint: Checkpoint) -> bool:
-    """Whether the checkpoint is a mark of destruction, and pins no state for a reader."""
-    return checkpoint.name is not None and checkpoint.name.startswith(MARK_PREFIX)
-
-
-def mark_entries(manifest: Manifest) -> list[MarkEntry]:
-    """The marks of a manifest. A name that only looks like one is passed over."""
-    found = ((entry, _decode(entry.name or "")) for entry in manifest.checkpoints if is_mark(entry))
-    return [MarkEntry(entry, mark) for entry, mark in found if mark is not None]
 
 
 def find_mark(manifest: Manifest) -> MarkEntry | None:
-    """The mark that says that the database is destroyed; None when it lives.
+    """The mark of a destroyed database; None for a live one.
 
-    An erased mark says so only as long as no writer has claimed the path since.
+    An erased mark counts only as long as no writer has claimed the path since.
     """
     for held in mark_entries(manifest):
         if not held.mark.erased or manifest.writer_epoch <= held.mark.writer_epoch:
@@ -91,7 +54,7 @@ def is_vacant(manifest: Manifest) -> bool:
 
 
 def incarnation(manifest: Manifest) -> int:
-    """The manifest id above which the versions of this database are; 0 for the first database at a path."""
+    """The manifest id above which the manifests of this database are; 0 for the first database at a path."""
     return max(
         (held.checkpoint.manifest_id for held in mark_entries(manifest) if held.mark.erased), default=0
     )
@@ -108,7 +71,7 @@ def wal_shift(manifest: Manifest) -> int:
 def mark_destroyed(
     manifest: Manifest, *, mark_id: UUID, at_ms: int, grace_ms: int, manifest_id: ManifestId
 ) -> Manifest:
-    """The manifest with a pending mark and both roles claimed; a pending mark that it had is replaced."""
+    """The manifest with a pending mark and both roles claimed; a former pending mark is replaced."""
     edited = replace(
         manifest,
         writer_epoch=manifest.writer_epoch + 1,
@@ -118,36 +81,36 @@ def mark_destroyed(
     for held in mark_entries(manifest):
         if not held.mark.erased:
             edited = remove_checkpoint(edited, held.checkpoint.id)
-    return add_checkpoint(edited, Checkpoint(mark_id, manifest_id, at_ms // 1000, None, _encode(mark)))
+    return add_checkpoint(edited, Checkpoint(mark_id, manifest_id, at_ms // 1000, None, encode_mark(mark)))
 
 
 def note_fence(manifest: Manifest, fence_id: WalId) -> Manifest:
-    """The manifest whose pending mark knows the WAL file that fences every former writer."""
+    """The manifest whose pending mark names the WAL file that fences every former writer."""
     held = find_mark(manifest)
     if held is None or held.mark.erased:
         return manifest
     return add_checkpoint(
-        manifest, replace(held.checkpoint, name=_encode(replace(held.mark, fence_id=fence_id)))
+        manifest, replace(held.checkpoint, name=encode_mark(replace(held.mark, fence_id=fence_id)))
     )
 
 
 def erase(
     manifest: Manifest, held: MarkEntry, *, manifest_id: ManifestId, wal_end: WalId = NO_WAL
 ) -> Manifest:
-    """The manifest of a vacant path: no data, no checkpoint, and every number at least as high as before.
+    """The manifest of a vacant path: no data, only the mark, and every counter at least as high as before.
 
-    `wal_end` is the highest WAL file there is. The databases that the destroyed one borrowed from stay named until
-    their checkpoints are released.
+    `wal_end` is the highest WAL file. The lenders of the destroyed database stay listed until their checkpoints are
+    released.
     """
     end = WalId(
         max(wal_end, held.mark.fence_id or 0, manifest.wal_id_last_seen, manifest.replay_after_wal_id)
     )
-    # Rows that only the WAL holds have higher numbers than the last flush; the gap is above all of them.
+    # Rows that only the WAL holds have higher sequence numbers than the last flush; the gap is above all of them.
     last_seq = manifest.last_l0_seq if held.mark.erased else Seq(manifest.last_l0_seq + SEQ_GAP)
     mark = replace(
         held.mark, erased=True, writer_epoch=manifest.writer_epoch, compactor_epoch=manifest.compactor_epoch
     )
-    entry = replace(held.checkpoint, manifest_id=manifest_id, expires_s=None, name=_encode(mark))
+    entry = replace(held.checkpoint, manifest_id=manifest_id, expires_s=None, name=encode_mark(mark))
     return Manifest(
         writer_epoch=manifest.writer_epoch,
         compactor_epoch=manifest.compactor_epoch,
@@ -161,14 +124,14 @@ def erase(
 
 
 def settle_at(first: Manifest, vacant: Manifest) -> Manifest:
-    """What the first manifest of a new database says at a vacant path: the numbers go on, the mark stays.
+    """The first manifest of a new database at a vacant path: the counters continue, the mark stays.
 
     A clone brings rows with sequence numbers of their own, so its sequence numbers stay as they are.
     """
     held = mark_entries(vacant)[-1]
     shift = max(0, vacant.replay_after_wal_id - first.replay_after_wal_id)
     brings_rows = bool(first.external_dbs or first.last_l0_seq)
-    entry = replace(held.checkpoint, name=_encode(replace(held.mark, wal_shift=shift)))
+    entry = replace(held.checkpoint, name=encode_mark(replace(held.mark, wal_shift=shift)))
     return replace(
         first,
         writer_epoch=max(first.writer_epoch, vacant.writer_epoch + 1),
@@ -203,13 +166,13 @@ def check_destroyed(following: Manifest, current: Manifest) -> None:
 
 
 def require_not_destroyed(manifest: Manifest) -> None:
-    """Raise `Closed` when the manifest says that its database is destroyed."""
+    """Raise `Closed` when the manifest has the mark of a destroyed database."""
     if find_mark(manifest) is not None:
         raise gone(manifest)
 
 
 def gone(manifest: Manifest) -> Closed:
-    """What a process hears that still works on a destroyed database."""
+    """The error for a process that still works on a destroyed database."""
     held = find_mark(manifest)
     at = "" if held is None else f" (mark {held.checkpoint.id})"
     return Closed(
@@ -219,7 +182,7 @@ def gone(manifest: Manifest) -> Closed:
 
 
 def another_database(path: str) -> Closed:
-    """What a process hears whose database is gone, and which finds another one, or none, at the path."""
+    """The error for a process whose database is gone, and which finds another one, or none, at the path."""
     return Closed(
         f"the database at {path!r} was destroyed; what is at this path now is another database, or none: open it again",
         reason="fenced",
@@ -240,39 +203,3 @@ def _only_gives_up(following: Manifest, current: Manifest) -> bool:
 
 def _ends(checkpoint: Checkpoint) -> float:
     return float("inf") if checkpoint.expires_s is None else checkpoint.expires_s
-
-
-# -- the name of the checkpoint -----------------------------------------------------------------------------
-
-
-def _encode(mark: Destroyed) -> str:
-    fields: dict[str, int] = {
-        "at_ms": mark.at_ms,
-        "grace_ms": mark.grace_ms,
-        "writer": mark.writer_epoch,
-        "compactor": mark.compactor_epoch,
-    }
-    if mark.fence_id is not None:
-        fields["fence"] = mark.fence_id
-    if mark.wal_shift:
-        fields["wal_shift"] = mark.wal_shift
-    return f"{MARK_PREFIX}{'erased' if mark.erased else 'pending'}?{urlencode(fields)}"
-
-
-def _decode(name: str) -> Destroyed | None:
-    state, _, stated = name.removeprefix(MARK_PREFIX).partition("?")
-    fields = {key: values[0] for key, values in parse_qs(stated).items()}
-    if state not in ("pending", "erased"):
-        return None
-    try:
-        return Destroyed(
-            int(fields["at_ms"]),
-            int(fields["grace_ms"]),
-            int(fields["writer"]),
-            int(fields["compactor"]),
-            WalId(int(fields["fence"])) if "fence" in fields else None,
-            erased=state == "erased",
-            wal_shift=int(fields.get("wal_shift", "0")),
-        )
-    except (KeyError, ValueError):
-        return None

@@ -1,7 +1,7 @@
-"""Epochs: of two processes that think they own a role, the one that claimed it later is right.
+"""Epochs: of two processes that claim a role, the one that claimed it later owns it.
 
-A claim raises the role's epoch in the manifest. From then on every version the previous owner reads tells it
-that it was replaced, and no edit of its own goes through, because each checks the epoch it is applied to.
+A claim raises the role's epoch in the manifest. Every manifest that the previous owner reads from then on shows that it
+was replaced, and none of its edits goes through, because each checks the epoch of the manifest it is applied to.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ class Fence:
         self._newer: int | None = None
 
     def check(self, stored: Manifest | Compactions) -> None:
-        """Raise `Closed` with reason "fenced" if the version shows a newer owner, or any earlier one did.
-
-        So does a version whose database is destroyed: the destroyer claims both roles.
+        """Raise `Closed` with reason "fenced" if `stored` has a newer owner, or any earlier one had, or if its
+        database is destroyed: the destroyer claims both roles.
         """
         if isinstance(stored, Manifest):
             require_not_destroyed(stored)
@@ -45,7 +44,7 @@ class Fence:
             raise InternalError("a writer has no claim to the compactions file")
 
     def guard(self, edit: Callable[[Versioned[T]], T | None]) -> Callable[[Versioned[T]], T | None]:
-        """The same edit, refusing to be applied to a version that a newer owner has touched."""
+        """The same edit; it raises `Closed` when a newer owner has written the version it is applied to."""
 
         def guarded(current: Versioned[T]) -> T | None:
             self.check(current.value)
@@ -54,7 +53,7 @@ class Fence:
         return guarded
 
     def lose_to(self, epoch: int) -> None:
-        """Remember that `epoch` owns the role; every later check fails."""
+        """Record that `epoch` owns the role; every later check fails."""
         self._newer = max(epoch, self._newer or 0)
 
     def _check_epoch(self, stored: int) -> None:
@@ -68,9 +67,9 @@ class Fence:
 
 
 def claim_writer(manifests: ManifestStore) -> tuple[Fence, Versioned[Manifest]]:
-    """Become the writer: raise the writer epoch, however often the race for the next manifest is lost.
+    """Become the writer: raise the writer epoch, however many races for the next manifest are lost.
 
-    A crash afterwards costs an epoch and nothing else.
+    A crash afterwards costs only an epoch.
     """
     claimed = manifests.update(
         lambda now: replace(renew_repeated_view_ids(now.value), writer_epoch=now.value.writer_epoch + 1)
@@ -79,7 +78,7 @@ def claim_writer(manifests: ManifestStore) -> tuple[Fence, Versioned[Manifest]]:
 
 
 def claim_compactor(manifests: ManifestStore) -> tuple[Fence, Versioned[Manifest]]:
-    """Become the compaction coordinator as far as the manifest is concerned; see `claim_compactions`."""
+    """Claim the role of the compaction coordinator in the manifest; see `claim_compactions`."""
     claimed = manifests.update(
         lambda now: replace(renew_repeated_view_ids(now.value), compactor_epoch=now.value.compactor_epoch + 1)
     )
@@ -87,10 +86,10 @@ def claim_compactor(manifests: ManifestStore) -> tuple[Fence, Versioned[Manifest
 
 
 def claim_compactions(compactions: CompactionsStore, fence: Fence) -> Versioned[Compactions]:
-    """Take over the compactions file, creating it first if need be, with the epoch claimed in the manifest.
+    """Take over the compactions file, creating it if it does not exist, with the epoch claimed in the manifest.
 
-    Raises `Closed` with reason "fenced" when the file already carries that epoch or a newer one: it was
-    claimed by somebody whose claim to the manifest came after ours.
+    Raises `Closed` with reason "fenced" when the file already has that epoch or a newer one: another coordinator has
+    claimed it, which claimed the manifest after this one.
     """
     if compactions.latest() is None:
         # Another coordinator may create it at the same time; the claim below decides between the two.

@@ -1,12 +1,12 @@
-"""The checksum of a manifest or a compactions file, behind the bytes that SlateDB reads.
+"""The checksum of a manifest or a compactions file, after the bytes that SlateDB reads.
 
-The format has none. What follows a FlatBuffers buffer is not part of it, so a file of ours ends with
+The format has none. Bytes after a FlatBuffers buffer are not part of it, so a file of ours ends with
 
     magic (8 bytes) | BLAKE2b of the file's name and of all bytes before the magic (16 bytes)
 
-and SlateDB reads it as if the trailer were not there. The name is in the checksum, the folder is not: a file that took
-another's place is damage, a copied database is not. Files that SlateDB wrote have no trailer and are decoded strictly
-instead (`flat.decode`): a damaged trailer is then found as bytes that belong to nothing.
+and SlateDB ignores the trailer. The name is in the checksum, the folder is not: a file under the name of another file
+is damage, a copied database is not. Files that SlateDB wrote have no trailer and are decoded strictly instead
+(`flat.decode`): a damaged trailer is then found as bytes that belong to nothing.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ TRAILER_BYTES: Final = len(_MAGIC) + _DIGEST_BYTES
 
 
 def seal_metadata(data: bytes, path: str) -> bytes:
-    """What is stored at `path`: the bytes of the format, then their checksum."""
+    """The bytes to store at `path`: those of the format, then their checksum."""
     return data + _MAGIC + _digest(data, path)
 
 
 def unseal_metadata(stored: bytes, path: str) -> tuple[bytes, bool]:
-    """The bytes of the format out of what is stored at `path`, and whether a checksum vouches for them.
+    """The bytes of the format in the object at `path`, and whether they have a checksum.
 
-    Raises `CorruptData` naming the object when there is a checksum and it is another one.
+    Raises `CorruptData` naming the object when the checksum is wrong.
     """
     if stored[-TRAILER_BYTES:-_DIGEST_BYTES] != _MAGIC:
         return stored, False
     data = stored[:-TRAILER_BYTES]
     if _digest(data, path) != stored[-_DIGEST_BYTES:]:
         raise CorruptData(
-            f"the checksum of {len(data)} bytes and the name is not the one behind them: the object is damaged, or it "
-            "is another object under this name",
+            f"the checksum of {len(data)} bytes and the name does not match: the object is damaged, or it is another "
+            "object under this name",
             object=path,
             offset=0,
         )

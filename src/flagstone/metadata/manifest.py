@@ -1,7 +1,7 @@
-"""The manifest: everything a database is, at one moment, in one value.
+"""The manifest: the whole state of a database at one moment, in one value.
 
-Edits are pure functions from one manifest to the next. They are applied to whatever version is the latest
-when the write wins, possibly more than once, so they state what shall be true and do not count on what was.
+Edits are pure functions from one manifest to the next. They are applied to the manifest that is the latest when the
+write wins, possibly more than once, so they state what must be true afterwards and assume nothing about what was.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ NO_WAL: Final = WalId(0)
 NO_SEQ: Final = Seq(0)
 """WAL ids and sequence numbers start at 1."""
 
+SEQ_GAP: Final = 1 << 36
+"""The gap a bulk load leaves above the last sequence number: the writer may use that many while the load runs."""
+
 
 @dataclass(frozen=True, slots=True)
 class SsTable:
@@ -46,7 +49,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Pins one manifest version, and through it every object it refers to. Times are Unix seconds."""
+    """Keeps one manifest, and every object it refers to, from garbage collection. Times are Unix seconds."""
 
     id: UUID
     manifest_id: ManifestId
@@ -59,7 +62,7 @@ class Checkpoint:
 class ExternalDb:
     """Another database of the same store whose SSTs this one borrows.
 
-    `final_checkpoint_id` is the checkpoint that pins them there; `path` has no leading slash.
+    `final_checkpoint_id` is the checkpoint that keeps them there; `path` has no leading slash.
     """
 
     path: str
@@ -70,7 +73,7 @@ class ExternalDb:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The state of a database. `ssts` holds exactly the SSTs that some view refers to; nobody mutates it.
+    """The state of a database. `ssts` holds exactly the SSTs that some view refers to, and is never mutated.
 
     With a segment extractor the data is in `segments` and `tree` stays empty. `wal_object_store_uri` occurs
     only in manifests of old releases and is not written again.
@@ -108,7 +111,7 @@ class Manifest:
 
     @property
     def newest_l0(self) -> Ulid | None:
-        """The id a new L0 must not be older than; see `Tree.newest_l0`."""
+        """The id that a new L0 SST must not be older than; see `Tree.newest_l0`."""
         return trees.newest_l0(self.trees)
 
     @property
@@ -128,16 +131,16 @@ class Manifest:
         return self.tree if not prefix else None
 
     def path_of_owner(self, sst_id: Ulid) -> str | None:
-        """The database that owns a borrowed SST, or None when it is our own."""
+        """The path of the lender of a borrowed SST; None for an SST of this database."""
         return next((db.path for db in self.external_dbs if sst_id in db.sst_ids), None)
 
     def checkpoint(self, checkpoint_id: UUID) -> Checkpoint | None:
-        """The checkpoint of that id, if the manifest still has it."""
+        """The checkpoint with that id, if the manifest still has it."""
         return next((entry for entry in self.checkpoints if entry.id == checkpoint_id), None)
 
 
 def new_manifest(*, segment_extractor_name: str | None = None) -> Manifest:
-    """What the first manifest of a new database says."""
+    """The first manifest of a new database."""
     return Manifest(segment_extractor_name=segment_extractor_name)
 
 
@@ -150,8 +153,8 @@ def replace_trees(
 ) -> Manifest:
     """The manifest with other trees: `added` SSTs join it, those without a view leave it.
 
-    Borrowed SSTs that nobody refers to any more leave the lists of their databases, too; an entry whose
-    list became empty stays until garbage collection has released the database's checkpoint.
+    Borrowed SSTs without a view leave the lists of their lenders, too; a lender whose list became empty stays until
+    garbage collection has released its checkpoint.
     """
     edited = replace(
         manifest,
@@ -162,7 +165,7 @@ def replace_trees(
     referenced = {view.sst_id for view in edited.views}
     unknown = referenced - known.keys()
     if unknown:
-        raise InternalError(f"views refer to SSTs nobody described: {sorted(unknown)}")
+        raise InternalError(f"views refer to SSTs that are not described: {sorted(unknown)}")
     return replace(
         edited,
         ssts={sst_id: known[sst_id] for sst_id in sorted(referenced)},
@@ -187,7 +190,7 @@ def edit_tree(
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """What a memtable became: new L0 tables by segment prefix (b"" without segments), and where it ended."""
+    """The result of a memtable flush: new L0 SSTs by segment prefix (b"" without segments), and where it ended."""
 
     tables: tuple[tuple[bytes, SsTable], ...]
     replay_after_wal_id: WalId
@@ -239,9 +242,9 @@ def apply_compaction(
 def renew_repeated_view_ids(manifest: Manifest) -> Manifest:
     """The manifest with an id of its own for every view; itself when that is so already.
 
-    SlateDB's union keeps the ids of its sources, so that two parts of one table share one. A compaction of either
-    would then take both away, so whoever claims a role in such a database tells them apart first. The first
-    keeps its id; the others get the next free number, which has the same time.
+    SlateDB's union keeps the ids of its sources, so that two parts of one SST share one. A compaction of either would
+    remove both, so a process that claims a role in such a database first gives them different ids. The first keeps its
+    id; the others get the next free id, which has the same time.
     """
     ids = [view.id for view in manifest.views]
     used, seen = set(ids), set[Ulid]()

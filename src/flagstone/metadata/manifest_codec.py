@@ -1,7 +1,7 @@
 """Manifest <-> bytes: u16 BE version, then one FlatBuffers buffer. Versions 1 and 2 are read, 2 is written.
 
-The orders in which children are written are those of the official writer, so that equal manifests are equal
-files. See `format/flat.py` for the encoding itself, and `integrity.py` for the checksum behind it.
+Children are written in the order of SlateDB's writer, so that equal manifests are equal files. See `format/flat.py` for
+the encoding itself, and `integrity.py` for the checksum after it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 def decode_manifest(data: bytes, *, strict: bool = False) -> Manifest:
     """The manifest in `data`; anything else raises CorruptData with the offset inside `data`.
 
-    `strict` is for manifests without a checksum: nothing may be left over, and what cannot be right is refused.
+    `strict` is for manifests without a checksum: no byte may be left over, and impossible content is refused.
     """
     version, body = open_envelope(data, "manifest")
     shape = {1: _MANIFEST_V1, 2: _MANIFEST}.get(version)
@@ -49,16 +49,16 @@ def decode_manifest(data: bytes, *, strict: bool = False) -> Manifest:
 
 
 def load_manifest(stored: bytes, path: str) -> Manifest:
-    """The manifest out of the bytes at `path`. Raises CorruptData naming object and offset."""
-    data, vouched = unseal_metadata(stored, path)
+    """The manifest in the bytes at `path`. Raises CorruptData naming object and offset."""
+    data, checked = unseal_metadata(stored, path)
     try:
-        return decode_manifest(data, strict=not vouched)
+        return decode_manifest(data, strict=not checked)
     except CorruptData as error:
         raise error.within(path) from None
 
 
 def open_envelope(data: bytes, what: str) -> tuple[int, memoryview]:
-    """The version number of a metadata object and the buffer behind it."""
+    """The version number of a metadata object and the buffer after it."""
     if len(data) < _ENVELOPE_BYTES:
         raise CorruptData(f"a {what} of {len(data)} bytes is cut off", offset=0)
     return int.from_bytes(data[:_ENVELOPE_BYTES], "big"), memoryview(data)[_ENVELOPE_BYTES:]
@@ -159,7 +159,7 @@ def _take_manifest(manifest: Manifest) -> tuple[Any, ...]:
 def _make_manifest_v1(values: list[Any]) -> Manifest:
     _, external_dbs, initialized, writer_epoch, compactor_epoch, replay_after, wal_last_seen, *rest = values
     last_compacted, l0, runs, tick, checkpoints, last_seq, wal_uri, snapshot_seq, tracker = rest
-    # Version 1 repeats an SST's description wherever it is used and has no view ids: the SST's own serves.
+    # Version 1 repeats an SST's description wherever it is used and has no view ids: the id of the SST is used.
     placed = [*l0, *(table for _, tables in runs for table in tables)]
     return Manifest(
         initialized=initialized,
@@ -268,7 +268,7 @@ _CHECKPOINT: Final = flat.Shape[Checkpoint](
     flat.U32,
     flat.U32,
     flat.U8,  # kind of the metadata union, which no release fills in
-    flat.U32,  # its offset, which nobody follows
+    flat.U32,  # its offset, which is not followed
     flat.Text(),
     make=_make_checkpoint,
     take=lambda held: (held.id, held.manifest_id, held.expires_s or 0, held.created_s, 0, 0, held.name),

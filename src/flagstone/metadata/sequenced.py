@@ -1,8 +1,8 @@
-"""One value kept as a sequence of immutable, numbered objects: the highest number is the current one.
+"""One value kept as a sequence of immutable, numbered objects: the highest id is the current version.
 
-Reading finds the highest number; writing creates the next one and loses if somebody else created it first.
-That create is the only commit point: there is no lock, no pointer and nothing to repair after a crash. The
-boundary (see `boundary.py`) covers the one hole, numbers that were deleted and could be created again.
+A read finds the highest id; a write creates the next one and loses if another process created it first. That create is
+the only commit point: there is no lock, no pointer and nothing to repair after a crash. The boundary (see
+`boundary.py`) covers the one gap, ids that were deleted and could be created again.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ T = TypeVar("T")
 UPDATE_TIMEOUT_S: Final = 300.0
 _PROBES: Final = 4
 _TRUSTED_MS: Final = 60_000
-"""What was seen this recently is not followed by a gap: nobody collects versions that are younger than this."""
+"""A version read this recently is not followed by a gap: no garbage collector deletes younger versions."""
 
 _ASSUMED_MS: Final = 1_000
-"""What was seen this recently is taken for current by a writer: it finds out if it is not, and seldom will."""
+"""A version read this recently counts as current for a writer: if it is not, the create fails, which is rare."""
 
 _RELIST_AFTER_S: Final = 600.0
-_MAX_LOOKS: Final = 8
+_MAX_READS: Final = 8
 _FIRST_PAUSE_S: Final = 0.01
 _LONGEST_PAUSE_S: Final = 1.0
 
 
 class SequencedConflict(TransactionConflict):
-    """Somebody else's version came first: read the latest one and decide again."""
+    """The version of another process came first: read the latest one and decide again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Versioned(Generic[T]):
-    """A value and the number it is stored under."""
+    """A value and the id it is stored under."""
 
     id: int
     value: T
 
     @property
     def next_id(self) -> int:
-        """The number under which a change of this version will be stored."""
+        """The id under which a change of this version will be stored."""
         return self.id + 1
 
 
@@ -70,7 +70,7 @@ class Listed(NamedTuple):
 class Naming(Generic[T]):
     """How the versions of one kind of value are named and encoded.
 
-    `encode` gives the bytes of the format, to which the checksum is added; `decode` takes what is stored and its path.
+    `encode` gives the bytes of the format, to which the checksum is added; `decode` takes the stored bytes and a path.
     `check(next, current)` raises InternalError when `next` must not follow `current` (None: the first one).
     """
 
@@ -84,7 +84,7 @@ class Naming(Generic[T]):
 
 
 class SequencedObject(Generic[T]):
-    """The versions of one value in one store. May be shared between threads; remembers the latest it saw."""
+    """The versions of one value in one store. May be shared between threads; keeps the latest version it read."""
 
     def __init__(
         self,
@@ -104,29 +104,29 @@ class SequencedObject(Generic[T]):
         self._known: Versioned[T] | None = None
         self._created_id = 0
         self._listed_at = clock.monotonic()
-        # By the wall clock, because a machine that was suspended does not count that time as elapsed.
-        self._looked_ms = self._confirmed_ms = 0
+        # By the wall clock, because a suspended machine does not count that time as elapsed.
+        self._read_ms = self._confirmed_ms = 0
 
     def load(self, version_id: int) -> T:
-        """The version of that number. Raises `ObjectMissing`, and CorruptData naming the object."""
+        """The version with that id. Raises `ObjectMissing`, and CorruptData naming the object."""
         path = self._naming.path_of(version_id)
         return self._decode(path, self._store.get(path).data)
 
     def list(self) -> Sequence[Listed]:
-        """All stored versions, ascending. Foreign names in the folder are passed over."""
+        """All stored versions, ascending. Other names in the folder are skipped."""
         return self._list(after=None)
 
     def latest(self) -> Versioned[T] | None:
         """The current version, or None when there is none at all.
 
-        Usually two small requests: is there a next number, and has the boundary moved. A version at or below
-        the boundary is not current, whatever the store says: look again. Because collection never touches
-        the highest number, a boundary that no version exceeds is damage, and raises CorruptData.
+        Usually two small requests: is there a next id, and has the boundary moved. A version at or below the boundary
+        is not current, whatever the store returns: read again. Because garbage collection never deletes the highest
+        id, a boundary that no version exceeds is damage, and raises CorruptData.
         """
         boundary, found = 0, None
-        for look in range(_MAX_LOOKS):
+        for attempt in range(_MAX_READS):
             try:
-                found = self._probe() if look == 0 else self._find_highest()
+                found = self._probe() if attempt == 0 else self._find_highest()
             except ObjectMissing:
                 continue  # collected between listing and reading, so there is a newer one
             boundary = self._boundary.read()
@@ -135,7 +135,7 @@ class SequencedObject(Generic[T]):
             if found is not None and found.id > boundary:
                 self._recognize(found)
                 self._remember(found)
-                self._confirmed_ms = self._looked_ms
+                self._confirmed_ms = self._read_ms
                 return found
         if found is None and boundary == 0:
             raise Unavailable(f"the {self._naming.kind} of {self._store.url} vanishes while it is being read")
@@ -154,10 +154,10 @@ class SequencedObject(Generic[T]):
         return found
 
     def poll(self) -> Versioned[T]:
-        """The current version for those who ask again and again: one small request while nothing is new.
+        """The current version for callers that poll: one small request while there is no newer one.
 
-        What is found, and once a minute what is not, is confirmed as `require_latest` does it. In between a version
-        that came and was collected within the minute would be missed; a write based on it fails all the same.
+        A newer version, and once a minute the absence of one, is confirmed by `require_latest`. In between, a version
+        that was created and deleted within the minute is missed; a write based on the older version still fails.
         """
         known = self._known
         if known is not None and self._is_recent(self._confirmed_ms) and self._probe() is known:
@@ -167,9 +167,9 @@ class SequencedObject(Generic[T]):
     def create_next(self, value: T, base: Versioned[T] | None) -> Versioned[T]:
         """Make `value` the version after `base` (None: the first one).
 
-        Raises SequencedConflict when another version took the number, or when the number turns out to be used
-        up; in the second case an object that nobody will ever read stays behind. After `Unavailable`, or a
-        crash, the version may have become current: read the latest one before deciding anything.
+        Raises SequencedConflict when another version took the id, or when the id is at or below the boundary; in the
+        second case an object that is never read stays behind. After `Unavailable`, or a crash, the version may have
+        become current: read the latest one before deciding anything.
         """
         self._naming.check(value, None if base is None else base.value)
         created = Versioned(1 if base is None else base.next_id, value)
@@ -178,25 +178,25 @@ class SequencedObject(Generic[T]):
         try:
             self._store.put_if_absent(path, seal_metadata(self._naming.encode(value), path))
         except ObjectExists:
-            raise SequencedConflict(f"{path} was created by somebody else") from None
+            raise SequencedConflict(f"{path} was created by another process") from None
         if not self._boundary.admits(created.id):
-            raise SequencedConflict(f"{path} is behind the boundary: its number was used up long ago")
+            raise SequencedConflict(f"{path} is behind the boundary: its id was used before")
         self._remember(created)
-        self._created_id, self._looked_ms, self._confirmed_ms = created.id, started_ms, started_ms
+        self._created_id, self._read_ms, self._confirmed_ms = created.id, started_ms, started_ms
         return created
 
     def update(
         self, edit: Callable[[Versioned[T]], T | None], *, timeout_s: float = UPDATE_TIMEOUT_S
     ) -> Versioned[T]:
-        """Apply `edit` to the current version and make the result the next one; returns what is current then.
+        """Apply `edit` to the current version and make the result the next one; returns the current version then.
 
-        A lost race applies `edit` again, to the version that won; so it must be pure. An edit that returns
-        None or an equal value writes nothing. What it raises ends the update. Raises `Unavailable` after
-        `timeout_s` of lost races.
+        A lost race applies `edit` again, to the version that won; so it must be pure. An edit that returns None or an
+        equal value writes nothing. An exception of it ends the update. Raises `Unavailable` after `timeout_s` of lost
+        races.
 
-        Where the version we know is our own, or was seen a moment ago, nothing is read first: the create finds out
-        if it is not the current one any more. Only what leads to no create, nothing to change or an error, is
-        decided by a fresh version.
+        If the known version is our own, or was read a moment ago, nothing is read first: the create fails if it is
+        not the current one any more. An edit that leads to no create (nothing to change, or an error) is decided by a
+        fresh version.
         """
         deadline = self._clock.monotonic() + timeout_s
         pause = _FIRST_PAUSE_S
@@ -227,15 +227,15 @@ class SequencedObject(Generic[T]):
                 current = None
 
     def read_boundary(self) -> int:
-        """The number up to which versions may have been deleted."""
+        """The id up to which versions may have been deleted."""
         return self._boundary.read()
 
     def advance_boundary(self, desired: int) -> int:
-        """Announce that versions up to `desired` are going to be deleted; see `Boundary.advance`."""
+        """Record that versions up to `desired` are going to be deleted; see `Boundary.advance`."""
         return self._boundary.advance(desired)
 
     def delete(self, version_ids: Iterable[int], *, bounded: bool = True) -> None:
-        """Delete old versions. Those beyond the boundary raise InternalError, unless it is not in use."""
+        """Delete old versions. Versions beyond the boundary raise InternalError, unless the boundary is not in use."""
         doomed = sorted(version_ids)
         if bounded and doomed and doomed[-1] > (boundary := self._boundary.read()):
             raise InternalError(
@@ -244,26 +244,26 @@ class SequencedObject(Generic[T]):
         self._store.delete_many([self._naming.path_of(version_id) for version_id in doomed])
 
     def _assumed(self) -> Versioned[T] | None:
-        """The version we know, if it probably is current, and cannot have been followed by others since removed."""
+        """The known version, if it probably is current, and cannot have been followed by versions deleted since."""
         known = self._known
         if known is None:
             return None
         within_ms = _TRUSTED_MS if known.id == self._created_id else _ASSUMED_MS
-        return known if self._is_recent(self._looked_ms, within_ms) else None
+        return known if self._is_recent(self._read_ms, within_ms) else None
 
     def _is_recent(self, time_ms: int, within_ms: int = _TRUSTED_MS) -> bool:
         return self._clock.now_ms() - time_ms <= within_ms
 
     def _probe(self) -> Versioned[T] | None:
-        """The newest version, found by trying the numbers after the known one where that is cheaper."""
+        """The newest version, found by probing the ids after the known one where that is cheaper."""
         known, started_ms = self._known, self._clock.now_ms()
-        # Without a boundary a process that slept could take a collected gap for the end; a listing cannot.
+        # Without a boundary a suspended process could take a collected gap for the end; a listing cannot.
         listed_long_ago = self._clock.monotonic() - self._listed_at > _RELIST_AFTER_S
-        if known is None or listed_long_ago or not self._is_recent(self._looked_ms):
+        if known is None or listed_long_ago or not self._is_recent(self._read_ms):
             found = self._find_highest()
         else:
             found = self._try_next(known)
-        self._looked_ms = started_ms
+        self._read_ms = started_ms
         return found
 
     def _try_next(self, known: Versioned[T]) -> Versioned[T] | None:
@@ -303,7 +303,7 @@ class SequencedObject(Generic[T]):
         return self._naming.decode(data, path)
 
     def _recognize(self, found: Versioned[T]) -> None:
-        """Raise when the version belongs to another history than those seen before."""
+        """Raise when the version belongs to another history than those read before."""
 
     def _remember(self, version: Versioned[T]) -> None:
         with self._lock:

@@ -7,10 +7,14 @@ from copy import copy
 
 from flagstone.errors import InvalidRequest
 from flagstone.metadata.boundary import Boundary
-from flagstone.metadata.compactions import Compactions
-from flagstone.metadata.compactions_codec import encode_compactions, load_compactions
+from flagstone.metadata.compactions import (
+    Compactions,
+    check_compactions,
+    encode_compactions,
+    load_compactions,
+)
 from flagstone.metadata.destruction import another_database, incarnation, is_vacant, settle_at
-from flagstone.metadata.invariants import check_compactions, check_manifest
+from flagstone.metadata.invariants import check_manifest
 from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.manifest_codec import encode_manifest, load_manifest
 from flagstone.metadata.sequenced import Naming, SequencedConflict, SequencedObject, Versioned
@@ -27,11 +31,11 @@ class NoDatabase(InvalidRequest):
 
 
 class ManifestStore(SequencedObject[Manifest]):
-    """The manifests of one database. Every version written keeps the rules of `invariants.py`.
+    """The manifests of one database. Every manifest written keeps the rules of `invariants.py`.
 
-    `check` are those rules; only who makes an older state the current one again, or erases it, passes others.
+    `check` are those rules; only restore, repair and destruction pass others.
 
-    One instance follows one database. Once it has seen a manifest, it raises `Closed` when that database was destroyed,
+    One instance follows one database. Once it has read a manifest, it raises `Closed` when that database was destroyed,
     also when another one has been created at the path since. A vacant path has no database: `latest` is None there.
     """
 
@@ -60,27 +64,27 @@ class ManifestStore(SequencedObject[Manifest]):
         super().__init__(store, naming, boundary, clock=clock, ids=ids)
 
     def guarded(self, guard: Callable[[Manifest], None]) -> ManifestStore:
-        """The same manifests for one owner of a role: every edit first asks `guard` about the version it changes."""
+        """The same manifests for one owner of a role: every edit first calls `guard` with the manifest it changes."""
         bound = copy(self)
-        bound._guard = guard  # noqa: SLF001 - it is one of us
+        bound._guard = guard  # noqa: SLF001 - an instance of this class
         return bound
 
     def latest(self) -> Versioned[Manifest] | None:
-        """The current version; None where there is no database.
+        """The current manifest; None where there is no database.
 
         Raises:
-            Closed: the database this instance knows was destroyed.
+            Closed: the database that this instance follows was destroyed.
 
         """
         found = self.latest_stored()
         return None if found is None or is_vacant(found.value) else found
 
     def latest_stored(self) -> Versioned[Manifest] | None:
-        """The current version, also that of a vacant path."""
+        """The current manifest, also that of a vacant path."""
         return super().latest()
 
     def require_latest(self) -> Versioned[Manifest]:
-        """The current version; raises InvalidRequest where there is no database."""
+        """The current manifest; raises InvalidRequest where there is no database."""
         found = self.latest()
         if found is None:
             raise NoDatabase(f"no database at {self.paths.root!r} in {self._store.url}; check the path")
@@ -89,7 +93,7 @@ class ManifestStore(SequencedObject[Manifest]):
     def create_next(self, value: Manifest, base: Versioned[Manifest] | None) -> Versioned[Manifest]:
         """As for every sequenced object. The first manifest at a vacant path continues the ids of the last database.
 
-        The vacancy is the one that `latest` saw; where there is a newer version by now, this one loses.
+        The vacancy is the one that `latest` read; if there is a newer manifest by now, this one loses.
         """
         known = self._known
         if base is None and known is not None:

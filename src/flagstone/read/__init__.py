@@ -1,1 +1,1 @@
-"""The read path: from a key or a range to the rows a reader may see."""
+"""The read path: from a key or a range to the rows that a read may see."""

@@ -1,7 +1,7 @@
 """Scans as Arrow record batches, without a Python object per row where that is possible.
 
-Blocks that only one source covers are decoded into columns, and what a reader may not see is filtered out by
-column. Rows that were merged, and blocks with merge operands, go through the same sieve as any scan.
+Blocks whose keys only one source has are decoded into columns, and vector operations filter the rows that the read may
+not see. Merged rows and blocks with merge operands go through the same sieve as in any scan.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from flagstone.format.columns import MAX_COLUMN_BYTES, SCHEMA, decode_columns
 from flagstone.kernels import scan
 from flagstone.kernels.columns import bitmap, room, view
 from flagstone.read.drivers import next_chunk
-from flagstone.read.scan import Chunk, ScanCursor, ScanRequest, leave_off, make_sieve
+from flagstone.read.scan_cursor import Chunk, ScanCursor, ScanRequest, make_sieve, resume_at
 from flagstone.read.view import ReadView
-from flagstone.table.table_store import TableStore
+from flagstone.sst.store import SstStore
 from flagstone.types import MERGE, VALUE, EntryTuple
 
 COLUMNS: Final = ("key", "value", "seq", "created_ms", "expires_ms")
@@ -29,11 +29,11 @@ DEFAULT_BATCH_ROWS: Final = 65_536
 _BLOCKS_AT_ONCE: Final = 512
 _MAX_GROUP_BYTES: Final = 64 * 1024 * 1024
 _MAX_BATCH_BYTES: Final = 1024 * 1024 * 1024
-_PLACES: Final = {name: place for place, name in enumerate(COLUMNS)}
+_INDEX_OF: Final = {name: index for index, name in enumerate(COLUMNS)}
 
 
 def scan_arrow(
-    tables: TableStore,
+    ssts: SstStore,
     view: ReadView,
     request: ScanRequest,
     *,
@@ -42,14 +42,14 @@ def scan_arrow(
 ) -> pa.RecordBatchReader:
     """The rows of a scan as batches of `batch_rows` (the last, and those of large rows, may be smaller), by key.
 
-    With None batches come as they are decoded, a few thousand rows each, and are not copied once more.
+    With None, batches are returned as they are decoded, a few thousand rows each, without another copy.
 
-    Blocks while it is read; an error of the store or damaged bytes surface from the reader. The request must
-    neither go backward nor have a limit.
+    Iterating the result blocks, and raises errors of the store and of damaged blocks. The request must neither go
+    backward nor have a limit.
     """
     unknown = [name for name in columns if name not in COLUMNS]
     if unknown or not columns:
-        raise InvalidRequest(f"columns {list(columns)} are not to be had; choose from {', '.join(COLUMNS)}")
+        raise InvalidRequest(f"columns {list(columns)} are not available; choose from {', '.join(COLUMNS)}")
     if batch_rows is not None and batch_rows < 1:
         raise InvalidRequest(f"batch_rows is {batch_rows}; use 1 or more")
     if request.reverse or request.limit is not None:
@@ -57,7 +57,7 @@ def scan_arrow(
     schema = pa.schema([SCHEMA.field(name) for name in columns])
     sink = ArrowSink(replace(request, whole_rows=True), schema)
     cursor = ScanCursor(view, request, sink=sink, blocks_at_once=_BLOCKS_AT_ONCE)
-    batches = _batches(tables, cursor)
+    batches = _batches(ssts, cursor)
     if batch_rows is not None:
         batches = _rebatch(batches, batch_rows)
     return pa.RecordBatchReader.from_batches(schema, batches)
@@ -92,10 +92,10 @@ class ArrowSink:
     def add_chunk(
         self, data: bytes, bounds: array[int], start: bytes | None, stop: bytes | None, out: Chunk
     ) -> None:
-        """`add_blocks` for blocks in one run of bytes, each from one bound to the next; copies only what is seen."""
+        """`add_blocks` for blocks inside `data`, each from one bound to the next. Copies only visible rows."""
         batch = None if self._sieve.collecting() else self._choose(data, bounds, start, stop)
         if batch is None:
-            # Operands, or damage: the sieve knows what to do with the one, and how to word the other.
+            # Merge operands, or damage: the sieve folds operands and raises the detailed error.
             blocks = [data[bounds[at] : bounds[at + 1]] for at in range(0, len(bounds), 2)]
             self.add_blocks(blocks, start, stop, out)
         elif batch.num_rows:
@@ -114,9 +114,9 @@ class ArrowSink:
         self._sieve.finish(shown)
         self._append(shown, out)
 
-    def leave_off(self, head: bytes, out: Chunk) -> bytes:
+    def resume_at(self, head: bytes, out: Chunk) -> bytes:
         rest: Chunk = []
-        at = leave_off(self._sieve, head, rest)
+        at = resume_at(self._sieve, head, rest)
         self._append(rest, out)
         return at
 
@@ -164,7 +164,7 @@ class ArrowSink:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _visible(self, batch: pa.RecordBatch, start: bytes | None, stop: bytes | None) -> pa.RecordBatch:
-        """The rows a reader sees: of each key the newest version it may know, if that is a value."""
+        """The rows that the read sees: the newest visible version of each key, if it is a value."""
         if start is not None and batch["key"][0].as_py() < start:
             batch = batch.filter(pc.greater_equal(batch["key"], pa.scalar(start, pa.binary())))
         if stop is not None and batch.num_rows and batch["key"][-1].as_py() >= stop:
@@ -187,13 +187,13 @@ class ArrowSink:
     def _append(self, rows: Chunk, out: Chunk) -> None:
         if rows:
             arrays = [
-                pa.array([row[_PLACES[field.name]] for row in rows], field.type) for field in self._schema
+                pa.array([row[_INDEX_OF[field.name]] for row in rows], field.type) for field in self._schema
             ]
             out.append(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
 
 
 def _groups(blocks: list[bytes]) -> Iterator[list[bytes]]:
-    """The blocks in groups whose columns are of a reasonable size."""
+    """The blocks in groups whose columns take at most about `_MAX_GROUP_BYTES`."""
     group: list[bytes] = []
     size = 0
     for block in blocks:
@@ -206,7 +206,7 @@ def _groups(blocks: list[bytes]) -> Iterator[list[bytes]]:
 
 
 def _decode(blocks: list[bytes], *, values: bool) -> pa.RecordBatch | None:
-    """The blocks as columns; None when that cannot be, and the sieve shall take them and say what is wrong."""
+    """The blocks as columns. On failure None: the sieve then reads the blocks and raises the detailed error."""
     try:
         return decode_columns(blocks, values=values)
     except (CorruptData, InvalidRequest):
@@ -217,13 +217,13 @@ def _where(batch: pa.RecordBatch, mask: Any) -> pa.RecordBatch:
     return batch if mask.true_count == len(mask) else batch.filter(mask)
 
 
-def _batches(tables: TableStore, cursor: ScanCursor) -> Iterator[pa.RecordBatch]:
-    while (chunk := next_chunk(tables, cursor)) is not None:
+def _batches(ssts: SstStore, cursor: ScanCursor) -> Iterator[pa.RecordBatch]:
+    while (chunk := next_chunk(ssts, cursor)) is not None:
         yield from chunk
 
 
 def _rebatch(batches: Iterator[pa.RecordBatch], batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of one size; smaller ones where rows are so large that a column would overflow."""
+    """The same rows in batches of one size; smaller if rows are so large that a column would overflow."""
     held: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:

@@ -1,106 +1,166 @@
-"""Drives probes to their end: fetch what is missing, probe again. Each driver in a blocking and an awaitable form.
+"""Point reads, and the loops that drive a read to its end: probe memory, fetch what is missing, probe again.
 
-What is in memory is answered without a thread, a lock or a turn of the event loop. A fetch that fails ends the
-read with its error and leaves nothing half done; reading again is always safe. `TableGone` tells the engine that
-the view is older than garbage collection allows; a scan goes on in a newer one, if the engine gave it a way to.
+A probe never blocks and changes nothing, so it may be repeated. What was fetched is passed back as `pinned`, so that a
+read ends even if the cache is too small for what it needs. Each loop has a blocking and an awaitable form; a read from
+memory needs no thread, no lock and no turn of the event loop.
+
+A fetch that fails ends the read with its error; repeating the read is always safe. `SstGone` means that garbage
+collection has deleted an SST of the view; a scan then continues in a newer view if its request has `renew`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Final
 
 from flagstone.kernels import probe as probe_kernel
-from flagstone.read.probe import Found, probe, probe_many
-from flagstone.read.scan import Chunk, Lacking, ScanCursor
+from flagstone.lsm.merge_operator import MergeOperator
+from flagstone.lsm.retention import visible_value
+from flagstone.read.scan_cursor import Chunk, Lacking, ScanCursor
 from flagstone.read.view import ReadView
-from flagstone.table.table_store import Pinned, TableGone, TableStore, plan_requests
+from flagstone.sst.store import Pinned, SstGone, SstStore, plan_requests
+from flagstone.types import EntryTuple, Row
 
 Need = probe_kernel.Need
+Found = EntryTuple | list[EntryTuple] | None
+"""The newest row of a key. If that is a merge operand, a list down to the first row that is none. None: no row."""
+
+_find: Final = probe_kernel.find
 
 
-def get(tables: TableStore, view: ReadView, key: bytes, max_seq: int) -> Found:
-    """What the newest source that has `key` says of it; see `read.probe.probe`."""
+def probe(view: ReadView, key: bytes, max_seq: int, pinned: Pinned | None = None) -> Found | Need:
+    """The newest row of `key` with seq <= `max_seq`, or what must be fetched to find it.
+
+    Tombstones and expired rows are returned as they are; `visible_row` hides them. Raises `CorruptData` with the
+    object's path if a block is damaged.
+    """
+    layers = view.forest.layers_of(key) if view.segmented else view.layers
+    found: Found | Need = _find(view.memtables, layers, key, max_seq, pinned)
+    return found
+
+
+def probe_many(
+    view: ReadView,
+    keys: Sequence[bytes],
+    max_seq: int,
+    answers: list[Found | Need],
+    pinned: Pinned | None = None,
+) -> list[Need]:
+    """`probe` every key whose answer is still a `Need`, or all of them while `answers` is empty.
+
+    Fills in `answers`, one per key, and returns what is still missing, so that one round of concurrent requests serves
+    all keys.
+    """
+    if not answers:
+        answers[:] = [probe(view, key, max_seq, pinned) for key in keys]
+    else:
+        for at, answer in enumerate(answers):
+            if isinstance(answer, Need):
+                answers[at] = probe(view, keys[at], max_seq, pinned)
+    return [answer for answer in answers if isinstance(answer, Need)]
+
+
+def visible_row(
+    found: Found,
+    *,
+    max_seq: int,
+    now_ms: int,
+    include_expired: bool = False,
+    merge_operator: MergeOperator | None = None,
+) -> Row | None:
+    """The row that a caller sees: None for tombstones and expired rows, merge operands folded."""
+    if found is None:
+        return None
+    return visible_value(
+        found if isinstance(found, list) else (found,),
+        max_seq=max_seq,
+        now_ms=now_ms,
+        include_expired=include_expired,
+        merge_operator=merge_operator,
+    )
+
+
+def get(ssts: SstStore, view: ReadView, key: bytes, max_seq: int) -> Found:
+    """The newest row of `key`; see `probe`."""
     found = probe(view, key, max_seq)
     pinned: Pinned = {}
     while isinstance(found, Need):
-        pinned.update(tables.fetch([found]))
+        pinned.update(ssts.fetch([found]))
         found = probe(view, key, max_seq, pinned)
     return found
 
 
-async def get_async(tables: TableStore, view: ReadView, key: bytes, max_seq: int) -> Found:
-    """`get`, awaiting what it would wait for."""
+async def get_async(ssts: SstStore, view: ReadView, key: bytes, max_seq: int) -> Found:
+    """`get` for an event loop."""
     found = probe(view, key, max_seq)
     pinned: Pinned = {}
     while isinstance(found, Need):
-        pinned.update(await fetch_async(tables, [found]))
+        pinned.update(await fetch_async(ssts, [found]))
         found = probe(view, key, max_seq, pinned)
     return found
 
 
-def multi_get(tables: TableStore, view: ReadView, keys: Sequence[bytes], max_seq: int) -> list[Found]:
-    """`get` of many keys, in their order. Keys share blocks, and the requests of each round overlap."""
+def multi_get(ssts: SstStore, view: ReadView, keys: Sequence[bytes], max_seq: int) -> list[Found]:
+    """`get` of many keys, in their order. Keys share blocks, and the requests of each round run concurrently."""
     answers: list[Found | Need] = []
     pinned: Pinned = {}
     while needs := probe_many(view, keys, max_seq, answers, pinned):
-        pinned.update(tables.fetch(needs))
+        pinned.update(ssts.fetch(needs))
     return _settled(answers)
 
 
-async def multi_get_async(
-    tables: TableStore, view: ReadView, keys: Sequence[bytes], max_seq: int
-) -> list[Found]:
-    """`multi_get`, awaiting what it would wait for."""
+async def multi_get_async(ssts: SstStore, view: ReadView, keys: Sequence[bytes], max_seq: int) -> list[Found]:
+    """`multi_get` for an event loop."""
     answers: list[Found | Need] = []
     pinned: Pinned = {}
     while needs := probe_many(view, keys, max_seq, answers, pinned):
-        pinned.update(await fetch_async(tables, needs))
+        pinned.update(await fetch_async(ssts, needs))
     return _settled(answers)
 
 
-def next_chunk(tables: TableStore, cursor: ScanCursor) -> Chunk | None:
-    """The next rows of a scan, or None at its end. Begins to fetch what comes after them."""
+def next_chunk(ssts: SstStore, cursor: ScanCursor) -> Chunk | None:
+    """The next rows of a scan, or None at its end. Starts to fetch the blocks after them."""
     while isinstance(chunk := cursor.probe_chunk(), Lacking):
         try:
             if chunk.needs:
-                cursor.accept(tables.fetch(chunk.needs, admit=cursor.cache_blocks))
+                cursor.accept(ssts.fetch(chunk.needs, admit=cursor.cache_blocks))
             for future in chunk.pending:
-                future.exception()  # waits; what it raised is raised by `settle`
+                future.exception()  # waits; `settle` raises its error
                 cursor.settle(future)
-        except TableGone as gone:
+        except SstGone as gone:
             cursor.renew(gone)
-    _read_ahead(tables, cursor)
+    _read_ahead(ssts, cursor)
     return chunk
 
 
-async def next_chunk_async(tables: TableStore, cursor: ScanCursor) -> Chunk | None:
-    """`next_chunk`, awaiting what it would wait for."""
+async def next_chunk_async(ssts: SstStore, cursor: ScanCursor) -> Chunk | None:
+    """`next_chunk` for an event loop."""
     while isinstance(chunk := cursor.probe_chunk(), Lacking):
         try:
             if chunk.needs:
-                cursor.accept(await fetch_async(tables, chunk.needs, admit=cursor.cache_blocks))
+                cursor.accept(await fetch_async(ssts, chunk.needs, admit=cursor.cache_blocks))
             for future in chunk.pending:
                 await asyncio.wait([asyncio.wrap_future(future)])
                 cursor.settle(future)
-        except TableGone as gone:
+        except SstGone as gone:
             await asyncio.to_thread(cursor.renew, gone)
-    _read_ahead(tables, cursor)
+    _read_ahead(ssts, cursor)
     return chunk
 
 
-async def fetch_async(tables: TableStore, needs: Sequence[Need], *, admit: bool = True) -> Pinned:
-    """`TableStore.fetch`, each request on a thread of its own, awaited together."""
-    futures = [tables.pool.submit(tables.fetch_request, need, admit=admit) for need in plan_requests(needs)]
+async def fetch_async(ssts: SstStore, needs: Sequence[Need], *, admit: bool = True) -> Pinned:
+    """`SstStore.fetch` for an event loop: each request runs on a thread of the pool."""
+    futures = [ssts.pool.submit(ssts.fetch_request, need, admit=admit) for need in plan_requests(needs)]
     fetched: Pinned = {}
     for part in await asyncio.gather(*map(asyncio.wrap_future, futures)):
         fetched.update(part)
     return fetched
 
 
-def _read_ahead(tables: TableStore, cursor: ScanCursor) -> None:
+def _read_ahead(ssts: SstStore, cursor: ScanCursor) -> None:
     for source, need in cursor.plan_ahead():
-        source.expect(tables.pool.submit(tables.fetch_request, need, admit=cursor.cache_blocks))
+        source.expect(ssts.pool.submit(ssts.fetch_request, need, admit=cursor.cache_blocks))
 
 
 def _settled(answers: list[Found | Need]) -> list[Found]:

@@ -1,376 +1,153 @@
-"""Range scans: memtables and tables merged into the rows a reader sees, forward or backward.
-
-A cursor gives chunks of rows from memory and says what is missing, like a point probe. Where only one source
-has keys up to some bound, which is the usual case, its blocks pass through whole; elsewhere buffered rows are
-merged: a newer source never holds an older version of a key than an older source, so sorting by key alone,
-newest source first, brings the versions of each key into their order.
-"""
+"""`Scan` and `AsyncScan`, which callers iterate, seek and close. Both use the same cursor."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from functools import partial
-from operator import itemgetter
-from typing import Any, Final, NamedTuple, Protocol
+from types import TracebackType
+from typing import Self
 
-from flagstone.errors import CorruptData
+from flagstone.errors import Closed, InvalidRequest
 from flagstone.kernels import scan as scan_kernel
-from flagstone.lsm.merge_operator import MergeOperator
-from flagstone.lsm.retention import visible_value
-from flagstone.read.sources import (
-    HIGHEST,
-    LOWEST,
-    LayerSource,
-    MemtableSource,
-    Missing,
-    Need,
-    PrefixProbe,
-    Source,
-)
+from flagstone.read.drivers import next_chunk, next_chunk_async
+from flagstone.read.scan_cursor import Chunk, ScanCursor, ScanRequest, rows_from
 from flagstone.read.view import ReadView
-from flagstone.runtime.pool import Future
-from flagstone.table.table_store import Pinned, TableGone
-from flagstone.types import EntryTuple, KeyRange, Row
+from flagstone.sst.store import SstStore
+from flagstone.types import KeyRange, Row
 
-DEFAULT_READ_AHEAD_BYTES: Final = 1024 * 1024
-
-BLOCKS_AT_ONCE: Final = 32
-"""Blocks per chunk: about a thousand rows of a hundred bytes. Longer lists fall out of the processor's caches."""
-
-Chunk = list[Any]
-"""Visible rows: `(key, value)` tuples, or with `whole_rows` `(key, value, seq, created_ms, expires_ms)`."""
-
-_key_of = itemgetter(0)
+Pair = tuple[bytes, bytes]
 
 
-Renew = Callable[[ReadView], ReadView]
-"""From a view that has lost a table to a newer one that shows the same rows at the scan's number. Blocks.
+class _OpenScan:
+    """What both classes share: the cursor, which starts with the first row requested, and the rows it gave."""
 
-Raises `Unavailable` when no view shows them any more.
-"""
-
-_RENEWALS: Final = 3
-"""How many new views in a row may turn out to lack a table: more than one is unlucky, more than these are damage."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScanRequest:
-    """What a scan shall show. `cache_blocks` lets it fill the cache, which it leaves alone otherwise.
-
-    With `renew` the scan outlives its view: when a table of it is gone, it goes on where it was in a newer one.
-    """
-
-    keys: KeyRange = field(default_factory=KeyRange)
-    max_seq: int
-    now_ms: int
-    reverse: bool = False
-    limit: int | None = None
-    include_expired: bool = False
-    whole_rows: bool = False
-    merge_operator: MergeOperator | None = None
-    read_ahead_bytes: int = DEFAULT_READ_AHEAD_BYTES
-    cache_blocks: bool = False
-    prefix_probe: PrefixProbe | None = None
-    renew: Renew | None = None
-
-
-class Lacking(NamedTuple):
-    """What a cursor waits for: requests to make, and requests already under way."""
-
-    needs: list[Need]
-    pending: list[Future[Pinned]]
-
-
-class Sink(Protocol):
-    """Where rows go, in key order, the versions of a key from new to old."""
-
-    def add_blocks(
-        self, blocks: list[bytes], start: bytes | None, stop: bytes | None, out: Chunk
-    ) -> None: ...
-
-    def blocks_done(self) -> int: ...
-
-    def add_rows(self, rows: list[EntryTuple], out: Chunk) -> None: ...
-
-    def finish(self, out: Chunk) -> None: ...
-
-    def leave_off(self, head: bytes, out: Chunk) -> bytes:
-        """The key to go on at in another view; see the function `leave_off`."""
-        ...
-
-
-def make_sieve(request: ScanRequest) -> scan_kernel.Sieve:
-    """The sink that chooses the rows the request shall see."""
-    fold: Callable[[list[EntryTuple]], Row | None] = partial(
-        visible_value,
-        max_seq=request.max_seq,
-        now_ms=request.now_ms,
-        include_expired=request.include_expired,
-        merge_operator=request.merge_operator,
-    )
-    return scan_kernel.Sieve(
-        request.max_seq, request.now_ms, not request.include_expired, request.whole_rows, fold
-    )
-
-
-def leave_off(sieve: scan_kernel.Sieve, head: bytes, out: Chunk) -> bytes:
-    """The key at which another view shall go on, `head` being the first key that was not given to the sieve yet.
-
-    What the sieve holds back and is complete goes to `out`. Of a key at the head more versions may come: they stay
-    hidden if it was decided, and otherwise all of them are read again.
-    """
-    decided: bytes = sieve.decided_key()
-    rest: Chunk = []
-    sieve.finish(rest)
-    if rest and rest[0][0] < head:
-        out += rest
-    return decided + b"\0" if decided and decided >= head else head
-
-
-class ScanCursor:
-    """A place in a merged scan. Not for several threads at once. Holds its view, and so all it reads.
-
-    `probe_chunk` never blocks. When it is `Lacking`, fetch what it names and hand it to `accept`. Nothing is
-    written anywhere: a scan that is abandoned leaves nothing behind. With a `sink` of its own, a chunk is whatever
-    that appends, and the cursor can neither seek nor count rows towards a limit.
-    """
-
-    def __init__(
-        self,
-        view: ReadView,
-        request: ScanRequest,
-        *,
-        sink: Sink | None = None,
-        blocks_at_once: int = BLOCKS_AT_ONCE,
-    ) -> None:
-        self._view = view
+    def __init__(self, ssts: SstStore, view: ReadView, request: ScanRequest) -> None:
+        self._ssts = ssts
+        self._view: ReadView | None = view
         self._request = request
-        self._blocks_at_once = blocks_at_once
-        # A short scan shall not pay for a long one's chunk.
-        self._blocks_now = 1
-        self._seekable = sink is None
-        if sink is None:
-            sieve = make_sieve(request)
-            self._sink: Sink | scan_kernel.Sieve = sieve
-            self._leave_off: Callable[[bytes, Chunk], bytes] = partial(leave_off, sieve)
-        else:
-            self._sink, self._leave_off = sink, sink.leave_off
-        self._left = request.limit
-        self._reverse = request.reverse
-        self._end = LOWEST if request.reverse else HIGHEST
-        self._spare: Chunk = []
-        self._pinned: Pinned = {}
-        self._finished = request.keys.empty
-        self._renewals = 0
-        # Forward: all keys below were shown; backward: all keys above.
-        self._consumed: bytes | None = None
-        start, stop = request.keys.start, request.keys.stop
-        self._memtables = self._scan_memtables(start, stop)
-        self._place(start, stop)
-
-    def probe_chunk(self) -> Chunk | Lacking | None:
-        """The next rows (at least one), what is lacking, or None at the end of the scan."""
-        if self._left == 0:
-            return None
-        out, self._spare = self._spare, []
-        while not out:
-            if self._finished:
-                return None
-            lacking = self._step(out)
-            if lacking is not None:
-                return lacking
-        if self._left is not None:
-            # What the limit cuts off is kept: a seek may give some of the limit back.
-            self._spare = out[self._left :]
-            del out[self._left :]
-            self._left -= len(out)
-        self._renewals = 0
-        if self._seekable and not self._reverse:
-            # Blocks that passed through were not merged: the last row tells how far they were shown.
-            self._consumed = max(self._consumed or LOWEST, out[-1][0] + b"\0")
-        return out
-
-    @property
-    def cache_blocks(self) -> bool:
-        """Whether blocks fetched for this scan go into the cache."""
-        return self._request.cache_blocks
-
-    def accept(self, fetched: Pinned) -> None:
-        """Take what was fetched for this cursor."""
-        self._pinned.update(fetched)
-
-    def plan_ahead(self) -> list[tuple[LayerSource, Need]]:
-        """What to fetch in the background, for whom; hand the future of each to the source's `expect`."""
-        return [(source, need) for source in self._layers if (need := source.plan_ahead()) is not None]
-
-    def settle(self, future: Future[Pinned]) -> None:
-        """A background fetch has ended: take what it brought. Raises what it raised."""
-        for source in self._layers:
-            source.settle(future)
-        self.accept(future.result())
+        self._cursor: ScanCursor | None = None
+        self._buffered = scan_kernel.ChunkIterator(_nothing)
 
     def seek(self, key: bytes) -> None:
-        """Go on at `key`: forward with the first key not below it, backward with the first not above it.
+        """Continue at `key`: forward with the first key not below it, backward with the first not above it.
 
-        Never goes back: a key that was passed, or lies before the range, changes nothing.
+        A scan never goes back: seeking a key that was passed changes nothing. Skipped rows do not count towards the
+        limit.
         """
-        self._spare = rows_from(self._spare, key, reverse=self._reverse)
-        if self._spare:
+        if not isinstance(key, bytes):
+            raise InvalidRequest(f"the key to seek is bytes, not {type(key).__name__}")
+        reverse = self._request.reverse
+        if self._cursor is None:
+            beyond = KeyRange(None, key + b"\0") if reverse else KeyRange(key)
+            self._request = replace(self._request, keys=self._request.keys.intersect(beyond))
             return
-        start, stop = self._request.keys.start, self._request.keys.stop
-        # Not before what was merged: memtables have given their rows up to there, and would not hide again.
-        if self._reverse:
-            key = key if self._consumed is None else min(key, self._consumed)
-            stop = key + b"\0" if stop is None else min(stop, key + b"\0")
-        else:
-            key = key if self._consumed is None else max(key, self._consumed)
-            start = key if start is None else max(start, key)
-        self._consumed = key
-        self._finished = self._finished or KeyRange(start, stop).empty
-        for memtable in self._memtables:
-            memtable.seek(key)
-        self._sink.finish([])
-        self._pinned.clear()
-        self._place(start, stop)
+        rest = self._buffered.rest()
+        kept = rows_from(rest, key, reverse=reverse)
+        self._cursor.give_back(len(rest) - len(kept))
+        if not kept:
+            self._cursor.seek(key)
+        self._buffered.replace(kept)
 
-    def give_back(self, count: int) -> None:
-        """That many rows of the last chunk were passed over by a seek, and do not count towards the limit."""
-        if self._left is not None:
-            self._left += count
+    def _close(self) -> None:
+        self._buffered.end()
+        self._cursor = self._view = None
 
-    def renew(self, gone: TableGone) -> None:
-        """Go on in a newer view, at the same number and the same place, because `gone` was in this one. Blocks.
-
-        Raises:
-            Unavailable: what the scan shows is not kept any more, or there is no way to a newer view.
-            CorruptData: newer views lack tables, too.
-
-        """
-        request = self._request
-        if request.renew is None:
-            raise gone
-        if self._renewals == _RENEWALS:
-            raise CorruptData("missing, but the newest manifest refers to it", object=gone.path) from gone
-        self._renewals += 1
-        view = request.renew(self._view)
-        start, stop = request.keys.start, request.keys.stop
-        if self._reverse:
-            # Merged keys are complete, and what is above the last edge was merged.
-            if self._consumed is not None:
-                stop = self._consumed + b"\0" if stop is None else min(stop, self._consumed + b"\0")
-        else:
-            head = min((source.head for source in self._sources), default=HIGHEST)
-            self._consumed = max(start or LOWEST, self._leave_off(head, self._spare))
-            start = self._consumed or None
-        self._view = view
-        self._finished = self._finished or KeyRange(start, stop).empty
-        self._pinned.clear()
-        self._memtables = self._scan_memtables(start, stop)
-        self._place(start, stop)
-
-    def _scan_memtables(self, start: bytes | None, stop: bytes | None) -> list[MemtableSource]:
-        request = self._request
-        return [
-            MemtableSource(
-                memtable.scan(start, stop, request.max_seq, request.reverse), reverse=request.reverse
-            )
-            for memtable in self._view.memtables
-        ]
-
-    def _place(self, start: bytes | None, stop: bytes | None) -> None:
-        """Begin anew at the start of a range, with the memtables where they are."""
-        request = self._request
-        self._layers = [
-            LayerSource(
-                layer,
-                start or LOWEST,
-                HIGHEST if stop is None else stop,
-                self._pinned,
-                reverse=self._reverse,
-                read_ahead_bytes=request.read_ahead_bytes,
-                prefix_probe=request.prefix_probe,
-            )
-            for layer in self._view.forest.scan_layers
-        ]
-        self._sources: list[Source] = [*self._memtables, *self._layers]
-
-    def _step(self, out: Chunk) -> Lacking | None:
-        """Give some rows, or come closer to it."""
-        sources = self._sources
-        edge_source = sources[0] if len(sources) == 1 else self._slowest(sources)
-        edge = LOWEST if edge_source is None else edge_source.frontier
-        ready = [rows for source in sources if source.rows and (rows := source.take(edge))]
-        if ready:
-            self._merge(ready, out)
-            self._consumed = edge
-        elif edge_source is None or edge == self._end:
-            self._sink.finish(out)
-            self._finished = True
-        else:
-            missing = edge_source.missing()
-            if missing is None and not self._pass_blocks(edge_source, out):
-                missing = edge_source.extend()
-            if missing is not None:
-                return self._lacking(edge_source, missing)
-            if edge_source.ended and not edge_source.rows:
-                self._sources = [source for source in sources if source is not edge_source]
-        return None
-
-    def _slowest(self, sources: list[Source]) -> Source | None:
-        """The source that knows least: nothing at or beyond its frontier can be shown yet."""
-        choose = max if self._reverse else min
-        return choose(sources, key=lambda source: source.frontier, default=None)
-
-    def _merge(self, ready: list[list[EntryTuple]], out: Chunk) -> None:
-        rows = ready[0]
-        if len(ready) > 1:
-            rows = [row for part in ready for row in part]
-            rows.sort(key=_key_of)
-        self._sink.add_rows(rows, out)
-        # All versions of these keys were among them.
-        self._sink.finish(out)
-        if self._reverse:
-            out.reverse()
-
-    def _pass_blocks(self, source: Source, out: Chunk) -> bool:
-        """Let whole blocks through if no other source has keys among theirs."""
-        if self._reverse or not isinstance(source, LayerSource):
-            return False
-        limit = min((other.head for other in self._sources if other is not source), default=HIGHEST)
-        table, first = source.place
-        passed = source.pass_blocks(limit, self._blocks_now)
-        if passed is None:
-            return False
-        blocks, start, stop = passed
-        try:
-            self._sink.add_blocks(blocks, start or None, None if stop == HIGHEST else stop, out)
-        except CorruptData as error:
-            if error.object is not None:
-                raise
-            raise table.damaged(first + self._sink.blocks_done(), error) from None
-        self._blocks_now = min(2 * self._blocks_now, self._blocks_at_once)
-        if self._left is not None:
-            rows_per_block = max(len(out) // len(blocks), 1)
-            self._blocks_now = min(self._blocks_now, self._left // rows_per_block + 1)
-        return True
-
-    def _lacking(self, source: Source, missing: Missing) -> Lacking:
-        """What the source lacks, with what others will lack as soon as it has gone on."""
-        found = [missing]
-        if isinstance(source, LayerSource):
-            horizon = source.horizon
-            for other in self._sources:
-                near = other.frontier >= horizon if self._reverse else other.frontier <= horizon
-                if other is not source and near and not other.rows:
-                    found.append(other.missing())
-        needs = [entry for entry in found if isinstance(entry, Need)]
-        return Lacking(needs, [entry for entry in found if isinstance(entry, Future)])
+    def _start(self, *, whole_rows: bool, refill: Callable[[ScanCursor], Callable[[], Chunk | None]]) -> None:
+        if self._view is None:
+            raise Closed("this scan is closed; start another one")
+        if self._cursor is None:
+            self._request = replace(self._request, whole_rows=whole_rows)
+            self._cursor = ScanCursor(self._view, self._request)
+            self._buffered = scan_kernel.ChunkIterator(refill(self._cursor))
+        elif self._request.whole_rows != whole_rows:
+            raise InvalidRequest("a scan is iterated as pairs or as rows(), not both; start another scan")
 
 
-def rows_from(rows: Chunk, key: bytes, *, reverse: bool) -> Chunk:
-    """The rows of a chunk that a seek to `key` keeps."""
-    if reverse:
-        return rows[bisect_left(rows, True, key=lambda row: row[0] <= key) :]
-    return rows[bisect_left(rows, key, key=_key_of) :]
+class Scan(_OpenScan):
+    """The rows of a range as they were when the scan began, however long it takes.
+
+    Iterate it for `(key, value)`, or `rows()` for whole rows; not both. It is its own iterator: a second loop continues
+    where the first one stopped. Not for concurrent use by several threads. Closing or dropping it frees what it holds.
+    """
+
+    def __iter__(self) -> Iterator[Pair]:
+        self._start(whole_rows=False, refill=self._refill)
+        return self._buffered
+
+    def __next__(self) -> Pair:
+        pair: Pair = next(self.__iter__())
+        return pair
+
+    def rows(self) -> Iterator[Row]:
+        """The same rows with sequence number and times."""
+        self._start(whole_rows=True, refill=self._refill)
+        return map(Row._make, self._buffered)
+
+    def close(self) -> None:
+        """End the scan and release its view. Closing twice is fine."""
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _refill(self, cursor: ScanCursor) -> Callable[[], Chunk | None]:
+        # Not a bound method: that reference cycle would keep a dropped scan until the cyclic garbage collector runs.
+        return partial(next_chunk, self._ssts, cursor)
+
+
+class AsyncScan(_OpenScan):
+    """`Scan` for an event loop: `async for` over pairs or `rows()`. Rows in memory do not yield to the loop."""
+
+    def __aiter__(self) -> AsyncIterator[Pair]:
+        self._start(whole_rows=False, refill=_nothing_from)
+        return self
+
+    async def __anext__(self) -> Pair:
+        self._start(whole_rows=False, refill=_nothing_from)
+        pair: Pair = await self._next_row()
+        return pair
+
+    async def rows(self) -> AsyncIterator[Row]:
+        """The same rows with sequence number and times."""
+        self._start(whole_rows=True, refill=_nothing_from)
+        while True:
+            try:
+                row = await self._next_row()
+            except StopAsyncIteration:
+                return
+            yield Row._make(row)
+
+    async def close(self) -> None:
+        """End the scan and release its view. Closing twice is fine."""
+        self._close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    async def _next_row(self) -> Pair:
+        while True:
+            for pair in self._buffered:
+                return pair  # type: ignore[no-any-return]
+            chunk = None if self._cursor is None else await next_chunk_async(self._ssts, self._cursor)
+            if chunk is None:
+                raise StopAsyncIteration
+            self._buffered.replace(chunk)
+
+
+def _nothing() -> None:
+    return None
+
+
+def _nothing_from(_: ScanCursor) -> Callable[[], None]:
+    return _nothing

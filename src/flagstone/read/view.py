@@ -1,23 +1,24 @@
-"""What a read looks at: memtables and tables, newest first, frozen at one moment.
+"""Read views: memtables and SSTs at one moment, newest first.
 
-A view is a value. Writers publish a new one when a memtable is frozen, a flush is committed or a compaction
-lands; a read takes the current one and keeps it to its end, so it never sees half a change. Tables of a view may
-be deleted from the store when no checkpoint holds them; see `table.table_store.TableGone`.
+A view is immutable. The writer publishes a new one when it freezes a memtable, commits a flush or adopts a compaction;
+a read takes the current view and keeps it to its end, so it never sees half a change. SSTs of a view may be deleted
+from the store when no checkpoint holds them; see `sst.store.SstGone`.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
-from typing import Protocol
+from typing import NoReturn, Protocol
 
+from flagstone.errors import Closed
 from flagstone.kernels import probe as probe_kernel
 from flagstone.lsm.tree import SortedRun, SstView, Tree
 from flagstone.metadata.manifest import Manifest
-from flagstone.table.reader import Table
-from flagstone.table.table_store import TableStore
-from flagstone.types import EntryTuple, RunId, Ulid
+from flagstone.sst.reader import Sst
+from flagstone.sst.store import SstStore
+from flagstone.types import MAX_KEY_BYTES, MERGE, EntryTuple, RunId, Ulid
 
 Layer = probe_kernel.Layer
 
@@ -30,7 +31,7 @@ class MemtableCursor(Protocol):
         ...
 
     def seek(self, key: bytes) -> None:
-        """Go on at `key`, or where the cursor already is beyond it."""
+        """Continue at `key`, unless the cursor is already beyond it."""
         ...
 
 
@@ -40,7 +41,7 @@ class Memtable(Protocol):
     def get(self, key: bytes, max_seq: int) -> EntryTuple | None: ...
 
     def get_value(self, key: bytes, max_seq: int) -> bytes | EntryTuple | None:
-        """The value where it is plain; the row where it needs thought; None when there is none."""
+        """The value, if it is one that never expires; any other row as a tuple; None if there is no row."""
         ...
 
     def versions(self, key: bytes, max_seq: int) -> list[EntryTuple]:
@@ -48,18 +49,18 @@ class Memtable(Protocol):
         ...
 
     def scan(self, start: bytes | None, stop: bytes | None, max_seq: int, reverse: bool) -> MemtableCursor:
-        """Of each key the newest version a reader may see; behind a merge operand the older ones, too."""
+        """The newest visible version of each key; if it is a merge operand, the older versions, too."""
         ...
 
 
 def _nothing(_key: bytes, _max_seq: int) -> None:
-    """What a view without memtables has in them."""
+    """`Memtable.get_value` of a view without memtables."""
 
 
 class Forest:
-    """The tables of a view: one tree, or one per segment. Layers are ordered newest first.
+    """The SSTs of a view: one tree, or one per segment. Layers are ordered newest first.
 
-    Views of one manifest share it: while it is referred to, somebody may still read these tables.
+    All views of one manifest share one forest: while a reference to it exists, a read may still use its SSTs.
     """
 
     __slots__ = ("__weakref__", "_merged", "layers", "prefixes", "segments")
@@ -94,10 +95,10 @@ class Forest:
 
 
 class ReadView:
-    """Memtables newest first, above a forest of tables. Immutable.
+    """Memtables newest first, above a forest of SSTs. Immutable.
 
-    `get_newest` asks the newest memtable for a plain value (`Memtable.get_value`), `older_memtables` are the others:
-    what the shortest way of a point read needs, looked up once per view and not once per read.
+    `get_newest` is `Memtable.get_value` of the newest memtable, `older_memtables` are the others. The fast path of a
+    point read needs both; the view looks them up once, not once per read.
     """
 
     __slots__ = (
@@ -115,26 +116,36 @@ class ReadView:
         self.segmented: bool = forest.prefixes is not None
 
     def with_memtables(self, memtables: Iterable[Memtable]) -> ReadView:
-        """The same tables below other memtables."""
+        """The same SSTs below other memtables."""
         return ReadView(memtables, self.forest)
 
 
-class ViewBuilder:
-    """Makes views of successive manifests. What did not change from one to the next is used again.
+class ClosedView:
+    """Replaces the view of a database that was closed: every read through it raises `Closed`."""
 
-    One thread at a time. Tables that left the manifest are dropped from the table store.
+    def __init__(self, reason: Closed) -> None:
+        self._reason = reason
+
+    def __getattr__(self, _name: str) -> NoReturn:
+        raise Closed(str(self._reason), reason=self._reason.reason)
+
+
+class ViewBuilder:
+    """Builds views of successive manifests, and reuses the layers that did not change.
+
+    One thread at a time. SSTs that left the manifest are dropped from the `SstStore`.
     """
 
-    def __init__(self, tables: TableStore) -> None:
-        self._tables = tables
+    def __init__(self, ssts: SstStore) -> None:
+        self.ssts = ssts
         self._l0: dict[Ulid, tuple[SstView, Layer]] = {}
         self._runs: dict[RunId, tuple[SortedRun, Layer]] = {}
         self._ids: set[Ulid] = set()
 
     def build(self, manifest: Manifest, memtables: Iterable[Memtable] = ()) -> ReadView:
-        """The view of a manifest. Asks the store nothing."""
+        """The view of a manifest. Makes no request."""
         owners = {sst_id: db.path for db in manifest.external_dbs for sst_id in db.sst_ids}
-        step = _Step(self._tables, manifest, owners, self._l0, self._runs)
+        step = _Step(self.ssts, manifest, owners, self._l0, self._runs)
         root = step.layers(manifest.tree)
         if manifest.segments or manifest.segment_extractor_name is not None:
             prefixes = [segment.prefix for segment in manifest.segments]
@@ -143,23 +154,23 @@ class ViewBuilder:
         else:
             forest = Forest(root)
         self._l0, self._runs = step.new_l0, step.new_runs
-        self._tables.drop(self._ids - manifest.ssts.keys())
+        self.ssts.drop(self._ids - manifest.ssts.keys())
         self._ids = set(manifest.ssts)
         return ReadView(memtables, forest)
 
 
 class _Step:
-    """One build: layers found in the last one, or made anew."""
+    """One build: layers of the former build are reused, others are created."""
 
     def __init__(
         self,
-        tables: TableStore,
+        ssts: SstStore,
         manifest: Manifest,
         owners: dict[Ulid, str],
         old_l0: dict[Ulid, tuple[SstView, Layer]],
         old_runs: dict[RunId, tuple[SortedRun, Layer]],
     ) -> None:
-        self._tables = tables
+        self._ssts = ssts
         self._manifest = manifest
         self._owners = owners
         self._old_l0 = old_l0
@@ -168,7 +179,7 @@ class _Step:
         self.new_runs: dict[RunId, tuple[SortedRun, Layer]] = {}
 
     def layers(self, tree: Tree) -> list[Layer]:
-        """The layers of a tree, newest first, without those in which nothing is visible."""
+        """The layers of a tree, newest first, without those that have no visible key."""
         found = [self._l0_layer(view) for view in tree.l0]
         found += [self._run_layer(run) for run in tree.runs]
         return [layer for layer in found if layer.parts()[0]]
@@ -188,7 +199,7 @@ class _Step:
     def _layer(self, views: Iterable[SstView]) -> Layer:
         starts: list[bytes] = []
         stops: list[bytes | None] = []
-        tables: list[Table] = []
+        ssts: list[Sst] = []
         for view in views:
             sst = self._manifest.table(view)
             visible = view.effective_range(sst.info)
@@ -197,19 +208,83 @@ class _Step:
             starts.append(visible.start or b"")
             stops.append(visible.stop)
             owner = self._owners.get(sst.id)
-            tables.append(self._tables.open(sst.id, sst.info, format_version=sst.format_version, owner=owner))
-        return Layer(starts, stops, tables)
+            ssts.append(self._ssts.open(sst.id, sst.info, format_version=sst.format_version, owner=owner))
+        return Layer(starts, stops, ssts)
 
 
 def _chain(layers: Iterable[Layer | None]) -> Layer:
-    """Layers of ascending, separate key ranges as one."""
+    """One layer out of layers with ascending, separate key ranges."""
     starts: list[bytes] = []
     stops: list[bytes | None] = []
-    tables: list[Table] = []
+    ssts: list[Sst] = []
     for layer in layers:
         if layer is not None:
-            more_starts, more_stops, more_tables = layer.parts()
+            more_starts, more_stops, more_ssts = layer.parts()
             starts += more_starts
             stops += more_stops
-            tables += more_tables
-    return Layer(starts, stops, tables)
+            ssts += more_ssts
+    return Layer(starts, stops, ssts)
+
+
+def is_long(row: EntryTuple) -> bool:
+    """Whether the key of a row is too long for a memtable."""
+    return len(row[0]) > MAX_KEY_BYTES
+
+
+class LongKeyMemtable:
+    """An immutable `Memtable` of WAL rows whose keys are too long for the kernel's memtable.
+
+    SlateDB writes such rows, so reads must show them. They are rare: sorted lists are fast enough.
+    """
+
+    def __init__(self, rows: Iterable[EntryTuple] = ()) -> None:
+        self.rows: tuple[EntryTuple, ...] = tuple(rows)
+        self._by_key: dict[bytes, list[EntryTuple]] = {}
+        for row in sorted(self.rows, key=lambda row: (row[0], -row[1])):
+            self._by_key.setdefault(row[0], []).append(row)
+        self._keys = list(self._by_key)
+
+    def get(self, key: bytes, max_seq: int) -> EntryTuple | None:
+        """The newest version up to `max_seq`."""
+        return next(iter(self.versions(key, max_seq)), None)
+
+    def get_value(self, key: bytes, max_seq: int) -> EntryTuple | None:
+        """The row itself, never the plain value."""
+        return self.get(key, max_seq)
+
+    def versions(self, key: bytes, max_seq: int) -> list[EntryTuple]:
+        """All versions up to `max_seq`, newest first."""
+        return [row for row in self._by_key.get(key, ()) if row[1] <= max_seq]
+
+    def scan(self, start: bytes | None, stop: bytes | None, max_seq: int, reverse: bool) -> LongKeyCursor:
+        """The rows with keys in [start, stop); each key down to its first version that is no merge operand."""
+        first = 0 if start is None else bisect_left(self._keys, start)
+        end = len(self._keys) if stop is None else bisect_left(self._keys, stop)
+        keys = self._keys[first:end]
+        return LongKeyCursor(
+            [self.versions(key, max_seq) for key in (reversed(keys) if reverse else keys)], reverse=reverse
+        )
+
+
+class LongKeyCursor:
+    """The rows of a scan, whole keys at a time."""
+
+    def __init__(self, groups: list[list[EntryTuple]], *, reverse: bool) -> None:
+        self._groups = [group for group in groups if group]
+        self._reverse = reverse
+
+    def next_rows(self, limit: int) -> list[EntryTuple]:
+        """At least one key's rows, about `limit` of them; none at the end."""
+        rows: list[EntryTuple] = []
+        while self._groups and len(rows) < limit:
+            for row in self._groups.pop(0):
+                rows.append(row)
+                if row[2] != MERGE:
+                    break
+        return rows
+
+    def seek(self, key: bytes) -> None:
+        """Continue at `key`, or at the next one in the direction of the scan."""
+        self._groups = [
+            group for group in self._groups if (group[0][0] <= key if self._reverse else group[0][0] >= key)
+        ]

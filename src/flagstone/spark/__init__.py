@@ -9,14 +9,14 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from flagstone.spark.compaction import compact, run_worker
     from flagstone.spark.datasource import FlagstoneDataSource
-    from flagstone.spark.exporting import ExportReport, export
-    from flagstone.spark.frames import bulk_load
-    from flagstone.spark.receipt import LoadReport
+    from flagstone.spark.jobs.compaction import compact, run_worker
+    from flagstone.spark.jobs.export import ExportReport, export
+    from flagstone.spark.jobs.verification import verify
+    from flagstone.spark.load.bulk_load import bulk_load
+    from flagstone.spark.load.plan import LoadReport
     from flagstone.spark.sessions import configure, register, session
-    from flagstone.spark.sink import foreach_batch
-    from flagstone.spark.verification import verify
+    from flagstone.spark.stream.foreach_batch import foreach_batch
 
 __all__ = [
     "ExportReport",
@@ -34,18 +34,18 @@ __all__ = [
 ]
 
 _HOME = {
-    "ExportReport": "flagstone.spark.exporting",
+    "ExportReport": "flagstone.spark.jobs.export",
     "FlagstoneDataSource": "flagstone.spark.datasource",
-    "LoadReport": "flagstone.spark.receipt",
-    "bulk_load": "flagstone.spark.frames",
-    "compact": "flagstone.spark.compaction",
+    "LoadReport": "flagstone.spark.load.plan",
+    "bulk_load": "flagstone.spark.load.bulk_load",
+    "compact": "flagstone.spark.jobs.compaction",
     "configure": "flagstone.spark.sessions",
-    "export": "flagstone.spark.exporting",
-    "foreach_batch": "flagstone.spark.sink",
+    "export": "flagstone.spark.jobs.export",
+    "foreach_batch": "flagstone.spark.stream.foreach_batch",
     "register": "flagstone.spark.sessions",
-    "run_worker": "flagstone.spark.compaction",
+    "run_worker": "flagstone.spark.jobs.compaction",
     "session": "flagstone.spark.sessions",
-    "verify": "flagstone.spark.verification",
+    "verify": "flagstone.spark.jobs.verification",
 }
 
 

@@ -22,18 +22,17 @@ from pyspark.sql.datasource import (
 )
 
 from flagstone.errors import InvalidRequest
-from flagstone.spark.causes import in_task
 from flagstone.spark.filters import SCANS_ARE_APART
-from flagstone.spark.loading import abort_load, begin_load, commit_load
+from flagstone.spark.job_control import in_task
+from flagstone.spark.load.commit import abort_load, begin_load, commit_load
+from flagstone.spark.load.plan import LoadPlan, MadeSst, write_receipt
+from flagstone.spark.load.task import write_ssts
 from flagstone.spark.options import WriteOptions, parse_read_options, parse_write_options
-from flagstone.spark.plan import LoadPlan, MadeTable
-from flagstone.spark.reading import FlagstoneReader, PinnedRead, PushingReader, pin
-from flagstone.spark.receipt import write_receipt
-from flagstone.spark.schema import check_write_schema, read_schema
-from flagstone.spark.stream import CHANGE_SCHEMA, ChangeStreamReader
-from flagstone.spark.stream_options import is_stream, parse_stream_options
-from flagstone.spark.stream_sink import StreamSink, parse_sink_options
-from flagstone.spark.tables import write_tables
+from flagstone.spark.row_mapping import check_write_schema, read_schema
+from flagstone.spark.scan import CheckpointRead, FlagstoneReader, PushingReader, hold_checkpoint
+from flagstone.spark.stream.options import is_stream, parse_stream_options
+from flagstone.spark.stream.sink import StreamSink, parse_sink_options
+from flagstone.spark.stream.source import CHANGE_SCHEMA, ChangeStreamReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,7 +45,7 @@ _COMMIT_WORKER = "python_streaming_sink_runner"
 class FlagstoneDataSource(DataSource):
     """Reads a database as a DataFrame, and loads a DataFrame into one. See docs/spark.md for the options."""
 
-    _pinned: PinnedRead | None = None
+    _pinned: CheckpointRead | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -83,7 +82,7 @@ class FlagstoneDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         options = _for_schema(parse_write_options(self.options), schema)
-        return FlagstoneWriter(begin_load(options.place), options, overwrite=overwrite)
+        return FlagstoneWriter(begin_load(options.address), options, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
         options = parse_sink_options(self.options)
@@ -95,18 +94,20 @@ class FlagstoneDataSource(DataSource):
         options = replace(options, write=_for_schema(options.write, schema))
         # Spark makes a second writer to commit, which must not claim the database from the first.
         commits = _asked_by() == _COMMIT_WORKER
-        return StreamSink(None if commits else begin_load(options.write.place, owner=options.owner), options)
+        return StreamSink(
+            None if commits else begin_load(options.write.address, owner=options.owner), options
+        )
 
-    def _pin(self) -> PinnedRead:
+    def _pin(self) -> CheckpointRead:
         if self._pinned is None:
-            self._pinned = pin(parse_read_options(self.options))
+            self._pinned = hold_checkpoint(parse_read_options(self.options))
         return self._pinned
 
 
 def _for_schema(options: WriteOptions, schema: StructType) -> WriteOptions:
     """The options for rows of that schema. Raises `InvalidRequest` unless they can be written."""
-    if options.structure is not None:
-        return replace(options, structure=options.structure.for_writing(schema))
+    if options.row_mapping is not None:
+        return replace(options, row_mapping=options.row_mapping.for_writing(schema))
     check_write_schema(schema, key=options.key_column, value=options.value_column)
     return options
 
@@ -118,10 +119,10 @@ def _asked_by() -> str:
 
 
 @dataclass
-class TaskTables(WriterCommitMessage):
+class TaskSsts(WriterCommitMessage):
     """What one task made."""
 
-    made: list[MadeTable]
+    made: list[MadeSst]
 
 
 class FlagstoneWriter(DataSourceArrowWriter):
@@ -132,9 +133,9 @@ class FlagstoneWriter(DataSourceArrowWriter):
         self._options = options
         self._overwrite = overwrite
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskTables:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskSsts:
         with in_task():
-            return TaskTables(write_tables(iterator, self._plan, self._options))
+            return TaskSsts(write_ssts(iterator, self._plan, self._options))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         report = commit_load(self._plan, self._options, _made(messages), replaces_all=self._overwrite)
@@ -145,5 +146,5 @@ class FlagstoneWriter(DataSourceArrowWriter):
         abort_load(self._plan, _made(messages))
 
 
-def _made(messages: list[WriterCommitMessage | None]) -> list[MadeTable]:
-    return [made for message in messages if isinstance(message, TaskTables) for made in message.made]
+def _made(messages: list[WriterCommitMessage | None]) -> list[MadeSst]:
+    return [made for message in messages if isinstance(message, TaskSsts) for made in message.made]

@@ -1,11 +1,12 @@
-"""Filters that Spark pushes down, as key ranges and keys. Pure."""
+"""Filters that Spark pushes down, translated to key ranges and keys. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSourceReader,
     EqualNullSafe,
@@ -18,20 +19,23 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
+from flagstone import keys
+from flagstone.errors import InvalidRequest
+from flagstone.spark.row_mapping import RowMapping
 from flagstone.types import KeyRange
 
 SCANS_ARE_APART: Final = hasattr(DataSourceReader, "pushLimit")
-"""Whether Spark keeps a filter to the scan that it was pushed to.
+"""Whether this Spark applies a pushed filter only to the scan that it was pushed to.
 
-Up to 4.3 it keeps the last read it planned with the DataFrame: once a filter was pushed down for one use of it, other
-uses, with other filters or none, read only what that filter had left, also within one query. The release whose readers
-have `pushLimit` keeps scans apart.
+Up to 4.3 Spark stores the last planned read with the DataFrame: after it pushed a filter for one use of the DataFrame,
+other uses, with other filters or none, read only the rows that passed the first filter, even within one query. The
+release whose readers have `pushLimit` keeps scans apart.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The keys a read is about: a range, or some of its keys by name (ascending)."""
+    """The keys that a read returns: a range, or single keys of it in ascending order."""
 
     keys: KeyRange = field(default_factory=KeyRange)
     points: tuple[bytes, ...] | None = None
@@ -41,21 +45,21 @@ class Wanted:
         return self.keys.empty or self.points == ()
 
     def within(self, keys: KeyRange) -> Wanted:
-        """What of it lies in `keys`."""
+        """The part of the selection that lies in `keys`."""
         both = self.keys.intersect(keys)
         points = None if self.points is None else tuple(key for key in self.points if key in both)
         return Wanted(both, points)
 
     def among(self, points: Iterable[bytes]) -> Wanted:
-        """What of it is one of `points`."""
-        named = {key for key in points if key in self.keys}
+        """The part of the selection that is one of `points`."""
+        chosen = {key for key in points if key in self.keys}
         if self.points is not None:
-            named &= set(self.points)
-        return replace(self, points=tuple(sorted(named)))
+            chosen &= set(self.points)
+        return replace(self, points=tuple(sorted(chosen)))
 
 
 def narrow(wanted: Wanted, condition: Filter) -> Wanted | None:
-    """What is left of `wanted` under a filter, exactly; None for a filter that is not about keys."""
+    """The exact part of `wanted` that passes a filter; None if the filter does not restrict keys."""
     if getattr(condition, "attribute", None) != ("key",):
         return None
     if isinstance(condition, In):
@@ -79,7 +83,53 @@ def narrow(wanted: Wanted, condition: Filter) -> Wanted | None:
 
 
 def as_key(value: Any) -> bytes | None:
-    """The key that a literal means; texts compare by their UTF-8, as in Spark."""
+    """A literal as a key; strings compare by their UTF-8 bytes, as in Spark."""
     if isinstance(value, str):
         return value.encode()
     return bytes(value) if isinstance(value, bytes | bytearray) else None
+
+
+def narrow_range(mapping: RowMapping, types: pa.Schema, filters: Sequence[Filter]) -> KeyRange:
+    """The key range of the rows that can pass: equal leading key columns, then comparisons of the next one.
+
+    Rows inside the range may still fail a filter, so Spark must apply all filters again.
+    """
+    schema = keys.KeySchema.of(mapping.key_schema(types))
+    equal: Mapping[str, Any] = {
+        each.attribute[0]: each.value
+        for each in filters
+        if isinstance(each, EqualTo) and len(each.attribute) == 1 and each.value is not None
+    }
+    parts: list[Any] = []
+    for name in mapping.key_columns:
+        if name not in equal:
+            break
+        parts.append(equal[name])
+    try:
+        found = KeyRange(*schema.range(*parts)) if parts else KeyRange()
+        if len(parts) == len(mapping.key_columns):
+            return found
+        for each in filters:
+            if getattr(each, "attribute", None) != (mapping.key_columns[len(parts)],):
+                continue
+            found = found.intersect(_compared(schema, parts, each))
+    except InvalidRequest:
+        return KeyRange()  # a literal that no key can hold: leave the filter to Spark
+    return found
+
+
+def _compared(schema: keys.KeySchema, parts: Sequence[Any], condition: Filter) -> KeyRange:
+    value = getattr(condition, "value", None)
+    if value is None:
+        return KeyRange()
+    at, behind = schema.range(*parts, value)
+    match condition:
+        case GreaterThanOrEqual():
+            return KeyRange(at, None)
+        case GreaterThan():
+            return KeyRange(behind, None)
+        case LessThan():
+            return KeyRange(None, at)
+        case LessThanOrEqual():
+            return KeyRange(None, behind)
+    return KeyRange()

@@ -10,15 +10,16 @@ from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
 
 from flagstone.config import Settings
-from flagstone.config.durations import parse_duration
+from flagstone.config.durations import format_duration, parse_duration
 from flagstone.errors import InvalidRequest
 from flagstone.format.codec import Codec
 from flagstone.format.filter import BloomPolicy
 from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.read.arrow import COLUMNS
-from flagstone.spark.structure import Structure
-from flagstone.store.remote_options import OptionValue, nearest
-from flagstone.table.builder import TableOptions
+from flagstone.spark.address import DatabaseAddress
+from flagstone.spark.row_mapping import RowMapping
+from flagstone.sst.builder import SstOptions
+from flagstone.store.remote_options import nearest
 from flagstone.types import KeyRange
 from flagstone.values import FORMATS
 
@@ -30,13 +31,13 @@ DEFAULT_PARTITION_BYTES: Final = 128 * 1024 * 1024
 DEFAULT_TABLE_BYTES: Final = 256 * 1024 * 1024
 
 _STORE_PREFIX: Final = "store."
-PLACE_OPTIONS: Final = frozenset({"path", "store", "wal_store"})
+ADDRESS_OPTIONS: Final = frozenset({"path", "store", "wal_store"})
 _STRUCTURE: Final = frozenset({"key.columns", "value.columns", "value.format"})
-_READ: Final = PLACE_OPTIONS | _STRUCTURE | {
+_READ: Final = ADDRESS_OPTIONS | _STRUCTURE | {
     "as_of", "batch_rows", "checkpoint", "checkpoint_lifetime", "columns", "include_expired", "keys",
     "merge_operator", "partition_bytes", "partitions", "prefix", "pushdown", "start", "stop",
 }  # fmt: skip
-WRITE_OPTIONS: Final = PLACE_OPTIONS | _STRUCTURE | {
+WRITE_OPTIONS: Final = ADDRESS_OPTIONS | _STRUCTURE | {
     "compression_codec", "duplicates", "filter_bits_per_key", "hand_over_timeout", "key_column", "max_sst_size",
     "min_filter_keys", "receipt", "sorted", "sst_block_size", "value_column",
 }  # fmt: skip
@@ -46,35 +47,13 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a database is, as it travels to executors: texts only, opened where they arrive."""
-
-    path: str
-    store: str | None = None
-    wal_store: str | None = None
-    store_options: Mapping[str, OptionValue] = field(default_factory=dict)
-
-    def __repr__(self) -> str:
-        return f"Place({self.path!r}, store={self.store!r})"  # options may be credentials
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """As `flagstone.open`, `open_reader` and `Admin` take them, after the path."""
-        return {
-            "store": self.store,
-            "wal_store": self.wal_store,
-            "store_options": dict(self.store_options) or None,
-        }
-
-
-@dataclass(frozen=True, slots=True)
 class ReadOptions:
     """What a DataFrame shall show. `keys` is one range, `points` some keys by name; filters narrow it further.
 
     `pushdown` says whether filters may do that; None leaves it to what this Spark can be trusted with.
     """
 
-    place: Place
+    address: DatabaseAddress
     columns: tuple[str, ...] = ("key", "value")
     keys: KeyRange = field(default_factory=KeyRange)
     points: tuple[bytes, ...] | None = None
@@ -87,7 +66,7 @@ class ReadOptions:
     batch_rows: int | None = None
     include_expired: bool = False
     merge_operator: str | None = None
-    structure: Structure | None = None
+    row_mapping: RowMapping | None = None
 
     def load_merge_operator(self) -> MergeOperator | None:
         """The operator named as `module:name`, imported where it is used."""
@@ -102,17 +81,17 @@ class WriteOptions:
     the database open is given `hand_over_timeout` to take the rows in.
     """
 
-    place: Place
+    address: DatabaseAddress
     key_column: str = "key"
     value_column: str = "value"
     duplicates: str = "last"
     presorted: bool = False
     in_order: bool = False
     max_sst_bytes: int = DEFAULT_TABLE_BYTES
-    table: TableOptions = field(default_factory=TableOptions)
+    sst_options: SstOptions = field(default_factory=SstOptions)
     hand_over_timeout: timedelta = DEFAULT_HAND_OVER_TIMEOUT
     receipt: str | None = None
-    structure: Structure | None = None
+    row_mapping: RowMapping | None = None
 
 
 def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
@@ -127,7 +106,7 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
         )
     columns = take("columns", _columns)
     return ReadOptions(
-        place=parse_place(options),
+        address=parse_address(options),
         columns=("key", "value") if columns is None else columns,
         keys=keys if prefix is None else keys.intersect(KeyRange.of_prefix(prefix)),
         points=take("keys", _points),
@@ -140,7 +119,7 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
         batch_rows=take("batch_rows", parse_positive),
         include_expired=take("include_expired", parse_flag) or False,
         merge_operator=options.get("merge_operator"),
-        structure=_parse_structure(options),
+        row_mapping=_parse_row_mapping(options),
     )
 
 
@@ -160,21 +139,21 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     bits = settings.filter_bits_per_key
     codec = settings.compression_codec
     return WriteOptions(
-        place=parse_place(options),
+        address=parse_address(options),
         key_column=options.get("key_column", "key"),
         value_column=options.get("value_column", "value"),
         duplicates=duplicates,
         hand_over_timeout=take("hand_over_timeout", parse_lifetime) or DEFAULT_HAND_OVER_TIMEOUT,
         presorted=take("sorted", parse_flag) or False,
         max_sst_bytes=take("max_sst_size", parse_positive) or DEFAULT_TABLE_BYTES,
-        table=TableOptions(
+        sst_options=SstOptions(
             block_bytes=settings.sst_block_size,
             codec=Codec.NONE if codec is None else Codec[codec.upper()],
             min_filter_keys=settings.min_filter_keys,
             filters=() if bits is None else (BloomPolicy(bits),),
         ),
         receipt=options.get("receipt"),
-        structure=_parse_structure(options),
+        row_mapping=_parse_row_mapping(options),
     )
 
 
@@ -189,8 +168,29 @@ def key_bytes(text: str) -> bytes:
 
 
 def key_text(key: bytes) -> str:
-    """The option that means these bytes."""
+    """The option text of a key, which `key_bytes` parses."""
     return _HEX + key.hex()
+
+
+def option_texts(values: Mapping[str, Any]) -> dict[str, str]:
+    """Python values as the texts that Spark's options are; None values are left out."""
+    return {name: _option_text(value) for name, value in values.items() if value is not None}
+
+
+def _option_text(value: Any) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case bytes():
+            return key_text(value)
+        case datetime():
+            return value.isoformat()
+        case timedelta():
+            return format_duration(value)
+        case list() | tuple():
+            return ",".join(value)
+        case _:
+            return str(value)
 
 
 class Taker:
@@ -209,7 +209,7 @@ class Taker:
             raise InvalidRequest(f"option {name!r} is {text!r}: {error}") from None
 
 
-def parse_place(options: Mapping[str, str]) -> Place:
+def parse_address(options: Mapping[str, str]) -> DatabaseAddress:
     """Where the database is. Raises `InvalidRequest` when no option says so."""
     path = options.get("path")
     if not path:
@@ -219,7 +219,7 @@ def parse_place(options: Mapping[str, str]) -> Place:
         for name, value in options.items()
         if name.lower().startswith(_STORE_PREFIX)
     }
-    return Place(path, options.get("store"), options.get("wal_store"), own)
+    return DatabaseAddress(path, options.get("store"), options.get("wal_store"), own)
 
 
 def check_known(options: Mapping[str, str], known: frozenset[str], doing: str) -> None:
@@ -230,7 +230,7 @@ def check_known(options: Mapping[str, str], known: frozenset[str], doing: str) -
             raise InvalidRequest(f"{doing} has no option {name!r}{nearest(plain, known)}")
 
 
-def _parse_structure(options: Mapping[str, str]) -> Structure | None:
+def _parse_row_mapping(options: Mapping[str, str]) -> RowMapping | None:
     if "key.columns" not in options:
         lonely = [name for name in ("value.columns", "value.format") if name in options]
         if lonely:
@@ -240,7 +240,7 @@ def _parse_structure(options: Mapping[str, str]) -> Structure | None:
     form = options.get("value.format", "row")
     if form not in FORMATS:
         raise InvalidRequest(f"option 'value.format' is {form!r}; formats are {', '.join(FORMATS)}")
-    return Structure(_names(options["key.columns"]), None if chosen is None else _names(chosen), form)
+    return RowMapping(_names(options["key.columns"]), None if chosen is None else _names(chosen), form)
 
 
 def _names(text: str) -> tuple[str, ...]:

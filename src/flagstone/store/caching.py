@@ -1,27 +1,31 @@
-"""A disk cache of table parts in front of a slower store.
+"""A disk cache of parts of SSTs in front of a slower store.
 
-Only tables (`…/compacted/<ULID>.sst`) are cached: they never change once written. WAL objects pass straight
-through. Manifests, compactions and boundaries must not come here at all: they are how processes agree with
-each other, and an answer from a cache would be a disagreement; such a call is a bug and says so.
+Only SSTs (`…/compacted/<ULID>.sst`) are cached: they never change once written. Requests for WAL files pass
+through. Requests for manifests, compactions files and boundaries raise `InternalError`: processes agree with each
+other by these objects, and a cached answer could be outdated.
 
-The cache promises speed only. Damaged, evicted or unwritable files cost another request, never a wrong byte
-and never an error. A crash leaves nothing that the next process trips over. What it keeps is what the store answered;
-whether that was right only the reader's checksums know, so a reader that finds damage has the object forgotten and
-asks once more (`rereading.py`).
+The cache only makes reads faster. Damaged, evicted or unwritable files cost another request, never a wrong byte
+and never an error. After a crash the next process can use the folder as it is. The cache keeps what the store
+answered, and only the reader's checksums show whether the answer was right. A cache that kept a bad answer of the
+network, or a disk that changed it since, would return the same bytes for ever. So every reader of an SST decodes its
+bytes by `read_checked`: when they are damaged, it drops what is cached of the object and reads from the store once
+more. Damage in the stored object shows again and is raised; nothing of it stays in the cache.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from flagstone.config import ObjectStoreCacheOptions
-from flagstone.errors import InternalError, InvalidRequest
+from flagstone.errors import CorruptData, InternalError, InvalidRequest
+from flagstone.runtime import metric_names
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.ids import SYSTEM_IDS, Ids
 from flagstone.runtime.metrics import Metrics
@@ -47,6 +51,10 @@ from flagstone.store.paths import (
 )
 from flagstone.store.port import ObjectMeta, ObjectStore, ObjectVersion, Range, StoredObject, check_range
 
+_log = logging.getLogger("flagstone.store")
+
+T = TypeVar("T")
+
 _METADATA: Final = frozenset([MANIFEST_FOLDER, COMPACTIONS_FOLDER, GC_FOLDER])
 _TOUCH_EVERY_MS: Final = 10_000
 _UNFINISHED_AGE_MS: Final = 3_600_000
@@ -54,25 +62,25 @@ _KEPT_AFTER_EVICTION: Final = 0.9
 _RESCAN_FRACTION: Final = 16
 _NO_LIMIT: Final = 1 << 62
 _FLIGHT_PATIENCE_S: Final = 30.0
-"""How long a caller waits for parts that another one fetches, before it fetches them itself."""
+"""How long a caller waits for parts that another caller fetches, before it fetches them itself."""
 
 _FETCHED_PARTS: Final = 64
-"""How many parts one request of a read brings at most: a damaged record may ask for any number."""
+"""How many parts one request of a read fetches at most: a damaged record may ask for any number."""
 
 _PRELOADED_PARTS: Final = 4
-"""How many parts one request of a preload brings."""
+"""How many parts one request of a preload fetches."""
 
 
 class CachingStore:
-    """A store that keeps parts of another one's tables in `folder`, at most about `max_bytes` of them.
+    """A store that keeps parts of another store's SSTs in `folder`, about `max_bytes` at most.
 
-    Many processes may share the folder. Each measures it when it has written a sixteenth of the limit, or writes
-    `scan_interval_s` after the last time, and removes what was not used for the longest time; between
-    measurements they may exceed the limit together by a sixteenth each. Within one process, concurrent readers of
-    a missing part wait for one request. A table deleted elsewhere may be read until its parts are evicted;
-    `head` and `get_if_changed` always ask the store and tell that it is gone.
+    Many processes may share the folder. Each measures it when it has written a sixteenth of the limit, or when it
+    writes `scan_interval_s` after the last measurement, and removes the least recently used parts. Between
+    measurements each process may exceed the limit by a sixteenth. Within one process, concurrent readers of a
+    missing part wait for one request. An SST that another process deletes stays readable until its parts are
+    evicted; `head` and `get_if_changed` always ask the store and raise `ObjectMissing`.
 
-    A file is open only while a part is read or written, so there are never more open than there are threads at it.
+    A file is open only while a part is read or written, so there are never more open files than such threads.
     """
 
     def __init__(
@@ -107,14 +115,14 @@ class CachingStore:
         self._flights: dict[PartKey, Event] = {}
         self._touched_ms: dict[PartKey, int] = {}
         self._bytes = self._keys = 0
-        self._unmeasured = max_bytes  # so that the first part written measures what others left
+        self._unmeasured = max_bytes  # so that writing the first part measures the folder
         registry = metrics or Metrics()
-        self._hits = registry.counter("slatedb.object_store_cache.part_hit_count")
-        self._accesses = registry.counter("slatedb.object_store_cache.part_access_count")
-        self._cache_keys = registry.gauge("slatedb.object_store_cache.cache_keys")
-        self._cache_bytes = registry.gauge("slatedb.object_store_cache.cache_bytes")
-        self._evicted_keys = registry.counter("slatedb.object_store_cache.evicted_keys")
-        self._evicted_bytes = registry.counter("slatedb.object_store_cache.evicted_bytes")
+        self._hits = registry.counter(metric_names.OBJECT_STORE_CACHE_PART_HIT_COUNT)
+        self._accesses = registry.counter(metric_names.OBJECT_STORE_CACHE_PART_ACCESS_COUNT)
+        self._cache_keys = registry.gauge(metric_names.OBJECT_STORE_CACHE_CACHE_KEYS)
+        self._cache_bytes = registry.gauge(metric_names.OBJECT_STORE_CACHE_CACHE_BYTES)
+        self._evicted_keys = registry.counter(metric_names.OBJECT_STORE_CACHE_EVICTED_KEYS)
+        self._evicted_bytes = registry.counter(metric_names.OBJECT_STORE_CACHE_EVICTED_BYTES)
 
     @property
     def url(self) -> str:
@@ -135,8 +143,8 @@ class CachingStore:
         return (reopen, (self._inner,))
 
     def get(self, path: str) -> StoredObject:
-        if not _is_table(path):
-            return self._passed(path).get(path)
+        if not _is_sst(path):
+            return self._uncached(path).get(path)
         meta = self._described(path)
         if meta is not None:
             return StoredObject(self.get_range(path, 0, meta.size) if meta.size else b"", meta)
@@ -147,11 +155,11 @@ class CachingStore:
         return found
 
     def get_if_changed(self, path: str, known: ObjectVersion) -> StoredObject | None:
-        return self._passed(path).get_if_changed(path, known)
+        return self._uncached(path).get_if_changed(path, known)
 
     def get_range(self, path: str, start: int, stop: int) -> bytes:
-        if not _is_table(path):
-            return self._passed(path).get_range(path, start, stop)
+        if not _is_sst(path):
+            return self._uncached(path).get_range(path, start, stop)
         check_range(path, start, stop)
         if start == stop:
             return self._inner.get_range(path, start, stop)
@@ -164,15 +172,15 @@ class CachingStore:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def get_ranges(self, path: str, ranges: Sequence[Range]) -> list[bytes]:
-        if not _is_table(path):
-            return self._passed(path).get_ranges(path, ranges)
+        if not _is_sst(path):
+            return self._uncached(path).get_ranges(path, ranges)
         for start, stop in ranges:
             check_range(path, start, stop)
         return [self.get_range(path, start, stop) for start, stop in ranges]
 
     def get_tail(self, path: str, length: int) -> StoredObject:
-        if not _is_table(path):
-            return self._passed(path).get_tail(path, length)
+        if not _is_sst(path):
+            return self._uncached(path).get_tail(path, length)
         meta = self._described(path)
         if meta is None:
             found = self._inner.get_tail(path, length)
@@ -183,56 +191,56 @@ class CachingStore:
         return StoredObject(self.get_range(path, start, meta.size) if start < meta.size else b"", meta)
 
     def head(self, path: str) -> ObjectMeta:
-        return self._passed(path).head(path)
+        return self._uncached(path).head(path)
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
-        return self._passed(f"{prefix}/").list(prefix, after=after)
+        return self._uncached(f"{prefix}/").list(prefix, after=after)
 
     def put(self, path: str, data: bytes) -> ObjectVersion:
-        version = self._passed(path).put(path, data)
-        if _is_table(path):
+        version = self._uncached(path).put(path, data)
+        if _is_sst(path):
             self._forget(path)
             if self._cache_on_put:
                 self._keep_whole(path, data)
         return version
 
     def put_if_absent(self, path: str, data: bytes, *, token: str | None = None) -> ObjectVersion:
-        version = self._passed(path).put_if_absent(path, data, token=token)
+        version = self._uncached(path).put_if_absent(path, data, token=token)
         self._forget(path)
         return version
 
     def put_if_match(
         self, path: str, data: bytes, version: ObjectVersion, *, token: str | None = None
     ) -> ObjectVersion:
-        swapped = self._passed(path).put_if_match(path, data, version, token=token)
+        swapped = self._uncached(path).put_if_match(path, data, version, token=token)
         self._forget(path)
         return swapped
 
     def copy(self, source: str, destination: str) -> None:
-        self._passed(source)
-        self._passed(destination).copy(source, destination)
+        self._uncached(source)
+        self._uncached(destination).copy(source, destination)
         self._forget(destination)
 
     def delete(self, path: str) -> None:
-        self._passed(path).delete(path)
+        self._uncached(path).delete(path)
         self._forget(path)
 
     def delete_many(self, paths: Iterable[str]) -> None:
         wanted = list(paths)
         for path in wanted:
-            self._passed(path)
+            self._uncached(path)
         self._inner.delete_many(wanted)
         for path in wanted:
             self._forget(path)
 
     def forget(self, path: str) -> None:
-        """Drop all that is kept of an object: the next read asks the store. For readers that found damage."""
+        """Drop all cached parts of an object, so that the next read asks the store. For readers that found damage."""
         self._forget(path)
 
     def preload(self, path: str, size: int) -> bool:
-        """Fetch what the cache lacks of a table's first `size` bytes; False when there is no room for more of it.
+        """Fetch the missing parts of an SST's first `size` bytes; False when the cache has no room for all of them.
 
-        Raises `ObjectMissing`, and `Unavailable` when the store does not answer; what came before that is kept.
+        Raises `ObjectMissing`, and `Unavailable` when the store does not answer; parts fetched before stay cached.
         """
         parts, number = -(-size // self._part_bytes), 0
         while number < parts:
@@ -248,13 +256,13 @@ class CachingStore:
             number = end
         return True
 
-    def _passed(self, path: str) -> ObjectStore:
+    def _uncached(self, path: str) -> ObjectStore:
         if folder_of(path) in _METADATA:
             raise InternalError(f"{path} is metadata and must not pass through a cache")
         return self._inner
 
     def _parts(self, path: str, first: int, last: int, start: int, stop: int) -> Iterator[bytes]:
-        """What [start, stop) wants of the parts `first` to `last`; missing neighbours in one request."""
+        """The bytes of [start, stop) in each of the parts `first` to `last`; missing neighbours in one request."""
         size = self._part_bytes
         fetched: dict[int, bytes] = {}
         for number in range(first, last + 1):
@@ -270,7 +278,7 @@ class CachingStore:
                     fetched.update(self._fetch(path, run, stop))
                     piece = fetched.pop(number)[low:high]
                 else:
-                    # Somebody else fetched it meanwhile, or failed to, or the cache cannot keep it.
+                    # Another caller has fetched it or failed to, or the cache cannot keep it.
                     piece = self._read(path, number, low, high)
             yield piece
 
@@ -291,9 +299,9 @@ class CachingStore:
         return piece
 
     def _claim(self, path: str, number: int, last: int) -> range:
-        """The run of missing parts from `number` on that this caller shall fetch.
+        """The missing parts from `number` on that this caller has to fetch.
 
-        Empty when another caller was at it; returns only after that one is done.
+        Empty when another caller was fetching `number`; returns only after that caller is done.
         """
         first = self._key(path, number)
         with self._lock:
@@ -308,14 +316,14 @@ class CachingStore:
                     end += 1
                 return range(number, end)
         if not flight.wait(_FLIGHT_PATIENCE_S):
-            # An interrupt may have struck that caller before it could say that it is done.
+            # An interrupt may have ended that caller before it set the event.
             with self._lock:
                 if self._flights.get(first) is flight:
                     del self._flights[first]
         return range(0)
 
     def _fetch(self, path: str, run: range, wanted_stop: int) -> dict[int, bytes]:
-        """The parts of the run. An answer that ends before `wanted_stop` was cut short: it is not kept."""
+        """The parts of the run. An answer that ends before `wanted_stop` was cut short and is not cached."""
         size = self._part_bytes
         try:
             content = self._inner.get_range(path, run.start * size, run.stop * size)
@@ -337,13 +345,13 @@ class CachingStore:
             self._keep(path, number, content[at : at + self._part_bytes])
 
     def _describe(self, meta: ObjectMeta) -> None:
-        told = [meta.size, meta.last_modified_ms, meta.version.etag, meta.version.generation, meta.token]
-        self._keep(meta.path, DESCRIPTION, json.dumps(told).encode())
+        fields = [meta.size, meta.last_modified_ms, meta.version.etag, meta.version.generation, meta.token]
+        self._keep(meta.path, DESCRIPTION, json.dumps(fields).encode())
 
     def _described(self, path: str) -> ObjectMeta | None:
         try:
-            told = read_part(self._folder, self._key(path, DESCRIPTION), 0, self._part_bytes)
-            size, last_modified_ms, etag, generation, token = json.loads(told)
+            fields = read_part(self._folder, self._key(path, DESCRIPTION), 0, self._part_bytes)
+            size, last_modified_ms, etag, generation, token = json.loads(fields)
             return ObjectMeta(path, size, last_modified_ms, ObjectVersion(etag, generation), token)
         except Damaged:
             drop_part(self._folder, self._key(path, DESCRIPTION))
@@ -358,7 +366,7 @@ class CachingStore:
                 self._folder, self._key(path, number), content, writer=self._ids.token(), now_ns=now_ns
             )
         except OSError:
-            return  # a full or read-only disk makes the cache useless, not the store
+            return  # on a full or read-only disk the store works without the cache
         with self._lock:
             self._bytes += size
             self._keys += 1
@@ -397,21 +405,21 @@ class CachingStore:
         self._cache_keys.set(kept)
 
     def _forget(self, path: str) -> None:
-        if _is_table(path):
+        if _is_sst(path):
             drop_object(self._folder, self._url, path)
 
     def _key(self, path: str, number: int) -> PartKey:
         return PartKey(self._url, path, self._part_bytes, number)
 
 
-def _is_table(path: str) -> bool:
+def _is_sst(path: str) -> bool:
     return folder_of(path) == TABLE_FOLDER
 
 
 def cached_on_disk(
     store: ObjectStore, options: ObjectStoreCacheOptions, *, metrics: Metrics | None = None
 ) -> ObjectStore:
-    """The store for tables as the settings want it: with a cache on disk, or itself when no folder is given."""
+    """The store with the disk cache that the options describe; the store itself when they name no folder."""
     if options.root_folder is None:
         return store
     return CachingStore(
@@ -423,3 +431,25 @@ def cached_on_disk(
         scan_interval_s=options.scan_interval.total_seconds(),
         metrics=metrics,
     )
+
+
+def read_checked(store: ObjectStore, path: str, start: int, stop: int, decode: Callable[[bytes], T]) -> T:
+    """What `decode` returns for bytes [start, stop) of the object, which are read twice at most.
+
+    `decode` must raise `CorruptData` for damaged bytes and change no state then.
+    """
+    try:
+        return decode(store.get_range(path, start, stop))
+    except CorruptData as error:
+        _log.warning("read damaged bytes, reading once more: path=%s error=%s", path, error)
+    _forget(store, path)
+    try:
+        return decode(store.get_range(path, start, stop))
+    except CorruptData:
+        _forget(store, path)
+        raise
+
+
+def _forget(store: ObjectStore, path: str) -> None:
+    if isinstance(store, CachingStore):
+        store.forget(path)

@@ -1,7 +1,7 @@
-"""Counts requests, errors, seconds and bytes of a store: what the database costs.
+"""Counts the requests, errors, seconds and bytes of a store.
 
-A request here is a call of the port. Adapters may need several network requests for one (a long listing, many
-deletions); wrap the innermost adapter to count tries, the retrying store to count what callers asked for.
+A request here is a call of a method of `ObjectStore`. An adapter may need several network requests for one (a
+long listing, many deletions). Wrap the adapter to count attempts; wrap the retrying store to count calls.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Final, Literal, TypedDict
 
 from flagstone.errors import TransactionConflict
+from flagstone.runtime import metric_names
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.sync import Lock
@@ -40,7 +41,7 @@ OPERATIONS: Final = {
     "delete": "delete",
     "delete_many": "delete",
 }
-"""Verb of the port -> kind of request, as stores charge for it."""
+"""Method of `ObjectStore` -> kind of request, as services charge for it."""
 
 _SLATEDB_LABELS: Final = {
     "get": ("get", "get"),
@@ -57,11 +58,11 @@ _SLATEDB_LABELS: Final = {
     "delete": ("delete", "delete"),
     "delete_many": ("delete", "delete"),
 }
-"""Verb of the port -> the labels `op` and `api` of SlateDB's metrics."""
+"""Method of `ObjectStore` -> the labels `op` and `api` of SlateDB's metrics."""
 
 
 class Totals(TypedDict):
-    """What was counted since the start or the last reset, by verb; bytes both ways."""
+    """The counts since the start or the last reset: requests and errors by method, bytes by direction."""
 
     requests: dict[str, int]
     errors: dict[str, int]
@@ -70,10 +71,10 @@ class Totals(TypedDict):
 
 
 class CountingStore:
-    """A store that counts what another one is asked.
+    """A store that counts the requests to another one.
 
-    A missing object, a lost create and a lost swap are answers; only other exceptions count as errors.
-    Counts live in memory. Pickles with the inner store and fresh counts.
+    A missing object, a lost create and a lost swap are answers; only other exceptions count as errors. Counts
+    live in memory. Pickles with the inner store and counts of zero.
     """
 
     def __init__(
@@ -95,9 +96,11 @@ class CountingStore:
         labels = {"component": component, "store_type": store_type}
         self._instruments = {
             verb: (
-                registry.counter("slatedb.object_store.request_count", **labels, op=op, api=api),
-                registry.counter("slatedb.object_store.error_count", **labels, op=op, api=api),
-                registry.histogram("slatedb.object_store.request_duration_seconds", **labels, op=op, api=api),
+                registry.counter(metric_names.OBJECT_STORE_REQUEST_COUNT, **labels, op=op, api=api),
+                registry.counter(metric_names.OBJECT_STORE_ERROR_COUNT, **labels, op=op, api=api),
+                registry.histogram(
+                    metric_names.OBJECT_STORE_REQUEST_DURATION_SECONDS, **labels, op=op, api=api
+                ),
             )
             for verb, (op, api) in _SLATEDB_LABELS.items()
         }
@@ -124,7 +127,7 @@ class CountingStore:
         return self._inner
 
     def totals(self) -> Totals:
-        """The counts so far, as a plain dictionary; verbs that were never used are left out."""
+        """The counts so far, as a plain dictionary; methods that were never called are left out."""
         with self._lock:
             counted = self._totals
             return Totals(
@@ -135,7 +138,7 @@ class CountingStore:
             )
 
     def reset(self) -> None:
-        """Start the totals anew. The metrics go on: a monitoring system expects counters to grow."""
+        """Set the totals to zero. The metrics go on: a monitoring system expects counters to grow."""
         with self._lock:
             self._totals = _nothing()
 
@@ -169,7 +172,7 @@ class CountingStore:
             return self._inner.head(path)
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
-        # The time until the first object: how long the reader takes between objects is not the store's.
+        # The time until the first object: the pauses of the consumer between objects do not count.
         found = iter(self._inner.list(prefix, after=after))
         with self._counted("list"):
             first = next(found, None)
@@ -233,7 +236,7 @@ class CountingStore:
         return found
 
     def _moved(self, direction: Direction, size: int) -> None:
-        """Count bytes. What is sent counts when it is sent: a failed request may have cost the same."""
+        """Count bytes. Bytes to write count before the request: a failed request may have sent them."""
         with self._lock:
             self._totals["bytes_read" if direction == "read" else "bytes_written"] += size
         self._bytes["get" if direction == "read" else "put", direction].add(size)

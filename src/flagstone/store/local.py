@@ -1,39 +1,29 @@
 """Objects as files in a folder, sharing the folder with SlateDB's own local store.
 
-What it adds to SlateDB's: acknowledged writes survive power loss (`fsync`), and compare-and-swap works. File
-names and the way files come into being are SlateDB's exactly (see `local_files`).
+Unlike SlateDB's store it makes acknowledged writes survive power loss (`fsync`) and supports compare-and-swap.
 
-A crash of the process at any point leaves each object whole, old or new, and at most a staging file, which
-`sweep_staging` removes. With `fsync=False` power loss may lose or truncate acknowledged objects.
+A file gets its final name only when it is complete. Until then it is a staging file called `<name>#<n>`, the
+name that SlateDB gives its own unfinished files, so that each engine leaves the other's staging files out of
+listings. A crash of the process at any point leaves each object whole, old or new, and at most a staging file,
+which `sweep_staging` removes. With `fsync=False` power loss may lose or truncate acknowledged objects.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from flagstone.errors import FlagstoneError, InvalidRequest, Unavailable
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.ids import SYSTEM_IDS, Ids
 from flagstone.runtime.sync import Lock
-from flagstone.store.local_files import (
-    Fill,
-    discard,
-    is_staging,
-    locked_folder,
-    make_folder,
-    parent_of,
-    read_range,
-    restamp,
-    stage,
-    status_or_none,
-    sync_folder,
-    walk,
-)
 from flagstone.store.port import (
     NotWritten,
     ObjectChanged,
@@ -49,6 +39,10 @@ from flagstone.store.port import (
     check_range,
 )
 
+Fill = Callable[[BinaryIO], object]
+"""Writes the contents of a new file."""
+
+_STAGING: Final = re.compile(r"#[0-9]+\Z")
 _MISSING: Final = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
 _CALLERS_FAULT: Final = {
     errno.EACCES,
@@ -62,15 +56,17 @@ _CALLERS_FAULT: Final = {
 }
 _NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT}
 _TOKENS_KEPT: Final = 4096
+_WHOLE: Final = 1 << 62
+"""A length that no file has."""
 
 
 class LocalStore:
     """A folder as an object store, for any number of threads and processes of one machine.
 
     Versions never repeat: each write gets a modification time later than that of the object it replaces, and
-    a random part below the millisecond where there is nothing to compare with. Tokens of conditional writes
-    are remembered by the store object that made them and by nobody else; no more is needed, because a folder
-    answers definitely unless syncing it fails, and then the same store object tries again.
+    a random part below the millisecond where it replaces nothing. Only the store object that made a conditional
+    write remembers its token. That is enough: the outcome of a write is in doubt only when syncing the folder
+    fails, and then the same store object tries again.
     """
 
     def __init__(
@@ -102,18 +98,7 @@ class LocalStore:
         return (_reopen, (self._folder, self._fsync))
 
     def get(self, path: str) -> StoredObject:
-        file = self._file(path)
-        try:
-            descriptor = os.open(file, os.O_RDONLY)  # a file object costs more than the read
-            try:
-                status = os.fstat(descriptor)
-                # At least a byte is asked for: some folders have no size, and reading is what refuses them.
-                content = read_range(descriptor, 0, max(status.st_size, 1))
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            raise _read_outcome(error, path) from error
-        return StoredObject(content, self._describe(path, status))
+        return self.get_tail(path, _WHOLE)
 
     def get_if_changed(self, path: str, known: ObjectVersion) -> StoredObject | None:
         return None if self.head(path).version == known else self.get(path)
@@ -137,10 +122,11 @@ class LocalStore:
     def get_tail(self, path: str, length: int) -> StoredObject:
         file = self._file(path)
         try:
-            descriptor = os.open(file, os.O_RDONLY)
+            descriptor = os.open(file, os.O_RDONLY)  # a file object costs more than the read
             try:
                 status = os.fstat(descriptor)
                 start = max(status.st_size - max(length, 0), 0)
+                # At least one byte is read: some file systems report folders of size 0, and only reading fails.
                 content = read_range(descriptor, start, max(status.st_size, 1))
             finally:
                 os.close(descriptor)
@@ -200,7 +186,7 @@ class LocalStore:
     def delete(self, path: str) -> None:
         """Remove the file; its folder stays.
 
-        The folder is not synced: a file that comes back after power loss is garbage, and collected again.
+        The folder is not synced: a file that comes back after power loss is garbage and is collected again.
         """
         file = self._file(path)
         try:
@@ -215,11 +201,11 @@ class LocalStore:
             self.delete(path)
 
     def now_ms(self) -> int:
-        """The time that this store stamps objects with, which is this machine's."""
+        """The time that this store stamps objects with: this machine's."""
         return self._clock.now_ms()
 
     def free_bytes(self) -> int:
-        """How much room the disk has left; more than any object when that cannot be found out."""
+        """The free space on the disk; 2**62 when the system does not report it."""
         try:
             return shutil.disk_usage(self._folder).free
         except OSError:
@@ -228,9 +214,9 @@ class LocalStore:
     def sweep_staging(
         self, older_than_ms: int, *, folder: str = "", dry_run: bool = False
     ) -> tuple[str, ...]:
-        """Remove staging files in `folder` that nobody wrote to for that long; returns which.
+        """Remove the staging files in `folder` that were not written to for that long; returns their paths.
 
-        They are what crashed writers left. A writer so slow that its file is swept gets `NotWritten`.
+        Crashed writers leave them. A writer whose file is swept while it still writes gets `NotWritten`.
         """
         horizon_ms = self._clock.now_ms() - older_than_ms
         try:
@@ -251,8 +237,8 @@ class LocalStore:
         file = self._file(path)
         staging = self._stage(path, file, fill)
         try:
-            # Unconditional writers share the lock: they only must not slip in between a swap's comparison
-            # and its rename.
+            # Unconditional writers share the lock: they must only not run between the comparison and the
+            # rename of a swap.
             with locked_folder(parent_of(file), exclusive=expected is not None):
                 current = status_or_none(file)
                 if expected is not None and (current is None or _version(current) != expected):
@@ -292,14 +278,14 @@ class LocalStore:
     def _stamp(
         self, path: str, staging: str, replaced: os.stat_result | None, token: str | None
     ) -> ObjectVersion:
-        """Give the staged file a version no other file of that name ever had, and remember its token."""
+        """Give the staged file a version that no other file of that name ever had, and remember its token."""
         replaced_ns = -1 if replaced is None else replaced.st_mtime_ns
         with self._lock:
             now_ns = self._clock.now_ms() * 1_000_000 + int(self._ids.uniform(0, 1_000_000))
             stamp_ns = self._last_stamp_ns = max(now_ns, self._last_stamp_ns + 1, replaced_ns + 1)
         version = _version(restamp(staging, stamp_ns, later_than_ns=replaced_ns))
         if token is not None:
-            # Before the rename: a failure between the two would hide our own work from us.
+            # Before the rename: after a failure between the two the store would not recognise its own write.
             with self._lock:
                 self._tokens[path, version] = token
                 if len(self._tokens) > _TOKENS_KEPT:
@@ -307,9 +293,9 @@ class LocalStore:
         return version
 
     def _own_or(self, lost: ObjectExists | ObjectChanged, path: str, token: str | None) -> ObjectVersion:
-        """The version of the object when it is this very write, made durable now; otherwise raises `lost`.
+        """The version of the object if this write made it, synced now; otherwise raises `lost`.
 
-        Only a write whose folder could not be synced the first time comes back here as its own rival.
+        A write loses against itself only when the folder could not be synced at its first attempt.
         """
         status = self._status(path)
         if status is None or token is None or self._tokens.get((path, _version(status))) != token:
@@ -342,7 +328,9 @@ class LocalStore:
 
     def _file(self, path: str) -> str:
         if is_staging(check_path(path)):
-            raise InvalidRequest(f"object path {path!r} ends in '#' and digits, which marks unfinished files")
+            raise InvalidRequest(
+                f"object path {path!r} ends in '#' and digits, which is the name of an unfinished file"
+            )
         return self._base + path
 
 
@@ -363,12 +351,149 @@ def _read_outcome(error: OSError, path: str) -> FlagstoneError:
 
 
 def _write_outcome(error: OSError, path: str) -> FlagstoneError:
-    """What a failed link, rename or unlink means. Unless the errno says otherwise it may have happened."""
+    """The error for a failed link, rename or unlink, which may have happened unless the errno excludes it."""
     if error.errno == errno.ENOENT:
         return NotWritten(f"the staging file of {path} was swept before it was complete")
     if error.errno in _NO_ROOM:
-        # A new name needs room in its folder. What has none was not linked.
+        # A new name needs room in its folder, so the file was not linked.
         return StoreFull(f"cannot write {path}: {error.strerror}")
     if error.errno in _CALLERS_FAULT | _MISSING:
         return InvalidRequest(f"cannot write {path}: {error.strerror}")
     return Unavailable(f"cannot write {path}: {error.strerror}")
+
+
+def is_staging(name: str) -> bool:
+    """Whether Flagstone and SlateDB take a file of that name for one that is still being written."""
+    return _STAGING.search(name) is not None
+
+
+def parent_of(file: str) -> str:
+    """The folder of an absolute path."""
+    return file.rpartition("/")[0] or "/"
+
+
+def make_folder(folder: str, *, root: str, fsync: bool) -> None:
+    """Create `folder` and its parents; with `fsync` they survive power loss once this returns.
+
+    Folders below `root` are synced even when they exist: the process that made them may have died before that.
+    """
+    topmost = root
+    while not Path(topmost).is_dir():
+        topmost = parent_of(topmost)
+    os.makedirs(folder, exist_ok=True)  # noqa: PTH103
+    while fsync and len(folder) > len(topmost):
+        folder = parent_of(folder)
+        sync_folder(folder)
+
+
+def stage(file: str, fill: Fill, *, fsync: bool) -> str:
+    """Write a complete staging file beside `file` and return its name; on any error nothing is left.
+
+    With `fsync` its bytes survive power loss once this returns.
+    """
+    staging, descriptor = _create_staging(file)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            fill(stream)
+            if fsync:
+                stream.flush()
+                os.fsync(descriptor)
+    except BaseException:
+        discard(staging)
+        raise
+    return staging
+
+
+def discard(file: str) -> None:
+    """Remove a staging file. `sweep_staging` removes it later if this fails."""
+    with suppress(OSError):
+        Path(file).unlink()
+
+
+def sync_folder(folder: str) -> None:
+    """Make the names in `folder` survive power loss."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def locked_folder(folder: str, *, exclusive: bool) -> Iterator[None]:
+    """Hold the folder's lock, which excludes all threads and processes of this machine.
+
+    The lock is on the folder itself: there is no lock file, and two stores with different roots use the same
+    lock. The operating system releases it when the process dies.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def status_or_none(file: str) -> os.stat_result | None:
+    """The file's status; None when there is no such file."""
+    try:
+        return os.stat(file)  # noqa: PTH116 - this is the hot path, and a Path costs more than the call
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def restamp(file: str, stamp_ns: int, *, later_than_ns: int) -> os.stat_result:
+    """Set the modification time to `stamp_ns`, as precisely as the file system can, and return the status.
+
+    Some file systems round times. The stamp is raised by the next coarser unit until the stored time is later
+    than `later_than_ns`.
+    """
+    for step_ns in (0, 1_000, 1_000_000, 1_000_000_000, 2_000_000_000):
+        wanted_ns = stamp_ns + step_ns
+        os.utime(file, ns=(wanted_ns, wanted_ns))
+        status = os.stat(file)  # noqa: PTH116
+        if status.st_mtime_ns > later_than_ns:
+            break
+    return status
+
+
+def read_range(descriptor: int, start: int, stop: int) -> bytes:
+    """The bytes [start, stop) of an open file, fewer when the file ends before `stop`."""
+    if stop - start > 1 << 20:
+        # `pread` allocates as many bytes as it is asked for, even when the file is shorter.
+        stop = min(stop, os.fstat(descriptor).st_size)
+    pieces = []
+    while start < stop and (piece := os.pread(descriptor, stop - start, start)):
+        pieces.append(piece)
+        start += len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def walk(base: str, folder: str, after: str | None) -> Iterator[tuple[str, os.stat_result]]:
+    """The paths of all files below `folder` that are greater than `after`, ascending, staging files included.
+
+    `base` is the store's root and `folder` a path in it, each "" or with a closing slash. A folder sorts as
+    its name with the slash, so that "a-b/x" comes before "a/x".
+    """
+    try:
+        with os.scandir(base + folder) as entries:
+            names = sorted(entry.name + "/" if entry.is_dir() else entry.name for entry in entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for name in names:
+        path = folder + name
+        if name.endswith("/"):
+            if after is None or after < path or after.startswith(path):
+                yield from walk(base, path, after)
+        elif (after is None or path > after) and (status := status_or_none(base + path)) is not None:
+            yield path, status
+
+
+def _create_staging(file: str) -> tuple[str, int]:
+    number = 1
+    while True:
+        staging = f"{file}#{number}"
+        try:
+            return staging, os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileExistsError:
+            number += 1

@@ -1,4 +1,4 @@
-"""Objects in a dictionary: the reference the other adapters are tested against.
+"""Objects in a dictionary: the reference that the other adapters are tested against.
 
 Named stores live as long as the process, so that `memory://NAME/db` opened twice is the same database.
 """

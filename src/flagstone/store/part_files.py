@@ -7,8 +7,8 @@ A part file is a header with one checksum per frame, then the bytes:
     the bytes
 
 so that reading a few kilobytes verifies only the frames they lie in. The header's checksum starts from the
-part's identity: a file under the wrong name is as invalid as a torn one. Nothing is synced: power loss may
-leave any rubbish, and the checksums find it. A file gets its name when it is complete, and is never changed.
+part's identity, so a file under a wrong name is as invalid as a torn one. Nothing is synced: power loss may leave
+arbitrary bytes, and the checksums find them. A file gets its name when it is complete and never changes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DESCRIPTION: Final = -1
 class PartKey(NamedTuple):
     """Part `number` of the object at `path` in the store `url`, in parts of `part_bytes`.
 
-    Part `DESCRIPTION` holds what the store tells of the object instead of its bytes.
+    Part `DESCRIPTION` holds the metadata of the object instead of its bytes.
     """
 
     url: str
@@ -43,7 +43,7 @@ class PartKey(NamedTuple):
 
 
 class PartFile(NamedTuple):
-    """A part as the eviction sees it; `used_ns` is when it was last read or written."""
+    """A part file for eviction; `used_ns` is the time of the last read or write."""
 
     file: Path
     size: int
@@ -55,11 +55,11 @@ class Damaged(Exception):
 
 
 def read_part(folder: Path, key: PartKey, start: int, stop: int) -> bytes:
-    """The bytes [start, stop) of the part, as far as it goes.
+    """The bytes [start, stop) of the part, fewer when it ends before `stop`.
 
     Raises:
         FileNotFoundError: the part is not there.
-        Damaged: the file is not what was written.
+        Damaged: the file does not match its checksums.
 
     """
     with open(_file(folder, key), "rb", buffering=0) as stream:  # noqa: PTH123 - hot path
@@ -89,7 +89,7 @@ def read_part(folder: Path, key: PartKey, start: int, stop: int) -> bytes:
 
 
 def write_part(folder: Path, key: PartKey, content: bytes, *, writer: str, now_ns: int) -> int:
-    """Store the part and return the file's size. `writer` is a name nobody else uses at this moment."""
+    """Store the part and return the file's size. `writer` must be unique among concurrent writers."""
     view = memoryview(content)
     checksums = b"".join(
         crc32(view[at : at + _FRAME_BYTES]).to_bytes(4, "little")
@@ -112,31 +112,31 @@ def write_part(folder: Path, key: PartKey, content: bytes, *, writer: str, now_n
 
 
 def has_part(folder: Path, key: PartKey) -> bool:
-    """Whether the part is there, sound or not."""
+    """Whether the part has a file, valid or not."""
     return _file(folder, key).exists()
 
 
 def touch_part(folder: Path, key: PartKey, now_ns: int) -> None:
-    """Note that the part was used. One that is gone stays gone."""
+    """Record a use of the part. A missing part is not created."""
     with suppress(OSError):
         os.utime(_file(folder, key), ns=(now_ns, now_ns))
 
 
 def drop_part(folder: Path, key: PartKey) -> None:
-    """Remove one part; a missing one is fine."""
+    """Remove one part; a missing part is no error."""
     with suppress(OSError):
         _file(folder, key).unlink()
 
 
 def drop_object(folder: Path, url: str, path: str) -> None:
-    """Remove all parts of an object, of whatever size."""
+    """Remove all parts of an object, of any part size."""
     with suppress(OSError):
         for file in list(_object_folder(folder, url, path).iterdir()):
             file.unlink(missing_ok=True)
 
 
 def scan_parts(folder: Path, *, unfinished_before_ns: int) -> Iterator[PartFile]:
-    """All parts, in no order. Unfinished files older than that are what crashed writers left: removed."""
+    """All parts, in no order. Removes unfinished files older than that, which crashed writers left."""
     for above, _, names in os.walk(folder):
         for name in names:
             file = Path(above, name)

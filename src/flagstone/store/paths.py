@@ -3,10 +3,9 @@
     <root>/manifest/<20 digits>.manifest          <root>/wal/<20 digits>.sst
     <root>/compactions/<20 digits>.compactions    <root>/compacted/<ULID>.sst
     <root>/gc/manifest.boundary                   <root>/gc/compactions.boundary
-    <root>/flagstone/<name>                       ours alone: SlateDB does not look there
+    <root>/flagstone/<name>                       Flagstone only: SlateDB does not read this folder
 
-Names are exact. A file that is spelt differently is not ours: parsing gives None, listings pass over it and
-nothing deletes it.
+Names are exact. For a file with any other name parsing gives None: listings skip it and nothing deletes it.
 """
 
 from __future__ import annotations
@@ -93,11 +92,11 @@ class DbPaths:
         return f"{self.table_folder}/{ulid_text(table_id)}.sst"
 
     def boundary(self, of: BoundaryOf) -> str:
-        """The object below whose number the ids of that kind may have been deleted."""
+        """The object that holds the boundary: ids of that kind up to it may have been deleted."""
         return f"{self.gc_folder}/{of}.boundary"
 
     def own(self, name: str) -> str:
-        """An object that only Flagstone knows: what the manifest has no field for."""
+        """An object that only Flagstone reads and writes, for what the manifest has no field for."""
         return f"{self.own_folder}/{name}"
 
     def parse_manifest(self, path: str) -> ManifestId | None:
@@ -138,7 +137,7 @@ def folder_of(path: str) -> str:
 
 def _digits(number: int) -> str:
     if not 0 <= number <= _MAX_ID:
-        raise InvalidRequest(f"{number} is not an object number; need 0 <= number < 2**64")
+        raise InvalidRequest(f"{number} is not an object id; need 0 <= id < 2**64")
     return f"{number:020d}"
 
 

@@ -1,21 +1,21 @@
-"""The object store as the engine sees it: twelve verbs, four outcomes.
+"""The interface of an object store: thirteen methods, three ordinary outcomes, and the plan of range reads.
 
-Everything that reaches the network passes through this port. Adapters (memory, local folder, obstore) give
-it a body; wrappers (retrying, counting, caching, two-phase) add one concern each and are stores themselves.
+Every network request of the engine passes through `ObjectStore`. Adapters (memory, local folder, obstore)
+implement it. Wrappers (retrying, counting, caching, two-phase) add one concern each and are stores themselves.
 
-Three outcomes are ordinary answers, not failures, and have classes of their own: the object is missing, the
-object already exists, the object changed. Everything else is one of the six public kinds: `Unavailable` when
-the answer is missing or the service refuses for now, `InvalidRequest` for credentials, buckets and names.
+Three outcomes are ordinary answers and have classes of their own: the object is missing, the object already
+exists, the object changed. Every other failure is `Unavailable` when no answer came or the service refuses for
+now, and `InvalidRequest` for credentials, buckets and names.
 
-After `Unavailable` a write may or may not have happened. `RetryingStore` settles that question; nobody
-else should guess. `NotWritten` is the `Unavailable` of an adapter that knows nothing was written.
+After `Unavailable` a write may or may not have happened; only `RetryingStore` decides which. An adapter raises
+`NotWritten`, a kind of `Unavailable`, when it is certain that nothing was written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from flagstone.errors import InvalidRequest, TransactionConflict, Unavailable
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class AccessRefused(InvalidRequest):
-    """The service does not take who asks: credentials are missing, wrong, or do not allow this."""
+    """The service refuses the caller: credentials are missing, wrong, or do not allow the request."""
 
 
 class ObjectMissing(InvalidRequest):
@@ -38,7 +38,7 @@ class ObjectMissing(InvalidRequest):
 
 
 class ObjectExists(TransactionConflict):
-    """`put_if_absent` lost: somebody else's object is already there."""
+    """`put_if_absent` lost: another writer's object is already there."""
 
     def __init__(self, path: str) -> None:
         super().__init__(f"an object already exists at {path}")
@@ -49,7 +49,7 @@ class ObjectExists(TransactionConflict):
 
 
 class ObjectChanged(TransactionConflict):
-    """`put_if_match` lost: the object is missing or no longer the version that was read."""
+    """`put_if_match` lost: the object is missing, or it is not the version that the caller read."""
 
     def __init__(self, path: str) -> None:
         super().__init__(f"the object at {path} is not the version that was read")
@@ -60,18 +60,18 @@ class ObjectChanged(TransactionConflict):
 
 
 class NotWritten(Unavailable):
-    """The store cannot write for now, and this write certainly left nothing behind."""
+    """The store cannot write for now, and this write left nothing behind."""
 
 
 class StoreFull(NotWritten):
-    """The store has no room left. Waiting does not help, only deleting does: collect garbage, or make room."""
+    """The store has no room left. Waiting does not help: collect garbage, or make room."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectVersion:
     """Names one version of one object, for conditional requests. Opaque: compare only for equality.
 
-    S3 and Azure compare entity tags, GCS compares generations; an adapter fills in what its service knows.
+    S3 and Azure compare entity tags, GCS compares generations; an adapter fills in what its service returns.
     """
 
     etag: str | None = None
@@ -80,7 +80,7 @@ class ObjectVersion:
 
 @dataclass(frozen=True, slots=True)
 class ObjectMeta:
-    """What a store tells of an object without its bytes.
+    """The metadata of an object.
 
     `token` is the write token its writer attached (see `put_if_absent`), or None where the store
     keeps none or the call did not fetch it (`list` never does).
@@ -104,16 +104,22 @@ class StoredObject:
 Range = tuple[int, int]
 """Half-open byte range (start, stop) with 0 <= start < stop."""
 
+MAX_GAP_BYTES: Final = 256 * 1024
+"""Reading this many unwanted bytes takes about as long as another request (10 ms at 25 MB/s)."""
+
+MAX_FETCH_BYTES: Final = 16 * 1024 * 1024
+"""Neighbours stay separate beyond this size, so that they can be fetched at the same time."""
+
 
 class ObjectStore(Protocol):
-    """A flat namespace of immutable byte strings. All methods may be called from many threads at once.
+    """A flat namespace of byte strings. All methods may be called from many threads at once.
 
     Paths are `/`-separated, without leading or trailing slash, without empty, `.` or `..` segments.
     """
 
     @property
     def url(self) -> str:
-        """Where the store is, without any secret: fit for logs and errors."""
+        """The address of the store, without any secret, for logs and errors."""
         ...
 
     def get(self, path: str) -> StoredObject:
@@ -132,7 +138,7 @@ class ObjectStore(Protocol):
         ...
 
     def get_ranges(self, path: str, ranges: Sequence[Range]) -> list[bytes]:
-        """Several ranges of one object, in the order asked, neighbours coalesced into few requests."""
+        """Several ranges of one object, in the order given; near ranges share a request."""
         ...
 
     def get_tail(self, path: str, length: int) -> StoredObject:
@@ -159,13 +165,13 @@ class ObjectStore(Protocol):
         ...
 
     def put_if_absent(self, path: str, data: bytes, *, token: str | None = None) -> ObjectVersion:
-        """Create; raises `ObjectExists` when there is an object already. Of several callers at most one wins.
+        """Create; raises `ObjectExists` when there is an object already. At most one of several callers wins.
 
-        After a deletion the path may be free again or, on stores that remember, spent for good: `ObjectExists`.
+        After a deletion the path may be free again. A store that remembers deleted paths raises `ObjectExists`.
 
-        `token` is kept with the object where the store can (`head` returns it), so that a writer whose
-        answer was lost can recognise its own work. A store may answer the repetition of a write that it
-        knows by its token with success.
+        The store keeps `token` with the object where it can (`head` returns it), so that a writer whose answer
+        was lost can recognise its own object. A store may answer success when a write with a known token is
+        repeated.
         """
         ...
 
@@ -180,11 +186,11 @@ class ObjectStore(Protocol):
         ...
 
     def delete(self, path: str) -> None:
-        """Remove the object; a missing one is fine."""
+        """Remove the object; a missing object is no error."""
         ...
 
     def delete_many(self, paths: Iterable[str]) -> None:
-        """Remove many objects in as few requests as the service allows; missing ones are fine."""
+        """Remove many objects in as few requests as the service allows; missing objects are no error."""
         ...
 
 
@@ -199,7 +205,7 @@ def find_inside(store: ObjectStore, kind: type[T]) -> T | None:
 
 
 def check_path(path: str) -> str:
-    """The path itself, or `InvalidRequest` telling what is wrong with it."""
+    """The path itself; raises `InvalidRequest` when no store can hold an object under it."""
     if not path:
         raise InvalidRequest("an object path must not be empty")
     if "\0" in path or not (path.isascii() or _encodable(path)):
@@ -213,12 +219,12 @@ def check_path(path: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """The prefix itself with its closing slash ("" stays ""), or `InvalidRequest` telling what is wrong."""
+    """The prefix with a closing slash ("" stays ""); raises `InvalidRequest` as `check_path` does."""
     return f"{check_path(prefix)}/" if prefix else ""
 
 
 def check_range(path: str, start: int, stop: int) -> None:
-    """Refuse ranges no store could serve."""
+    """Raise `InvalidRequest` unless 0 <= start <= stop."""
     if start < 0 or start > stop:
         raise InvalidRequest(f"byte range {start}..{stop} of {path} is not a range; need 0 <= start <= stop")
 
@@ -229,3 +235,31 @@ def _encodable(path: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def plan_fetches(ranges: Sequence[Range], *, max_gap_bytes: int = MAX_GAP_BYTES) -> list[Range]:
+    """Few ranges, ascending and disjoint, that cover all non-empty `ranges`."""
+    fetches: list[Range] = []
+    for start, stop in sorted(wanted for wanted in ranges if wanted[0] < wanted[1]):
+        if fetches:
+            last_start, last_stop = fetches[-1]
+            joined = max(stop, last_stop)
+            near = start <= last_stop + max_gap_bytes and joined - last_start <= MAX_FETCH_BYTES
+            if near or start < last_stop:
+                fetches[-1] = (last_start, joined)
+                continue
+        fetches.append((start, stop))
+    return fetches
+
+
+def cut_pieces(ranges: Sequence[Range], fetches: Sequence[Range], fetched: Sequence[bytes]) -> list[bytes]:
+    """The bytes of each of `ranges`, cut from the results of `plan_fetches`."""
+    pieces = []
+    for start, stop in ranges:
+        piece = b""
+        for (fetch_start, fetch_stop), content in zip(fetches, fetched, strict=True):
+            if fetch_start <= start < fetch_stop:
+                piece = content[start - fetch_start : stop - fetch_start]
+                break
+        pieces.append(piece if start < stop else b"")
+    return pieces

@@ -1,25 +1,41 @@
 """Objects on S3, Google Cloud Storage or Azure Blob Storage, through obstore's blocking calls.
 
-obstore retries nothing here: a retried conditional write can lose against itself, and only `RetryingStore`,
-which knows the write's token, can tell. Wrap this store in one (`resolve` does).
+obstore's own retries are off: a retried conditional write can lose against itself, and only `RetryingStore`
+recognises that by the write's token. `resolve` wraps this store in one.
 
-A native client does not survive a fork: in a child of a process that already used one, every call would hang.
-Such a child gets `InvalidRequest` instead.
+A native client does not survive a fork: in the child of a process that has used one every call hangs. In such a
+child the store raises `InvalidRequest` instead.
+
+obstore's exceptions have no status codes, and their messages hold whole requests over many lines. `outcome` reads
+the status from the text. Only the first line goes into our message, without queries (they may be signed) and
+without secrets.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from obstore.exceptions import NotModifiedError
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    GenericError,
+    NotModifiedError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
 from obstore.store import AzureStore, GCSStore, S3Store
 
-from flagstone.errors import InvalidRequest, Unavailable
+from flagstone.errors import FlagstoneError, InvalidRequest, Unavailable
 from flagstone.runtime.pool import shared_pool
 from flagstone.store.port import (
+    AccessRefused,
+    ObjectChanged,
+    ObjectExists,
     ObjectMeta,
     ObjectMissing,
     ObjectVersion,
@@ -28,9 +44,9 @@ from flagstone.store.port import (
     check_path,
     check_prefix,
     check_range,
+    cut_pieces,
+    plan_fetches,
 )
-from flagstone.store.ranges import cut_pieces, plan_fetches
-from flagstone.store.remote_errors import RAISED, first_line, is_past_the_end, outcome
 from flagstone.store.remote_options import (
     CLIENT_OPTIONS,
     SECRET_OPTIONS,
@@ -46,6 +62,18 @@ if TYPE_CHECKING:
     from obstore import ObjectMeta as RawMeta
 
 TOKEN_ATTRIBUTE: Final = "slatedbputid"  # noqa: S105 - the name under which SlateDB keeps its own
+RAISED: Final = (BaseError, OSError, NotImplementedError, ValueError)
+"""Every exception that obstore documents for its calls."""
+
+_STATUS: Final = re.compile(r"status code: (\d{3})")
+_QUERY: Final = re.compile(r"\?[^\s\"']*")
+_USER: Final = re.compile(r"://[^/\s@]*@")
+_NO_BUCKET: Final = ("NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted", "bucket does not exist")
+_TRANSIENT: Final = frozenset([408, 409, 425, 429])
+_PASSING: Final = ("RequestTimeout", "SlowDown")
+_RANGE_ERRORS: Final = ("status code: 416", "CONTENT_RANGE", "InvalidRange", "Requested range")
+_REFUSED: Final = "; the credentials are wrong, have expired, or do not allow this"
+_WRITING: Final = frozenset(["put", "put_if_absent", "list"])
 _LIST_PAGE: Final = 1000
 _S3_ENDPOINTS: Final = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
 
@@ -56,17 +84,17 @@ _T = TypeVar("_T")
 class RemoteStore:
     """A bucket, or a folder of one, as an object store.
 
-    Options are those of `remote_options`; what is not given comes from the environment, as the service's own
-    tools read it. The client opens on first use, once per process.
+    Options are those of `remote_options`; the others come from the environment, as the service's own tools read
+    it. The client opens on first use, once per process.
 
-    Pickles as URL and options. Secret options stay behind, and the arriving store finds its own in the
-    environment there, unless `pickle_secrets` is set.
+    Pickles as URL and options. Secret options are left out unless `pickle_secrets` is set; the unpickled store
+    takes them from the environment of its process.
     """
 
     def __init__(self, url: str, *, options: Options | None = None, pickle_secrets: bool = False) -> None:
-        self._place = parse_remote_url(url)
+        self._address = parse_remote_url(url)
         self._options: dict[str, OptionValue] = dict(options or {})
-        check_options(self._place.service, self._options)
+        check_options(self._address.service, self._options)
         self._pickle_secrets = pickle_secrets
         self._withheld: tuple[str, ...] = ()
         self._client: _Client | None = None
@@ -74,7 +102,7 @@ class RemoteStore:
 
     @property
     def url(self) -> str:
-        return str(self._place)
+        return str(self._address)
 
     def __repr__(self) -> str:
         shown = {name: "***" if name in SECRET_OPTIONS else value for name, value in self._options.items()}
@@ -91,8 +119,8 @@ class RemoteStore:
         return self._ask("get", check_path(path), lambda client: self._fetched(path, client.get(path)))
 
     def get_if_changed(self, path: str, known: ObjectVersion) -> StoredObject | None:
-        if self._place.service == "gcs" or known.etag is None:
-            # Entity tags of GCS follow the bytes; only generations tell two writes of the same bytes apart.
+        if self._address.service == "gcs" or known.etag is None:
+            # GCS derives entity tags from the bytes; only generations distinguish two writes of the same bytes.
             return None if self.head(path).version == known else self.get(path)
         etag = known.etag
 
@@ -133,7 +161,7 @@ class RemoteStore:
         return cut_pieces(ranges, fetches, fetched)
 
     def get_tail(self, path: str, length: int) -> StoredObject:
-        if self._place.service != "azure" and length > 0:
+        if self._address.service != "azure" and length > 0:
 
             def request(client: _Client) -> StoredObject | None:
                 try:
@@ -156,7 +184,7 @@ class RemoteStore:
         )
 
     def head(self, path: str) -> ObjectMeta:
-        # Plain `head` leaves out the attributes, and so the token.
+        # obstore's `head` leaves out the attributes, and with them the token.
         return self._ask(
             "head",
             check_path(path),
@@ -167,17 +195,17 @@ class RemoteStore:
         folder = check_prefix(prefix).rstrip("/") or None
         if self._lists_in_order():
             return self._listed(prefix, folder, after)
-        # Such a service would skip other paths than we mean, so `after` is applied here.
+        # Such a service would skip the wrong paths, so `after` is applied here.
         metas = self._listed(prefix, folder, None)
         kept = (meta for meta in metas if after is None or meta.path > after)
         return iter(sorted(kept, key=lambda meta: meta.path))
 
     def _lists_in_order(self) -> bool:
-        """Whether the service lists by whole path: directory buckets and some S3 look-alikes do not."""
-        if self._place.service != "s3":
+        """Whether the service lists in path order: directory buckets and some S3-compatible services do not."""
+        if self._address.service != "s3":
             return True
         elsewhere = "endpoint" in self._options or any(name in os.environ for name in _S3_ENDPOINTS)
-        return not (elsewhere or self._options.get("s3_express") or self._place.bucket.endswith("--x-s3"))
+        return not (elsewhere or self._options.get("s3_express") or self._address.bucket.endswith("--x-s3"))
 
     def put(self, path: str, data: bytes) -> ObjectVersion:
         return self._ask(
@@ -197,8 +225,10 @@ class RemoteStore:
             mode["e_tag"] = version.etag
         if version.generation is not None:
             mode["version"] = version.generation
-        if not mode or (self._place.service == "gcs" and version.generation is None):
-            raise InvalidRequest(f"the version of {path} came from a listing; read the object to swap it")
+        if not mode or (self._address.service == "gcs" and version.generation is None):
+            raise InvalidRequest(
+                f"the version of {path} came from a listing; read the object before replacing it"
+            )
         return self._put_conditionally("put_if_match", path, data, mode, token)  # type: ignore[arg-type]
 
     def copy(self, source: str, destination: str) -> None:
@@ -218,7 +248,7 @@ class RemoteStore:
         try:
             self._ask("delete_many", wanted[0], lambda client: client.delete(wanted))
         except ObjectMissing:
-            # The service does not tell which ones it skipped after the first that was missing.
+            # The service does not report which objects it skipped after the first missing one.
             shared_pool().map_ordered(self.delete, wanted)
 
     def _put_conditionally(
@@ -229,7 +259,7 @@ class RemoteStore:
             verb,
             check_path(path),
             lambda client: self._version(
-                # In parts, the condition would not hold for the whole.
+                # The condition would not hold for an upload in parts.
                 client.put(path, bytes(data), mode=mode, attributes=attributes, use_multipart=False)
             ),
         )
@@ -259,9 +289,9 @@ class RemoteStore:
         return ObjectMeta(path, raw["size"], modified_ms, self._version(raw), token)
 
     def _version(self, raw: PutResult | RawMeta) -> ObjectVersion:
-        if self._place.service == "gcs":
+        if self._address.service == "gcs":
             return ObjectVersion(etag=raw["e_tag"], generation=raw["version"])
-        # Version ids of S3 and Azure are no part of a condition, and not every answer has them.
+        # A condition on S3 and Azure does not use version ids, and not every answer has them.
         return ObjectVersion(etag=raw["e_tag"])
 
     def _ask(self, verb: str, path: str, request: Callable[[_Client], _T]) -> _T:
@@ -272,17 +302,17 @@ class RemoteStore:
             problem = outcome(error, verb, path, secrets=self._secrets())
         if self._withheld and isinstance(problem, InvalidRequest | Unavailable):
             problem.add_note(
-                f"{', '.join(self._withheld)} did not travel with the pickled store; set them in the "
-                "environment, or open the store with pickle_secrets=True"
+                f"the pickled store does not contain {', '.join(self._withheld)}; set them in the environment, "
+                "or open the store with pickle_secrets=True"
             )
-        # Outside the handler, so that the original with its secrets is not shown as the context.
+        # Outside the handler, so that the original error with its secrets does not become the context.
         raise problem
 
     def _opened(self) -> _Client:
         if _fork.forbids_io:
             raise InvalidRequest(
-                "this process was forked from one that already used a remote store, and a native client "
-                "hangs; start processes with the 'spawn' or 'forkserver' method, or fork before the first use"
+                "this process was forked from one that has used a remote store, whose client hangs after a fork; "
+                "start processes with the 'spawn' or 'forkserver' method, or fork before the first use"
             )
         _fork.did_io = True
         client = self._client
@@ -292,18 +322,19 @@ class RemoteStore:
         return client
 
     def _open(self) -> _Client:
-        place = self._place
+        address = self._address
         http = {n: client_value(n, v) for n, v in self._options.items() if n in CLIENT_OPTIONS}
         config: dict[str, Any] = {n: v for n, v in self._options.items() if n not in CLIENT_OPTIONS}
-        if place.account is not None:
-            config.setdefault("account_name", place.account)
-        opener: Callable[..., _Client] = {"s3": S3Store, "gcs": GCSStore, "azure": AzureStore}[place.service]
+        if address.account is not None:
+            config.setdefault("account_name", address.account)
+        opener: Callable[..., _Client] = {"s3": S3Store, "gcs": GCSStore, "azure": AzureStore}[
+            address.service
+        ]
         try:
             return opener(
-                place.bucket,
-                prefix=place.prefix or None,
-                client_options=http
-                or None,  # given any, the client forgets what the environment says of http
+                address.bucket,
+                prefix=address.prefix or None,
+                client_options=http or None,  # given any, the client ignores the environment's http options
                 retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=30)},
                 **config,
             )
@@ -324,7 +355,7 @@ def _reopen(
 
 
 class _Fork:
-    """Whether this process used a native client, and whether it inherited one."""
+    """Whether this process has used a native client, and whether its parent had before the fork."""
 
     did_io = False
     forbids_io = False
@@ -335,3 +366,64 @@ class _Fork:
 
 _fork = _Fork()
 os.register_at_fork(after_in_child=_fork.in_child)
+
+
+def first_line(error: BaseException, secrets: Iterable[str] = ()) -> str:
+    """The first line of the message, without queries, user names and secrets."""
+    line = str(error).partition("\n")[0].partition("<?xml")[0].strip(" :")
+    line = _USER.sub("://", _QUERY.sub("", line))
+    for secret in secrets:
+        if len(secret) > 3:
+            line = line.replace(secret, "***")
+    return line[:500]
+
+
+def is_past_the_end(error: BaseException) -> bool:
+    """Whether the requested range may lie past the object's end; the caller checks the object's size."""
+    return isinstance(error, GenericError) and any(mark in str(error) for mark in _RANGE_ERRORS)
+
+
+def outcome(error: BaseException, verb: str, path: str, *, secrets: Iterable[str] = ()) -> FlagstoneError:
+    """The error of `flagstone.store.port` for a failed `verb` at `path`."""
+    text = str(error)
+    problem = f"{verb} of {path or 'the store'} failed: {first_line(error, secrets)}"
+    if any(mark in text for mark in _NO_BUCKET):
+        return InvalidRequest(f"{problem}; the bucket or container does not exist")
+    if isinstance(error, FileNotFoundError):
+        if verb == "put_if_match":
+            return ObjectChanged(path)
+        if verb in _WRITING:
+            return InvalidRequest(f"{problem}; the bucket or container does not exist")
+        return ObjectMissing(path)
+    if isinstance(error, AlreadyExistsError | PreconditionError):
+        match verb:
+            case "put_if_absent":
+                return ObjectExists(path)
+            case "put_if_match":
+                return ObjectChanged(path)
+            case _:
+                return Unavailable(f"{problem}; the object changed during the request")
+    if isinstance(error, GenericError):
+        return _generic(text, problem)
+    if isinstance(error, PermissionDeniedError | UnauthenticatedError):
+        return AccessRefused(f"{problem}{_REFUSED}")
+    if isinstance(error, OSError):
+        return Unavailable(problem)
+    return InvalidRequest(problem)
+
+
+def _generic(text: str, problem: str) -> FlagstoneError:
+    if "builder error" in text:
+        return InvalidRequest(f"{problem}; plain http:// needs the option allow_http=True")
+    anonymous = "/latest/api/token" in text or "metadata.google.internal" in text
+    if anonymous:
+        problem += "; no credentials were given, and this machine has no identity of its own"
+    status = _STATUS.search(text)
+    if status is not None:
+        code = int(status[1])
+        if code in (401, 403):
+            return AccessRefused(problem if anonymous else problem + _REFUSED)
+        ours = 400 <= code < 500 and code not in _TRANSIENT and not any(mark in text for mark in _PASSING)
+        if ours or code == 501:
+            return AccessRefused(problem) if anonymous else InvalidRequest(problem)
+    return Unavailable(problem)

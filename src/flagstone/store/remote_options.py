@@ -1,4 +1,4 @@
-"""Where a remote store is and how it is reached: URLs, option names, and which options are secrets."""
+"""URLs and options of remote stores: which options each service has, and which of them are secrets."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ SECRET_OPTIONS: Final = _names(
     """access_key_id secret_access_key session_token sse_customer_key_base64 service_account_key bearer_token
     account_key client_secret sas_key token encryption_key proxy_url"""
 )
-"""Never shown, and pickled only on demand. A proxy's URL often holds its password."""
+"""Never shown, and pickled only on request. A proxy's URL often holds its password."""
 
 _BUCKET_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._$-]*\Z")
 
@@ -89,7 +89,7 @@ class RemoteUrl:
 
 
 def parse_remote_url(url: str) -> RemoteUrl:
-    """Take apart `s3://bucket/folder` and its likes. Characters are taken as they stand, `%` and `?` too."""
+    """The parts of `s3://bucket/folder` and similar URLs. No character is decoded, not even `%` and `?`."""
     scheme, separator, rest = url.partition("://")
     service = SERVICE_OF_SCHEME.get(scheme)
     if service is None or not separator:
@@ -108,7 +108,7 @@ def parse_remote_url(url: str) -> RemoteUrl:
 
 
 def check_options(service: Service, options: Options) -> None:
-    """Refuse options the service does not have, naming the nearest one that it has."""
+    """Raise `InvalidRequest` for an option that the service does not have, with the nearest one that it has."""
     known = _SERVICE_OPTIONS[service] | CLIENT_OPTIONS
     for name in options:
         if name not in known:
@@ -121,7 +121,7 @@ def check_options(service: Service, options: Options) -> None:
 
 
 def nearest(name: str, known: frozenset[str]) -> str:
-    """The sentence that suggests what may have been meant."""
+    """The end of a message about an unknown option: the nearest option, or all of them."""
     plain = name.lower().replace("-", "_")
     for service_prefix in ("aws_", "azure_storage_", "azure_", "google_", "gcs_", "s3_"):
         plain = plain.removeprefix(service_prefix)
@@ -139,11 +139,11 @@ def client_value(name: str, value: OptionValue) -> str | bool | timedelta:
 def _timeout(name: str, value: OptionValue) -> timedelta:
     if isinstance(value, int | float) and not isinstance(value, bool):
         try:
-            lasting = timedelta(seconds=value)
+            timeout = timedelta(seconds=value)
         except (ValueError, OverflowError):
-            raise InvalidRequest(f"option {name!r} is {value!r}, which is no time in seconds") from None
+            raise InvalidRequest(f"option {name!r} is {value!r}, which is not a number of seconds") from None
     else:
-        lasting = as_duration(value, f"option {name!r}")
-    if lasting <= timedelta(0):
-        raise InvalidRequest(f"option {name!r} must be longer than nothing, not {value!r}")
-    return lasting
+        timeout = as_duration(value, f"option {name!r}")
+    if timeout <= timedelta(0):
+        raise InvalidRequest(f"option {name!r} must be longer than 0, not {value!r}")
+    return timeout

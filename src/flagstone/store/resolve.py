@@ -1,10 +1,14 @@
-"""From a URL to a store, and from a database's address to its store and its path there.
+"""From a URL to a store, from a database address to a store and a path in it, from a URL to a commit log.
 
 /data/shop, data/shop, file:///data/shop     a folder
 memory://NAME/shop                           the process-wide memory store of that name
 s3://bucket/shop                             Amazon S3 and what speaks its protocol (option `endpoint`)
 gs://bucket/shop                             Google Cloud Storage
 az://container/shop, abfss://container@account.dfs.core.windows.net/shop     Azure Blob Storage
+
+sqlite:///var/lib/shop/commits.db                       a commit log for one machine
+postgresql://user@host/database?table=commits           for many machines
+dynamodb://TABLE?region=eu-west-1&create_table=true     for many machines, without a server to run
 """
 
 from __future__ import annotations
@@ -13,9 +17,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
-from urllib.parse import unquote
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
 
 from flagstone.errors import InvalidRequest
+from flagstone.store.commit_log import CommitLog
 from flagstone.store.local import LocalStore
 from flagstone.store.memory import MemoryStore
 from flagstone.store.port import ObjectStore, check_path
@@ -29,7 +34,7 @@ from flagstone.store.remote_options import (
 from flagstone.store.retrying import RetryingStore, RetryPolicy
 
 StoreLike = ObjectStore | str | os.PathLike[str]
-"""A store, or where to find one."""
+"""A store, or its URL or folder."""
 
 _LOCAL_OPTIONS: Final = frozenset(["fsync"])
 
@@ -41,27 +46,26 @@ def resolve(
     commit_log: str | None = None,
     **options: OptionValue,
 ) -> ObjectStore:
-    """The store whose root is at `url`; nothing is contacted yet.
+    """The store whose root is at `url`. No connection is made yet.
 
     `commit_log` is for services without conditional writes: a transactional table that decides them, as
-    `sqlite:///path`, `postgresql://user@host/database` or `dynamodb://TABLE`. All writers must name the same.
+    `sqlite:///path`, `postgresql://user@host/database` or `dynamodb://TABLE`. All writers must use the same one.
 
-    A remote store comes with retries as `retry` says. Its options are those of the service (`endpoint`,
-    `region`, `access_key_id`, `secret_access_key`, `allow_http`, `timeout`, …) and `pickle_secrets`; what is
-    not given comes from the environment. A folder knows `fsync`.
+    A remote store retries by the policy `retry`. Its options are those of the service (`endpoint`, `region`,
+    `access_key_id`, `secret_access_key`, `allow_http`, `timeout`, …) and `pickle_secrets`; the others come from
+    the environment. A folder has the option `fsync`.
 
     Raises:
-        InvalidRequest: the URL or an option is not understood; the message names the nearest right option.
+        InvalidRequest: the URL is malformed or an option is unknown; the message names the nearest option.
 
     """
     if commit_log is None:
         return _plain(os.fspath(url), retry, options)
     pickle_secrets = _flag("pickle_secrets", options.get("pickle_secrets", False))
     if _scheme(os.fspath(url)) not in SERVICE_OF_SCHEME:
-        options.pop("pickle_secrets", None)  # a folder has no secrets of its own
+        options.pop("pickle_secrets", None)  # a folder has no secrets
     store = _plain(os.fspath(url), retry, options)
-    # Here, because few need it.
-    from flagstone.store.commit_log.locate import open_commit_log  # noqa: PLC0415
+    # Imported here: most databases do not use it.
     from flagstone.store.two_phase import TwoPhaseStore  # noqa: PLC0415
 
     log = open_commit_log(commit_log, namespace=store.url, pickle_secrets=pickle_secrets)
@@ -71,7 +75,7 @@ def resolve(
 def resolve_wal_store(
     wal_store: StoreLike | None, main: ObjectStore, store_options: Mapping[str, OptionValue] | None = None
 ) -> ObjectStore:
-    """The store of a database's log: `main`, unless it has one of its own, which takes the same options."""
+    """The store of a database's WAL: `main`, or `wal_store` with the same options."""
     if wal_store is None:
         return main
     if isinstance(wal_store, str | os.PathLike):
@@ -82,7 +86,7 @@ def resolve_wal_store(
 def _plain(text: str, retry: RetryPolicy | None, options: dict[str, OptionValue]) -> ObjectStore:
     scheme = _scheme(text)
     if scheme == "memory":
-        name, path = _memory_place(text)
+        name, path = _split_memory_url(text)
         _check_known(options, frozenset(), "memory stores")
         if path:
             raise InvalidRequest(f"{text} names a path inside a memory store; the store is memory://{name}")
@@ -97,13 +101,13 @@ def resolve_database(
     store: StoreLike | None = None,
     store_options: Mapping[str, OptionValue] | None = None,
 ) -> tuple[ObjectStore, str]:
-    """The store a database lives in, and its path inside that store.
+    """The store of a database, and its path inside that store.
 
-    With `store`, `path` is inside it. Without, a folder's store is its parent, so that clones beside it share
-    one store; a bucket URL's store is the whole bucket.
+    With `store`, `path` is inside it. Without it the store of a folder is its parent, so that clones beside it
+    share one store, and the store of a bucket URL is the whole bucket.
 
     Raises:
-        InvalidRequest: the address is not understood, or options came with a store that is already open.
+        InvalidRequest: the address is malformed, or options were given for a store that is already open.
 
     """
     address, options = os.fspath(path), dict(store_options or {})
@@ -118,20 +122,20 @@ def resolve_database(
         return store, check_path(inside) if inside else ""
     scheme = _scheme(address)
     if scheme == "memory":
-        name, inside = _memory_place(address)
+        name, inside = _split_memory_url(address)
         return resolve(f"memory://{name}", **options), inside  # type: ignore[arg-type]
     if scheme in SERVICE_OF_SCHEME:
-        place = parse_remote_url(address)
-        bucket = RemoteUrl(place.service, place.bucket, "", place.account)
-        return resolve(str(bucket), **options), place.prefix  # type: ignore[arg-type]
+        remote = parse_remote_url(address)
+        bucket = RemoteUrl(remote.service, remote.bucket, "", remote.account)
+        return resolve(str(bucket), **options), remote.prefix  # type: ignore[arg-type]
     folder = _folder(address)
     if not folder.name:
-        raise InvalidRequest("a database needs a folder of its own; the root of the file system is none")
+        raise InvalidRequest("a database needs a folder of its own; it cannot be the root of the file system")
     return resolve(folder.parent, **options), folder.name  # type: ignore[arg-type]
 
 
 def resolve_neighbour(address: str | os.PathLike[str], store: ObjectStore) -> str:
-    """The path inside `store` that an address means: databases that share tables share a store.
+    """The path inside `store` of a database address: databases that share SSTs share a store.
 
     A name, with or without slashes, is such a path already. A URL or a folder (one that begins with `/`, `./`, `../` or
     `~`) must lead into the store.
@@ -145,24 +149,24 @@ def resolve_neighbour(address: str | os.PathLike[str], store: ObjectStore) -> st
         return check_path(text.strip("/"))
     home = store.url.rstrip("/")
     if _scheme(text) in (None, "file"):
-        place = _folder(text).as_uri()
+        url = _folder(text).as_uri()
     else:
-        place = str(parse_remote_url(text)) if _scheme(text) in SERVICE_OF_SCHEME else text
-    inside = place.removeprefix(home + "/").strip("/")
-    if inside == place.strip("/"):
+        url = str(parse_remote_url(text)) if _scheme(text) in SERVICE_OF_SCHEME else text
+    inside = url.removeprefix(home + "/").strip("/")
+    if inside == url.strip("/"):
         raise InvalidRequest(
-            f"{text} is not in {store.url}; databases that share tables must be in the same store, and a "
-            "relative path is one inside it"
+            f"{text} is not in {store.url}; databases that share SSTs must be in the same store, and a relative "
+            "path is one inside it"
         )
     return check_path(unquote(inside) if home.startswith("file:") else inside)
 
 
-def _remote(place: RemoteUrl, options: dict[str, OptionValue], retry: RetryPolicy | None) -> ObjectStore:
-    # Here, because the native client would double the time of `import flagstone`.
+def _remote(address: RemoteUrl, options: dict[str, OptionValue], retry: RetryPolicy | None) -> ObjectStore:
+    # Imported here: the native client would double the time of `import flagstone`.
     from flagstone.store.remote import RemoteStore  # noqa: PLC0415
 
     pickle_secrets = _flag("pickle_secrets", options.pop("pickle_secrets", False))
-    inner = RemoteStore(str(place), options=options, pickle_secrets=pickle_secrets)
+    inner = RemoteStore(str(address), options=options, pickle_secrets=pickle_secrets)
     return RetryingStore(inner, policy=retry)
 
 
@@ -172,7 +176,7 @@ def _local(folder: Path, options: Mapping[str, OptionValue]) -> LocalStore:
 
 
 def _flag(name: str, value: OptionValue) -> bool:
-    """Yes or no, also as the text that a command line or a configuration file gives."""
+    """A boolean, or its text as a command line or a configuration file gives it."""
     match str(value).lower():
         case "true" | "1":
             return True
@@ -195,15 +199,15 @@ def _scheme(address: str) -> str | None:
         return None
     if scheme not in ("file", "memory") and scheme not in SERVICE_OF_SCHEME:
         raise InvalidRequest(
-            f"no store speaks {scheme}://; use a path, file://, memory://, s3://, gs:// or az://"
+            f"there is no store for {scheme}://; use a path, file://, memory://, s3://, gs:// or az://"
         )
     return scheme
 
 
-def _memory_place(url: str) -> tuple[str, str]:
+def _split_memory_url(url: str) -> tuple[str, str]:
     name, _, path = url.removeprefix("memory://").partition("/")
     if not name:
-        raise InvalidRequest(f"{url} needs a name, so that it can be opened twice: memory://NAME/path")
+        raise InvalidRequest(f"{url} needs a name, by which it can be opened again: memory://NAME/path")
     inside = path.strip("/")
     return name, check_path(inside) if inside else ""
 
@@ -212,9 +216,78 @@ def _folder(address: str) -> Path:
     if not address:
         raise InvalidRequest("an empty path names no folder; use '.' for the current one")
     if not address.startswith("file://"):
-        # normpath, because ".." in the middle would end up as a name inside the store.
+        # normpath, because ".." in the middle would become a name inside the store.
         return Path(os.path.normpath(Path(address).expanduser().absolute()))
     host, _, path = address.removeprefix("file://").partition("/")
     if host not in ("", "localhost"):
         raise InvalidRequest(f"{address} is on the host {host!r}; a folder on this machine is file:///path")
     return Path(os.path.normpath(f"/{unquote(path)}"))
+
+
+def open_commit_log(url: str, *, namespace: str, pickle_secrets: bool = False) -> CommitLog:
+    """The commit log at `url`. No connection is made yet. `namespace` is the URL of the store it decides for.
+
+    A password in the URL is part of a pickle only with `pickle_secrets`.
+
+    Raises `InvalidRequest`, which never repeats the URL's password, when the URL is malformed.
+    """
+    parts = _split_log_url(url)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    match parts.scheme:
+        case "sqlite" if not parts.netloc and parts.path:
+            _check_only(options, set(), parts.scheme)
+            from flagstone.store.commit_log.sqlite import SqliteCommitLog  # noqa: PLC0415
+
+            return SqliteCommitLog(unquote(parts.path))
+        case "postgresql":
+            _check_only(options, {"table"}, parts.scheme)
+            from flagstone.store.commit_log.postgres import PostgresCommitLog  # noqa: PLC0415
+
+            address = urlunsplit(("postgresql+psycopg", parts.netloc, parts.path, "", ""))
+            return PostgresCommitLog(
+                address,
+                table=options.get("table", "flagstone_commits"),
+                namespace=namespace,
+                pickle_secrets=pickle_secrets,
+            )
+        case "dynamodb" if parts.netloc and not parts.path:
+            _check_only(options, {"region", "endpoint_url", "create_table"}, parts.scheme)
+            if "@" in parts.netloc or "@" in options.get("endpoint_url", ""):
+                raise InvalidRequest(
+                    "dynamodb: the URL must not carry credentials; they come from the usual AWS configuration"
+                )
+            from flagstone.store.commit_log.dynamodb import DynamoDbCommitLog  # noqa: PLC0415
+
+            return DynamoDbCommitLog(
+                parts.netloc,
+                namespace=namespace,
+                region=options.get("region"),
+                endpoint_url=options.get("endpoint_url"),
+                create_table=options.get("create_table", "false") == "true",
+            )
+        case _:
+            raise InvalidRequest(
+                "a commit log is sqlite:///path, postgresql://user@host/database or dynamodb://TABLE; "
+                + (f"this one begins with {parts.scheme!r}" if parts.scheme else "this one has no scheme")
+            )
+
+
+def _split_log_url(url: str) -> SplitResult:
+    """The parts of the URL. A password with a / ? # that is not encoded ends the host early and is refused."""
+    try:
+        parts = urlsplit(url)
+        whole = parts.port is None or "@" not in f"{parts.path}{parts.query}"
+    except ValueError:
+        whole = False
+    if not whole or parts.fragment or "@" in parts.query:
+        raise InvalidRequest(
+            "the URL of the commit log is malformed; percent-encode / ? # [ ] @ : in its password"
+        )
+    return parts
+
+
+def _check_only(options: dict[str, str], known: set[str], scheme: str) -> None:
+    unknown = sorted(options.keys() - known)
+    if unknown:
+        choices = ", ".join(sorted(known)) or "none"
+        raise InvalidRequest(f"{scheme}: unknown option {unknown[0]!r} of a commit log; it takes {choices}")

@@ -1,26 +1,26 @@
-"""Patience with the store, and the answer to "was that my write?".
+"""Retries, and the recognition of a conditional write that lost against its own first attempt.
 
-Any verb that ends `Unavailable` is tried again, with growing pauses, until the policy's deadline. A full store is
-the exception: it gets a second, because waiting frees no room, and garbage collection must not wait behind it.
+A method that ends `Unavailable` is tried again, with growing pauses, until the policy's deadline. A full store is
+retried for one second only, because waiting frees no room and garbage collection must not wait behind it.
 
-A conditional write that is tried again can lose against itself: the first try was applied, only its answer
-was lost, and the second finds the object there. So each logical write carries one token through all its
-tries, and every lost race is followed by a look at the winner's token:
+A conditional write that is tried again can lose against itself: the first attempt was applied, only its answer
+was lost, and the second finds the object there. So all attempts of one write carry the same token, and after
+every lost race the store reads the winner's token:
 
     the winner's token is ours          success
-    it is somebody else's               lost: `ObjectExists` or `ObjectChanged`
-    the store keeps none                a create whose bytes differ from what is there is lost
+    it is another writer's              lost: `ObjectExists` or `ObjectChanged`
+    the store keeps none                a create whose bytes differ from the stored ones is lost
     anything else while in doubt        `Unavailable`: the outcome is unknown
 
-"In doubt" means that an earlier try ended `Unavailable` without the adapter knowing that nothing was written.
-Three cases must not be guessed at. Equal bytes prove nothing without a token: two writers that fence each
-other may well write the same bytes, and an empty fence object is always the same. A swap that lost while in
-doubt may have been applied and then replaced by somebody who built on it. And a create whose object is gone
-again may have been applied and then deleted.
+A write is in doubt after an attempt ended `Unavailable` and the adapter did not exclude that it was applied.
+Three cases stay unknown. Equal bytes prove nothing without a token: two writers that fence each other may write
+the same bytes, and an empty fence is always the same. A swap that lost while in doubt may have been applied and
+then replaced by a writer that built on it. A create whose object is gone again may have been applied and then
+deleted.
 
-A try that is given up may still arrive later. It carries its condition with it, so it can only do harm where
-the condition has become true again: an object deleted meanwhile (the boundary protocol guards the metadata
-against that), or, on S3, the very same bytes restored under the same path.
+An attempt that is given up may still arrive later. It carries its condition with it, so it can only do harm
+where the condition has become true again: an object deleted since (the boundary protocol guards the metadata
+against that), or, on S3, the same bytes restored under the same path.
 """
 
 from __future__ import annotations
@@ -49,20 +49,20 @@ from flagstone.store.port import (
 _T = TypeVar("_T")
 
 _MAX_UNDECIDED: Final = 5
-"""How often a refusal without a winner is asked again. A store that remembers deleted paths, as the two-phase
-store does, keeps refusing them: that is an answer, too."""
+"""How often a refusal without a winner is repeated. A store that remembers deleted paths, as the two-phase store
+does, refuses every time: that is its answer."""
 
 _FULL_PATIENCE_S: Final = 1.0
-"""How long to wait for room. Another process may be deleting right now; nothing else makes a full store accept."""
+"""How long to wait for room: another process may be deleting objects."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long to be patient. Pauses double from the initial to the longest one.
+    """How long to retry. Pauses double from the initial to the longest one.
 
-    `jitter` is the fraction of each pause left to chance, so that many waiters do not come back together.
-    `attempts` bounds the number of tries, None leaves it to the deadline. The deadline bounds pauses, not the
-    tries themselves: those have the timeouts of the inner store.
+    `jitter` is the random fraction of each pause, so that many waiters do not retry together. `attempts` bounds
+    the number of attempts; None leaves it to the deadline. The deadline bounds pauses, not the attempts
+    themselves: those have the timeouts of the inner store.
     """
 
     deadline_s: float = 60.0
@@ -79,10 +79,9 @@ class RetryPolicy:
 
 
 class RetryingStore:
-    """A store that waits out the failures of another one, and knows its own conditional writes again.
+    """A store that retries the requests of another one and recognises its own conditional writes.
 
-    A crash during a conditional write leaves the question open, as it does without retries: the next process
-    finds out by reading.
+    After a crash during a conditional write the next process learns the outcome by reading.
     """
 
     def __init__(
@@ -111,22 +110,22 @@ class RetryingStore:
         return (_reopen, (self.inner, self.policy))
 
     def get(self, path: str) -> StoredObject:
-        return self._patiently("get", path, lambda: self.inner.get(path))
+        return self._with_retries("get", path, lambda: self.inner.get(path))
 
     def get_if_changed(self, path: str, known: ObjectVersion) -> StoredObject | None:
-        return self._patiently("get_if_changed", path, lambda: self.inner.get_if_changed(path, known))
+        return self._with_retries("get_if_changed", path, lambda: self.inner.get_if_changed(path, known))
 
     def get_range(self, path: str, start: int, stop: int) -> bytes:
-        return self._patiently("get_range", path, lambda: self.inner.get_range(path, start, stop))
+        return self._with_retries("get_range", path, lambda: self.inner.get_range(path, start, stop))
 
     def get_ranges(self, path: str, ranges: Sequence[Range]) -> list[bytes]:
-        return self._patiently("get_ranges", path, lambda: self.inner.get_ranges(path, ranges))
+        return self._with_retries("get_ranges", path, lambda: self.inner.get_ranges(path, ranges))
 
     def get_tail(self, path: str, length: int) -> StoredObject:
-        return self._patiently("get_tail", path, lambda: self.inner.get_tail(path, length))
+        return self._with_retries("get_tail", path, lambda: self.inner.get_tail(path, length))
 
     def head(self, path: str) -> ObjectMeta:
-        return self._patiently("head", path, lambda: self.inner.head(path))
+        return self._with_retries("head", path, lambda: self.inner.head(path))
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
         """As the port says. A listing that breaks off continues after the last path it gave."""
@@ -135,7 +134,7 @@ class RetryingStore:
             try:
                 for meta in self.inner.list(prefix, after=after):
                     after = meta.path
-                    # The reader may take its time between objects, and each one is progress.
+                    # Each object is progress, so the deadline starts again; the consumer may be slow between objects.
                     effort = _Effort(self, "list", prefix)
                     yield meta
             except Unavailable as error:
@@ -144,7 +143,7 @@ class RetryingStore:
                 return
 
     def put(self, path: str, data: bytes) -> ObjectVersion:
-        return self._patiently("put", path, lambda: self.inner.put(path, data))
+        return self._with_retries("put", path, lambda: self.inner.put(path, data))
 
     def put_if_absent(self, path: str, data: bytes, *, token: str | None = None) -> ObjectVersion:
         token = token or self.ids.token()
@@ -159,16 +158,16 @@ class RetryingStore:
         return self._settled(_Effort(self, "put_if_match", path), write, data, token, version)
 
     def copy(self, source: str, destination: str) -> None:
-        self._patiently("copy", source, lambda: self.inner.copy(source, destination))
+        self._with_retries("copy", source, lambda: self.inner.copy(source, destination))
 
     def delete(self, path: str) -> None:
-        self._patiently("delete", path, lambda: self.inner.delete(path))
+        self._with_retries("delete", path, lambda: self.inner.delete(path))
 
     def delete_many(self, paths: Iterable[str]) -> None:
         wanted = list(paths)
-        self._patiently("delete_many", f"{len(wanted)} objects", lambda: self.inner.delete_many(wanted))
+        self._with_retries("delete_many", f"{len(wanted)} objects", lambda: self.inner.delete_many(wanted))
 
-    def _patiently(self, verb: str, path: str, request: Callable[[], _T]) -> _T:
+    def _with_retries(self, verb: str, path: str, request: Callable[[], _T]) -> _T:
         return _Effort(self, verb, path).until_answered(request)
 
     def _settled(
@@ -196,7 +195,7 @@ class RetryingStore:
             else:
                 undecided = winner.version == expected
             if undecided and effort.undecided < _MAX_UNDECIDED:
-                # Nobody won: services refuse so while others write or delete, before anything is decided.
+                # No write won: services refuse like this while another request on the path is still undecided.
                 effort.undecided += 1
                 effort.pause(lost)
                 continue
@@ -224,7 +223,7 @@ class RetryingStore:
 
 
 class _Effort:
-    """One logical request: its tries, its pauses, its end."""
+    """One logical request: its attempts, its pauses and its final error."""
 
     __slots__ = ("_attempts", "_backoff_s", "_started", "_store", "in_doubt", "path", "undecided", "verb")
 
@@ -246,7 +245,7 @@ class _Effort:
                 self.pause(error)
 
     def pause(self, error: Unavailable | ObjectExists | ObjectChanged) -> None:
-        """Wait before the next try, or raise when there is none left. A lost race stays one, unless in doubt."""
+        """Wait before the next attempt, or raise when none is left. A lost race is raised as such, unless in doubt."""
         policy, clock = self._store.policy, self._store.clock
         self._attempts += 1
         pause_s = self._backoff_s * (1 - self._store.ids.uniform(0, policy.jitter))
@@ -271,8 +270,8 @@ class _Effort:
         ) from cause
 
 
-def patient(store: ObjectStore, *, clock: Clock = SYSTEM_CLOCK, ids: Ids = SYSTEM_IDS) -> ObjectStore:
-    """The store with retries; itself when it has them already."""
+def with_retries(store: ObjectStore, *, clock: Clock = SYSTEM_CLOCK, ids: Ids = SYSTEM_IDS) -> ObjectStore:
+    """The store with retries; the store itself when it has them already."""
     return store if isinstance(store, RetryingStore) else RetryingStore(store, clock=clock, ids=ids)
 
 

@@ -1,41 +1,40 @@
 """Conditional writes for object stores that lack them, decided by a transactional table.
 
 The layout in the base store is the one a store with conditional writes would have, so a database can move
-to such a store by dropping this wrapper. See `flagstone.store.intents` for the steps.
+to such a store by dropping this wrapper. `flagstone.store.intents` describes the steps.
 
-**Creating.** The record's destination is unique, so at most one intent is ever inserted. The caller hears
-of success only after the copy, so whatever was acknowledged is visible in the base. The loser helps the
-winner to its end before it says `ObjectExists`; otherwise it could be told that an object exists which it
-then cannot read. Every reader that meets a pending intent does the same.
+**Creating.** The record's destination is unique, so at most one intent is ever inserted. The call returns
+only after the copy, so every acknowledged object is visible in the base. The loser completes the winner's
+intent before it raises `ObjectExists`; otherwise its caller could not read the object that exists. Every reader
+that meets a pending intent does the same.
 
 **Updating in place.** Replacing the record, which compares version and source, is the commit point. The
-hazard is an outdated copy: a helper reads version 1, stalls, and copies it over version 2. No check before
+hazard is an outdated copy: a process reads version 1, stalls, and copies it over version 2. No check before
 the copy can exclude that. Therefore the destination is authoritative only for version 1, all copies of
 which are equal. From version 2 on the record is authoritative: `get`, `head` and `get_if_changed` read the
-source named by the record, which is kept until the next version is committed. The copy at the destination
-is for tools and for the day this wrapper is dropped; who overwrites it with something outdated notices when
-it looks at the record again, and repairs it. If it dies in between, `recover` does, by the checksum in the
-source's name. A reader whose source disappears has been overtaken, and starts over with the new record.
+source that the record names, which is kept until the next version is committed. The copy at the destination
+is for tools and for databases that stop using this wrapper. A process that overwrites it with an outdated copy
+finds the newer record afterwards and repairs it. If the process dies in between, `recover` repairs it by the
+checksum in the source's name. A reader whose source disappears starts over with the new record.
 
-**Deleting** replaces the record by one that says so, deletes the source, then the destination. The record
-stays, so a creator that stalled before its decision is still refused, and a copy that lands late is not
-read. It also means that a deleted path cannot be created again until `collect_garbage` has forgotten the
-record; `put` can always write it. A listing may show a deleted object whose deletion, or whose outdated
-copy, was cut short by a crash, until `recover` ran.
+**Deleting** replaces the record by a deleted one, deletes the source, then the destination. The record stays,
+so a creator that stalled before its decision is still refused, and a late copy is not read. A deleted path
+cannot be created again until `collect_garbage` has removed the record; `put` can always write it. When a crash
+interrupts a deletion or an outdated copy, listings may show the deleted object until `recover` has run.
 
-**Forgetting.** A record is removed `min_age_ms` after the deletion, its source being gone already. A copy
-that lands even later would have been in flight for that long; this is the only assumption about time.
+**Forgetting.** A record is removed `min_age_ms` after the deletion; its source is gone by then. A copy that
+arrives even later would have been in flight for that long; this is the only assumption about time.
 
-**Objects without a record** were written by plain `put`, or before this wrapper came. `put_if_absent`
-refuses them, because it looks at the base before it decides. A plain `put` to the same new path between
-that look and the decision is not noticed: one of the two byte strings stays. `put_if_match` compares the
-base's own version and inserts the first record, so among conditional writers one wins; a plain `put` or
-`delete` in between is not noticed either. So write a path either always conditionally or never, as the
-engine does. Once a path has a record, `put` and `delete` go through it and are exact.
+**Objects without a record** were written by plain `put`, or before the wrapper was used. `put_if_absent`
+refuses them, because it checks the base before it decides. It does not detect a plain `put` to the same new
+path between that check and the decision: one of the two byte strings stays. `put_if_match` compares the base's
+own version and inserts the first record, so one of several conditional writers wins; it does not detect a plain
+`put` or `delete` in between either. So write a path either always conditionally or never, as the engine does.
+Once a path has a record, `put` and `delete` go through it and are exact.
 
-`get_range`, `get_ranges` and `get_tail` read the destination without asking the log, because tables are
-immutable and read often; they ask only when it is missing. Metadata from `get_tail` and `list` carries the
-base's version, with which a conditional write to a recorded path always loses.
+`get_range`, `get_ranges` and `get_tail` read the destination without the commit log, because SSTs are immutable
+and read often; they read the record only when the destination is missing. Metadata from `get_tail` and `list`
+carries the base's version, with which a conditional write to a recorded path always loses.
 """
 
 from __future__ import annotations
@@ -48,13 +47,13 @@ from typing import Final, TypeVar
 from flagstone.errors import CorruptData, InvalidRequest
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.ids import SYSTEM_IDS, Ids
-from flagstone.store import intent_repair
-from flagstone.store.commit_log.port import CommitLog, CommitRecord, RecordState
-from flagstone.store.intent_repair import GarbageReport, RecoveryReport
+from flagstone.store.commit_log import CommitLog, CommitRecord, RecordState
 from flagstone.store.intents import (
     ATTEMPTS,
+    GarbageReport,
     IntentBroken,
     Intents,
+    RecoveryReport,
     content_path,
     lost_every_race,
     record_version,
@@ -79,8 +78,8 @@ _Answer = TypeVar("_Answer")
 class TwoPhaseStore:
     """The store `base` with the conditional writes it lacks, decided by `log`.
 
-    All processes that write conditionally to `base` must use the same log. Never calls the conditional writes
-    of `base`. Pickles when both parts do.
+    All processes that write conditionally to `base` must use the same commit log. The conditional writes of `base`
+    are never called. Pickles when both parts do.
     """
 
     def __init__(
@@ -122,7 +121,7 @@ class TwoPhaseStore:
         return self._read_directly(path, lambda where: self._base.get_tail(where, length))
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
-        """As the port says; pending intents below `prefix` are completed first, temporaries are hidden.
+        """As `ObjectStore.list`; completes pending intents below `prefix` first and hides temporaries.
 
         An intent whose temporary is gone was never acknowledged, and its object is not listed.
         """
@@ -134,9 +133,9 @@ class TwoPhaseStore:
                 yield meta
 
     def put(self, path: str, data: bytes) -> ObjectVersion:
-        """Create or replace, whatever is there. A path without a record goes straight to the base.
+        """Create or replace. A path without a record is written in the base.
 
-        A crash leaves the old object or the new one; it may take the next reader to complete the new one.
+        A crash leaves the old object or the new one, which the next reader completes.
         """
         _check_destination(path)
         record = self._intents.current(path)
@@ -156,10 +155,10 @@ class TwoPhaseStore:
         raise lost_every_race(path)
 
     def put_if_absent(self, path: str, data: bytes, *, token: str | None = None) -> ObjectVersion:
-        """Create, as the port says; also refuses a path whose object was deleted but not yet forgotten.
+        """As `ObjectStore.put_if_absent`; also refuses a deleted path that still has its record.
 
         A crash before the decision leaves only a temporary; a crash after it leaves an object that the next
-        reader, writer or `recover` completes. `Unavailable` may be either: `head` and the token tell.
+        reader, writer or `recover` completes. After `Unavailable` either may be true: `head` returns the token.
         """
         _check_destination(path)
         if self._present(path):
@@ -177,7 +176,7 @@ class TwoPhaseStore:
     def put_if_match(
         self, path: str, data: bytes, version: ObjectVersion, *, token: str | None = None
     ) -> ObjectVersion:
-        """Replace exactly the version that was read, as the port says.
+        """As `ObjectStore.put_if_match`.
 
         A crash before the decision leaves the old object, a crash after it the new one, never a mixture.
         """
@@ -195,7 +194,7 @@ class TwoPhaseStore:
         return record_version(intent)
 
     def copy(self, source: str, destination: str) -> None:
-        """Copy inside the store. A destination with a record is replaced by way of the record."""
+        """As `ObjectStore.copy`. A destination with a record is replaced through the record."""
         _check_destination(destination)
         origin = self._intents.current(check_path(source))
         if self._intents.current(destination) is None and (origin is None or origin.version == 1):
@@ -206,7 +205,7 @@ class TwoPhaseStore:
     def delete(self, path: str) -> None:
         """Remove the object; its record stays until `collect_garbage`.
 
-        A crash leaves the object, or its remains in the base, which reads ignore and `recover` removes.
+        A crash leaves the object, or files in the base that reads ignore and `recover` removes.
         """
         gone = self._intents.mark_deleted(check_path(path))
         if gone is None:
@@ -215,7 +214,7 @@ class TwoPhaseStore:
             self._intents.align(gone)
 
     def delete_many(self, paths: Iterable[str]) -> None:
-        """Remove many objects with few requests to the base; one log write for each that has a record."""
+        """Remove many objects with few requests to the base, and one write to the commit log for each record."""
         destinations = [*paths]
         marked = [self._intents.mark_deleted(check_path(path)) for path in destinations]
         gone = [record for record in marked if record is not None]
@@ -230,10 +229,10 @@ class TwoPhaseStore:
     def recover(self, prefix: str = "") -> RecoveryReport:
         """Complete or clean every interrupted step below `prefix`.
 
-        Any process may run this at any time, also several at once, also beside writers. Reads and writes
-        do not depend on it: each completes what it meets. Costs one listing and one pass over the log.
+        Any number of processes may run this at any time, also beside writers. Reads and writes do not depend on
+        it: each completes the intents it meets. Costs one listing and one pass over the commit log.
         """
-        return intent_repair.recover(self._intents, prefix)
+        return self._intents.recover(prefix)
 
     def collect_garbage(
         self,
@@ -243,14 +242,12 @@ class TwoPhaseStore:
         dry_run: bool = False,
         chosen: Callable[[str], bool] = lambda _: True,
     ) -> GarbageReport:
-        """Remove temporaries no intent names and records of deleted objects, if older than `min_age_ms`.
+        """Remove temporaries that no intent names and records of deleted objects, if older than `min_age_ms`.
 
-        `chosen` says of which destinations. With `dry_run` nothing is removed; the report says what would be. A crash
-        half-way loses nothing.
+        Only destinations for which `chosen` returns True. With `dry_run` nothing is removed; the report lists what
+        would be. A crash in between loses nothing.
         """
-        return intent_repair.collect_garbage(
-            self._intents, prefix, min_age_ms=min_age_ms, dry_run=dry_run, chosen=chosen
-        )
+        return self._intents.collect_garbage(prefix, min_age_ms=min_age_ms, dry_run=dry_run, chosen=chosen)
 
     def _read(
         self,
@@ -272,7 +269,7 @@ class TwoPhaseStore:
                     record = latest
                     continue
                 if record.version == 1:
-                    raise  # somebody deleted the object behind our back; that is their right
+                    raise  # another tool deleted the object in the base
                 raise CorruptData(
                     f"version {record.version} was committed from {record.source}, which is gone", object=path
                 ) from None
@@ -314,7 +311,7 @@ class TwoPhaseStore:
         )
 
     def _adoption(self, path: str, source: str, token: str | None) -> CommitRecord:
-        """The first record of an object that was there before: version 2, since the object was version 1."""
+        """The first record of an object that exists without one: version 2, since the object was version 1."""
         return CommitRecord(path, source, 2, RecordState.PENDING, self._clock.now_ms(), token)
 
 

@@ -1,11 +1,11 @@
-"""Faults as data: a store that fails exactly where a test says.
+"""A store that fails at the calls a test names.
 
-    FaultyStore(inner, [Fault(nth=7, effect="lost_reply")])              the seventh call, whatever it is
+    FaultyStore(inner, [Fault(nth=7, effect="lost_reply")])              the seventh call of any kind
     FaultyStore(inner, [Fault(op="put_if_absent", path="*/manifest/*", nth=1, effect="error")])
 
-The effects: `error` fails before anything happened, `lost_reply` does the work and then fails, `slow` takes
-`delay_s` of the clock, and `crash` ends the process as far as the store is concerned: that call and all later ones
-raise `Crashed`, which no production code catches. `crash_after` does the work of that one call first.
+The effects: `error` fails before the request is sent. `lost_reply` sends the request and then fails. `slow` waits
+`delay_s` of the clock before the request. `crash` simulates the death of the process: that call and all later ones
+raise `Crashed`, which no production code catches. `crash_after` sends the request of that one call first.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ T = TypeVar("T")
 
 
 class Crashed(BaseException):
-    """The process is dead for the store. Not an `Exception`: nothing but a test may catch it."""
+    """The process has crashed. Not an `Exception`, so that only a test catches it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The `nth` call (from 1) that matches `op` and `path` meets `effect`; with `nth=None` every one does."""
+    """Applies `effect` to the `nth` call (from 1) that matches `op` and `path`; with `nth=None` to every one."""
 
     effect: Effect
     nth: int | None = 1
@@ -44,7 +44,7 @@ class Fault:
 
 
 class FaultyStore:
-    """A store with faults. `calls` lists every call as (op, path), for sweeps over all of them."""
+    """A store with faults. `calls` lists every call as (op, path), so that a test can make each of them fail."""
 
     def __init__(
         self, inner: ObjectStore, faults: Iterable[Fault] = (), *, clock: Clock = SYSTEM_CLOCK
@@ -117,7 +117,7 @@ class FaultyStore:
             self._clock.sleep(fault.delay_s)
             return request()
         if fault.effect in ("crash_after", "lost_reply"):
-            # Nobody hears how it went, a refusal included.
+            # The caller does not learn the outcome, not even that the store refused the request.
             with suppress(FlagstoneError):
                 request()
         if fault.effect in ("crash", "crash_after"):

@@ -1,8 +1,8 @@
-"""An oracle: what a database must answer, computed the slow and obvious way.
+"""A model of a database: what it must return, computed the slow and obvious way.
 
-Every version of every key is kept, with its sequence number, kind, value, creation and expiry. Reads look at one
-number, as reads of the engine do; merging is concatenation. A crash or a rival writer cuts the history: what
-remains is a prefix of the commits, found by its last number.
+The model keeps every row of every key, with its sequence number, kind, value, creation and expiry. A read sees the
+rows up to one sequence number, as in the engine; merging is concatenation. A crash or a second writer cuts the history:
+a prefix of the commits remains, which its last sequence number identifies.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Change = tuple[bytes, int, bytes, int | None]
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One thing that was done to one key."""
+    """One row of one key."""
 
     seq: int
     kind: int
@@ -32,14 +32,14 @@ class Version:
 
 @dataclass(slots=True)
 class Model:
-    """All versions of all keys, oldest first, and what each commit touched."""
+    """All rows of all keys, oldest first, and the keys that each commit wrote."""
 
     versions: dict[bytes, list[Version]] = field(default_factory=dict)
     commits: dict[int, frozenset[bytes]] = field(default_factory=dict)
     last_seq: int = 0
 
     def commit(self, seq: int, created_ms: int, changes: Iterable[Change]) -> None:
-        """One write: the operations on a key are folded in order, the keys all get the same number."""
+        """One write: the operations on a key are combined in order, and all keys get the same sequence number."""
         folded = fold_changes(changes)
         for key, (kind, value, ttl_ms) in folded.items():
             expires_ms = None if ttl_ms is None else created_ms + ttl_ms
@@ -48,7 +48,7 @@ class Model:
         self.last_seq = seq
 
     def cut(self, last_seq: int) -> None:
-        """Everything after `last_seq` was lost."""
+        """Remove all commits after `last_seq`."""
         for key, versions in list(self.versions.items()):
             self.versions[key] = [version for version in versions if version.seq <= last_seq]
         self.commits = {seq: keys for seq, keys in self.commits.items() if seq <= last_seq}
@@ -57,7 +57,7 @@ class Model:
     def read(
         self, key: bytes, seq: int, now_ms: int, own: Iterable[Change] = (), own_seq: int = 0
     ) -> Row | None:
-        """The row a reader at `seq` sees, with the uncommitted changes of its own on top."""
+        """The row that a read at `seq` returns, with the transaction's own uncommitted changes on top."""
         seen = [version for version in self.versions.get(key, ()) if version.seq <= seq]
         mine = fold_changes(change for change in own if change[0] == key).get(key)
         if mine is not None:
@@ -93,7 +93,7 @@ class Model:
         own: Iterable[Change] = (),
         own_seq: int = 0,
     ) -> list[Row]:
-        """The rows of a range, in the order asked for."""
+        """The rows of a range, in ascending or descending order."""
         mine = list(own)
         every = {*self.versions, *(change[0] for change in mine)}
         rows = (
@@ -105,11 +105,11 @@ class Model:
 
     def touched_since(self, seq: int) -> set[bytes]:
         """The keys that commits after `seq` wrote."""
-        return {key for number, keys in self.commits.items() if number > seq for key in keys}
+        return {key for committed, keys in self.commits.items() if committed > seq for key in keys}
 
 
 def fold_changes(changes: Iterable[Change]) -> dict[bytes, tuple[int, bytes, int | None]]:
-    """What a batch does to each key. A merge adds to what came before it in the batch."""
+    """The row that a batch writes for each key. A merge is applied to the earlier operation on the key in the batch."""
     folded: dict[bytes, tuple[int, bytes, int | None]] = {}
     for key, kind, value, ttl_ms in changes:
         before = folded.get(key)

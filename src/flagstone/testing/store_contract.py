@@ -5,16 +5,17 @@
         def store(self) -> ObjectStore:
             return MyStore(...)
 
-Each test gets a folder of its own, so the store may be shared and need not be empty. Class attributes say
-what a service is known not to do; everything else is demanded.
+Each test uses a folder of its own, so the store may be shared and need not be empty. Class attributes name what
+a service is known not to do; everything else is required.
 """
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import pytest
 
@@ -27,7 +28,8 @@ from flagstone.store.port import (
     ObjectStore,
     ObjectVersion,
 )
-from flagstone.testing.store_races import StoreRaces, together
+
+_T = TypeVar("_T")
 
 ODD_NAMES = (
     "a b",
@@ -45,13 +47,73 @@ ODD_NAMES = (
 )
 
 
+class StoreRaces:
+    """The promises about concurrent callers."""
+
+    objects_are_immutable: ClassVar[bool] = False
+    """The store, like a cache, may assume that objects are never replaced while they are read."""
+    race_rounds: ClassVar[int] = 50
+    racers: ClassVar[int] = 8
+
+    def test_exactly_one_of_several_concurrent_creates_succeeds(
+        self, store: ObjectStore, folder: str
+    ) -> None:
+        with ThreadPoolExecutor(self.racers) as racers:
+            for number in range(self.race_rounds):
+                path = f"{folder}/{number:06d}"
+                outcomes = list(racers.map(partial(_won, store, path), range(self.racers)))
+
+                winners = [name for name, won in enumerate(outcomes) if won]
+                assert len(winners) == 1, f"round {number} had winners {winners}"
+                assert store.get(path).data == b"%d" % winners[0]
+
+    def test_no_increment_of_a_shared_counter_is_lost(self, store: ObjectStore, folder: str) -> None:
+        if self.objects_are_immutable:
+            pytest.skip("this store is for objects that never change")
+        path, each = f"{folder}/counter", 10
+        store.put_if_absent(path, b"0")
+
+        def count() -> None:
+            done = 0
+            while done < each:
+                found = store.get(path)
+                try:
+                    store.put_if_match(path, b"%d" % (int(found.data) + 1), found.meta.version)
+                except ObjectChanged:
+                    continue
+                done += 1
+
+        together([count] * self.racers, threads=self.racers)
+
+        assert int(store.get(path).data) == each * self.racers
+
+    def test_a_reader_sees_the_old_or_the_new_bytes(self, store: ObjectStore, folder: str) -> None:
+        if self.objects_are_immutable:
+            pytest.skip("this store is for objects that never change")
+        path = f"{folder}/x"
+        versions = [bytes([letter]) * size for letter, size in ((65, 70_000), (66, 70_000), (67, 30_000))]
+        store.put(path, versions[0])
+
+        def write() -> None:
+            for number in range(30):
+                store.put(path, versions[number % 3])
+
+        def read() -> None:
+            for _ in range(60):
+                found = store.get(path)
+                assert found.data in versions
+                assert found.meta.size == len(found.data)
+
+        together([write, read, read], threads=3)
+
+
 class StoreContract(StoreRaces):
     """The promises of `flagstone.store.port`, one test each."""
 
     keeps_tokens: ClassVar[bool] = True
     """`head` returns the token of a conditional write."""
     versions_are_unique: ClassVar[bool] = True
-    """False where equal bytes have equal versions (S3): a swap cannot notice a change there and back."""
+    """False where equal bytes have equal versions (S3): a swap cannot detect a change that was undone."""
     pickles: ClassVar[bool] = True
     many_objects: ClassVar[int] = 1_200
 
@@ -76,7 +138,9 @@ class StoreContract(StoreRaces):
         assert store.get(f"{folder}/x").data == b"three"
         assert first != second
 
-    def test_five_megabytes_survive(self, store: ObjectStore, folder: str) -> None:
+    def test_an_object_of_five_megabytes_is_read_back_whole_in_part_and_from_its_end(
+        self, store: ObjectStore, folder: str
+    ) -> None:
         content = bytes(range(256)) * (5 * 4096) + b"end"
         store.put(f"{folder}/big", content)
 
@@ -84,7 +148,7 @@ class StoreContract(StoreRaces):
         assert store.get_range(f"{folder}/big", 5_000_000, 5_000_300) == content[5_000_000:5_000_300]
         assert store.get_tail(f"{folder}/big", 4).data == content[-4:]
 
-    def test_every_verb_takes_a_zero_byte_object(self, store: ObjectStore, folder: str) -> None:
+    def test_every_method_accepts_an_object_of_zero_bytes(self, store: ObjectStore, folder: str) -> None:
         path = f"{folder}/empty"
         created = store.put_if_absent(path, b"")
 
@@ -119,7 +183,7 @@ class StoreContract(StoreRaces):
             (10, 10, b""),
         ],
     )
-    def test_ranges_are_half_open_and_end_with_the_object(
+    def test_a_range_excludes_its_stop_and_ends_with_the_object(
         self, store: ObjectStore, folder: str, start: int, stop: int, expected: bytes
     ) -> None:
         store.put(f"{folder}/x", b"0123456789")
@@ -130,7 +194,7 @@ class StoreContract(StoreRaces):
         assert type(piece) is bytes
 
     @pytest.mark.parametrize(("start", "stop"), [(-1, 4), (5, 4), (-3, -1)])
-    def test_impossible_ranges_are_refused(
+    def test_negative_and_reversed_ranges_raise_invalid_request(
         self, store: ObjectStore, folder: str, start: int, stop: int
     ) -> None:
         store.put(f"{folder}/x", b"0123456789")
@@ -140,7 +204,9 @@ class StoreContract(StoreRaces):
         with pytest.raises(InvalidRequest, match="range"):
             store.get_ranges(f"{folder}/x", [(0, 1), (start, stop)])
 
-    def test_several_ranges_come_in_the_order_asked(self, store: ObjectStore, folder: str) -> None:
+    def test_get_ranges_returns_the_pieces_in_the_order_of_the_ranges(
+        self, store: ObjectStore, folder: str
+    ) -> None:
         content = bytes(range(256)) * 64
         store.put(f"{folder}/x", content)
         ranges = [(9000, 9100), (0, 10), (5, 20), (16_000, 16_384), (16_380, 17_000), (99_000, 99_001)]
@@ -152,7 +218,7 @@ class StoreContract(StoreRaces):
         assert store.get_ranges(f"{folder}/x", []) == []
 
     @pytest.mark.parametrize(("length", "expected"), [(3, b"789"), (10, b"0123456789"), (64, b"0123456789")])
-    def test_a_tail_is_at_most_the_object(
+    def test_get_tail_returns_at_most_the_whole_object(
         self, store: ObjectStore, folder: str, length: int, expected: bytes
     ) -> None:
         version = store.put(f"{folder}/x", b"0123456789")
@@ -163,7 +229,9 @@ class StoreContract(StoreRaces):
         assert type(found.data) is bytes
         assert (found.meta.path, found.meta.size, found.meta.version) == (f"{folder}/x", 10, version)
 
-    def test_what_is_missing_is_missing_for_every_reader(self, store: ObjectStore, folder: str) -> None:
+    def test_every_read_of_a_missing_object_raises_object_missing(
+        self, store: ObjectStore, folder: str
+    ) -> None:
         path = f"{folder}/none"
         readers: list[Callable[[], object]] = [
             lambda: store.get(path),
@@ -182,14 +250,16 @@ class StoreContract(StoreRaces):
         assert list(store.list(folder)) == []
 
     @pytest.mark.parametrize("path", ["", "/a", "a/", "a//b", "a/./b", "a/../b", "..", "nul\0", "\ud800"])
-    def test_names_no_store_can_keep_are_refused(self, store: ObjectStore, path: str) -> None:
+    def test_invalid_paths_raise_invalid_request(self, store: ObjectStore, path: str) -> None:
         with pytest.raises(InvalidRequest):
             store.put(path, b"x")
         with pytest.raises(InvalidRequest):
             store.get(path)
 
     @pytest.mark.parametrize("name", ODD_NAMES)
-    def test_odd_names_work(self, store: ObjectStore, folder: str, name: str) -> None:
+    def test_paths_with_unusual_characters_are_stored_listed_and_deleted(
+        self, store: ObjectStore, folder: str, name: str
+    ) -> None:
         path = f"{folder}/{name}/{name}"
         store.put_if_absent(path, b"1")
 
@@ -199,7 +269,7 @@ class StoreContract(StoreRaces):
         store.delete_many([path])
         assert list(store.list(folder)) == []
 
-    def test_head_tells_size_time_and_version(self, store: ObjectStore, folder: str) -> None:
+    def test_head_returns_size_time_and_version(self, store: ObjectStore, folder: str) -> None:
         version = store.put(f"{folder}/x", b"12345")
 
         described = store.head(f"{folder}/x")
@@ -211,7 +281,7 @@ class StoreContract(StoreRaces):
         # Services round times differently in headers and in listings.
         assert abs(listed.last_modified_ms - described.last_modified_ms) <= 2_000
 
-    def test_list_is_ascending_by_the_whole_path(self, store: ObjectStore, folder: str) -> None:
+    def test_list_is_in_ascending_order_of_the_whole_path(self, store: ObjectStore, folder: str) -> None:
         names = ["a/x", "a-b/x", "a.b", "a0", "a/y/z", "b", "a b", "Z", "é", "a/x-1", "日"]
         for name in names:
             store.put(f"{folder}/{name}", b"")
@@ -238,7 +308,7 @@ class StoreContract(StoreRaces):
             assert found == [path for path in everything if path > after]
         assert [meta.path for meta in store.list(f"{folder}/b", after=f"{folder}/a/1")] == everything[-2:]
 
-    def test_list_finds_more_than_a_page(self, store: ObjectStore, folder: str) -> None:
+    def test_list_returns_more_objects_than_one_page(self, store: ObjectStore, folder: str) -> None:
         paths = [f"{folder}/{number:020d}.sst" for number in range(self.many_objects)]
         together([partial(store.put, path, b"") for path in paths])
 
@@ -247,7 +317,9 @@ class StoreContract(StoreRaces):
         store.delete_many(paths)
         assert list(store.list(folder)) == []
 
-    def test_create_wins_once(self, store: ObjectStore, folder: str) -> None:
+    def test_a_second_create_raises_object_exists_and_changes_nothing(
+        self, store: ObjectStore, folder: str
+    ) -> None:
         version = store.put_if_absent(f"{folder}/x", b"first")
 
         with pytest.raises(ObjectExists) as lost:
@@ -257,7 +329,7 @@ class StoreContract(StoreRaces):
         assert store.get(f"{folder}/x").data == b"first"
         assert store.head(f"{folder}/x").version == version
 
-    def test_create_works_again_after_delete(self, store: ObjectStore, folder: str) -> None:
+    def test_create_succeeds_again_after_delete(self, store: ObjectStore, folder: str) -> None:
         store.put_if_absent(f"{folder}/x", b"first")
         store.delete(f"{folder}/x")
 
@@ -265,7 +337,9 @@ class StoreContract(StoreRaces):
 
         assert store.get(f"{folder}/x").data == b"second"
 
-    def test_swap_replaces_exactly_the_version_read(self, store: ObjectStore, folder: str) -> None:
+    def test_put_if_match_replaces_only_the_version_that_was_read(
+        self, store: ObjectStore, folder: str
+    ) -> None:
         created = store.put_if_absent(f"{folder}/x", b"1")
 
         swapped = store.put_if_match(f"{folder}/x", b"2", created)
@@ -279,7 +353,9 @@ class StoreContract(StoreRaces):
         store.put_if_match(f"{folder}/x", b"4", store.get(f"{folder}/x").meta.version)
         assert store.get(f"{folder}/x").data == b"4"
 
-    def test_swap_of_a_missing_object_loses(self, store: ObjectStore, folder: str) -> None:
+    def test_put_if_match_of_a_missing_object_raises_object_changed(
+        self, store: ObjectStore, folder: str
+    ) -> None:
         version = store.put(f"{folder}/x", b"1")
         store.delete(f"{folder}/x")
 
@@ -288,7 +364,7 @@ class StoreContract(StoreRaces):
         with pytest.raises(ObjectMissing):
             store.head(f"{folder}/x")
 
-    def test_versions_do_not_return_with_the_bytes(self, store: ObjectStore, folder: str) -> None:
+    def test_writing_the_same_bytes_again_gives_a_new_version(self, store: ObjectStore, folder: str) -> None:
         if not self.versions_are_unique:
             pytest.skip("equal bytes have equal versions on this service")
         path = f"{folder}/x"
@@ -304,7 +380,9 @@ class StoreContract(StoreRaces):
             with pytest.raises(ObjectChanged):
                 store.put_if_match(path, b"c", stale)
 
-    def test_get_if_changed_answers_only_changes(self, store: ObjectStore, folder: str) -> None:
+    def test_get_if_changed_returns_the_object_only_after_a_change(
+        self, store: ObjectStore, folder: str
+    ) -> None:
         first = store.put(f"{folder}/x", b"1")
 
         assert store.get_if_changed(f"{folder}/x", first) is None
@@ -325,7 +403,7 @@ class StoreContract(StoreRaces):
         assert store.get(f"{folder}/deeper/to").data == b"content"
         assert store.get(f"{folder}/from").data == b"content"
 
-    def test_deleting_what_is_missing_is_fine(self, store: ObjectStore, folder: str) -> None:
+    def test_deleting_a_missing_object_succeeds(self, store: ObjectStore, folder: str) -> None:
         store.put(f"{folder}/x", b"")
 
         store.delete(f"{folder}/none")
@@ -334,7 +412,9 @@ class StoreContract(StoreRaces):
 
         assert list(store.list(folder)) == []
 
-    def test_hundreds_are_deleted_together(self, store: ObjectStore, folder: str) -> None:
+    def test_delete_many_deletes_three_hundred_objects_and_keeps_the_others(
+        self, store: ObjectStore, folder: str
+    ) -> None:
         paths = [f"{folder}/{number:04d}" for number in range(300)]
         together([partial(store.put, path, b"x") for path in paths])
         store.put(f"{folder}/kept", b"")
@@ -343,7 +423,9 @@ class StoreContract(StoreRaces):
 
         assert [meta.path for meta in store.list(folder)] == [f"{folder}/kept"]
 
-    def test_tokens_are_read_back(self, store: ObjectStore, folder: str) -> None:
+    def test_head_returns_the_token_of_the_last_conditional_write(
+        self, store: ObjectStore, folder: str
+    ) -> None:
         if not self.keeps_tokens:
             pytest.skip("this store keeps no tokens")
         tokens = [SYSTEM_IDS.token() for _ in range(3)]
@@ -367,3 +449,17 @@ class StoreContract(StoreRaces):
 
         assert arrived.url == store.url
         assert arrived.get(f"{folder}/x").data == b"here"
+
+
+def together(calls: list[Callable[[], _T]], *, threads: int = 8) -> list[_T]:
+    """The results of all calls, made by that many threads."""
+    with ThreadPoolExecutor(threads) as pool:
+        return [future.result() for future in [pool.submit(call) for call in calls]]
+
+
+def _won(store: ObjectStore, path: str, name: int) -> bool:
+    try:
+        store.put_if_absent(path, b"%d" % name)
+    except ObjectExists:
+        return False
+    return True

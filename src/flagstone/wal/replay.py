@@ -1,31 +1,135 @@
-"""What the log says beyond the tables: its rows, file by file, in the order they were committed."""
+"""Reading WAL files: the rows of one file, many files fetched ahead, and the replay of what SSTs do not have yet.
+
+A WAL file is an SST with rows in commit order. An empty file is a fence: it takes an id away from a writer that was
+replaced. Releases before 0.14 wrote an SST without a block instead. A file that is cut short, to however few bytes, is
+damage.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
 
 from flagstone.errors import CorruptData, Unavailable
+from flagstone.format.sst import decode_sst
+from flagstone.format.sst_info import SstType
 from flagstone.kernels import block_reader
-from flagstone.runtime.pool import IoPool
+from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
+from flagstone.runtime.pool import Future, IoPool
 from flagstone.store.paths import DbPaths
-from flagstone.store.port import ObjectStore
+from flagstone.store.port import ObjectMissing, ObjectStore
 from flagstone.types import EntryTuple, WalId
-from flagstone.wal.continuity import check_step
-from flagstone.wal.encoding import decode_wal
-from flagstone.wal.fetching import DEFAULT_BYTES_IN_FLIGHT, DEFAULT_PARALLELISM, fetch_in_order
+from flagstone.wal.frontier import check_step
+
+
+def decode_wal(stored: bytes, path: str) -> list[EntryTuple]:
+    """The rows of a WAL file in commit order; none for a fence. Raises `CorruptData` naming object and offset."""
+    if not stored:
+        return []
+    image = decode_sst(stored, path)
+    if image.info.sst_type is not SstType.WAL:
+        raise CorruptData(
+            "an SST of L0 or of a sorted run where a WAL file was expected", object=path, offset=0
+        )
+    return [row for block in image.rows() for row in block]
+
+
+DEFAULT_PARALLELISM: Final = 16
+DEFAULT_BYTES_IN_FLIGHT: Final = 64 * 1024 * 1024
+_FIRST_WINDOW: Final = 2
+_NEARBY: Final = ("file:", "memory:")
+_QUICK_S: Final = 0.001
+_HICCUPS_S: Final = 0.004
+"""A busy machine delays a read now and then; only a store that is slow on average justifies other threads."""
+
+
+class FetchedWal(NamedTuple):
+    """The bytes of one WAL file; None when it does not exist."""
+
+    wal_id: WalId
+    stored: bytes | None
+
+
+def plan_window(*, fetched: int, largest_bytes: int, parallelism: int, max_bytes: int) -> int:
+    """How many files may be in flight after `fetched` of them, the largest of that size; at least one.
+
+    Sizes are unknown before a file has arrived, so the window starts small and grows.
+    """
+    affordable = max_bytes // largest_bytes if largest_bytes else parallelism
+    return max(1, min(parallelism, _FIRST_WINDOW * (1 + fetched), affordable))
+
+
+def fetch_in_order(
+    wal_store: ObjectStore,
+    paths: DbPaths,
+    wal_ids: Iterable[WalId],
+    *,
+    pool: IoPool | None = None,
+    parallelism: int = DEFAULT_PARALLELISM,
+    max_bytes_in_flight: int = DEFAULT_BYTES_IN_FLIGHT,
+    clock: Clock = SYSTEM_CLOCK,
+) -> Iterator[FetchedWal]:
+    """Each file in the given order, one GET per file, later files in flight while one is used.
+
+    The read-ahead stays within `max_bytes_in_flight`, judged by the largest file so far; a single file larger than
+    that is still read. Without a `pool`, files are read one by one in the caller's thread, and so are those of a store
+    in memory or on a disk for as long as it answers at once: another thread would cost more than the read. Abandoning
+    the iterator cancels requests that have not started.
+    """
+    waiting = iter(wal_ids)
+
+    def load(wal_id: WalId) -> FetchedWal:
+        try:
+            return FetchedWal(wal_id, wal_store.get(paths.wal(wal_id)).data)
+        except ObjectMissing:
+            return FetchedWal(wal_id, None)
+
+    if pool is None:
+        yield from map(load, waiting)
+        return
+    under_way: deque[Future[FetchedWal]] = deque()
+    fetched = largest = 0
+    quick = wal_store.url.startswith(_NEARBY)
+    allowed_s = _HICCUPS_S
+    while quick and (wal_id := next(waiting, None)) is not None:
+        started = clock.monotonic()
+        arrived = load(wal_id)
+        allowed_s += _QUICK_S - (clock.monotonic() - started)
+        quick = allowed_s > 0
+        largest = max(largest, len(arrived.stored or b""))
+        yield arrived
+    try:
+        while True:
+            window = plan_window(
+                fetched=fetched,
+                largest_bytes=largest,
+                parallelism=parallelism,
+                max_bytes=max_bytes_in_flight,
+            )
+            while len(under_way) < window and (wal_id := next(waiting, None)) is not None:
+                under_way.append(pool.submit(load, wal_id))
+            if not under_way:
+                return
+            arrived = under_way.popleft().result()
+            fetched += 1
+            largest = max(largest, len(arrived.stored or b""))
+            yield arrived
+    finally:
+        for future in under_way:
+            future.cancel()
 
 
 class WalTruncated(Unavailable):
-    """A file of the log vanished while it was being replayed: read the manifest again and start over.
+    """A WAL file vanished during the replay: read the manifest again and start over.
 
-    Files are removed only after their rows are in tables, so the manifest that asked for this one is out of date.
-    If a fresh manifest asks for it too, the log has a hole, and `verify` names it.
+    Files are removed only after their rows are in SSTs, so the manifest that needs this one is out of date. If a fresh
+    manifest needs it too, the WAL has a hole, and `verify` names it.
     """
 
 
 class ReplayedFile(NamedTuple):
-    """The rows of one WAL file that are not in the tables yet; `size` is that of the stored file."""
+    """The rows of one WAL file that are not in SSTs yet; `size` is that of the stored file."""
 
     wal_id: WalId
     rows: list[EntryTuple]
@@ -56,16 +160,15 @@ def replay(
 ) -> Iterator[ReplayedFile]:
     """Every file above `after` up to and including `last`, in order; fences come as files without rows.
 
-    Rows up to `skip_through_seq` are left out: the log usually overlaps the tables by a file. `writers` is how many
-    have claimed the database and may have left a fence up to `last`; with it, numbers that an emptied file has lost are
-    noticed. `before` is what was replayed up to `after`, and is brought up to date file by file. Reads only, so
-    a crash halfway changes nothing. Memory is bounded by `max_bytes_in_flight` for what is read ahead, plus the
-    rows of the file in hand.
+    Rows up to `skip_through_seq` are left out: the WAL usually overlaps the SSTs by a file. `writers` is how many
+    writers have claimed the database and may have left a fence up to `last`; with it, a file that lost its rows is
+    detected. `before` is the state of the replay up to `after`, and is updated file by file. Reads only, so a crash
+    changes nothing. Memory is bounded by `max_bytes_in_flight` for the read-ahead, plus the rows of the current file.
 
     Raises:
-        WalTruncated: a file has vanished. A writer must first look whether it was replaced.
-        WalDamaged: sequence numbers are missing. It may be that the manifest is out of date.
-        CorruptData: a file is damaged, or begins before the one in front of it ended; names the object.
+        WalTruncated: a file has vanished. A writer must first check whether it was replaced.
+        WalDamaged: sequence numbers are missing. The manifest may be out of date.
+        CorruptData: a file is damaged, or begins before the previous file ended; names the object.
 
     """
     wal_ids = (WalId(wal_id) for wal_id in range(after + 1, last + 1))
@@ -82,7 +185,7 @@ def replay(
         path = paths.wal(wal_id)
         if stored is None:
             raise WalTruncated(
-                f"{path} has vanished from {wal_store.url}, but the log is to be replayed up to {last}; read the "
+                f"{path} has vanished from {wal_store.url}, but the WAL is to be replayed up to {last}; read the "
                 "manifest again and start over, and if the file is still missing, verify the database"
             )
         rows = decode_wal(stored, path)

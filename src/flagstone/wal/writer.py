@@ -1,8 +1,18 @@
-"""The log writer: puts what was committed into the next WAL file, soon, or at once when somebody waits.
+"""The WAL writer: writes committed rows to the next WAL file, after the flush interval or when a caller waits.
 
-Files are written one after the other. Whoever waits for durability makes the next file be written immediately;
-all that was committed meanwhile rides in it (group commit). A number that is already taken means that a newer
-writer has fenced this one: nothing more is written, and nothing that was not written is reported as durable.
+WAL files are written one after the other. A caller that waits for durability makes the writer write the next file at
+once, with all rows committed meanwhile (group commit). If the WAL id is taken, a newer writer has fenced this one: the
+service stops, and no row that was not written is reported as durable.
+
+A WAL file is created only if its id is free. A newer writer's fence takes that id and so stops a replaced writer. If
+garbage collection has deleted the fence, because replay starts behind it, the create succeeds and no replay ever reads
+the rows. Therefore a writer reads the manifest after the create, before it reports anything as durable: if the manifest
+names no newer writer, there was no fence that could have been deleted.
+
+Reading the manifest costs two small requests, so the writer does not do it after every file. A result is trusted for a
+while: a fence that did not exist then is not collected before it has a minimum age (a minute here, five by default),
+and a faster writer must have met it. This assumes clocks of about the same speed. Where machines may be paused without
+their clocks noticing, a `limit_s` of 0 reads the manifest after every file.
 """
 
 from __future__ import annotations
@@ -12,16 +22,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from flagstone.config import Settings
 from flagstone.errors import Closed, Unavailable
 from flagstone.format.codec import Codec
 from flagstone.format.sst_info import SstType
 from flagstone.runtime.clock import Clock
 from flagstone.runtime.ids import Ids
 from flagstone.runtime.metrics import Metrics
+from flagstone.runtime.service import Supervisor
 from flagstone.runtime.sync import Lock
+from flagstone.sst.builder import SstBuilder, SstOptions
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectExists, ObjectStore
-from flagstone.table.builder import TableBuilder, TableOptions
 from flagstone.types import WalId
 
 _log = logging.getLogger("flagstone.wal")
@@ -31,6 +43,63 @@ _STREAM_BYTES: Final = 1 << 18
 _IDLE_S: Final = 3600.0
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 5.0
+
+
+TRUSTED_S: Final = 20.0
+"""How long one read of the manifest is trusted; a third of the youngest age at which fences are collected."""
+
+
+def trusted_s(settings: Settings) -> float:
+    """How long a writer with these settings trusts one read of the manifest; 0 if its own collector deletes fences."""
+    collector = settings.garbage_collector_options
+    fences = None if collector is None else collector.wal_fence_options
+    return TRUSTED_S if fences is None or fences.dry_run else 0.0
+
+
+class Refreshing(Protocol):
+    """The writer's manifest."""
+
+    def refresh(self) -> None:
+        """Read the newest manifest. Raises `Closed` when a newer writer owns the database."""
+        ...
+
+
+class Ownership:
+    """Reads the manifest again if the last read is too old."""
+
+    def __init__(self, manifest: Refreshing, *, clock: Clock, limit_s: float = TRUSTED_S) -> None:
+        self._manifest = manifest
+        self._clock = clock
+        self._limit_s = limit_s
+        self._confirmed_at: tuple[float, int] | None = None
+
+    def ensure(self) -> None:
+        """Return if this process was the writer all the time until now. Call it after a WAL file was created.
+
+        Raises:
+            Closed: a newer writer owns the database; no replay may ever read the file that was just created.
+            Unavailable: the manifest cannot be read; try again before reporting anything.
+
+        """
+        # Before the read: the result holds for some moment after this one.
+        asked_at = (self._clock.monotonic(), self._clock.now_ms())
+        if self._confirmed_at is not None and self._elapsed_s(self._confirmed_at, asked_at) < self._limit_s:
+            return
+        self._manifest.refresh()
+        self._confirmed_at = asked_at
+
+    def lost(self) -> Closed:
+        """The error for a WAL id that another writer took, with the name of that writer if the manifest has it."""
+        try:
+            self._manifest.refresh()
+        except Closed as fenced:
+            return fenced
+        return Closed("another writer has taken the next WAL id of this one", reason="fenced")
+
+    @staticmethod
+    def _elapsed_s(since: tuple[float, int], now: tuple[float, int]) -> float:
+        # A suspended machine may not count that time as elapsed. Its wall clock is corrected sooner.
+        return max(now[0] - since[0], (now[1] - since[1]) / 1000)
 
 
 class Span(Protocol):
@@ -46,23 +115,33 @@ class Span(Protocol):
     def stop(self) -> tuple[int, int]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class LogSource:
-    """What the writer needs of the commit side.
+class WalSource(Protocol):
+    """The state whose rows are written."""
 
-    `seal` gives what the next file must hold with the last sequence number in it. `logged` hears of every file
-    that is on the store, `fenced` is asked for the error to raise when somebody else took our number. `confirm` is
-    called between a file's creation and `logged`, and raises when the file does not count (see `ownership.py`).
-    """
+    def seal_wal(self) -> tuple[list[Any], int]:
+        """The rows for the next file, and the last sequence number among them."""
+        ...
 
-    seal: Callable[[], tuple[list[Any], int]]
-    logged: Callable[[WalId, int], None]
-    fenced: Callable[[], Closed]
-    confirm: Callable[[], None] = lambda: None
+    def note_logged(self, wal_id: WalId, last_seq: int) -> None:
+        """The file is on the store, and so is every row up to `last_seq`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WalOptions:
+    """How WAL files are written. `first_id` is the id of the first one. Without `max_retries` retries never end."""
+
+    first_id: WalId
+    codec: Codec
+    flush_interval_s: float | None
+    max_retries: int | None
 
 
 class WalWriter:
-    """A background service. `request` and `arm` may be called from any thread and never block."""
+    """A background service. `request` and `arm` may be called from any thread and never block.
+
+    `supervisor` is woken when there is something to write.
+    """
 
     name = "wal"
 
@@ -70,27 +149,26 @@ class WalWriter:
         self,
         store: ObjectStore,
         paths: DbPaths,
-        source: LogSource,
+        source: WalSource,
+        ownership: Ownership,
+        options: WalOptions,
         *,
-        next_id: WalId,
-        codec: Codec,
-        flush_interval_s: float | None,
-        max_retries: int | None,
         clock: Clock,
         ids: Ids,
         metrics: Metrics,
-        wake: Callable[[], None],
+        supervisor: Supervisor,
     ) -> None:
         self._store = store
         self._paths = paths
         self._source = source
-        self._next_id = next_id
-        self._options = TableOptions(codec=codec)
-        self._flush_interval_s = flush_interval_s
-        self._max_retries = max_retries
+        self._ownership = ownership
+        self._next_id = options.first_id
+        self._options = SstOptions(codec=options.codec)
+        self._flush_interval_s = options.flush_interval_s
+        self._max_retries = options.max_retries
         self._clock = clock
         self._ids = ids
-        self._wake = wake
+        self._supervisor = supervisor
         self._lock = Lock()
         self._requested = False
         self._due_at: float | None = None
@@ -99,24 +177,24 @@ class WalWriter:
         self._requests = metrics.counter("slatedb.wal.wal_buffer_flush_requests")
         self._flush_bytes = metrics.counter("slatedb.wal.wal_flush_bytes")
 
-    def request(self, _seq: int = 0) -> None:
-        """Write what there is as soon as the file before is done."""
+    def request(self) -> None:
+        """Write all committed rows as soon as the file under way is done."""
         self._requests.add()
         with self._lock:
             self._requested = True
-        self._wake()
+        self._supervisor.wake(self)
 
     def arm(self) -> None:
-        """There is something to write; it may wait for the flush interval."""
+        """Write committed rows when the flush interval has passed."""
         if self._flush_interval_s is None:
             return
         with self._lock:
             if self._due_at is None:
                 self._due_at = self._clock.monotonic() + self._flush_interval_s
-        self._wake()
+        self._supervisor.wake(self)
 
     def run_once(self) -> float | None:
-        """Write one file if it is time, and say when to come back."""
+        """Write one file if it is time; return the seconds until the next step."""
         with self._lock:
             due_at, requested = self._due_at, self._requested
             wait_s = _IDLE_S if due_at is None else due_at - self._clock.monotonic()
@@ -134,46 +212,46 @@ class WalWriter:
             )
 
     def write_file(self) -> None:
-        """Put everything committed so far into one file, if there is anything.
+        """Write all committed rows to one file, if there are any.
 
-        A crash before the file is there loses the rows, none of which was reported as durable; after, replay
-        finds them. Raises `Closed` when a newer writer owns the log.
+        A crash before the file exists loses the rows, none of which was reported as durable. After that, replay finds
+        them. Raises `Closed` when a newer writer owns the database.
         """
-        spans, last_seq = self._source.seal()
+        spans, last_seq = self._source.seal_wal()
         if not spans:
             return
         data = self._encode(spans)
         wal_id = self._next_id
         self._put(self._paths.wal(wal_id), data)
-        self._patiently(self._source.confirm, self._paths.wal(wal_id))
+        self._with_retries(self._ownership.ensure, self._paths.wal(wal_id))
         self._next_id = WalId(wal_id + 1)
         self._flushes.add()
         self._flush_bytes.add(len(data))
-        self._source.logged(wal_id, last_seq)
+        self._source.note_logged(wal_id, last_seq)
 
     def _encode(self, spans: list[Span]) -> bytes:
-        builder = TableBuilder(self._options, sst_type=SstType.WAL)
+        builder = SstBuilder(self._options, sst_type=SstType.WAL)
         for span in spans:
             position = span.start
             while position != span.stop:
-                # A step at a time: other threads get their turn in between.
+                # In steps: other threads run in between.
                 position, used = span.table.log_stream(position, span.stop, self._stream)
                 with memoryview(self._stream)[:used] as rows:
                     builder.add_log_rows(rows)
         if len(self._stream) > _STREAM_BYTES:
-            # It grew for a large row, which need not be followed by others.
+            # It grew for a large row, which may be the only one.
             self._stream = bytearray(_STREAM_BYTES)
         return builder.finish().data
 
     def _put(self, path: str, data: bytes) -> None:
-        # One token for all tries, so that a file whose answer was lost is recognised as ours.
+        # One token for all tries: it identifies our file after a lost reply.
         token = self._ids.token()
         try:
-            self._patiently(lambda: self._store.put_if_absent(path, data, token=token), path)
+            self._with_retries(lambda: self._store.put_if_absent(path, data, token=token), path)
         except ObjectExists:
-            raise self._source.fenced() from None
+            raise self._ownership.lost() from None
 
-    def _patiently(self, request: Callable[[], object], path: str) -> None:
+    def _with_retries(self, request: Callable[[], object], path: str) -> None:
         pause_s = _FIRST_PAUSE_S
         tries = 0
         while True:
@@ -183,7 +261,7 @@ class WalWriter:
                 tries += 1
                 if self._max_retries is not None and tries > self._max_retries:
                     raise
-                _log.warning("cannot write the log path=%s tries=%d error=%s", path, tries, error)
+                _log.warning("cannot write the WAL path=%s tries=%d error=%s", path, tries, error)
                 self._clock.sleep(self._ids.jitter(pause_s, 0.5))
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             else:

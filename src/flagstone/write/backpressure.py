@@ -28,7 +28,7 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
-class L0Load:
+class L0Pressure:
     """One tree and the table about to join its L0.
 
     `live` are the effective ranges of its L0 views, `in_flight` the ranges of tables whose upload or manifest
@@ -58,7 +58,9 @@ def plan_write_pause(
     )
 
 
-def plan_upload_pause(loads: Iterable[L0Load], *, l0_max_ssts: int, l0_max_ssts_per_key: int) -> Pause | None:
+def plan_upload_pause(
+    loads: Iterable[L0Pressure], *, l0_max_ssts: int, l0_max_ssts_per_key: int
+) -> Pause | None:
     """Why the tables of the next memtable must not be uploaded yet, or None when they may.
 
     A memtable makes one table per segment it touches, and they are committed together: all of `loads` must have

@@ -1,13 +1,17 @@
-"""Which transactions may commit: an oracle over sequence numbers.
+"""Which transactions may commit, and when they expire.
 
-A transaction reads the state as of the number it started at. At commit its keys are compared with what was
-written under greater numbers, by transactions and plain writes alike:
+A transaction reads at the sequence number it started at. At commit its keys are compared with the keys of all writes
+with larger sequence numbers:
 
-    snapshot        its writes must not meet theirs (no lost update)
-    serializable    its reads, single keys and whole ranges, must not meet their writes either
+    snapshot        its writes must not overlap theirs (no lost update)
+    serializable    its reads, single keys and whole ranges, must not overlap their writes either
 
-Pure: no lock, no clock. The caller holds the lock that orders writes, because check and commit are one step, and
-passes the time in. Everything lives in memory only: a crash ends all transactions, none of them half committed.
+`ConflictTracker` takes no lock: its caller holds the write lock, because check and commit are one step. Everything
+lives in memory only: a crash ends all transactions, none of them half committed.
+
+The deadline of a snapshot or transaction is checked at every use, and by the manifest follower for unused ones. It
+counts elapsed time: a wall clock that is set forward ends no transaction early, and one that is set back keeps none
+alive.
 """
 
 from __future__ import annotations
@@ -15,15 +19,40 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
+from datetime import timedelta
 from heapq import heappop, heappush
 from typing import Final, Literal
 
+from flagstone.config.durations import as_duration
 from flagstone.errors import InternalError, TransactionConflict
+from flagstone.runtime.clock import Clock
 from flagstone.types import KeyRange
 
 Isolation = Literal["snapshot", "serializable"]
 
 MAX_TRACKED_KEYS: Final = 1_000_000
+
+Timeout = timedelta | str
+"""A timedelta, or text such as "30s"; `timedelta.max` stands for no limit."""
+
+DEFAULT_TIMEOUT: Final = timedelta(hours=1)
+"""Old versions are kept while a snapshot or a transaction is open: a forgotten one must not keep them forever."""
+
+_MILLISECOND: Final = timedelta(milliseconds=1)
+_DEFAULT_MS: Final = DEFAULT_TIMEOUT // _MILLISECOND
+
+
+def elapsed_ms(clock: Clock) -> int:
+    """The time that deadlines are compared with."""
+    return int(clock.monotonic() * 1000)
+
+
+def deadline_ms(clock: Clock, timeout: Timeout | None) -> int | None:
+    """When a snapshot or transaction that begins now expires; None for never. Raises `InvalidRequest`."""
+    if timeout is None:
+        return elapsed_ms(clock) + _DEFAULT_MS
+    lifetime = as_duration(timeout, "timeout", minimum=_MILLISECOND)
+    return None if lifetime == timedelta.max else elapsed_ms(clock) + lifetime // _MILLISECOND
 
 
 class TransactionExpired(TransactionConflict):
@@ -37,10 +66,10 @@ class TransactionExpired(TransactionConflict):
 
 
 class ReadPoint:
-    """A number at which somebody still reads: a snapshot, or a transaction. Its data must be kept.
+    """A sequence number that a snapshot or a transaction reads at. Its row versions must be kept.
 
-    `ended` is set when it was given back, `expired` when it was taken away. `dropped` is set by a finalizer, which
-    must not take the lock: nothing can read there any more.
+    `ended` is set by its owner, `expired` when its deadline passed. `dropped` is set by a finalizer, which must not
+    take the lock: no code can read at this point any more.
     """
 
     __slots__ = ("deadline_ms", "dropped", "ended", "expired", "seq", "ticket")

@@ -1,31 +1,154 @@
-"""What an open database consists of at one moment, and the single assignment that takes it to the next one.
+"""What a database that is open for writing consists of at one moment.
 
-An exception can strike between any two steps of a writer: Ctrl-C, a full memory. So everything that must agree (the
-manifest, the memtables, what reads see of both, whether writes are let in) is one immutable `State`, and every change
-builds the next `State` aside and then shows it at once. What is cut off before that assignment never happened.
+`Memtables` and `State` are immutable. Every change builds the next value aside, and the writer then replaces the old
+one by a single assignment (`flagstone.write.writer_state`). So an exception between any two steps (Ctrl-C, out of
+memory) never leaves half of a change behind.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final, Literal
 
 from flagstone.errors import Closed, FlagstoneError
+from flagstone.kernels import memtable as kernel
+from flagstone.lsm.sequence import SequenceTracker
 from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.sequenced import Versioned
-from flagstone.runtime.sync import Lock, Waiters
-from flagstone.types import Seq, WalId
+from flagstone.runtime import metric_names as names
+from flagstone.runtime.metrics import Metrics
+from flagstone.types import VALUE, Seq, WalId
 from flagstone.write.backpressure import plan_write_pause
-from flagstone.write.memtables import FrozenMemtable, Memtables
+
+WalPosition = tuple[int, int]
+
+START: Final[WalPosition] = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenMemtable:
+    """A memtable that takes no more rows, with what the manifest must know once its rows are in L0.
+
+    `replay_after` is the last WAL file that was on the store when it was frozen: later files may hold rows that
+    are not in it.
+    """
+
+    table: kernel.Memtable
+    last_seq: Seq
+    last_tick_ms: int
+    replay_after: WalId
+    points: SequenceTracker
+
+
+@dataclass(frozen=True, slots=True)
+class WalSpan:
+    """Rows of one memtable that are to be written to the WAL, in commit order."""
+
+    table: kernel.Memtable
+    start: WalPosition
+    stop: WalPosition
+
+
+@dataclass(frozen=True, slots=True)
+class Memtables:
+    """The active memtable, the frozen ones (newest first, as reads want them), and how far each is in the WAL.
+
+    `unlogged` has every memtable with rows that are not in the WAL, oldest first, with the position from which on;
+    the active one is always its last. `rows_before` and `bytes_before` count what was in all former active memtables,
+    `bytes_logged` what is in the WAL, `freezes` the former memtables, and `lookups_before` the reads of dropped ones.
+    """
+
+    active: kernel.Memtable = field(default_factory=kernel.Memtable)
+    frozen: tuple[FrozenMemtable, ...] = ()
+    points: SequenceTracker = field(default_factory=SequenceTracker)
+    unlogged: tuple[tuple[kernel.Memtable, WalPosition], ...] = ()
+    rows_before: int = 0
+    bytes_before: int = 0
+    bytes_logged: int = 0
+    freezes: int = 0
+    lookups_before: int = 0
+
+    @property
+    def unflushed_bytes(self) -> int:
+        """What is in memory and not yet in SSTs."""
+        return self.active.size() + sum(frozen.table.size() for frozen in self.frozen)
+
+    @property
+    def rows(self) -> int:
+        """All rows that were ever written to the active memtables."""
+        return self.rows_before + len(self.active)
+
+    @property
+    def written_bytes(self) -> int:
+        """What those rows occupied."""
+        return self.bytes_before + self.active.size()
+
+    @property
+    def lookups(self) -> int:
+        """How many point reads asked a memtable first. Reads of an old view may ask a dropped one, uncounted."""
+        held: int = sum(table.asked() for table in self.tables())
+        return self.lookups_before + held
+
+    def tables(self) -> tuple[Any, ...]:
+        """All memtables, newest first."""
+        return (self.active, *(frozen.table for frozen in self.frozen))
+
+    def freeze(self, *, last_seq: Seq, last_tick_ms: int, replay_after: WalId) -> Memtables:
+        """Begin a new memtable; unchanged when the active one is empty."""
+        if not len(self.active):
+            return self
+        frozen = FrozenMemtable(self.active, last_seq, last_tick_ms, replay_after, self.points)
+        active = kernel.Memtable()
+        return Memtables(
+            active,
+            (frozen, *self.frozen),
+            SequenceTracker(),
+            (*self._unlogged(), (active, START)),
+            self.rows_before + len(self.active),
+            self.written_bytes,
+            self.bytes_logged,
+            self.freezes + 1,
+            self.lookups_before,
+        )
+
+    def without(self, flushed: FrozenMemtable) -> Memtables:
+        """The rows of the oldest frozen memtable are in L0 now."""
+        assert self.frozen[-1] is flushed, "memtables are flushed in the order they were frozen"
+        lookups = self.lookups_before + flushed.table.asked()
+        return replace(self, frozen=self.frozen[:-1], lookups_before=lookups)
+
+    def logged(self) -> Memtables:
+        """All rows so far are in the WAL, or on their way into it."""
+        logged = ((self.active, self.active.position()),)
+        return replace(self, unlogged=logged, bytes_logged=self.written_bytes)
+
+    def spans(self) -> list[WalSpan]:
+        """The rows that the next WAL file must hold."""
+        return [
+            WalSpan(table, start, table.position())
+            for table, start in self._unlogged()
+            if table.position() != start
+        ]
+
+    def through(self, last_seq: int) -> Memtables:
+        """The same rows without those above `last_seq`, which a write that was cut off has left in the active one."""
+        active = self.active.copy_through(last_seq)
+        *older, (_, start) = self._unlogged()
+        lookups = self.lookups_before + self.active.asked()
+        return replace(self, active=active, unlogged=(*older, (active, start)), lookups_before=lookups)
+
+    def _unlogged(self) -> tuple[tuple[kernel.Memtable, WalPosition], ...]:
+        return self.unlogged or ((self.active, START),)
 
 
 @dataclass(frozen=True, slots=True)
 class State:
     """One moment of an open database.
 
-    `view` is what reads see: the memtables above the SSTs of the manifest. `held` asks writers to wait, `refusal`
-    turns them away, `closed` ends reads as well. `writable` says whether a write may go ahead: it is the one thing
-    that every write looks at.
+    `view` is what reads see: the memtables above the SSTs of the manifest. `held` makes writers wait. `refusal` makes
+    writes raise. After `failure` nothing becomes durable any more. `closed` makes reads raise as well. `writable` says
+    whether a write may go ahead; every write reads it.
     """
 
     manifest: Versioned[Manifest]
@@ -34,6 +157,7 @@ class State:
     max_unflushed_bytes: int
     held: bool = False
     refusal: FlagstoneError | None = None
+    failure: FlagstoneError | None = None
     closed: Closed | None = None
     writable: bool = field(init=False)
 
@@ -51,6 +175,23 @@ class State:
         )
         return pause is not None and bool(self.memtables.frozen)
 
+    @property
+    def status(self) -> Literal["open", "failed", "closed"]:
+        """Open, failed (reads continue, no write becomes durable), or closed."""
+        return "closed" if self.closed is not None else "open" if self.failure is None else "failed"
+
+    def is_flushed(self, seq: int) -> bool:
+        """Whether every row up to `seq` is in an SST, provided that no active memtable holds one."""
+        pending = self.memtables.frozen
+        return not pending or pending[-1].last_seq > seq or self.manifest.value.last_l0_seq >= seq
+
+    def failed(self, error: FlagstoneError, closed_view: Callable[[Closed], Any]) -> State:
+        """No write becomes durable any more, and after `Closed` no read succeeds. The first failure counts."""
+        ended = replace(self, refusal=self.refusal or error, failure=self.failure or error)
+        if self.closed is None and isinstance(error, Closed):
+            return replace(ended, closed=error, view=closed_view(error))
+        return ended
+
     def with_memtables(self, memtables: Memtables) -> State:
         """The same SSTs below other memtables."""
         return replace(self, memtables=memtables, view=self._view(self.manifest, memtables, self.view))
@@ -65,7 +206,7 @@ class State:
     def adopt(
         self, latest: Versioned[Manifest], prepared: Any, flushed: FrozenMemtable | None = None
     ) -> State:
-        """Go on with a newer manifest, of whose SSTs `prepared` is the view, and without the memtable it took in.
+        """Use a newer manifest, whose SSTs `prepared` shows, and drop the memtable whose rows it holds.
 
         A manifest that is not newer changes nothing; the memtable is dropped all the same.
         """
@@ -76,7 +217,7 @@ class State:
         )
 
     def _view(self, manifest: Versioned[Manifest], memtables: Memtables, base: Any) -> Any:
-        """What reads see. A memtable whose flush the manifest knows is left out: its merges would count twice."""
+        """What reads see. A memtable that the manifest holds already is left out: its merges would count twice."""
         if self.closed is not None:
             return self.view
         in_ssts = manifest.value.last_l0_seq
@@ -84,23 +225,47 @@ class State:
         return base.with_memtables((memtables.active, *waiting))
 
 
-class WriterState:
-    """The state of an open database, the lock that orders its changes, and the threads that wait for one.
+def _row_overhead() -> int:
+    probe = kernel.Memtable()
+    probe.insert(b"k", 1, VALUE, b"", None, None)
+    size: int = probe.size()
+    return size - 1
 
-    Reads take `now` without the lock. A change is made by assigning `now` with the lock held, after `changed` was
-    notified.
+
+_ROW_OVERHEAD: Final = _row_overhead()
+"""Bytes of a row in a memtable beside its key and value."""
+
+
+class WriteCounts:
+    """The write counters of one database, under SlateDB's names. Replayed rows are not writes of this process.
+
+    Nothing is counted per write. Rows and bytes come from the memtables, batches from the sequence numbers: every batch
+    takes one. The caller holds the write lock.
     """
 
-    __slots__ = ("changed", "lock", "now")
+    def __init__(self, metrics: Metrics, memtables: Memtables, *, last_seq: int) -> None:
+        self._rows, self._bytes = memtables.rows, memtables.written_bytes
+        self._freezes = memtables.freezes
+        self._seq = last_seq
+        self._write_ops = metrics.counter(names.DB_WRITE_OPS)
+        self._batches = metrics.counter(names.DB_WRITE_BATCH_COUNT)
+        self._write_bytes = metrics.counter(names.DB_MEMTABLE_WRITE_BYTES)
+        self._unflushed = metrics.gauge(names.DB_TOTAL_MEM_SIZE_BYTES)
+        self._unlogged = metrics.gauge(names.WAL_BUFFER_ESTIMATED_BYTES)
+        self._freeze_count = metrics.counter(names.MEMTABLE_FLUSH_MEMTABLE_FREEZE_COUNT)
 
-    def __init__(self, state: State, lock: Lock) -> None:
-        self.now: State = state
-        self.lock: Lock = lock
-        self.changed: Waiters = Waiters(lock)
+    def skipped(self, numbers: int) -> None:
+        """A bulk load, not batches, used so many sequence numbers."""
+        self._seq += numbers
 
-    def update(self, change: Any) -> State:
-        """Take the lock and go on with `change(now)`; returns the new state."""
-        with self.lock:
-            self.changed.notify_all()
-            self.now = change(self.now)
-            return self.now
+    def report(self, memtables: Memtables, last_seq: int) -> None:
+        """Bring the counters up to date."""
+        rows, size = memtables.rows - self._rows, memtables.written_bytes - self._bytes
+        self._write_ops.add(rows)
+        self._write_bytes.add(size - rows * _ROW_OVERHEAD)
+        self._batches.add(last_seq - self._seq)
+        self._freeze_count.add(memtables.freezes - self._freezes)
+        self._rows, self._bytes = memtables.rows, memtables.written_bytes
+        self._freezes, self._seq = memtables.freezes, last_seq
+        self._unflushed.set(memtables.unflushed_bytes)
+        self._unlogged.set(memtables.written_bytes - memtables.bytes_logged)

@@ -5,16 +5,8 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from flagstone.cli.binary import (
-    KeyForm,
-    ValueForm,
-    json_text,
-    line_text,
-    parse_bytes,
-    screen_text,
-    show_key,
-    show_value,
-)
+from flagstone.cli.parsing import KeyForm, ValueForm, parse_bytes, screen_text, show_key, show_value
+from flagstone.inspector.text import json_text, line_text
 
 
 @given(st.binary(max_size=40) | st.text(max_size=20).map(str.encode))

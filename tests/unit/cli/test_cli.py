@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from flagstone.cli.exit_codes import exit_code
 from flagstone.cli.main import app, load_env_file
+from flagstone.cli.process import exit_code
 from flagstone.errors import (
     Closed,
     CorruptData,
@@ -54,7 +54,7 @@ def test_damage_exits_with_six_and_names_the_object(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (("--path", "/nowhere/at/all", "verify"), "no database at"),
-        (("--path", "ftp://host/db", "verify"), "no store speaks ftp://"),
+        (("--path", "ftp://host/db", "verify"), "there is no store for ftp://"),
         (("--path", "db", "--env-file", "/nowhere.env", "verify"), "cannot read the env file"),
     ],
 )

@@ -127,7 +127,7 @@ def test_help_imports_no_engine() -> None:
         "pyarrow",
         "yaml",
         "flagstone.config",
-        "flagstone.db.admin",
+        "flagstone.db.admin.admin",
         "flagstone.metadata.manifest",
         "flagstone.kernels",
     )

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import flagstone
-from flagstone.cli.compaction_requests import plan_request
-from flagstone.cli.compactors import newest_codec
+from flagstone.cli.compaction import newest_codec
+from flagstone.cli.documents import plan_request
 from flagstone.cli.garbage import GcSchedule, parse_schedule, plan_schedule
 from flagstone.errors import InvalidRequest
 from flagstone.lsm.tree import SortedRun, SstView, Tree

@@ -1,4 +1,4 @@
-"""The awaitable face: what is in memory needs no loop, what waits does not hold the loop up."""
+"""The asyncio classes: calls answered from memory do not suspend, and calls that wait do not block the loop."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 import flagstone
 from flagstone import Closed, CorruptData, ReaderSettings, Settings, WriteBatch, aio
-from flagstone.db.async_database import AsyncDb
-from flagstone.db.async_reader import AsyncDbReader
+from flagstone.db.aio.database import AsyncDb
+from flagstone.db.aio.reader import AsyncDbReader
 from flagstone.metadata.stores import ManifestStore
 from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
@@ -42,7 +42,7 @@ def store() -> MemoryStore:
 # -- memory needs no loop ---------------------------------------------------------------------------------
 
 
-def test_what_is_in_memory_starts_no_thread_and_does_not_suspend(store: MemoryStore) -> None:
+def test_reads_and_writes_in_memory_start_no_thread_and_do_not_suspend(store: MemoryStore) -> None:
     with flagstone.open("db", store=store, settings=MANUAL) as db:
         face = AsyncDb(db)
         batch = WriteBatch()
@@ -85,7 +85,7 @@ def test_transactions_and_snapshots_in_memory_do_not_suspend(store: MemoryStore)
         assert threading.active_count() == threads
 
 
-def test_a_table_block_that_was_read_before_needs_no_loop(store: MemoryStore) -> None:
+def test_a_get_from_a_cached_block_does_not_suspend(store: MemoryStore) -> None:
     with flagstone.open("db", store=store, settings=MANUAL) as db:
         db.put(b"a", b"1")
         db.flush()
@@ -93,7 +93,7 @@ def test_a_table_block_that_was_read_before_needs_no_loop(store: MemoryStore) ->
         assert at_once(AsyncDb(db).get(b"a")) == b"1"
 
 
-def test_a_reader_answers_from_the_log_without_a_loop(store: MemoryStore) -> None:
+def test_a_reader_gets_a_row_of_the_wal_without_suspending(store: MemoryStore) -> None:
     with flagstone.open("db", store=store, settings=MANUAL) as db:
         db.put(b"a", b"1", await_durable=True)
         with flagstone.open_reader("db", store=store, settings=PATIENT) as reader:
@@ -105,7 +105,7 @@ def test_a_reader_answers_from_the_log_without_a_loop(store: MemoryStore) -> Non
 # -- waiting ----------------------------------------------------------------------------------------------
 
 
-def test_cold_reads_and_durable_writes_suspend_and_come_back(store: MemoryStore) -> None:
+def test_cold_reads_and_durable_writes_suspend_and_resume(store: MemoryStore) -> None:
     async def main() -> None:
         async with aio.open("db", store=store, settings=MANUAL) as db:
             for number in range(100):
@@ -127,7 +127,7 @@ def test_cold_reads_and_durable_writes_suspend_and_come_back(store: MemoryStore)
     asyncio.run(main())
 
 
-def test_many_durable_writers_share_log_files(store: MemoryStore) -> None:
+def test_many_durable_writers_share_wal_files(store: MemoryStore) -> None:
     counted = FaultyStore(store)
 
     async def main() -> None:
@@ -140,7 +140,7 @@ def test_many_durable_writers_share_log_files(store: MemoryStore) -> None:
     asyncio.run(main())
 
 
-def test_a_writer_that_waits_for_room_does_not_hold_the_loop_up(store: MemoryStore) -> None:
+def test_a_put_that_waits_for_free_memory_does_not_block_the_loop(store: MemoryStore) -> None:
     stuck = Fault("error", nth=None, op="put*", path="*/compacted/*")
     faulty = FaultyStore(store)
     small = Settings(flush_interval=None, l0_sst_size_bytes=1000, max_unflushed_bytes=2000)
@@ -163,7 +163,7 @@ def test_a_writer_that_waits_for_room_does_not_hold_the_loop_up(store: MemorySto
     asyncio.run(main())
 
 
-def test_arrow_both_ways(store: MemoryStore) -> None:
+def test_rows_written_as_arrow_are_read_as_arrow(store: MemoryStore) -> None:
     import pyarrow as pa
 
     async def main() -> None:
@@ -204,7 +204,7 @@ def test_a_transaction_rolls_back_on_an_error_and_commits_durably_when_asked(sto
     asyncio.run(main())
 
 
-def test_after_close_every_call_says_so(store: MemoryStore) -> None:
+def test_every_call_after_close_raises_closed(store: MemoryStore) -> None:
     async def main() -> None:
         db = await aio.open("db", store=store)
         await db.close()
@@ -223,7 +223,7 @@ def test_after_close_every_call_says_so(store: MemoryStore) -> None:
     asyncio.run(main())
 
 
-def test_opening_that_is_cancelled_closes_what_it_opened(store: MemoryStore) -> None:
+def test_a_cancelled_open_closes_the_database(store: MemoryStore) -> None:
     flagstone.open("db", store=store).close()
     slow = FaultyStore(store, [Fault("slow", op="list", delay_s=0.2)])
 
@@ -240,7 +240,7 @@ def test_opening_that_is_cancelled_closes_what_it_opened(store: MemoryStore) -> 
     asyncio.run(main())
 
 
-def test_a_failed_opening_raises_and_leaves_nothing(store: MemoryStore) -> None:
+def test_opening_a_missing_database_raises_invalid_request(store: MemoryStore) -> None:
     async def main() -> None:
         with pytest.raises(flagstone.InvalidRequest, match="no database"):
             await aio.open("db", store=store, create=False)
@@ -254,7 +254,7 @@ def test_a_failed_opening_raises_and_leaves_nothing(store: MemoryStore) -> None:
 # -- a reader ---------------------------------------------------------------------------------------------
 
 
-def test_a_reader_follows_and_gives_its_checkpoint_back(store: MemoryStore) -> None:
+def test_a_reader_follows_and_deletes_its_checkpoint_on_close(store: MemoryStore) -> None:
     async def main() -> None:
         async with aio.open("db", store=store, settings=MANUAL) as db:
             async with aio.open_reader("db", store=store, settings=PATIENT) as reader:
@@ -270,7 +270,7 @@ def test_a_reader_follows_and_gives_its_checkpoint_back(store: MemoryStore) -> N
     asyncio.run(main())
 
 
-def test_a_lost_table_is_looked_for_in_newer_manifests_and_then_reported(store: MemoryStore) -> None:
+def test_a_read_of_a_lost_sst_tries_newer_manifests_and_then_raises_corrupt_data(store: MemoryStore) -> None:
     async def main() -> None:
         async with aio.open("db", store=store, settings=MANUAL) as db:
             await db.put(b"a", b"1")

@@ -12,19 +12,18 @@ from typing import Any
 import pytest
 
 from flagstone.config import Settings
-from flagstone.db.database import Db
 from flagstone.db.open import open_database
+from flagstone.db.writer.database import Db
 from flagstone.errors import Closed, InvalidRequest
 from flagstone.lsm.operators import Concatenate
 from flagstone.store.memory import MemoryStore
 from flagstone.write.batch import WriteBatch
-
-SETTINGS = Settings(compactor_options=None, garbage_collector_options=None)
+from kit.databases import QUIET
 
 
 @pytest.fixture
 def db() -> Iterator[Db]:
-    with open_database("db", store=MemoryStore(), settings=SETTINGS, merge_operator=Concatenate()) as db:
+    with open_database("db", store=MemoryStore(), settings=QUIET, merge_operator=Concatenate()) as db:
         db.put(b"there", b"before")
         yield db
         assert db.closed or db.get(b"there") == b"before"
@@ -52,20 +51,20 @@ USES_OF_A_KEY: dict[str, Callable[[Any, Any], object]] = {
 
 
 LOOKUPS = ("get", "get_row", "multi_get", "transaction get", "item", "contains")
-"""They take keys of any length: SlateDB may have written longer ones than we do."""
+"""Reads accept keys of any length: SlateDB may have written longer ones than we do."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("use", USES_OF_A_KEY)
 @pytest.mark.parametrize("key", BAD_KEYS, ids=lambda key: repr(key)[:12])
-def test_a_bad_key_is_refused_wherever_it_comes_up(db: Db, use: str, key: Any) -> None:
+def test_every_method_refuses_an_invalid_key(db: Db, use: str, key: Any) -> None:
     if use in LOOKUPS and key == b"k" * 65_536:
         return
     with pytest.raises(InvalidRequest, match="key"):
         USES_OF_A_KEY[use](db, key)
 
 
-def test_a_key_that_is_too_long_to_be_written_may_be_looked_up(db: Db) -> None:
+def test_a_get_of_a_key_too_long_to_write_returns_none(db: Db) -> None:
     key = b"k" * 65_536
     assert db.get(key) is None
     assert db.multi_get([b"there", key]) == [b"before", None]
@@ -81,7 +80,7 @@ def test_a_value_that_is_not_bytes_is_refused(db: Db, value: Any) -> None:
             write(b"there", value)
 
 
-def test_keys_and_values_of_any_content_and_extreme_size_work(db: Db) -> None:
+def test_keys_and_values_of_any_content_and_extreme_size_are_read_back(db: Db) -> None:
     rows = {
         b"\x00": b"",
         b"\xff" * 65_535: b"\x00" * 3,
@@ -101,14 +100,14 @@ def test_keys_and_values_of_any_content_and_extreme_size_work(db: Db) -> None:
 @pytest.mark.parametrize(
     "ttl", [0, -1, timedelta(0), timedelta(seconds=-5), "0s", "5", "soon", 1.5, True, 2**63], ids=repr
 )
-def test_a_ttl_that_is_no_duration_is_refused(db: Db, ttl: Any) -> None:
+def test_an_invalid_ttl_is_refused(db: Db, ttl: Any) -> None:
     for write in (db.put, db.merge, WriteBatch().put, db.transaction().put):
         with pytest.raises(InvalidRequest, match="ttl"):
             write(b"there", b"v", ttl=ttl)
 
 
 @pytest.mark.parametrize("moment", [-1, datetime(2030, 1, 1), "tomorrow", 2**63], ids=repr)
-def test_an_expiry_that_is_no_moment_is_refused(db: Db, moment: Any) -> None:
+def test_an_invalid_expiry_is_refused(db: Db, moment: Any) -> None:
     with pytest.raises(InvalidRequest, match="expire_at"):
         db.put(b"there", b"v", expire_at=moment)
 
@@ -136,7 +135,7 @@ def test_bounds_that_are_not_bytes_are_refused(db: Db, bounds: Any) -> None:
         db.scan(prefix=bounds[1] or bounds[0])
 
 
-def test_options_that_make_no_sense_are_refused(db: Db) -> None:
+def test_invalid_options_of_reads_and_writes_are_refused(db: Db) -> None:
     with pytest.raises(InvalidRequest, match="limit"):
         db.scan(limit=-1)
     with pytest.raises(InvalidRequest, match="flush"):
@@ -152,7 +151,7 @@ def test_options_that_make_no_sense_are_refused(db: Db) -> None:
 
 
 def test_a_merge_without_an_operator_is_refused_before_it_is_written() -> None:
-    with open_database("db", store=MemoryStore(), settings=SETTINGS) as db:
+    with open_database("db", store=MemoryStore(), settings=QUIET) as db:
         with pytest.raises(InvalidRequest, match="operator"):
             db.merge(b"k", b"v")
         batch = WriteBatch()
@@ -163,14 +162,14 @@ def test_a_merge_without_an_operator_is_refused_before_it_is_written() -> None:
         assert db.status()["last_seq"] == 0
 
 
-def test_unknown_or_impossible_settings_are_refused_by_name() -> None:
+def test_unknown_and_invalid_settings_are_refused_by_name() -> None:
     with pytest.raises(InvalidRequest, match="flush_intervall"):
         Settings.from_dict({"flush_intervall": "1s"})
     with pytest.raises(InvalidRequest, match="l0_max_ssts"):
         Settings(l0_max_ssts=0)
 
 
-def test_a_database_that_is_not_there_is_not_created_against_the_callers_will() -> None:
+def test_opening_a_missing_database_with_create_false_raises_and_creates_nothing() -> None:
     store = MemoryStore()
     with pytest.raises(InvalidRequest, match="no database"):
         open_database("db", store=store, create=False)
@@ -200,14 +199,14 @@ AFTER_CLOSE: dict[str, Callable[[Db], object]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("use", AFTER_CLOSE)
-def test_after_close_every_call_says_so(db: Db, use: str) -> None:
+def test_every_method_raises_closed_after_close(db: Db, use: str) -> None:
     db.close()
     with pytest.raises(Closed, match="closed") as refused:
         AFTER_CLOSE[use](db)
     assert refused.value.reason == "clean"
 
 
-def test_handles_that_outlive_the_database_say_that_it_is_closed(db: Db) -> None:
+def test_snapshots_and_transactions_raise_closed_after_the_database_closes(db: Db) -> None:
     snapshot, transaction = db.snapshot(), db.transaction()
     transaction.put(b"k", b"v")
     handle = db.put(b"k", b"v")
@@ -221,7 +220,7 @@ def test_handles_that_outlive_the_database_say_that_it_is_closed(db: Db) -> None
     assert "closed" in repr(db)
 
 
-def test_two_threads_share_a_database_and_its_batches_stay_whole(db: Db) -> None:
+def test_batches_of_concurrent_threads_are_atomic(db: Db) -> None:
     def write(name: bytes) -> None:
         for number in range(200):
             with db.batch() as batch:
@@ -280,7 +279,7 @@ print("fine")
 
 
 @pytest.mark.slow
-def test_a_forked_child_is_told_to_open_again_and_the_parent_goes_on() -> None:
+def test_a_forked_child_raises_closed_and_the_parent_continues() -> None:
     result = subprocess.run(
         [sys.executable, "-c", FORK], capture_output=True, text=True, timeout=60, check=False
     )
@@ -288,7 +287,7 @@ def test_a_forked_child_is_told_to_open_again_and_the_parent_goes_on() -> None:
 
 
 class FirstByte:
-    """Cuts one byte, and from keys that end in "2" two, which is wrong; has none for keys that begin with "-"."""
+    """One byte, but wrongly two for keys that end in "2", and no prefix for keys that start with "-"."""
 
     name = "first-byte"
 
@@ -297,10 +296,10 @@ class FirstByte:
 
 
 @pytest.mark.parametrize("key", [b"-1", b"ab2"])
-def test_a_key_that_no_segment_can_take_is_refused_before_it_can_harm_the_database(key: bytes) -> None:
+def test_a_key_that_no_segment_accepts_is_refused_before_it_is_written(key: bytes) -> None:
     store = MemoryStore()
     for life in range(3):
-        with open_database("db", store=store, settings=SETTINGS, segment_extractor=FirstByte()) as db:
+        with open_database("db", store=store, settings=QUIET, segment_extractor=FirstByte()) as db:
             db.put(b"a%d1" % life, b"v", await_durable=True)
             batch = WriteBatch()
             batch.put(b"c1", b"half a batch")

@@ -1,4 +1,4 @@
-"""Money moves between accounts in many threads; nobody ever sees a sum other than the one at the start."""
+"""Money moves between accounts in many threads; every read sees the sum of the start."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from contextlib import suppress
 import pytest
 
 from flagstone.config import Settings
-from flagstone.db.database import Db
 from flagstone.db.open import open_database
+from flagstone.db.writer.database import Db
 from flagstone.errors import TransactionConflict
 from flagstone.store.memory import MemoryStore
 from flagstone.write.conflicts import Isolation
@@ -36,7 +36,7 @@ def transfer(db: Db, isolation: Isolation, chance: random.Random) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("isolation", ["snapshot", "serializable"])
-def test_the_sum_is_the_same_whoever_looks_and_whenever(isolation: Isolation) -> None:
+def test_concurrent_transfers_keep_the_sum_in_every_read(isolation: Isolation) -> None:
     store = MemoryStore()
     settings = Settings(
         flush_interval="1ms",  # type: ignore[arg-type]
@@ -74,7 +74,7 @@ def test_the_sum_is_the_same_whoever_looks_and_whenever(isolation: Isolation) ->
                         "snapshot": total(snapshot.scan()),
                         "snapshot again": total(snapshot.scan(prefix=b"account/")),
                     }
-                # Before the first log file there is nothing durable to sum up.
+                # Before the first WAL file there is nothing durable to sum up.
                 wrong.extend(f"{how}: {found}" for how, found in sums.items() if found not in (expected, 0))
 
         auditors = [guarded(auditor, wrong) for _ in range(2)]

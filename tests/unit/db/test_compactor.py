@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -14,8 +12,8 @@ import pytest
 
 import flagstone
 from flagstone.config import CompactionWorkerOptions, CompactorOptions, SchedulerOptions, Settings
-from flagstone.db.admin import Admin
-from flagstone.db.database import Db
+from flagstone.db.admin.admin import Admin
+from flagstone.db.writer.database import Db
 from flagstone.errors import Closed, FlagstoneError, InvalidRequest, Unavailable
 from flagstone.lsm.compaction_filter import CompactionJob, Decision, Outcome
 from flagstone.lsm.operators import Concatenate
@@ -27,6 +25,7 @@ from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.testing.faults import Crashed, FaultyStore
 from flagstone.types import Row, RunId, Ulid
+from kit.databases import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -51,15 +50,8 @@ def settings(**changes: Any) -> Settings:
     return Settings(**{**values, **changes})
 
 
-def eventually(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline, f"never: {what}"
-        time.sleep(0.005)
-
-
 def write(db: Db, tables: int, *, start: int = 0) -> dict[bytes, bytes]:
-    """One table of L0 for each, with some rows of the one before overwritten."""
+    """One SST in L0 for each, which overwrites some rows of the one before."""
     rows: dict[bytes, bytes] = {}
     for number in range(start, start + tables):
         for offset in range(20):
@@ -82,7 +74,7 @@ def jobs_in(store: Any) -> tuple[Job, ...]:
 # -- inside a writer
 
 
-def test_far_more_is_written_than_l0_has_room_for() -> None:
+def test_an_open_database_compacts_far_more_rows_than_l0_can_hold() -> None:
     store = MemoryStore()
     with flagstone.open("db", store=store, settings=settings(l0_max_ssts=4, max_unflushed_bytes=8192)) as db:
         rows = {b"%06d" % number: b"v" * 50 for number in range(5000)}
@@ -99,7 +91,7 @@ def test_far_more_is_written_than_l0_has_room_for() -> None:
         assert dict(db.scan()) == rows
 
 
-def test_segments_are_compacted_each_by_itself() -> None:
+def test_each_segment_is_compacted_separately() -> None:
     class FirstByte:
         name = "first"
 
@@ -124,7 +116,7 @@ def test_segments_are_compacted_each_by_itself() -> None:
         assert dict(db.scan()) == rows
 
 
-def test_switched_off_nothing_is_compacted() -> None:
+def test_a_disabled_compactor_compacts_nothing() -> None:
     store = MemoryStore()
     options = settings(compactor_options=None, l0_max_ssts=100, l0_max_ssts_per_key=100)
     with flagstone.open("db", store=store, settings=options) as db:
@@ -135,7 +127,7 @@ def test_switched_off_nothing_is_compacted() -> None:
         Admin("db", store=store).compactions()
 
 
-def test_a_database_that_is_open_for_a_moment_starts_no_coordinator() -> None:
+def test_a_database_that_is_closed_at_once_starts_no_coordinator() -> None:
     store = CountingStore(MemoryStore(), component="test")
     with flagstone.open("db", store=store) as db:
         write(db, 3)
@@ -143,7 +135,7 @@ def test_a_database_that_is_open_for_a_moment_starts_no_coordinator() -> None:
     assert Admin("db", store=store).list_compactions() == []
 
 
-def test_work_left_by_the_last_process_is_begun_at_once() -> None:
+def test_an_opened_database_starts_the_needed_compactions_at_once() -> None:
     store = MemoryStore()
     off = settings(compactor_options=None)
     with flagstone.open("db", store=store, settings=off) as db:
@@ -177,7 +169,7 @@ def make_filter(**attributes: Any) -> type[Filter]:
     return type("Filter", (Filter,), {"reached": threading.Event(), **attributes})
 
 
-def test_filter_and_merge_operator_reach_the_compaction() -> None:
+def test_compaction_applies_the_filter_and_the_merge_operator() -> None:
     store = MemoryStore()
     options = {"settings": settings(), "merge_operator": Concatenate(), "compaction_filter": make_filter()}
     with flagstone.open("db", store=store, **options) as db:  # type: ignore[arg-type]
@@ -190,7 +182,7 @@ def test_filter_and_merge_operator_reach_the_compaction() -> None:
         assert db[b"all"] == b"".join(b"+%d" % number for number in range(12))
 
 
-def test_the_awaitable_face_has_a_compactor_and_takes_a_filter() -> None:
+def test_an_async_database_compacts_and_applies_the_filter() -> None:
     async def use() -> None:
         store = MemoryStore()
         async with flagstone.aio.open(
@@ -208,7 +200,7 @@ def test_the_awaitable_face_has_a_compactor_and_takes_a_filter() -> None:
     asyncio.run(use())
 
 
-def test_a_compaction_that_fails_shows_and_stops_no_write() -> None:
+def test_a_failing_compaction_shows_in_the_status_and_writes_continue() -> None:
     broken = make_filter(broken=True)
     with flagstone.open("db", store=MemoryStore(), settings=settings(), compaction_filter=broken) as db:
         rows = write(db, 5)
@@ -221,7 +213,7 @@ def test_a_compaction_that_fails_shows_and_stops_no_write() -> None:
         assert dict(db.scan()) == rows
 
 
-def test_closing_gives_a_job_back_and_the_next_opening_does_it() -> None:
+def test_closing_releases_a_job_and_the_next_open_runs_it() -> None:
     store = MemoryStore()
     gate = threading.Event()
     hanging = make_filter(gate=gate)
@@ -242,7 +234,7 @@ def test_closing_gives_a_job_back_and_the_next_opening_does_it() -> None:
         assert dict(db.scan()) == rows
 
 
-def test_a_store_that_dies_during_a_compaction_does_not_keep_the_database_from_closing() -> None:
+def test_a_database_closes_after_its_store_fails_during_a_compaction() -> None:
     store = FaultyStore(MemoryStore())
     hanging = make_filter(gate=threading.Event())
     db = flagstone.open("db", store=store, settings=settings(), compaction_filter=hanging)
@@ -259,7 +251,7 @@ def test_a_store_that_dies_during_a_compaction_does_not_keep_the_database_from_c
         assert dict(db.scan()) == rows
 
 
-def test_a_newer_writer_takes_over_in_the_middle_of_a_compaction() -> None:
+def test_a_second_writer_fences_the_first_during_a_compaction_and_loses_no_row() -> None:
     store = MemoryStore()
     gate = threading.Event()
     hanging = make_filter(gate=gate)
@@ -280,7 +272,7 @@ def test_a_newer_writer_takes_over_in_the_middle_of_a_compaction() -> None:
 # -- beside it
 
 
-def test_a_coordinator_elsewhere_takes_over_and_writes_go_on() -> None:
+def test_another_coordinator_claims_the_role_and_writes_continue() -> None:
     store = MemoryStore()
     admin = Admin("db", store=store)
     stop = threading.Event()
@@ -322,7 +314,7 @@ def test_a_full_compaction_beside_our_writer_goes_through_its_coordinator() -> N
     assert job in {entry.id for entry in jobs_in(store)}
 
 
-def test_a_full_compaction_of_a_closed_database_coordinates_itself() -> None:
+def test_a_full_compaction_of_a_closed_database_claims_the_coordinator_role() -> None:
     store = MemoryStore()
     off = settings(compactor_options=None)
     with flagstone.open("db", store=store, settings=off) as db:
@@ -336,7 +328,7 @@ def test_a_full_compaction_of_a_closed_database_coordinates_itself() -> None:
         assert dict(db.scan()) == rows
 
 
-def test_without_full_the_scheduler_decides() -> None:
+def test_a_compaction_without_full_runs_what_the_scheduler_chooses() -> None:
     store = MemoryStore()
     with flagstone.open("db", store=store, settings=settings(compactor_options=None)) as db:
         rows = write(db, 3)
@@ -347,7 +339,7 @@ def test_without_full_the_scheduler_decides() -> None:
 
 
 @pytest.mark.parametrize("status", [JobStatus.SUBMITTED, JobStatus.SCHEDULED, JobStatus.RUNNING])
-def test_jobs_that_a_dead_coordinator_left_are_done_first(status: JobStatus) -> None:
+def test_jobs_of_a_dead_coordinator_run_first(status: JobStatus) -> None:
     store = MemoryStore()
     with flagstone.open("db", store=store, settings=settings(compactor_options=None)) as db:
         rows = write(db, 4)
@@ -369,7 +361,7 @@ def test_jobs_that_a_dead_coordinator_left_are_done_first(status: JobStatus) -> 
         assert dict(db.scan()) == rows
 
 
-def test_a_compaction_that_takes_too_long_says_so() -> None:
+def test_a_compaction_longer_than_its_timeout_raises() -> None:
     store = MemoryStore()
     with flagstone.open("db", store=store, settings=settings(compactor_options=None)) as db:
         write(db, 4)
@@ -385,7 +377,7 @@ def test_a_compaction_that_takes_too_long_says_so() -> None:
     assert (len(tree.l0), len(tree.runs)) == (0, 1)
 
 
-def test_what_the_user_did_wrong_is_told_at_once_and_leaves_no_job_behind() -> None:
+def test_a_compaction_without_the_needed_merge_operator_raises_and_its_job_fails() -> None:
     store = MemoryStore()
     off = settings(compactor_options=None)
     with flagstone.open("db", store=store, settings=off, merge_operator=Concatenate()) as db:
@@ -400,7 +392,7 @@ def test_what_the_user_did_wrong_is_told_at_once_and_leaves_no_job_behind() -> N
         assert db[b"k"] == b"0123"
 
 
-def test_requests_that_make_no_sense_change_nothing() -> None:
+def test_compaction_requests_without_a_database_or_a_coordinator_change_nothing() -> None:
     store = MemoryStore()
     admin = Admin("db", store=store)
     for request in (
@@ -430,7 +422,7 @@ def test_requests_that_make_no_sense_change_nothing() -> None:
         assert admin.compactions(before.id) == before
 
 
-def test_a_submitted_compaction_is_done_by_the_open_database() -> None:
+def test_the_open_database_runs_a_submitted_compaction() -> None:
     store = MemoryStore()
     lazy = SchedulerOptions(min_compaction_sources=6)
     options = settings(compactor_options=COMPACTOR.replace(scheduler_options=lazy))
@@ -444,7 +436,7 @@ def test_a_submitted_compaction_is_done_by_the_open_database() -> None:
         assert job in {entry.id for entry in jobs_in(store)}
 
 
-def test_many_workers_elsewhere_do_the_jobs_of_a_coordinator_without_one() -> None:
+def test_workers_of_other_processes_run_the_jobs_of_a_coordinator_without_worker() -> None:
     store = MemoryStore()
     admin, stop = Admin("db", store=store), threading.Event()
     options = settings(compactor_options=COMPACTOR.replace(worker=None))

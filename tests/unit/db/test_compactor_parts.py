@@ -26,10 +26,11 @@ from flagstone.compaction import (
     TieredSpec,
     plan_full,
 )
+from flagstone.compaction.extensions import PooledExecutor
 from flagstone.config import CompactorOptions
-from flagstone.maintenance.compaction.pooled import PooledExecutor
 from flagstone.store.memory import MemoryStore
 from flagstone.types import RunId, Ulid
+from kit.databases import eventually
 
 SETTINGS = Settings(
     compactor_options=CompactorOptions(poll_interval="20ms", commit_compacted_interval="20ms"),  # type: ignore[arg-type]
@@ -37,15 +38,8 @@ SETTINGS = Settings(
 )
 
 
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 class Pairs:
-    """Merges as soon as L0 has two tables; the size-tiered choice waits for four."""
+    """Merges as soon as L0 has two SSTs; the size-tiered scheduler waits for four."""
 
     def plan(self, manifest: Manifest, compactions: Compactions) -> Sequence[TieredSpec]:
         busy = any(not job.status.finished for job in compactions.jobs)
@@ -59,14 +53,14 @@ def write(db: flagstone.Db, tables: int) -> dict[bytes, bytes]:
     return dict(db.scan())
 
 
-def test_a_scheduler_of_the_user_decides() -> None:
+def test_a_scheduler_of_the_user_chooses_the_compactions() -> None:
     with flagstone.open("db", store=MemoryStore(), settings=SETTINGS, scheduler=Pairs()) as db:
         rows = write(db, 2)
         eventually(lambda: len(db.manifest().tree.runs) == 1)
         assert dict(db.scan()) == rows
 
 
-def test_the_async_face_takes_the_same_parts() -> None:
+def test_an_async_database_accepts_the_same_scheduler_executor_and_pool() -> None:
     async def run() -> None:
         opening = flagstone.aio.open("db", store=MemoryStore(), settings=SETTINGS, scheduler=Pairs())
         async with opening as db:
@@ -101,7 +95,7 @@ class Harmful(Pairs):
 
 
 @pytest.mark.slow
-def test_a_scheduler_cannot_damage_the_database() -> None:
+def test_invalid_jobs_of_a_scheduler_are_refused_and_no_row_is_lost() -> None:
     scheduler = Harmful()
     with flagstone.open("db", store=MemoryStore(), settings=SETTINGS, scheduler=scheduler) as db:
         rows = write(db, 6)
@@ -123,7 +117,7 @@ class Recording:
         return made
 
 
-def test_an_executor_of_the_user_merges() -> None:
+def test_an_executor_of_the_user_runs_the_compactions() -> None:
     store = MemoryStore()
     inner = Admin("db", store=store)._executor(
         flagstone.config.CompactionWorkerOptions(), None, None, flagstone.runtime.metrics.Metrics()
@@ -136,7 +130,7 @@ def test_an_executor_of_the_user_merges() -> None:
     assert [len(task.spec.l0_view_ids) for task in executor.jobs] == [2]
 
 
-def test_databases_share_the_threads_of_the_user() -> None:
+def test_two_databases_share_a_pool_of_the_user() -> None:
     names = set[str]()
 
     class Noting(Pairs):
@@ -184,7 +178,7 @@ def test_a_job_that_waits_for_a_thread_can_be_cancelled() -> None:
         PooledExecutor(Inner(), pool).run(task, record=lambda _: None, cancelled=lambda: False)
 
 
-def test_a_database_closes_though_its_pool_was_shut_down_first() -> None:
+def test_a_database_closes_after_its_pool_was_shut_down() -> None:
     pool = ThreadPoolExecutor(max_workers=1)
     store = MemoryStore()
     with flagstone.open("db", store=store, settings=SETTINGS, scheduler=Pairs(), executor=pool) as db:
@@ -211,7 +205,9 @@ def test_a_database_closes_though_its_pool_was_shut_down_first() -> None:
         ),
     ],
 )
-def test_parts_that_cannot_work_are_refused(settings: Settings, parts: dict[str, Any], problem: str) -> None:
+def test_an_invalid_scheduler_executor_or_pool_raises_invalid_request(
+    settings: Settings, parts: dict[str, Any], problem: str
+) -> None:
     store = MemoryStore()
     with pytest.raises(InvalidRequest, match=problem):
         flagstone.open("db", store=store, settings=settings, **parts)

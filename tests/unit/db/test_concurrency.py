@@ -1,4 +1,4 @@
-"""Many at once: writers that merge, readers that watch, and processes that take the database from each other."""
+"""Concurrent merges and reads, and writers that fence each other."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_counter_counts_every_merge_once_while_it_is_flushed_and_read() -> Non
 
 
 @pytest.mark.slow
-def test_writers_that_take_the_database_from_each_other_lose_no_acknowledged_row() -> None:
+def test_writers_that_fence_each_other_lose_no_acknowledged_row() -> None:
     store = MemoryStore()
     acknowledged: list[set[bytes]] = [set() for _ in range(4)]
     fenced = [0] * 4
@@ -101,7 +101,7 @@ def test_writers_that_take_the_database_from_each_other_lose_no_acknowledged_row
                 assert error.reason == "fenced", error
                 fenced[name] += 1
             except Unavailable:
-                # Everybody took it from everybody: nobody came to the end of opening.
+                # The writers fenced each other: none finished opening.
                 fenced[name] += 1
 
     assert run_all(*[lambda name=name: duel(name) for name in range(4)]) == []

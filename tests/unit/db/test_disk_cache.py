@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,19 +12,12 @@ from flagstone import ReaderSettings, Settings
 from flagstone.runtime.clock import VirtualClock
 from flagstone.store.counting import CountingStore
 from flagstone.store.memory import MemoryStore
-from unit.db.upkeep import Upkeep
+from kit.databases import MANUAL, Upkeep, eventually
 
 KEYS = [b"%06d" % number for number in range(3000)]
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def test_a_reader_with_a_cache_folder_reads_tables_from_disk_the_second_time(tmp_path: Path) -> None:
+def test_a_reader_with_a_cache_folder_reads_ssts_from_disk_the_second_time(tmp_path: Path) -> None:
     store = MemoryStore()
     with flagstone.open("db", store=store, settings=Settings(flush_interval=None)) as db:
         for key in KEYS:
@@ -43,7 +33,7 @@ def test_a_reader_with_a_cache_folder_reads_tables_from_disk_the_second_time(tmp
     assert hits > 0
 
 
-def test_a_writer_caches_what_it_flushes_when_asked_to(tmp_path: Path) -> None:
+def test_a_writer_with_cache_on_put_caches_the_ssts_it_flushes(tmp_path: Path) -> None:
     options = {"root_folder": str(tmp_path), "cache_on_flush": True}
     settings = Settings(object_store_cache_options=options)  # type: ignore[arg-type]
     with flagstone.open("db", store=MemoryStore(), settings=settings) as db:
@@ -54,29 +44,24 @@ def test_a_writer_caches_what_it_flushes_when_asked_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("which", "cached"), [("L0Sst", 1), ("AllSst", 2), (None, 0)])
-def test_an_opening_writer_fills_the_cache_as_asked(tmp_path: Path, which: str | None, cached: int) -> None:
+def test_opening_a_database_preloads_the_cache_as_configured(
+    tmp_path: Path, which: str | None, cached: int
+) -> None:
     store, clock = MemoryStore(), VirtualClock()
-    quiet: dict[str, Any] = {
-        "compactor_options": None,
-        "garbage_collector_options": None,
-        "flush_interval": None,
-    }
-    with flagstone.open("db", store=store, settings=Settings(**quiet)) as db:
+    with flagstone.open("db", store=store, settings=MANUAL) as db:
         for key in KEYS:
             db.put(key, b"v" * 50)
         db.flush()
         Upkeep(store, clock).compact(lifetime=None)
-        db._engine.refresh()
+        db._engine.manifest.refresh()
         db.put(b"in L0", b"value")
     options = {
         "root_folder": str(tmp_path),
         "part_size_bytes": 32_768,
         "preload_disk_cache_on_startup": which,
     }
-    with flagstone.open(
-        "db", store=store, settings=Settings(object_store_cache_options=options, **quiet)
-    ) as db:
-        wait_for(lambda: not any("preload" in thread.name for thread in threading.enumerate()))
+    with flagstone.open("db", store=store, settings=MANUAL.replace(object_store_cache_options=options)) as db:
+        eventually(lambda: not any("preload" in thread.name for thread in threading.enumerate()))
         tables = {file.parent for file in tmp_path.rglob("*.part")}
         assert len(tables) == cached
         for meta in list(store.list("db/compacted")) if which == "AllSst" else []:
@@ -85,10 +70,9 @@ def test_an_opening_writer_fills_the_cache_as_asked(tmp_path: Path, which: str |
             assert [db.get(key) for key in KEYS] == [b"v" * 50] * len(KEYS)
 
 
-def test_what_was_flushed_need_not_be_fetched() -> None:
+def test_a_flushed_sst_is_read_without_a_request() -> None:
     store = CountingStore(MemoryStore(), component="test")
-    settings = Settings(flush_interval=None, compactor_options=None, garbage_collector_options=None)
-    with flagstone.open("db", store=store, settings=settings) as db:
+    with flagstone.open("db", store=store, settings=MANUAL) as db:
         db.put(b"key", b"value")
         db.flush()
         store.reset()

@@ -1,6 +1,6 @@
 """Every duration of the public surface is a timedelta or text with a unit; anything else is refused with a hint.
 
-The table is held to the surface: a parameter annotated with `timedelta` that it does not have fails the last test.
+The last test fails if a public parameter annotated with `timedelta` is not covered here.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from flagstone import Admin, InvalidRequest, WriteBatch
 from flagstone.config.fields import Duration, Nullable, Section
 from flagstone.lsm.operators import Concatenate
 from flagstone.spark.options import parse_read_options, parse_write_options
-from flagstone.spark.stream_options import parse_stream_options
+from flagstone.spark.stream.options import parse_stream_options
 from flagstone.store.memory import MemoryStore
+from kit.databases import QUIET
 
 NUMBERS = [0, 1, -1, 30, 5.0, float("nan"), float("inf"), 2**70]
 NONSENSE = [True, b"5s", [], "", "soon", "-5s", "1.5s", "5 parsecs"]
@@ -33,7 +34,7 @@ NEGATIVE = [timedelta(seconds=-1), timedelta(microseconds=-1)]
 
 
 class Shop:
-    """A database with all its faces, and what they take a duration for."""
+    """A database, its reader, admin and async forms, for calls that take a duration."""
 
     def __init__(self) -> None:
         self.store = MemoryStore()
@@ -75,8 +76,6 @@ def purge(shop: Shop, given: Any) -> None:
         if "destroy it first" not in str(error):
             raise
 
-
-QUIET = flagstone.Settings(compactor_options=None, garbage_collector_options=None)
 
 CALLS: dict[str, Callable[[Shop, Any], Any]] = {
     "Db.put ttl": lambda shop, given: shop.db.put(b"k", b"v", ttl=given),
@@ -150,7 +149,7 @@ def shop() -> Iterator[Shop]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_refuses_what_is_no_duration(shop: Shop, name: str) -> None:
+def test_a_method_refuses_an_invalid_duration(shop: Shop, name: str) -> None:
     wrong: list[Any] = [*NUMBERS, *NONSENSE, *TEXT_NUMBERS, *NEGATIVE]
     wrong += [] if name in MAY_BE_NONE else [None]
     for given in wrong:
@@ -163,7 +162,7 @@ def test_a_call_refuses_what_is_no_duration(shop: Shop, name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CALLS.keys() - NEEDS_SPARK))
-def test_a_call_takes_text_and_timedelta(name: str) -> None:
+def test_a_method_accepts_a_text_and_a_timedelta(name: str) -> None:
     for given in ("30s", timedelta(seconds=30), "1min 1s"):
         made = Shop()
         CALLS[name](made, given)
@@ -190,7 +189,7 @@ SETTINGS = [
 @pytest.mark.parametrize(
     ("section", "name", "kind"), SETTINGS, ids=[f"{section.__name__}.{name}" for section, name, _ in SETTINGS]
 )
-def test_a_setting_refuses_what_is_no_duration(section: type[Section], name: str, kind: Any) -> None:
+def test_a_setting_refuses_an_invalid_duration(section: type[Section], name: str, kind: Any) -> None:
     wrong: list[Any] = [*NUMBERS, *NONSENSE, *TEXT_NUMBERS, *NEGATIVE]
     wrong += [] if isinstance(kind, Nullable) else [None]
     for given in wrong:
@@ -214,7 +213,7 @@ def test_the_environment_refuses_numbers_without_a_unit(monkeypatch: pytest.Monk
         (parse_stream_options, "pin_lifetime"),
     ],
 )
-def test_an_option_of_spark_refuses_what_is_no_duration(parse: Callable[..., Any], option: str) -> None:
+def test_an_option_of_spark_refuses_an_invalid_duration(parse: Callable[..., Any], option: str) -> None:
     base = {"path": "file:///tmp/nowhere/db", "consumer": "me"}
     if parse is not parse_stream_options:
         del base["consumer"]
@@ -245,7 +244,7 @@ def public_calls() -> Iterator[tuple[str, Any]]:
                         yield f"{name}.{method}".replace(".__init__", ""), function
 
 
-def test_the_table_has_every_duration_of_the_public_surface() -> None:
+def test_these_tests_cover_every_duration_of_the_public_methods() -> None:
     taken = {
         f"{name} {parameter.name}"
         for name, function in public_calls()

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from flagstone.config import Settings
-from flagstone.db.database import Db
 from flagstone.db.open import open_database
+from flagstone.db.writer.database import Db
 from flagstone.errors import Closed, TransactionConflict, Unavailable
 from flagstone.lsm.operators import Concatenate
 from flagstone.runtime.clock import VirtualClock
@@ -32,7 +32,7 @@ def tiny(**changed: Any) -> Settings:
 
 
 class WatchedStore(FaultyStore):
-    """Calls `after_manifest` when a manifest was written, before the writer of it goes on."""
+    """Calls `after_manifest` when a manifest was written, before its writer continues."""
 
     after_manifest: Callable[[], None] | None = None
 
@@ -43,16 +43,16 @@ class WatchedStore(FaultyStore):
         return version
 
 
-def test_merges_do_not_count_twice_when_the_manifest_is_seen_before_the_memtable_is_dropped() -> None:
+def test_operands_count_once_when_the_manifest_is_read_before_the_memtable_is_dropped() -> None:
     store = WatchedStore(MemoryStore())
     seen: list[object] = []
     looked = threading.Event()
     with open_database("db", store=store, settings=tiny(), merge_operator=Concatenate()) as db:
 
         def look() -> None:
-            # What the follower, a checkpoint or a lost table make at any moment: adopt the newest manifest.
+            # As the manifest follower, a checkpoint or a missing SST do at any moment: adopt the newest manifest.
             store.after_manifest = None
-            db._engine.refresh()
+            db._engine.manifest.refresh()
             seen.extend([db.get(b"k"), db.multi_get([b"k"]), list(db.scan()), list(db.scan(reverse=True))])
             looked.set()
 
@@ -60,13 +60,13 @@ def test_merges_do_not_count_twice_when_the_manifest_is_seen_before_the_memtable
         db.merge(b"k", b"b")
         store.after_manifest = look
         db.flush()
-        # The flush is over as soon as the manifest is adopted, which the look does first.
+        # The flush is over as soon as the manifest is adopted, which the poll does first.
         assert looked.wait(20)
         assert seen == [b"ab", [b"ab"], [(b"k", b"ab")], [(b"k", b"ab")]]
         assert db.get(b"k") == b"ab"
 
 
-def test_closing_does_not_wait_for_a_compactor_that_never_comes() -> None:
+def test_closing_does_not_wait_for_a_compaction_when_l0_is_full() -> None:
     store = MemoryStore()
     settings = tiny(l0_max_ssts=2)
     db = open_database("db", store=store, settings=settings)
@@ -82,7 +82,7 @@ def test_closing_does_not_wait_for_a_compactor_that_never_comes() -> None:
         assert [key for key, _ in db.scan()] == [b"0", b"1", b"2"]
 
 
-def test_a_writer_that_waits_for_room_is_told_when_the_database_closes() -> None:
+def test_a_write_that_waits_for_room_raises_closed_when_the_database_closes() -> None:
     settings = tiny(l0_max_ssts=1, l0_sst_size_bytes=1000, max_unflushed_bytes=2000)
     db = open_database("db", store=MemoryStore(), settings=settings)
     outcome: list[BaseException] = []
@@ -104,7 +104,7 @@ def test_a_writer_that_waits_for_room_is_told_when_the_database_closes() -> None
 
 
 @pytest.mark.slow
-def test_nothing_that_was_accepted_is_lost_when_others_write_during_the_close() -> None:
+def test_writes_accepted_during_the_close_are_not_lost() -> None:
     for _ in range(20):
         store = MemoryStore()
         db = open_database("db", store=store, settings=tiny())
@@ -135,7 +135,7 @@ def test_nothing_that_was_accepted_is_lost_when_others_write_during_the_close() 
         assert {b"%d/%d" % (lane, number) for lane, mine in enumerate(accepted) for number in mine} <= found
 
 
-def test_a_log_that_cannot_be_written_for_good_makes_the_database_read_only() -> None:
+def test_a_wal_that_can_never_be_written_makes_the_database_read_only() -> None:
     clock, inner = VirtualClock(), MemoryStore()
     store = FaultyStore(inner, clock=clock)
     db = open_database("db", store=store, settings=tiny(object_store_max_retries=2), clock=clock)
@@ -157,7 +157,7 @@ def test_a_log_that_cannot_be_written_for_good_makes_the_database_read_only() ->
         assert dict(db.scan()) == {b"kept": b"1"}
 
 
-def test_a_fenced_writer_refuses_everything_and_leaves_no_threads() -> None:
+def test_a_fenced_writer_refuses_every_call_and_leaves_no_thread() -> None:
     store = MemoryStore()
     before = set(threading.enumerate())
     loser = open_database("db", store=store, settings=tiny(l0_sst_size_bytes=100))
@@ -182,11 +182,11 @@ def test_a_fenced_writer_refuses_everything_and_leaves_no_threads() -> None:
         thread for thread in set(threading.enumerate()) - before if not thread.name.startswith("flagstone-io")
     ]
     for thread in left:
-        thread.join(5)  # told to end, but perhaps not yet there
+        thread.join(5)  # stopping, but perhaps not yet ended
     assert [thread.name for thread in left if thread.is_alive()] == []
 
 
-def test_a_writer_that_was_fenced_without_hearing_of_it_closes_quietly_when_its_rows_are_durable() -> None:
+def test_a_fenced_writer_that_has_not_noticed_it_closes_without_error_if_its_rows_are_durable() -> None:
     store, lonely = MemoryStore(), tiny(manifest_poll_interval=timedelta(hours=1))
     loser = open_database("db", store=store, settings=lonely)
     loser.put(b"a", b"1")
@@ -196,7 +196,7 @@ def test_a_writer_that_was_fenced_without_hearing_of_it_closes_quietly_when_its_
         assert dict(winner.scan()) == {b"a": b"1"}
 
 
-def test_a_writer_that_was_fenced_without_hearing_of_it_reports_the_rows_that_are_lost() -> None:
+def test_a_fenced_writer_that_has_not_noticed_it_reports_its_lost_rows_on_close() -> None:
     store, lonely = MemoryStore(), tiny(manifest_poll_interval=timedelta(hours=1), flush_interval=None)
     loser = open_database("db", store=store, settings=lonely)
     loser.put(b"a", b"1")
@@ -266,7 +266,7 @@ def test_with_synchronous_commit_a_synchronous_write_is_visible_once_it_is_durab
     db.close()
 
 
-def test_a_snapshot_left_open_too_long_expires_and_a_transaction_too() -> None:
+def test_snapshots_and_transactions_left_open_too_long_expire() -> None:
     clock = VirtualClock()
     settings = tiny(manifest_poll_interval=timedelta(milliseconds=1))
     with open_database("db", store=MemoryStore(), settings=settings, clock=clock) as db:

@@ -1,4 +1,4 @@
-"""A feed: the whole database at one moment, then every change after it, once."""
+"""A feed: a snapshot of the whole database, then every change after it, once."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import flagstone
 from flagstone import ChangeFeed, InvalidRequest
+from flagstone.changes.change import Change
 from flagstone.config import Settings
 from flagstone.lsm.operators import Concatenate
 from flagstone.metadata.stores import ManifestStore
@@ -22,7 +23,7 @@ from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
 from flagstone.testing.faults import Crashed, Fault, FaultyStore
-from flagstone.wal.changes import Change
+from kit.databases import apply_change
 
 QUIET = Settings(
     flush_interval=None,
@@ -47,13 +48,7 @@ class Replica:
 
     def apply(self, change: Change) -> None:
         self.seqs.append(change.seq)
-        match change.op:
-            case "put":
-                self.rows[change.key] = change.value or b""
-            case "delete":
-                self.rows.pop(change.key, None)
-            case _:
-                self.rows[change.key] = self.rows.get(change.key, b"") + (change.value or b"")
+        apply_change(self.rows, change)
 
 
 class World:
@@ -101,7 +96,7 @@ def world() -> World:
     return World()
 
 
-def test_the_snapshot_and_the_changes_after_it_are_the_database(world: World) -> None:
+def test_the_snapshot_plus_the_changes_after_it_equal_the_database(world: World) -> None:
     for number in range(10):
         world.db.put(b"%d" % number, b"tables")
     world.db.flush()
@@ -121,7 +116,7 @@ def test_the_snapshot_and_the_changes_after_it_are_the_database(world: World) ->
     assert feed.seq == world.replica.seqs[-1]
 
 
-def test_a_consumer_that_comes_back_gets_changes_only(world: World) -> None:
+def test_a_restarted_consumer_gets_changes_only(world: World) -> None:
     world.db.put(b"a", b"1", await_durable=True)
     with world.feed() as feed:
         world.consume(feed)
@@ -138,7 +133,7 @@ def test_a_consumer_that_comes_back_gets_changes_only(world: World) -> None:
     assert len(world.replica.seqs) == len(set(world.replica.seqs))
 
 
-def test_a_copy_that_was_not_finished_begins_anew(world: World) -> None:
+def test_an_unfinished_copy_starts_again_with_a_new_snapshot(world: World) -> None:
     world.db.put(b"a", b"1", await_durable=True)
     first = world.feed()
     assert first.snapshot is not None
@@ -157,7 +152,7 @@ def test_a_copy_that_was_not_finished_begins_anew(world: World) -> None:
     assert world.replica.rows == world.contents
 
 
-def test_the_snapshot_is_held_however_long_the_copy_takes(world: World) -> None:
+def test_the_snapshot_outlives_garbage_collection_however_long_the_copy_takes(world: World) -> None:
     world.db.put(b"a", b"1")
     world.db.flush()
     feed = world.feed()
@@ -177,7 +172,7 @@ def test_the_snapshot_is_held_however_long_the_copy_takes(world: World) -> None:
     assert ManifestStore(world.store, DbPaths("db")).require_latest().value.checkpoints == ()
 
 
-def test_rows_that_bypass_the_log_are_not_missed_in_silence(world: World) -> None:
+def test_rows_that_bypass_the_wal_raise_instead_of_being_skipped(world: World) -> None:
     world.db.put(b"a", b"1", await_durable=True)
     feed = world.feed()
     world.consume(feed)
@@ -186,17 +181,17 @@ def test_rows_that_bypass_the_log_are_not_missed_in_silence(world: World) -> Non
     world.db.put(b"b", b"not in the log")
     world.db.close()
 
-    with pytest.raises(InvalidRequest, match="copy the database once more"):
+    with pytest.raises(InvalidRequest, match="start over with a copy of the database"):
         for _ in feed.follow(timeout_s=40):
             pass
     world.db = world.open()
     world.db.put(b"c", b"in the log", await_durable=True)
-    with pytest.raises(InvalidRequest, match="numbers 2 to 2 are not in the log"):
+    with pytest.raises(InvalidRequest, match="numbers 2 to 2 are not in the WAL"):
         world.consume(feed)
     assert [batch.changes[0].seq for batch in feed.follow(timeout_s=40, allow_gaps=True)] == [3]
 
 
-def test_a_restore_is_told_to_consumers(world: World) -> None:
+def test_following_after_a_restore_raises(world: World) -> None:
     world.db.put(b"a", b"1", await_durable=True)
     checkpoint = world.db.checkpoint()
     world.db.put(b"a", b"2", await_durable=True)
@@ -211,12 +206,12 @@ def test_a_restore_is_told_to_consumers(world: World) -> None:
         world.consume(feed)
 
 
-def test_a_feed_does_not_travel(world: World) -> None:
+def test_pickling_a_feed_is_refused(world: World) -> None:
     with pytest.raises(InvalidRequest, match="one process"):
         pickle.dumps(world.feed())
 
 
-def test_an_event_loop_copies_and_follows_as_well(world: World) -> None:
+def test_an_async_feed_copies_and_follows(world: World) -> None:
     world.db.put(b"a", b"1", await_durable=True)
     world.db.flush()
 
@@ -246,7 +241,7 @@ def test_an_event_loop_copies_and_follows_as_well(world: World) -> None:
 
 
 @pytest.mark.slow
-def test_a_crash_of_the_consumer_at_any_request_costs_at_most_work() -> None:
+def test_a_consumer_that_crashes_at_any_request_loses_no_change() -> None:
     nth, finished = 0, False
     while not finished:
         nth += 1
@@ -272,7 +267,7 @@ def test_a_crash_of_the_consumer_at_any_request_costs_at_most_work() -> None:
 
 
 @pytest.mark.slow
-def test_writer_collector_and_consumers_that_come_and_go_at_once() -> None:
+def test_consumers_that_restart_beside_a_writer_and_a_collector_lose_no_change() -> None:
     store = MemoryStore()
     db = flagstone.open("db", store=store, settings=replace(QUIET, flush_interval=timedelta(milliseconds=5)))
     done = Event()
@@ -344,7 +339,7 @@ STEPS = st.one_of(
     deadline=None,
 )
 @given(steps=st.lists(STEPS, max_size=30))
-def test_a_replica_is_the_database_whatever_happens(steps: list[tuple[str, bytes, bytes]]) -> None:
+def test_a_replica_equals_the_database_after_any_steps(steps: list[tuple[str, bytes, bytes]]) -> None:
     world = World()
     feed = world.feed()
     for step, key, value in steps:

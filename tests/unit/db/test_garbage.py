@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +18,7 @@ from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.testing.faults import Fault, FaultyStore
 from flagstone.types import WalId
+from kit.databases import QUIET, eventually
 
 SOON = timedelta(milliseconds=20)
 EAGER = GcDirectoryOptions(interval=SOON, min_age=timedelta())
@@ -38,14 +37,6 @@ SETTINGS = Settings(
 PATHS = DbPaths("db")
 
 
-def eventually(condition: Callable[[], bool]) -> None:
-    for _ in range(500):
-        if condition():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it did not happen")
-
-
 def test_an_open_database_collects_its_own_garbage() -> None:
     store = MemoryStore()
     with open_database("db", store=store, settings=SETTINGS) as db:
@@ -62,14 +53,14 @@ def test_an_open_database_collects_its_own_garbage() -> None:
     assert Admin("db", store=store).verify().ok
 
 
-def test_switched_off_it_does_nothing() -> None:
+def test_a_disabled_collector_deletes_nothing() -> None:
     with open_database(
         "db", store=MemoryStore(), settings=SETTINGS.replace(garbage_collector_options=None)
     ) as db:
         assert db.status()["garbage_collector"] is None
 
 
-def test_a_collector_that_cannot_work_says_so_and_stops_no_write() -> None:
+def test_a_failing_collector_shows_in_the_status_and_writes_continue() -> None:
     store = FaultyStore(MemoryStore())
     with open_database("db", store=store, settings=SETTINGS) as db:
         store.faults.append(Fault("error", nth=None, op="delete_many"))
@@ -84,7 +75,7 @@ def test_a_collector_that_cannot_work_says_so_and_stops_no_write() -> None:
         eventually(lambda: len(ManifestStore(store.inner, PATHS).list()) == 1)
 
 
-def test_a_writer_that_slept_while_its_fence_was_collected_acknowledges_nothing() -> None:
+def test_a_stalled_writer_whose_fence_was_collected_acknowledges_nothing() -> None:
     """The whole hazard, with real parts: replaced, flushed past, fence collected, and then it wakes up."""
     store = MemoryStore()
     fences = GarbageCollectorOptions(wal_fence_options=GcFenceOptions(dry_run=False))
@@ -125,8 +116,7 @@ def test_a_writer_that_slept_while_its_fence_was_collected_acknowledges_nothing(
 def test_a_softly_destroyed_database_is_deleted_when_its_grace_is_over() -> None:
     clock = VirtualClock()
     store = MemoryStore(clock=clock)
-    quiet = Settings(compactor_options=None, garbage_collector_options=None)
-    with open_database("db", store=store, settings=quiet) as db:
+    with open_database("db", store=store, settings=QUIET) as db:
         db.put(b"k", b"v")
     admin = Admin("db", store=store, clock=clock)
     admin.destroy(soft=True, grace=timedelta(hours=1))

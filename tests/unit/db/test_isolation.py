@@ -7,21 +7,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from flagstone.config import Settings
-from flagstone.db.database import Db
 from flagstone.db.open import open_database
+from flagstone.db.writer.database import Db
 from flagstone.errors import InvalidRequest, TransactionConflict
 from flagstone.lsm.operators import Concatenate
 from flagstone.store.memory import MemoryStore
 from flagstone.write.conflicts import Isolation
+from kit.databases import QUIET
 
 BOTH: list[Isolation] = ["snapshot", "serializable"]
 
 
 @pytest.fixture
 def db() -> Iterator[Db]:
-    settings = Settings(compactor_options=None, garbage_collector_options=None)
-    with open_database("db", store=MemoryStore(), settings=settings, merge_operator=Concatenate()) as db:
+    with open_database("db", store=MemoryStore(), settings=QUIET, merge_operator=Concatenate()) as db:
         yield db
 
 
@@ -58,7 +57,7 @@ def test_a_key_marked_as_read_refuses_write_skew_under_snapshot_isolation_too(db
 
 
 @pytest.mark.parametrize("isolation", BOTH)
-def test_an_update_is_never_lost(db: Db, isolation: Isolation) -> None:
+def test_two_concurrent_updates_of_a_key_conflict(db: Db, isolation: Isolation) -> None:
     db[b"count"] = b"1"
     first, second = db.transaction(isolation), db.transaction(isolation)
     for transaction in (first, second):
@@ -70,7 +69,7 @@ def test_an_update_is_never_lost(db: Db, isolation: Isolation) -> None:
 
 
 @pytest.mark.parametrize("isolation", BOTH)
-def test_a_plain_write_conflicts_as_a_transaction_does(db: Db, isolation: Isolation) -> None:
+def test_a_transaction_conflicts_with_a_plain_write_of_its_key(db: Db, isolation: Isolation) -> None:
     with pytest.raises(TransactionConflict), db.transaction(isolation) as transaction:
         transaction.put(b"count", b"mine")
         db.put(b"count", b"theirs")
@@ -78,7 +77,7 @@ def test_a_plain_write_conflicts_as_a_transaction_does(db: Db, isolation: Isolat
 
 
 @pytest.mark.parametrize("isolation", BOTH)
-def test_reads_are_never_skewed(db: Db, isolation: Isolation) -> None:
+def test_two_reads_of_a_transaction_see_the_same_state(db: Db, isolation: Isolation) -> None:
     db[b"x"] = db[b"y"] = b"old"
     transaction = db.transaction(isolation)
     assert transaction[b"x"] == b"old"
@@ -93,7 +92,7 @@ def test_reads_are_never_skewed(db: Db, isolation: Isolation) -> None:
 
 
 @pytest.mark.parametrize("isolation", BOTH)
-def test_a_row_that_appears_later_is_not_seen(db: Db, isolation: Isolation) -> None:
+def test_a_transaction_does_not_see_a_row_written_after_it_started(db: Db, isolation: Isolation) -> None:
     transaction = db.transaction(isolation)
     assert list(transaction.scan(prefix=b"seat/")) == []
     db[b"seat/1"] = b"taken"
@@ -116,7 +115,7 @@ def test_a_phantom_in_a_range_scanned_as_arrow_is_refused(db: Db) -> None:
         db[b"seat/1"] = b"taken"
 
 
-def test_a_phantom_counts_though_the_scan_stopped_before_it(db: Db) -> None:
+def test_a_phantom_behind_the_point_where_the_scan_stopped_is_refused(db: Db) -> None:
     db[b"seat/1"] = b"free"
     with pytest.raises(TransactionConflict), db.transaction("serializable") as transaction:
         assert next(transaction.scan(prefix=b"seat/")) == (b"seat/1", b"free")
@@ -133,7 +132,7 @@ def test_a_row_beside_a_scanned_range_is_no_phantom(db: Db) -> None:
     assert db[b"order"] == b"1"
 
 
-def test_a_deleted_row_is_a_change_of_what_was_scanned(db: Db) -> None:
+def test_a_row_deleted_from_a_scanned_range_is_refused(db: Db) -> None:
     db[b"seat/1"] = b"free"
     with pytest.raises(TransactionConflict), db.transaction("serializable") as transaction:
         list(transaction.scan(prefix=b"seat/"))
@@ -141,7 +140,7 @@ def test_a_deleted_row_is_a_change_of_what_was_scanned(db: Db) -> None:
         del db[b"seat/1"]
 
 
-def test_a_read_only_serializable_transaction_commits_when_nobody_wrote_what_it_read(db: Db) -> None:
+def test_a_read_only_serializable_transaction_commits_if_its_reads_are_unchanged(db: Db) -> None:
     db[b"x"] = b"1"
     with db.transaction("serializable") as transaction:
         assert transaction[b"x"] == b"1"
@@ -157,7 +156,7 @@ def test_a_read_only_transaction_under_snapshot_isolation_never_conflicts(db: Db
         assert transaction[b"x"] == b"1"
 
 
-def test_the_writer_of_a_transaction_reads_its_own_writes_and_nobody_else_does(db: Db) -> None:
+def test_only_the_transaction_itself_reads_its_uncommitted_writes(db: Db) -> None:
     db[b"a"], db[b"b"] = b"1", b"2"
     transaction = db.transaction()
     transaction.put(b"a", b"mine")
@@ -170,7 +169,7 @@ def test_the_writer_of_a_transaction_reads_its_own_writes_and_nobody_else_does(d
     assert dict(db.scan()) == {b"a": b"1", b"b": b"2"}
 
 
-def test_an_error_inside_a_transaction_leaves_nothing_behind(db: Db) -> None:
+def test_an_error_inside_a_transaction_writes_nothing(db: Db) -> None:
     with pytest.raises(RuntimeError), db.transaction() as transaction:
         transaction.put(b"a", b"1")
         raise RuntimeError
@@ -179,7 +178,7 @@ def test_an_error_inside_a_transaction_leaves_nothing_behind(db: Db) -> None:
         transaction.put(b"a", b"2")
 
 
-def test_unmarked_writes_meet_without_conflict(db: Db) -> None:
+def test_two_unmarked_writes_of_a_key_do_not_conflict(db: Db) -> None:
     first, second = db.transaction(), db.transaction()
     for number, transaction in enumerate((first, second)):
         transaction.merge(b"log", b"%d" % number)

@@ -1,4 +1,4 @@
-"""The two faces: the same names, the same parameters, the same answers."""
+"""The blocking and the asyncio classes: the same names, the same parameters, the same results."""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ from hypothesis import strategies as st
 
 import flagstone
 from flagstone import Settings, TransactionConflict, WriteBatch, aio
-from flagstone.db.async_database import AsyncDb
-from flagstone.db.async_feed import AsyncChangeFeed, AsyncWalReader
-from flagstone.db.async_reader import AsyncDbReader
-from flagstone.db.async_transaction import AsyncSnapshot, AsyncTransaction
-from flagstone.db.database import Db
-from flagstone.db.feed import ChangeFeed
-from flagstone.db.reader import DbReader
-from flagstone.db.transaction import Snapshot, Transaction
+from flagstone.changes.reader import WalReader
+from flagstone.db.aio.database import AsyncDb, AsyncSnapshot, AsyncTransaction
+from flagstone.db.aio.reader import AsyncChangeFeed, AsyncDbReader, AsyncWalReader
+from flagstone.db.reader.feed import ChangeFeed
+from flagstone.db.reader.reader import DbReader
+from flagstone.db.writer.database import Db
+from flagstone.db.writer.transaction import Snapshot, Transaction
 from flagstone.lsm.operators import Concatenate
-from flagstone.read.scans import AsyncScan, Scan
+from flagstone.read.scan import AsyncScan, Scan
 from flagstone.store.memory import MemoryStore
-from flagstone.wal.tail import WalReader
 
 FACES = [
     (Db, AsyncDb),
@@ -51,12 +49,12 @@ def parameters(member: Any) -> list[tuple[str, Any, Any]]:
 
 
 @every_face
-def test_both_faces_have_the_same_names(blocking: type, awaitable: type) -> None:
+def test_blocking_and_async_classes_have_the_same_public_names(blocking: type, awaitable: type) -> None:
     assert public_names(awaitable) == public_names(blocking)
 
 
 @every_face
-def test_methods_take_the_same_parameters_and_say_what_they_promise(blocking: type, awaitable: type) -> None:
+def test_methods_take_the_same_parameters_and_have_docstrings(blocking: type, awaitable: type) -> None:
     for name in public_names(blocking):
         one, other = inspect.getattr_static(blocking, name), inspect.getattr_static(awaitable, name)
         assert isinstance(one, property) == isinstance(other, property), name
@@ -68,7 +66,7 @@ def test_methods_take_the_same_parameters_and_say_what_they_promise(blocking: ty
 
 
 @every_face
-def test_every_method_is_awaited_or_gives_something_for_async_with_or_async_for(
+def test_every_async_method_is_a_coroutine_or_returns_something_for_async_with_or_async_for(
     blocking: type, awaitable: type
 ) -> None:
     given_at_once = {"scan", "scan_arrow", "snapshot", "transaction", "batch", "rows", "seek"}
@@ -86,7 +84,7 @@ def test_opening_takes_the_same_parameters() -> None:
 
 
 @every_face
-def test_both_faces_are_context_managers(blocking: type, awaitable: type) -> None:
+def test_blocking_and_async_classes_are_context_managers(blocking: type, awaitable: type) -> None:
     assert hasattr(blocking, "__enter__")
     assert hasattr(blocking, "__exit__")
     assert hasattr(awaitable, "__aenter__")
@@ -242,7 +240,7 @@ class AwaitedFace:
 
 @pytest.mark.slow
 @given(steps=st.lists(STEPS, max_size=12))
-def test_the_same_steps_give_the_same_answers(steps: list[tuple[Any, ...]]) -> None:
+def test_the_same_steps_give_the_same_results(steps: list[tuple[Any, ...]]) -> None:
     async def main() -> None:
         stores = MemoryStore(), MemoryStore()
         settings = Settings(flush_interval=None)
@@ -277,7 +275,7 @@ def test_the_same_steps_give_the_same_answers(steps: list[tuple[Any, ...]]) -> N
         lambda db: db.get(b"k", durable_only=True, dirty=True),
     ],
 )
-def test_bad_calls_are_refused_with_the_same_words(call: Callable[[Any], Any]) -> None:
+def test_bad_calls_raise_the_same_messages(call: Callable[[Any], Any]) -> None:
     async def main() -> None:
         async with aio.open("db", store=MemoryStore()) as awaited:
             with flagstone.open("db", store=MemoryStore()) as blocking:

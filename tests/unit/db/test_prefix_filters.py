@@ -1,23 +1,17 @@
-"""Scans of a prefix leave out the tables whose filters say that they lack it."""
+"""Scans of a prefix skip the SSTs whose filters exclude it."""
 
 from __future__ import annotations
 
 import pytest
 
 import flagstone
-from flagstone import Settings
-from flagstone.db.database import Db
+from flagstone.db.writer.database import Db
 from flagstone.format.filter import FixedPrefix, PrefixExtractor
 from flagstone.store.counting import CountingStore
 from flagstone.store.memory import MemoryStore
+from kit.databases import MANUAL
 
-SETTINGS = Settings(
-    flush_interval=None,
-    compactor_options=None,
-    garbage_collector_options=None,
-    min_filter_keys=1,
-    block_cache_bytes=0,
-)
+SETTINGS = MANUAL.replace(min_filter_keys=1, block_cache_bytes=0)
 
 
 class UpToSlash:
@@ -31,7 +25,7 @@ class UpToSlash:
 
 
 def fill(db: Db) -> None:
-    """Two tables over the same range of keys, each with prefixes of its own."""
+    """Two SSTs over the same range of keys, with different prefixes."""
     for table in (b"even", b"odd"):
         for number in range(500):
             db.put(b"a%03d-%s/%d" % (number, table, number), b"v" * 100)
@@ -39,7 +33,7 @@ def fill(db: Db) -> None:
 
 
 @pytest.mark.parametrize("extractor", [None, UpToSlash(), FixedPrefix("nine", 9)])
-def test_only_tables_that_may_have_the_prefix_are_read(extractor: PrefixExtractor | None) -> None:
+def test_a_prefix_scan_reads_only_ssts_that_may_have_the_prefix(extractor: PrefixExtractor | None) -> None:
     store = CountingStore(MemoryStore(), component="test")
     with flagstone.open("db", store=store, settings=SETTINGS, prefix_extractor=extractor) as db:
         fill(db)
@@ -58,7 +52,7 @@ def test_only_tables_that_may_have_the_prefix_are_read(extractor: PrefixExtracto
             assert db.scan_arrow(prefix=prefix).read_all().num_rows == len(rows)
 
 
-def test_tables_made_without_the_extractor_are_read_as_if_they_might_have_it() -> None:
+def test_a_prefix_scan_reads_ssts_written_without_the_extractor() -> None:
     store = MemoryStore()
     with flagstone.open("db", store=store, settings=SETTINGS) as db:
         fill(db)

@@ -1,4 +1,4 @@
-"""Readers: the golden databases read-only, checkpoints that come and go, the log followed, outages survived."""
+"""Readers: golden databases, checkpoints over a reader's life, following the WAL, outages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -15,20 +14,19 @@ from uuid import UUID, uuid4
 import pytest
 
 import flagstone
-from flagstone import Closed, CorruptData, DbReader, InvalidRequest, ReaderSettings, Settings, Unavailable
+from flagstone import Closed, CorruptData, DbReader, InvalidRequest, ReaderSettings, Unavailable
 from flagstone.lsm.operators import Concatenate
 from flagstone.metadata.manifest import Manifest, remove_checkpoint, replace_trees
 from flagstone.metadata.stores import ManifestStore
-from flagstone.runtime.clock import SYSTEM_CLOCK, VirtualClock
+from flagstone.runtime.clock import VirtualClock
 from flagstone.store.local import LocalStore
 from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
 from flagstone.testing.faults import Fault, FaultyStore
 from flagstone.types import Ulid, WalId
-from golden.corpus import GoldenDatabase, databases
-
-every_database = pytest.mark.parametrize("database", databases(), ids=lambda database: database.name)
+from golden.corpus import GoldenDatabase, databases, every_database, unhex
+from kit.databases import MANUAL, eventually
 
 PATIENT = ReaderSettings(
     manifest_poll_interval=timedelta(seconds=100), checkpoint_lifetime=timedelta(seconds=600)
@@ -36,11 +34,6 @@ PATIENT = ReaderSettings(
 """Polls so rarely that a test decides when."""
 
 IMPATIENT = replace(PATIENT, object_store_max_retries=0)
-MANUAL = Settings(flush_interval=None, compactor_options=None, garbage_collector_options=None)
-
-
-def unhex(pairs: dict[str, str]) -> dict[bytes, bytes]:
-    return {bytes.fromhex(key): bytes.fromhex(value) for key, value in pairs.items()}
 
 
 def golden_reader(database: GoldenDatabase, **options: object) -> DbReader:
@@ -68,13 +61,6 @@ def checkpoints_of(store: ObjectStore, path: str = "db") -> list[UUID]:
     return [entry.id for entry in manifests_of(store, path).require_latest().value.checkpoints]
 
 
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = SYSTEM_CLOCK.monotonic() + 20
-    while not holds():
-        assert SYSTEM_CLOCK.monotonic() < deadline, "it did not come true in time"
-        SYSTEM_CLOCK.sleep(0.002)
-
-
 @pytest.fixture
 def store() -> MemoryStore:
     return MemoryStore()
@@ -85,7 +71,7 @@ def store() -> MemoryStore:
 
 @pytest.mark.slow
 @every_database
-def test_latest_mode_shows_what_the_wheel_read_and_writes_nothing(database: GoldenDatabase) -> None:
+def test_latest_mode_returns_what_the_wheel_read_and_writes_nothing(database: GoldenDatabase) -> None:
     before = files_of(database)
     with golden_reader(database, mode="latest") as reader:
         expected = unhex(database.expected["kv"])
@@ -98,7 +84,7 @@ def test_latest_mode_shows_what_the_wheel_read_and_writes_nothing(database: Gold
 
 
 @every_database
-def test_a_checkpoint_shows_what_the_wheel_showed(database: GoldenDatabase) -> None:
+def test_a_reader_at_a_checkpoint_returns_what_the_wheel_read(database: GoldenDatabase) -> None:
     before = files_of(database)
     for checkpoint_id, contents in database.expected.get("checkpoint_kv", {}).items():
         with golden_reader(database, checkpoint=checkpoint_id) as reader:
@@ -110,7 +96,7 @@ def test_a_checkpoint_shows_what_the_wheel_showed(database: GoldenDatabase) -> N
 
 @pytest.mark.slow
 @every_database
-def test_managed_mode_shows_the_same_and_leaves_no_checkpoint(
+def test_managed_mode_returns_what_the_wheel_read_and_leaves_no_checkpoint(
     database: GoldenDatabase, tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(database.store, tmp_path / "store"))
@@ -122,7 +108,7 @@ def test_managed_mode_shows_the_same_and_leaves_no_checkpoint(
     assert sorted(left) == sorted(entry["id"] for entry in database.expected["checkpoints"])
 
 
-def test_arrow_batches_hold_the_rows_of_the_log_too() -> None:
+def test_arrow_batches_contain_the_rows_of_the_wal() -> None:
     database = next(database for database in databases() if database.name == "basic")
     with golden_reader(database, mode="latest") as reader:
         table = reader.scan_arrow().read_all()
@@ -133,7 +119,9 @@ def test_arrow_batches_hold_the_rows_of_the_log_too() -> None:
 # -- the managed checkpoint -------------------------------------------------------------------------------
 
 
-def test_the_checkpoint_comes_is_replaced_after_a_flush_and_goes_on_close(store: MemoryStore) -> None:
+def test_the_checkpoint_is_created_on_open_replaced_after_a_flush_and_deleted_on_close(
+    store: MemoryStore,
+) -> None:
     with flagstone.open("db", store=store, settings=MANUAL) as db:
         db.put(b"a", b"1")
         db.flush()
@@ -159,7 +147,7 @@ def test_the_checkpoint_comes_is_replaced_after_a_flush_and_goes_on_close(store:
         reader.close()
 
 
-def test_the_checkpoint_is_refreshed_at_half_its_life(store: MemoryStore) -> None:
+def test_the_reader_checkpoint_is_refreshed_at_half_its_lifetime(store: MemoryStore) -> None:
     clock = VirtualClock()
     flagstone.open("db", store=store, clock=clock).close()
     with flagstone.open_reader("db", store=store, settings=PATIENT, clock=clock) as reader:
@@ -174,7 +162,7 @@ def test_the_checkpoint_is_refreshed_at_half_its_life(store: MemoryStore) -> Non
         assert checkpoints_of(store) == [held]
 
 
-def test_a_checkpoint_that_was_collected_is_made_anew(store: MemoryStore) -> None:
+def test_a_checkpoint_that_was_collected_is_created_again(store: MemoryStore) -> None:
     flagstone.open("db", store=store).close()
     with flagstone.open_reader("db", store=store, settings=PATIENT) as reader:
         [held] = checkpoints_of(store)
@@ -186,7 +174,7 @@ def test_a_checkpoint_that_was_collected_is_made_anew(store: MemoryStore) -> Non
     assert checkpoints_of(store) == []
 
 
-def test_a_running_scan_keeps_its_checkpoint_until_it_is_over(store: MemoryStore) -> None:
+def test_a_running_scan_keeps_its_checkpoint_until_it_ends(store: MemoryStore) -> None:
     clock = VirtualClock()
     with flagstone.open("db", store=store, settings=MANUAL, clock=clock) as db:
         for number in range(3000):
@@ -218,7 +206,7 @@ def test_a_running_scan_keeps_its_checkpoint_until_it_is_over(store: MemoryStore
         assert checkpoints_of(store) == []
 
 
-def test_latest_and_fixed_readers_write_nothing_while_they_follow(store: MemoryStore) -> None:
+def test_readers_in_latest_mode_and_at_a_checkpoint_write_nothing(store: MemoryStore) -> None:
     with flagstone.open("db", store=store, settings=MANUAL) as db:
         db.put(b"a", b"1")
         pinned = db.checkpoint(name="pinned")
@@ -237,7 +225,7 @@ def test_latest_and_fixed_readers_write_nothing_while_they_follow(store: MemoryS
 # -- following the log ------------------------------------------------------------------------------------
 
 
-def test_a_reader_follows_a_live_writer_by_itself(store: MemoryStore) -> None:
+def test_a_reader_polls_and_shows_the_rows_of_a_live_writer(store: MemoryStore) -> None:
     quick = ReaderSettings(
         manifest_poll_interval=timedelta(milliseconds=2), checkpoint_lifetime=timedelta(seconds=60)
     )
@@ -255,7 +243,7 @@ def test_a_reader_follows_a_live_writer_by_itself(store: MemoryStore) -> None:
 
 
 @pytest.mark.slow
-def test_reads_beside_polls_and_flushes_never_see_half_a_batch(store: MemoryStore) -> None:
+def test_reads_during_polls_and_flushes_see_whole_batches(store: MemoryStore) -> None:
     operator = Concatenate()
     quick = ReaderSettings(
         manifest_poll_interval=timedelta(milliseconds=1),
@@ -296,7 +284,7 @@ def test_reads_beside_polls_and_flushes_never_see_half_a_batch(store: MemoryStor
         assert dict(reader.scan()) == {b"one": expected, b"other": expected}
 
 
-def test_each_log_file_is_read_once(store: MemoryStore) -> None:
+def test_each_wal_file_is_read_once(store: MemoryStore) -> None:
     counted = FaultyStore(store)
     with flagstone.open("db", store=store, settings=MANUAL) as db:
         for number in range(5):
@@ -321,7 +309,7 @@ def test_a_poll_that_finds_nothing_new_costs_three_small_requests(store: MemoryS
         assert len(counted.calls) <= 3, counted.calls
 
 
-def test_operands_that_moved_from_the_log_to_tables_count_once(store: MemoryStore) -> None:
+def test_merge_operands_that_moved_from_the_wal_to_ssts_count_once(store: MemoryStore) -> None:
     operator = Concatenate()
     with (
         flagstone.open("db", store=store, settings=MANUAL, merge_operator=operator) as db,
@@ -340,7 +328,7 @@ def test_operands_that_moved_from_the_log_to_tables_count_once(store: MemoryStor
         assert list(held) == [(b"key", b"abc")]
 
 
-def test_a_memtable_that_is_partly_in_tables_keeps_only_the_rest(store: MemoryStore) -> None:
+def test_a_memtable_whose_rows_are_partly_in_ssts_keeps_only_the_rest(store: MemoryStore) -> None:
     operator = Concatenate()
     with flagstone.open("db", store=store, settings=MANUAL, merge_operator=operator) as db:
         # Open before the flush, refreshed after it and after newer rows of the same keys.
@@ -360,23 +348,23 @@ def test_a_memtable_that_is_partly_in_tables_keeps_only_the_rest(store: MemorySt
             assert dict(reader.scan()) == {b"x": b"1234", b"y": b"new"}
 
 
-def test_a_long_log_is_replayed_into_several_memtables(store: MemoryStore) -> None:
+def test_a_large_wal_is_replayed_into_several_memtables(store: MemoryStore) -> None:
     with flagstone.open("db", store=store, settings=MANUAL) as db:
         for number in range(50):
             db.put(b"%02d" % (number % 40), b"v%d" % number, await_durable=True)
         small = replace(PATIENT, max_memtable_bytes=500)
         with flagstone.open_reader("db", store=store, mode="latest", settings=small) as reader:
-            view, _ = reader._look(durable_only=False, dirty=False)
+            view, _ = reader._read_point(durable_only=False, dirty=False)
             assert len(view.memtables) > 3
             assert dict(reader.scan()) == dict(db.scan())
             db.flush()
             reader.refresh()
-            view, _ = reader._look(durable_only=False, dirty=False)
+            view, _ = reader._read_point(durable_only=False, dirty=False)
             assert len(view.memtables) == 1
             assert dict(reader.scan()) == dict(db.scan())
 
 
-def test_without_replay_only_tables_are_shown(store: MemoryStore) -> None:
+def test_a_reader_that_skips_replay_shows_only_ssts(store: MemoryStore) -> None:
     with flagstone.open("db", store=store, settings=MANUAL) as db:
         db.put(b"a", b"1")
         db.flush()
@@ -389,7 +377,7 @@ def test_without_replay_only_tables_are_shown(store: MemoryStore) -> None:
             assert dict(reader.scan()) == {b"a": b"1", b"b": b"2"}
 
 
-def test_a_scan_and_a_row_keep_their_moment(store: MemoryStore) -> None:
+def test_a_scan_that_began_before_a_refresh_shows_the_former_state(store: MemoryStore) -> None:
     with (
         flagstone.open("db", store=store, settings=MANUAL) as db,
         flagstone.open_reader("db", store=store, settings=PATIENT) as reader,
@@ -410,7 +398,7 @@ def test_a_scan_and_a_row_keep_their_moment(store: MemoryStore) -> None:
 # -- refusals ---------------------------------------------------------------------------------------------
 
 
-def test_there_must_be_a_database_and_it_must_be_complete(store: MemoryStore) -> None:
+def test_opening_a_missing_database_or_an_incomplete_clone_is_refused(store: MemoryStore) -> None:
     with pytest.raises(InvalidRequest, match="no database"):
         flagstone.open_reader("db", store=store)
     manifests_of(store).create_next(Manifest(initialized=False), None)
@@ -421,7 +409,7 @@ def test_there_must_be_a_database_and_it_must_be_complete(store: MemoryStore) ->
     assert manifests_of(store).require_latest().id == before
 
 
-def test_wrong_arguments_are_named(store: MemoryStore) -> None:
+def test_wrong_arguments_are_refused_by_name(store: MemoryStore) -> None:
     flagstone.open("db", store=store).close()
     with pytest.raises(InvalidRequest, match="mode"):
         flagstone.open_reader("db", store=store, mode="sometimes")  # type: ignore[arg-type]
@@ -431,7 +419,7 @@ def test_wrong_arguments_are_named(store: MemoryStore) -> None:
         flagstone.open_reader("db", store=store, checkpoint=uuid4())
 
 
-def test_a_closed_reader_says_so(store: MemoryStore) -> None:
+def test_calls_of_a_closed_reader_raise_closed(store: MemoryStore) -> None:
     flagstone.open("db", store=store).close()
     reader = flagstone.open_reader("db", store=store, settings=PATIENT)
     reader.close()
@@ -450,7 +438,7 @@ def test_a_closed_reader_says_so(store: MemoryStore) -> None:
 
 
 @pytest.mark.slow
-def test_a_forked_child_is_told_and_leaves_the_parents_checkpoint_alone(tmp_path: Path) -> None:
+def test_a_reader_in_a_forked_child_raises_closed_and_keeps_the_parents_checkpoint(tmp_path: Path) -> None:
     code = """
 import os, sys, flagstone
 flagstone.open(sys.argv[1]).close()
@@ -481,7 +469,9 @@ reader.close()
 # -- trouble ----------------------------------------------------------------------------------------------
 
 
-def test_an_outage_longer_than_the_checkpoint_lives_is_survived(store: MemoryStore) -> None:
+def test_a_reader_follows_again_after_an_outage_longer_than_its_checkpoints_lifetime(
+    store: MemoryStore,
+) -> None:
     clock = VirtualClock()
     faulty = FaultyStore(store, clock=clock)
     with flagstone.open("db", store=store, settings=MANUAL, clock=clock) as db:
@@ -507,7 +497,7 @@ def test_an_outage_longer_than_the_checkpoint_lives_is_survived(store: MemorySto
         assert checkpoints_of(store) == []
 
 
-def test_closing_in_an_outage_leaves_the_checkpoint_to_expire(store: MemoryStore) -> None:
+def test_closing_during_an_outage_leaves_the_checkpoint_to_expire(store: MemoryStore) -> None:
     faulty = FaultyStore(store)
     flagstone.open("db", store=store).close()
     reader = flagstone.open_reader("db", store=faulty, settings=IMPATIENT)
@@ -516,7 +506,7 @@ def test_closing_in_an_outage_leaves_the_checkpoint_to_expire(store: MemoryStore
     assert len(checkpoints_of(store)) == 1
 
 
-def test_a_log_file_collected_before_it_was_read_sends_the_reader_to_the_tables(store: MemoryStore) -> None:
+def test_a_reader_reads_ssts_if_a_wal_file_was_collected_before_it_was_read(store: MemoryStore) -> None:
     with flagstone.open("db", store=store, settings=MANUAL) as db:
         db.put(b"a", b"1", await_durable=True)
         with flagstone.open_reader("db", store=store, mode="latest", settings=PATIENT) as reader:
@@ -530,7 +520,7 @@ def test_a_log_file_collected_before_it_was_read_sends_the_reader_to_the_tables(
             assert dict(reader.scan()) == dict(db.scan())
 
 
-def test_a_table_that_is_gone_is_read_from_a_newer_manifest(store: MemoryStore) -> None:
+def test_a_read_of_a_deleted_sst_uses_a_newer_manifest(store: MemoryStore) -> None:
     with flagstone.open("db", store=store, settings=MANUAL) as db:
         db.put(b"a", b"1")
         db.flush()
@@ -540,7 +530,7 @@ def test_a_table_that_is_gone_is_read_from_a_newer_manifest(store: MemoryStore) 
         with flagstone.open_reader("db", store=store, mode="latest", settings=PATIENT) as reader:
             db.put(b"a", b"2")
             db.flush()
-            # As if both had been compacted and the old table collected: only the newer one is left.
+            # As after a compaction of both and the deletion of the old SST: only the newer one is left.
             newest = manifests_of(store).require_latest().value.tree.l0[0]
             manifests_of(store).update(lambda now: _only(now.value, newest.sst_id))
             store.delete(moved)
@@ -548,7 +538,7 @@ def test_a_table_that_is_gone_is_read_from_a_newer_manifest(store: MemoryStore) 
             assert reader.multi_get([b"a", b"b"]) == [b"2", None]
 
 
-def test_a_table_that_the_newest_manifest_lacks_is_damage(store: MemoryStore) -> None:
+def test_a_missing_sst_of_the_newest_manifest_raises_corrupt_data(store: MemoryStore) -> None:
     with flagstone.open("db", store=store, settings=MANUAL) as db:
         db.put(b"a", b"1")
         db.flush()
@@ -559,7 +549,7 @@ def test_a_table_that_the_newest_manifest_lacks_is_damage(store: MemoryStore) ->
                 reader.get(b"a")
 
 
-def test_a_damaged_log_stops_the_reader_and_says_why(store: MemoryStore) -> None:
+def test_a_damaged_wal_file_closes_the_reader_with_the_cause(store: MemoryStore) -> None:
     quick = replace(PATIENT, manifest_poll_interval=timedelta(milliseconds=2))
     with flagstone.open("db", store=store, settings=MANUAL) as db:
         db.put(b"a", b"1", await_durable=True)

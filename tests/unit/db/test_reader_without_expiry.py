@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 import flagstone
-from flagstone import Admin, InvalidRequest, ReaderSettings, Settings
+from flagstone import Admin, InvalidRequest, ReaderSettings
 from flagstone.runtime.clock import VirtualClock
 from flagstone.store.memory import MemoryStore
+from kit.databases import QUIET
 
-QUIET = Settings(compactor_options=None, garbage_collector_options=None)
 LASTING = ReaderSettings(checkpoint_lifetime=None, manifest_poll_interval="100s")  # type: ignore[arg-type]
 
 
@@ -18,7 +18,7 @@ def filled(store: MemoryStore, clock: VirtualClock) -> None:
         db.put(b"k", b"1")
 
 
-def test_the_checkpoint_has_no_expiry_moves_on_and_goes_at_the_end() -> None:
+def test_the_checkpoint_never_expires_moves_with_the_database_and_is_deleted_on_close() -> None:
     store, clock = MemoryStore(), VirtualClock()
     filled(store, clock)
     admin = Admin("db", store=store, clock=clock)
@@ -39,7 +39,7 @@ def test_the_checkpoint_has_no_expiry_moves_on_and_goes_at_the_end() -> None:
     assert admin.checkpoints() == ()
 
 
-def test_after_a_crash_it_stays_through_collections_until_it_is_deleted() -> None:
+def test_after_a_crash_the_checkpoint_survives_garbage_collection_until_it_is_deleted() -> None:
     store, clock = MemoryStore(), VirtualClock()
     filled(store, clock)
     crashed = flagstone.open_reader("db", store=store, settings=LASTING, clock=clock)
@@ -50,14 +50,14 @@ def test_after_a_crash_it_stays_through_collections_until_it_is_deleted() -> Non
     assert str(left.id) == crashed.status()["checkpoint"]
     admin.delete_checkpoint(left.id)
     assert admin.checkpoints() == ()
-    # Not dead after all: it finds its checkpoint gone and makes another.
+    # The reader still runs: it finds its checkpoint deleted and creates another.
     crashed.refresh()
     assert len(admin.checkpoints()) == 1
     crashed.close()
     assert admin.checkpoints() == ()
 
 
-def test_a_former_moment_and_a_feed_are_held_without_expiry_too() -> None:
+def test_checkpoints_of_as_of_readers_and_feeds_never_expire() -> None:
     store, clock = MemoryStore(), VirtualClock()
     filled(store, clock)
     admin = Admin("db", store=store, clock=clock)
@@ -68,7 +68,7 @@ def test_a_former_moment_and_a_feed_are_held_without_expiry_too() -> None:
         assert None in [entry.expires_s for entry in admin.checkpoints()]
 
 
-def test_the_setting_travels_as_null_and_other_settings_have_no_such_choice() -> None:
+def test_no_lifetime_is_none_in_a_dictionary_and_compactor_options_refuse_it() -> None:
     assert LASTING.to_dict()["checkpoint_lifetime"] is None
     assert ReaderSettings.from_dict({"checkpoint_lifetime": None}).checkpoint_lifetime is None
     with pytest.raises(InvalidRequest, match="checkpoint_lifetime"):

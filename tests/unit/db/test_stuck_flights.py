@@ -9,11 +9,12 @@ import pytest
 from flagstone.config import ObjectStoreCacheOptions, Settings
 from flagstone.db.open import open_database
 from flagstone.runtime.sync import Event
+from flagstone.sst import store as table_store
+from flagstone.sst.reader import META
+from flagstone.sst.store import _Flight
 from flagstone.store import caching
 from flagstone.store.caching import CachingStore
 from flagstone.store.memory import MemoryStore
-from flagstone.table import table_store
-from flagstone.table.table_store import META, _Flight
 
 
 def settings(folder: Path | None = None) -> Settings:
@@ -26,20 +27,20 @@ def settings(folder: Path | None = None) -> Settings:
     )
 
 
-def test_a_request_that_never_lands_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fetch_that_never_ends_is_repeated_by_the_next_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_store, "FLIGHT_PATIENCE_S", 0.01)
     store = MemoryStore()
     with open_database("db", store=store, settings=settings()) as db:
         db.put(b"k", b"v")
     with open_database("db", store=store, settings=settings()) as db:
-        tables = db._engine.views.tables
+        tables = db._engine.manifest.views.ssts
         (table,) = tables._tables.values()
         tables._flights[table, META] = _Flight()
         assert db.get(b"k") == b"v"
         assert not tables._flights
 
 
-def test_parts_that_are_never_fetched_are_fetched_by_the_next_reader(
+def test_cached_parts_whose_fetch_never_ends_are_fetched_by_the_next_reader(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(caching, "_FLIGHT_PATIENCE_S", 0.01)
@@ -47,7 +48,7 @@ def test_parts_that_are_never_fetched_are_fetched_by_the_next_reader(
     with open_database("db", store=store, settings=settings()) as db:
         db.put(b"k", b"v")
     with open_database("db", store=store, settings=settings(tmp_path)) as db:
-        tables = db._engine.views.tables
+        tables = db._engine.manifest.views.ssts
         (table,) = tables._tables.values()
         cached = tables._store
         assert isinstance(cached, CachingStore)

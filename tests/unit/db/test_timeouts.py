@@ -13,10 +13,10 @@ import pytest
 
 import flagstone
 from flagstone.config import Settings
-from flagstone.db.async_database import AsyncDb
-from flagstone.db.database import Db
+from flagstone.db.aio.database import AsyncDb
 from flagstone.db.open import open_database
-from flagstone.db.transaction import Snapshot, Transaction
+from flagstone.db.writer.database import Db
+from flagstone.db.writer.transaction import Snapshot, Transaction
 from flagstone.errors import Closed, InvalidRequest, TransactionConflict
 from flagstone.runtime.clock import VirtualClock
 from flagstone.store.memory import MemoryStore
@@ -27,7 +27,7 @@ HOUR_MS = 3_600_000
 class World:
     def __init__(self) -> None:
         self.clock = VirtualClock()
-        # The follower looks once an hour of real time: here only a use can notice.
+        # The manifest follower polls once an hour of real time: here only a use can notice the expiry.
         settings = Settings(
             manifest_poll_interval=timedelta(hours=1), compactor_options=None, garbage_collector_options=None
         )
@@ -35,7 +35,7 @@ class World:
 
     @property
     def open_points(self) -> int:
-        return len(self.db._engine.conflicts._points)
+        return len(self.db._engine.state.conflicts._points)
 
 
 @pytest.fixture
@@ -98,14 +98,14 @@ def test_an_expired_snapshot_is_closed(world: World, use: str) -> None:
     snapshot.close()
 
 
-def test_a_block_that_lasts_too_long_raises_a_conflict_at_its_end_and_writes_nothing(world: World) -> None:
+def test_a_with_block_longer_than_the_timeout_raises_a_conflict_and_writes_nothing(world: World) -> None:
     with pytest.raises(TransactionConflict), world.db.transaction(timeout="5s") as transaction:  # noqa: PT012
         transaction.put(b"k", b"w")
         world.clock.advance(5_000)
     assert world.db.get(b"k") == b"v"
 
 
-def test_the_awaitable_face_expires_alike(world: World) -> None:
+def test_transactions_and_snapshots_of_an_async_database_expire(world: World) -> None:
     async def main() -> None:
         db = AsyncDb(world.db)
         transaction, snapshot = db.transaction(timeout="5s"), db.snapshot(timeout="5s")
@@ -132,7 +132,7 @@ def test_the_awaitable_face_expires_alike(world: World) -> None:
 
 @pytest.mark.parametrize("timeout", [timedelta(milliseconds=1500), "1500ms", "1s 500ms"])
 @pytest.mark.parametrize("begin", [Db.transaction, Db.snapshot])
-def test_the_timeout_is_a_timedelta_or_text(
+def test_the_timeout_is_given_as_timedelta_or_text(
     world: World, timeout: Any, begin: Callable[..., Transaction | Snapshot]
 ) -> None:
     reading = begin(world.db, timeout=timeout)
@@ -143,7 +143,7 @@ def test_the_timeout_is_a_timedelta_or_text(
         reading.get(b"k")
 
 
-def test_without_a_limit_it_never_expires(world: World) -> None:
+def test_without_a_timeout_transactions_and_snapshots_never_expire(world: World) -> None:
     with (
         world.db.transaction(timeout=timedelta.max) as transaction,
         world.db.snapshot(timeout=timedelta.max) as snapshot,
@@ -163,13 +163,13 @@ def test_a_bare_number_is_refused_with_a_hint(world: World, timeout: Any, begin:
 
 
 @pytest.mark.parametrize("timeout", [timedelta(0), timedelta(seconds=-1), "0s", "soon", ""])
-def test_a_timeout_that_is_none_is_refused(world: World, timeout: Any) -> None:
+def test_an_invalid_timeout_is_refused(world: World, timeout: Any) -> None:
     with pytest.raises(InvalidRequest, match="timeout: "):
         world.db.transaction(timeout=timeout)
 
 
 @pytest.mark.parametrize("shift_ms", [-2 * HOUR_MS, 2 * HOUR_MS])
-def test_a_wall_clock_that_is_set_changes_nothing(world: World, shift_ms: int) -> None:
+def test_setting_the_wall_clock_does_not_change_the_expiry(world: World, shift_ms: int) -> None:
     transaction, snapshot = world.db.transaction(), world.db.snapshot()
     world.clock.shift_wall(shift_ms)
     assert transaction.get(b"k") == snapshot.get(b"k") == b"v"
@@ -180,7 +180,7 @@ def test_a_wall_clock_that_is_set_changes_nothing(world: World, shift_ms: int) -
         snapshot.get(b"k")
 
 
-def test_what_is_collected_keeps_no_versions(world: World) -> None:
+def test_garbage_collected_snapshots_and_transactions_keep_no_rows(world: World) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         reading: list[Any] = [world.db.snapshot(), world.db.transaction()]
@@ -188,12 +188,12 @@ def test_what_is_collected_keeps_no_versions(world: World) -> None:
         assert world.open_points == 2
         reading.clear()
         gc.collect()
-        world.db._engine.expire_read_points()
+        world.db._engine.state.expire_reads()
     assert world.open_points == 0
     assert not caught
 
 
-def test_a_collected_transaction_that_wrote_warns_of_the_loss(world: World) -> None:
+def test_a_garbage_collected_transaction_with_writes_warns_of_the_loss(world: World) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         transaction = world.db.transaction()
@@ -209,7 +209,7 @@ def test_a_collected_transaction_that_wrote_warns_of_the_loss(world: World) -> N
     ]
 
 
-def test_a_retry_loop_runs_an_expired_transaction_again(world: World) -> None:
+def test_run_repeats_an_expired_transaction(world: World) -> None:
     attempts = 0
     for attempt in range(3):
         try:

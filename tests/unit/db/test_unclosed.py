@@ -18,23 +18,16 @@ import pytest
 import flagstone
 from flagstone.config import Settings
 from flagstone.db import exit as unclosed
-from flagstone.db.async_database import AsyncDb
-from flagstone.db.async_reader import AsyncDbReader
+from flagstone.db.aio.database import AsyncDb
+from flagstone.db.aio.reader import AsyncDbReader
 from flagstone.runtime.pool import IoPool
 from flagstone.store.memory import MemoryStore
+from kit.databases import eventually
 from servers.s3 import S3Server
 
 PATIENCE_S = 20.0
 LAZY = Settings(flush_interval=None)
-"""Nothing is durable before somebody flushes."""
-
-
-def eventually(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.005)
-    return found
+"""Nothing is durable before a flush."""
 
 
 def rows_of(store: MemoryStore) -> dict[bytes, bytes]:
@@ -113,7 +106,7 @@ def test_a_collected_reader_releases_its_checkpoint(face: Any, caught: list[warn
 
 
 @pytest.mark.slow
-def test_a_collected_async_face_is_flushed(caught: list[warnings.WarningMessage]) -> None:
+def test_a_collected_async_database_is_flushed(caught: list[warnings.WarningMessage]) -> None:
     store = MemoryStore()
     face = AsyncDb(flagstone.open("db", store=store, settings=LAZY))
     face._reads.put(b"k", b"v")
@@ -143,12 +136,12 @@ def test_a_database_stays_open_while_something_reads_through_it(
     engine, reading = db._engine, taken(db)
     del db
     gc.collect()
-    assert engine.closed is None
+    assert engine.state.now.closed is None
     assert not caught
     del reading
     gc.collect()
     assert len(messages(caught, ResourceWarning)) == 1
-    eventually(lambda: engine.closed is not None)
+    eventually(lambda: engine.state.now.closed is not None)
 
 
 @pytest.mark.slow
@@ -160,7 +153,7 @@ def test_a_write_handle_outlives_its_database(caught: list[warnings.WarningMessa
     assert rows_of(store) == {b"k": b"v"}
 
 
-def test_a_warning_that_is_an_error_does_not_keep_the_rows_from_being_flushed(
+def test_rows_are_flushed_when_the_warning_is_raised_as_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     raised: list[Any] = []
@@ -178,7 +171,7 @@ def test_a_warning_that_is_an_error_does_not_keep_the_rows_from_being_flushed(
 
 
 @pytest.mark.slow
-def test_a_collected_database_whose_rows_cannot_be_written_says_how_many_are_lost(
+def test_a_collected_database_that_cannot_be_flushed_reports_the_number_of_lost_rows(
     caught: list[warnings.WarningMessage],
 ) -> None:
     store = MemoryStore()
@@ -196,7 +189,7 @@ def test_a_collected_database_whose_rows_cannot_be_written_says_how_many_are_los
 
 
 @pytest.mark.slow
-def test_a_finalizer_that_interrupts_the_registry_itself_does_not_deadlock(
+def test_a_finalizer_that_runs_inside_the_registry_does_not_deadlock(
     caught: list[warnings.WarningMessage],
 ) -> None:
     """The garbage collector may run while this thread holds the lock of the registry."""
@@ -213,11 +206,11 @@ def test_a_finalizer_that_interrupts_the_registry_itself_does_not_deadlock(
     del db
     threading.Thread(target=collect_inside, args=(owner,), daemon=True).start()
     assert done.wait(PATIENCE_S), "the finalizer waits for a lock"
-    eventually(lambda: engine.closed is not None)
+    eventually(lambda: engine.state.now.closed is not None)
 
 
 @pytest.mark.slow
-def test_one_store_that_does_not_answer_does_not_hold_up_the_closing_of_others(
+def test_a_store_that_does_not_answer_does_not_delay_the_closing_of_other_databases(
     caught: list[warnings.WarningMessage],
 ) -> None:
     gate = threading.Event()
@@ -389,7 +382,7 @@ def test_rows_are_flushed_at_exit(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_rows_of_several_databases_are_flushed_at_exit_and_a_store_out_of_reach_costs_a_bounded_time(
+def test_several_databases_are_flushed_at_exit_and_an_unreachable_store_delays_it_for_a_bounded_time(
     tmp_path: Path,
 ) -> None:
     """The store out of reach is opened first: waiting for it must not cost the others their rows."""
@@ -428,11 +421,11 @@ def test_rows_of_several_databases_are_flushed_at_exit_and_a_store_out_of_reach_
 
 
 @pytest.mark.slow
-def test_a_close_that_was_interrupted_is_finished_at_exit(tmp_path: Path) -> None:
+def test_an_interrupted_close_is_finished_at_exit(tmp_path: Path) -> None:
     done = run(
         f"""
         import atexit, os, signal, threading, time
-        atexit.register(lambda: print(db._engine.durability.durable_seq, db.closed))  # runs after those of flagstone
+        atexit.register(lambda: print(db._engine.state.durable_seq, db.closed))  # runs after those of flagstone
         import flagstone
         from flagstone.store.memory import MemoryStore
         class Slow(MemoryStore):
@@ -455,7 +448,7 @@ def test_a_close_that_was_interrupted_is_finished_at_exit(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_forked_child_does_not_flush_what_its_parent_owns(tmp_path: Path) -> None:
+def test_a_forked_child_does_not_flush_the_databases_of_its_parent(tmp_path: Path) -> None:
     done = run(
         f"""
         import flagstone, os, sys, warnings
@@ -478,7 +471,7 @@ def test_a_forked_child_does_not_flush_what_its_parent_owns(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_forked_child_flushes_what_it_opened_itself(tmp_path: Path) -> None:
+def test_a_forked_child_flushes_the_databases_that_it_opened(tmp_path: Path) -> None:
     done = run(
         f"""
         import flagstone, os, sys

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from flagstone.config import Settings
-from flagstone.db.database import Db
 from flagstone.db.open import open_database
+from flagstone.db.writer.database import Db
 from flagstone.lsm.operators import Concatenate
 from flagstone.store.memory import MemoryStore
 
@@ -37,12 +37,12 @@ def read_all_ways(db: Db) -> list[Any]:
 
 
 @pytest.mark.parametrize("synchronous_commit", [False, True])
-def test_no_value_vanishes_or_goes_back_while_a_flush_is_committed(synchronous_commit: bool) -> None:
+def test_without_a_wal_no_value_disappears_or_reverts_during_a_flush(synchronous_commit: bool) -> None:
     with opened(synchronous_commit=synchronous_commit) as db:
         db.put(b"k", b"0", await_durable=True)
         db.flush()
         engine, seen, watching = db._engine, [], threading.Event()
-        adopt = engine.adopt
+        adopt = engine.manifest.adopt
 
         def watched(*arguments: Any) -> None:
             seen.append(read_all_ways(db))
@@ -50,13 +50,13 @@ def test_no_value_vanishes_or_goes_back_while_a_flush_is_committed(synchronous_c
             seen.append(read_all_ways(db))
             watching.set()
 
-        engine.adopt = watched  # type: ignore[method-assign]
+        engine.manifest.adopt = watched  # type: ignore[method-assign]
         db.put(b"k", b"1")
         db.merge(b"sum", b"a")
         db.merge(b"sum", b"b")
         db.put(b"k", b"2", await_durable=True)
         assert watching.wait(20)
-        engine.adopt = adopt  # type: ignore[method-assign]
+        engine.manifest.adopt = adopt  # type: ignore[method-assign]
         assert len(seen) == 2
         for now, scanned, held, total, durable in seen:
             assert now == scanned == held
@@ -66,25 +66,25 @@ def test_no_value_vanishes_or_goes_back_while_a_flush_is_committed(synchronous_c
         assert [now for now, *_ in seen] == sorted(now for now, *_ in seen)
 
 
-def test_a_snapshot_that_begins_between_upload_and_commit_keeps_its_versions() -> None:
+def test_a_snapshot_taken_between_upload_and_commit_of_a_flush_keeps_its_rows() -> None:
     """It is not known when the SST is built; the SST must have the version it reads all the same."""
     with opened(synchronous_commit=True) as db:
         db.put(b"k", b"old")
         engine, snapshots = db._engine, []
-        commit = engine._commit_flush
+        commit = engine.manifest.commit
 
-        def watched(*arguments: Any) -> None:
+        def watched(*arguments: Any, **options: Any) -> Any:
             snapshots.append(db.snapshot())
-            commit(*arguments)
+            return commit(*arguments, **options)
 
-        object.__setattr__(engine._flusher._target, "commit", watched)
+        engine.manifest.commit = watched  # type: ignore[method-assign]
         waiting = threading.Thread(target=lambda: db.put(b"k", b"new", await_durable=True))
         waiting.start()
         waiting.join(20)
         assert not waiting.is_alive()
         (snapshot,) = snapshots
         # As after its SSTs were replaced: it looks at the newest view, at its own number.
-        snapshot._view = engine.view
+        snapshot._view = engine.state.now.view
         assert snapshot.get(b"k") == b"old"
         assert db.get(b"k") == b"new"
         snapshot.close()

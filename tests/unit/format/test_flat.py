@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import time
 from typing import Any
 
 import pytest
@@ -11,8 +10,16 @@ import pytest
 from flagstone.errors import CorruptData, InternalError
 from flagstone.format import flat
 from flagstone.format.codec import Codec
-from flagstone.format.sst_info import SsTableInfo, SstType, decode_info, encode_info
-from flagstone.format.stats import BlockStats, SstStats, decode_stats, encode_stats
+from flagstone.format.sst_info import (
+    BlockStats,
+    SsTableInfo,
+    SstStats,
+    SstType,
+    decode_info,
+    decode_stats,
+    encode_info,
+    encode_stats,
+)
 
 
 def plain(name: str, *fields: flat.Field, order: tuple[int, ...] | None = None) -> flat.Shape[Any]:
@@ -186,10 +193,8 @@ def test_a_small_buffer_cannot_unfold_to_a_huge_value() -> None:
     front = struct.pack("<IHHHHiI", 12, 6, 8, 4, 0, 8, 4)
     offsets = [4 * (count - position) + target for position in range(count)]
     bomb = front + struct.pack(f"<{count + 1}I", count, *offsets) + data
-    started = time.perf_counter()
-    with pytest.raises(CorruptData, match="unfolds"):
+    with pytest.raises(CorruptData, match="exceed the size of the buffer"):
         flat.decode(outer, bomb)
-    assert time.perf_counter() - started < 5
 
 
 @pytest.mark.slow

@@ -13,10 +13,9 @@ import pytest
 import flagstone
 from flagstone import Admin, Settings
 from flagstone.errors import InvalidRequest, Unavailable
-from flagstone.inspector.looking import Seen, look
-from flagstone.inspector.page import render
+from flagstone.inspector.page import lanes, render
 from flagstone.inspector.server import serve
-from flagstone.inspector.tree_picture import lanes
+from flagstone.inspector.snapshot import Seen, look
 from flagstone.runtime.sync import Event
 from flagstone.store.local import LocalStore
 from golden.corpus import GoldenDatabase, databases

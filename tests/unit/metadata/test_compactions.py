@@ -20,11 +20,12 @@ from flagstone.metadata.compactions import (
     TieredSpec,
     Worker,
     add_job,
+    decode_compactions,
     edit_job,
+    encode_compactions,
     may_follow,
     trim_finished,
 )
-from flagstone.metadata.compactions_codec import decode_compactions, encode_compactions
 from flagstone.metadata.manifest import SsTable
 from flagstone.metadata.manifest_codec import ULID
 from flagstone.types import KeyRange, RunId, Seq, Ulid

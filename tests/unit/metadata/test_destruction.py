@@ -8,14 +8,13 @@ from uuid import UUID
 import pytest
 
 from flagstone.errors import Closed, InternalError, InvalidRequest
+from flagstone.metadata.annotations import Destroyed, mark_entries
 from flagstone.metadata.destruction import (
-    Destroyed,
     erase,
     find_mark,
     incarnation,
     is_vacant,
     mark_destroyed,
-    mark_entries,
     note_fence,
     settle_at,
     wal_shift,

@@ -7,10 +7,8 @@ from dataclasses import replace
 import pytest
 
 from flagstone.errors import CorruptData
-from flagstone.metadata.boundary import Boundary
-from flagstone.metadata.boundary_codec import decode_boundary, encode_boundary
-from flagstone.metadata.compactions import Compactions
-from flagstone.metadata.compactions_codec import encode_compactions, load_compactions
+from flagstone.metadata.boundary import Boundary, decode_boundary, encode_boundary
+from flagstone.metadata.compactions import Compactions, encode_compactions, load_compactions
 from flagstone.metadata.integrity import TRAILER_BYTES, seal_metadata
 from flagstone.metadata.manifest import new_manifest
 from flagstone.metadata.manifest_codec import encode_manifest, load_manifest

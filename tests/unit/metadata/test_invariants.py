@@ -10,8 +10,16 @@ from flagstone.errors import InternalError
 from flagstone.format.sst_info import SsTableInfo
 from flagstone.lsm.sequence import SequenceTracker
 from flagstone.lsm.tree import BytesRange, SortedRun, SstView, Tree
-from flagstone.metadata.compactions import Compactions, Job, JobContext, JobStatus, Subcompaction, TieredSpec
-from flagstone.metadata.invariants import check_compactions, check_manifest
+from flagstone.metadata.compactions import (
+    Compactions,
+    Job,
+    JobContext,
+    JobStatus,
+    Subcompaction,
+    TieredSpec,
+    check_compactions,
+)
+from flagstone.metadata.invariants import check_manifest
 from flagstone.metadata.manifest import Manifest, Segment, SsTable, replace_trees
 from flagstone.types import RunId, Ulid
 

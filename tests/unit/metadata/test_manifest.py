@@ -121,7 +121,7 @@ def test_borrowed_tables_leave_the_list_of_their_database() -> None:
 
 
 def test_a_view_of_an_unknown_table_is_refused() -> None:
-    with pytest.raises(InternalError, match="nobody described"):
+    with pytest.raises(InternalError, match="not described"):
         replace_trees(new_manifest(), tree=Tree((SstView.whole(Ulid(7)),)))
 
 

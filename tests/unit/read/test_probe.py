@@ -1,4 +1,4 @@
-"""Point reads: what is asked of the store, what is believed, and what happens when bytes are missing or wrong."""
+"""Point reads: which requests they make, which row they return, and what missing or damaged objects raise."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ from dataclasses import replace
 import pytest
 
 from flagstone.errors import CorruptData, Unavailable
-from flagstone.format.checksum import seal
-from flagstone.format.codec import Codec
+from flagstone.format.codec import Codec, seal
 from flagstone.format.sst import encode_footer
 from flagstone.format.sst_info import SsTableInfo
 from flagstone.kernels import index as index_kernel
 from flagstone.lsm.tree import SstView
 from flagstone.metadata.manifest import ExternalDb, Segment, SsTable
-from flagstone.read.drivers import get, multi_get
-from flagstone.read.probe import Need, probe
-from flagstone.read.scan import ScanRequest
-from flagstone.read.scans import Scan
+from flagstone.read.drivers import Need, get, multi_get, probe
+from flagstone.read.scan import Scan
+from flagstone.read.scan_cursor import ScanRequest
 from flagstone.runtime.ids import Ids
+from flagstone.sst.store import SstGone
 from flagstone.store.paths import DbPaths
-from flagstone.table.table_store import TableGone
 from flagstone.types import MAX_SEQ, MERGE, TOMBSTONE, EntryTuple, KeyRange, Ulid
-from unit.read.read_rig import Append, PlainMemtable, Rig, put
+from kit.databases import Append
+from kit.ssts import PlainMemtable, Rig, put
 
 
 def requests(rig: Rig) -> int:
@@ -42,7 +41,7 @@ def test_a_cold_get_costs_one_request_for_the_index_and_one_for_the_block() -> N
 
 
 @pytest.mark.slow
-def test_the_key_that_opens_a_block_costs_no_further_request() -> None:
+def test_a_get_of_the_first_key_of_a_block_needs_no_other_request() -> None:
     rows = [put(number) for number in range(300)]
     for row in rows:
         cold = Rig()
@@ -52,7 +51,7 @@ def test_the_key_that_opens_a_block_costs_no_further_request() -> None:
         assert requests(cold) == 2
 
 
-def test_a_small_table_comes_in_one_request() -> None:
+def test_a_get_from_a_small_sst_costs_one_request() -> None:
     rig = Rig(small_table_bytes=1 << 20)
     view = rig.view(rig.tree(l0=[rig.add([put(number) for number in range(50)])]))
     rig.store.reset()
@@ -60,7 +59,7 @@ def test_a_small_table_comes_in_one_request() -> None:
     assert requests(rig) == 1
 
 
-def test_the_filter_spares_the_block() -> None:
+def test_a_key_that_the_filter_excludes_fetches_no_block() -> None:
     rig = Rig()
     view = rig.view(rig.tree(l0=[rig.add([put(number) for number in range(0, 1000, 2)])]))
     absent = [b"%08d" % number for number in range(1, 1000, 2)]
@@ -73,7 +72,7 @@ def test_the_filter_spares_the_block() -> None:
     assert counts["slatedb.db_cache.access_count{entry_kind=index,result=miss}"] == 1
 
 
-def test_a_hit_and_a_miss_are_counted_once_each() -> None:
+def test_a_cache_hit_and_a_cache_miss_are_counted_once_each() -> None:
     rig = Rig()
     view = rig.view(rig.tree(l0=[rig.add([put(number) for number in range(100)])]))
     for _ in range(3):
@@ -84,17 +83,17 @@ def test_a_hit_and_a_miss_are_counted_once_each() -> None:
     assert counts["slatedb.db_cache.access_count{entry_kind=data_block,result=hit}"] == 2
 
 
-def test_many_keys_share_blocks_and_requests() -> None:
+def test_a_multi_get_reads_each_block_once() -> None:
     rig = Rig()
     rows = [put(number) for number in range(2000)]
     view = rig.view(rig.tree(runs=[[rig.add(rows[:1000]), rig.add(rows[1000:])]]))
     rig.store.reset()
     assert multi_get(rig.tables, view, [row[0] for row in rows], MAX_SEQ) == rows
-    # One for each table's index, then its blocks: the first keys of blocks are looked for in two.
+    # One for each SST's index, then its blocks: the first key of a block is searched in two blocks.
     assert requests(rig) <= 6
 
 
-def test_a_probe_names_what_it_needs_and_takes_it_pinned_without_any_cache() -> None:
+def test_a_probe_returns_what_it_needs_and_accepts_it_as_pinned_without_a_cache() -> None:
     rig = Rig(capacity_bytes=0)
     view = rig.view(rig.tree(l0=[rig.add([put(number) for number in range(100)])]))
     first = probe(view, b"%08d" % 50, MAX_SEQ)
@@ -108,7 +107,7 @@ def test_a_probe_names_what_it_needs_and_takes_it_pinned_without_any_cache() -> 
     assert probe(view, b"%08d" % 50, MAX_SEQ, pinned) == put(50)
 
 
-def test_the_newest_source_answers_and_tombstones_are_answers() -> None:
+def test_a_get_returns_the_newest_row_even_if_it_is_a_tombstone() -> None:
     rig = Rig()
     run = rig.add([put(b"a", 1), put(b"b", 2), put(b"c", 3)])
     l0 = rig.add([(b"b", 5, TOMBSTONE, b"", None, None)])
@@ -119,7 +118,7 @@ def test_the_newest_source_answers_and_tombstones_are_answers() -> None:
     assert multi_get(rig.tables, view, [b"b", b"c"], 4) == [put(b"b", 2), put(b"c", 3)]
 
 
-def test_operands_are_collected_across_sources_down_to_the_first_value() -> None:
+def test_merge_operands_are_collected_across_sources_down_to_the_first_value() -> None:
     rig = Rig()
     operand = [(b"k", seq, MERGE, b"%d" % seq, None, None) for seq in range(20)]
     base = rig.add([put(b"k", 1)])
@@ -131,7 +130,7 @@ def test_operands_are_collected_across_sources_down_to_the_first_value() -> None
 
 
 @pytest.mark.parametrize("size", [10, 3000])
-def test_versions_that_straddle_blocks_and_tables_are_all_found(size: int) -> None:
+def test_versions_of_a_key_in_several_blocks_and_ssts_are_all_found(size: int) -> None:
     rig = Rig()
     versions = [put(b"hot", seq, b"%d" % seq * size) for seq in range(40, 0, -1)]
     rows = [put(b"a", 1), *versions, put(b"z", 1)]
@@ -142,7 +141,7 @@ def test_versions_that_straddle_blocks_and_tables_are_all_found(size: int) -> No
     assert get(rig.tables, view, b"hot", 0) is None
 
 
-def test_only_the_visible_part_of_a_table_is_seen() -> None:
+def test_keys_outside_the_visible_range_of_an_sst_are_not_found() -> None:
     rig = Rig()
     rows = [put(number) for number in range(100)]
     whole = rig.add(rows, visible=KeyRange(b"%08d" % 20, b"%08d" % 40))
@@ -152,7 +151,7 @@ def test_only_the_visible_part_of_a_table_is_seen() -> None:
     assert [number for number, row in enumerate(found) if row] == [*range(20, 40), *range(60, 80)]
 
 
-def test_a_view_that_shows_nothing_is_not_asked() -> None:
+def test_an_sst_with_an_empty_visible_range_is_not_read() -> None:
     rig = Rig()
     view = rig.view(rig.tree(l0=[rig.add([put(b"b")], visible=KeyRange(b"x", b"y"))]))
     rig.store.reset()
@@ -169,7 +168,7 @@ def test_keys_are_routed_to_their_segment() -> None:
     assert found == [put(b"a/1"), None, put(b"b/9", 3), None, put(b"c/1", 2), None]
 
 
-def test_borrowed_tables_are_read_from_their_owner() -> None:
+def test_ssts_of_a_lender_are_read_from_its_path() -> None:
     rig = Rig()
     sst = rig.add([put(b"a")])
     own, theirs = DbPaths("db").table(sst.sst_id), DbPaths("parent/db").table(sst.sst_id)
@@ -181,12 +180,12 @@ def test_borrowed_tables_are_read_from_their_owner() -> None:
     assert get(rig.tables, rig.builder.build(manifest), b"a", MAX_SEQ) == put(b"a")
 
 
-def test_a_deleted_object_is_told_as_an_outdated_view() -> None:
+def test_a_get_of_a_deleted_object_raises_sst_gone() -> None:
     rig = Rig()
     sst = rig.add([put(b"a")])
     view = rig.view(rig.tree(l0=[sst]))
     rig.store.delete(DbPaths("db").table(sst.sst_id))
-    with pytest.raises(TableGone, match="newer") as caught:
+    with pytest.raises(SstGone, match="newer") as caught:
         get(rig.tables, view, b"a", MAX_SEQ)
     assert isinstance(caught.value, Unavailable)
     assert caught.value.table_id == sst.sst_id
@@ -195,7 +194,7 @@ def test_a_deleted_object_is_told_as_an_outdated_view() -> None:
 
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
 @pytest.mark.parametrize("place", ["block", "filter", "index", "short"])
-def test_damage_names_the_object_and_where(codec: Codec, place: str) -> None:
+def test_a_get_from_a_damaged_block_raises_its_object_and_offset(codec: Codec, place: str) -> None:
     rig = Rig(codec=codec)
     sst = rig.add([put(number) for number in range(200)])
     info = rig.ssts[sst.sst_id].info
@@ -213,7 +212,7 @@ def test_damage_names_the_object_and_where(codec: Codec, place: str) -> None:
         assert caught.value.offset == offset
 
 
-def test_unchanged_tables_and_runs_are_used_again_and_dropped_ones_leave_the_cache() -> None:
+def test_unchanged_ssts_and_runs_are_reused_and_dropped_ones_leave_the_cache() -> None:
     rig = Rig()
     run = [rig.add([put(1)]), rig.add([put(2)])]
     old, new = rig.add([put(3)]), rig.add([put(4)])
@@ -229,14 +228,14 @@ def test_unchanged_tables_and_runs_are_used_again_and_dropped_ones_leave_the_cac
     assert get(rig.tables, before, b"%08d" % 3, MAX_SEQ) == put(3)
 
 
-def test_a_table_stays_the_same_object_while_it_is_known() -> None:
+def test_an_sst_stays_the_same_python_object_while_the_store_holds_it() -> None:
     rig = Rig()
     info = rig.ssts[rig.add([put(1)]).sst_id].info
     assert rig.tables.open(Ulid(1), info) is rig.tables.open(Ulid(1), info)
 
 
 def v1_block(rows: list[EntryTuple]) -> bytes:
-    """A block of format version 1, which nobody writes any more; all keys begin with `key`."""
+    """A block of format version 1, which no release writes any more; all keys start with `key`."""
     entries, offsets = b"", b""
     for key, seq, kind, value, _, _ in rows:
         offsets += len(entries).to_bytes(2, "big")
@@ -247,7 +246,7 @@ def v1_block(rows: list[EntryTuple]) -> bytes:
     return entries + offsets + len(rows).to_bytes(2, "big")
 
 
-def test_tables_of_the_first_format_are_read_like_others() -> None:
+def test_ssts_of_the_first_format_version_are_readable() -> None:
     rig = Rig()
     rows = [(b"key%03d" % number, 9 - number % 2, 0, b"v", None, None) for number in range(40)]
     rows[7] = (rows[7][0], 5, MERGE, b"m", None, None)

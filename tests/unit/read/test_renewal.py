@@ -1,4 +1,4 @@
-"""A scan whose tables vanish goes on in another view, also between two blocks and between versions of a key."""
+"""A scan whose SSTs are deleted continues in a newer view, also between two blocks and between versions of a key."""
 
 from __future__ import annotations
 
@@ -8,39 +8,17 @@ import pytest
 
 from flagstone.errors import CorruptData
 from flagstone.read.arrow import COLUMNS, scan_arrow
-from flagstone.read.scan import ScanRequest
-from flagstone.read.scans import Scan
+from flagstone.read.scan import Scan
+from flagstone.read.scan_cursor import ScanRequest
 from flagstone.read.view import ReadView
-from flagstone.table.table_store import TableGone, TableStore
+from flagstone.sst.store import SstGone
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, Row
-from unit.read.read_rig import NOW_MS, Append, Rig, oracle
-
-
-class Vanishing:
-    """Tables of which one is gone when it is fetched the `gone`-th time anything is; `fetches` are counted."""
-
-    def __init__(self, tables: TableStore, gone: int) -> None:
-        self.pool = tables.pool
-        self.fetches = 0
-        self._tables = tables
-        self._gone = gone
-
-    def fetch(self, needs: Any, *, admit: bool = True) -> Any:
-        self._count(needs[0])
-        return self._tables.fetch(needs, admit=admit)
-
-    def fetch_request(self, need: Any, *, admit: bool = True) -> Any:
-        self._count(need)
-        return self._tables.fetch_request(need, admit=admit)
-
-    def _count(self, need: Any) -> None:
-        self.fetches += 1
-        if self.fetches == self._gone:
-            raise TableGone(need.table.id, need.table.path)
+from kit.databases import Append
+from kit.ssts import NOW_MS, Rig, VanishingSsts, oracle
 
 
 def versions(key: bytes, kinds: list[int], newest: int) -> list[EntryTuple]:
-    """Rows that fill a third of a block each, so that the versions of a key go on from block to block."""
+    """Rows that fill a third of a block each, so that the rows of a key span several blocks."""
     return [
         (key, newest - age, kind, b"" if kind == TOMBSTONE else b"%s%d." % (key, age) * 110, None, None)
         for age, kind in enumerate(kinds)
@@ -62,14 +40,14 @@ ROWS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("max_seq", [44, 47, 50])
 @pytest.mark.parametrize("how", ["rows", "arrow", "reverse"])
-def test_every_place_of_a_scan_is_one_to_go_on_from(how: str, max_seq: int) -> None:
+def test_a_scan_continues_in_a_newer_view_from_every_position(how: str, max_seq: int) -> None:
     rig = Rig(capacity_bytes=0)
     view = rig.view(rig.tree(runs=[[rig.add(ROWS)]]))
     elsewhere = rig.view(rig.tree(l0=[rig.add(ROWS[10:]), rig.add(ROWS[:10])]))
     rows = oracle(ROWS, max_seq=max_seq)
 
     def scanned(gone: int) -> tuple[list[Row], int]:
-        tables: Any = Vanishing(rig.tables, gone)
+        tables: Any = VanishingSsts(rig.tables, {gone})
         request = ScanRequest(
             max_seq=max_seq,
             now_ms=NOW_MS,
@@ -91,7 +69,7 @@ def test_every_place_of_a_scan_is_one_to_go_on_from(how: str, max_seq: int) -> N
         assert scanned(gone)[0] == expected, f"after {gone - 1} fetches"
 
 
-def test_a_table_that_newer_views_lack_as_well_is_damage() -> None:
+def test_an_sst_that_newer_views_also_lack_raises_corrupt_data() -> None:
     rig = Rig(capacity_bytes=0)
     view = rig.view(rig.tree(l0=[rig.add(ROWS)]))
     asked: list[ReadView] = []
@@ -108,10 +86,10 @@ def test_a_table_that_newer_views_lack_as_well_is_damage() -> None:
     assert asked == [view] * 3
 
 
-def test_without_a_way_to_a_newer_view_the_caller_is_told() -> None:
+def test_a_scan_without_renew_raises_sst_gone() -> None:
     rig = Rig(capacity_bytes=0)
     view = rig.view(rig.tree(l0=[rig.add(ROWS)]))
     for path in [meta.path for meta in rig.store.list("db/compacted")]:
         rig.store.delete(path)
-    with pytest.raises(TableGone):
+    with pytest.raises(SstGone):
         next(Scan(rig.tables, view, ScanRequest(max_seq=50, now_ms=NOW_MS)))

@@ -1,4 +1,4 @@
-"""Scans: how they fetch, what they merge, how they end."""
+"""Scans: which requests they make, what they merge, how they end."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import weakref
 import pytest
 
 from flagstone.errors import Closed, CorruptData, InvalidRequest
-from flagstone.format.checksum import seal
+from flagstone.format.codec import seal
 from flagstone.format.filter import BloomPolicy, FixedPrefix
 from flagstone.format.sst import footer_range
 from flagstone.lsm.tree import SstView
 from flagstone.metadata.manifest import Segment, SsTable
 from flagstone.read.arrow import scan_arrow
-from flagstone.read.scan import ScanRequest
-from flagstone.read.scans import AsyncScan, Scan
+from flagstone.read.scan import AsyncScan, Scan
+from flagstone.read.scan_cursor import ScanRequest
 from flagstone.read.view import ReadView
+from flagstone.sst.builder import SstBuilder, SstOptions
+from flagstone.sst.reader import META
+from flagstone.sst.store import Need, SstGone
 from flagstone.store.paths import DbPaths
-from flagstone.table.builder import TableBuilder, TableOptions
-from flagstone.table.reader import META
-from flagstone.table.table_store import Need, TableGone
 from flagstone.types import MAX_SEQ, MERGE, KeyRange, Ulid
-from unit.read.read_rig import NOW_MS, PlainMemtable, Rig, put
+from kit.ssts import NOW_MS, PlainMemtable, Rig, put
 
 ROWS = [put(number, value=b"v" * 200) for number in range(2000)]
 ALL = ScanRequest(max_seq=MAX_SEQ, now_ms=NOW_MS)
@@ -40,7 +40,7 @@ def one_run(rig: Rig, tables: int = 1) -> ReadView:
 
 @pytest.mark.parametrize("threads", [0, 4])
 @pytest.mark.parametrize("reverse", [False, True])
-def test_a_cold_scan_takes_few_growing_requests(threads: int, reverse: bool) -> None:
+def test_a_cold_scan_makes_few_requests_of_growing_size(threads: int, reverse: bool) -> None:
     rig = Rig(threads=threads)
     view = one_run(rig)
     rig.store.reset()
@@ -52,7 +52,7 @@ def test_a_cold_scan_takes_few_growing_requests(threads: int, reverse: bool) -> 
     assert rig.store.totals()["bytes_read"] < 1.1 * 480_000
 
 
-def test_a_short_scan_fetches_little() -> None:
+def test_a_scan_with_a_small_limit_fetches_few_bytes() -> None:
     rig = Rig()
     view = one_run(rig)
     rig.store.reset()
@@ -66,7 +66,7 @@ def test_a_short_scan_fetches_little() -> None:
     assert rig.store.totals()["bytes_read"] - index_bytes < 4096
 
 
-def test_all_sources_of_a_cold_scan_are_asked_in_the_same_round() -> None:
+def test_a_cold_scan_fetches_from_all_sources_in_the_same_round() -> None:
     rig = Rig(threads=8)
     l0 = [rig.add([put(number, 10 + shift) for number in range(shift, 400, 4)]) for shift in range(4)]
     view = rig.view(rig.tree(l0=l0[::-1]))
@@ -74,7 +74,7 @@ def test_all_sources_of_a_cold_scan_are_asked_in_the_same_round() -> None:
     assert len(list(scan)) == 400
 
 
-def test_tables_of_a_run_follow_each_other_in_both_directions() -> None:
+def test_ssts_of_a_run_are_scanned_in_order_in_both_directions() -> None:
     rig = Rig(threads=2)
     view = one_run(rig, tables=8)
     assert list(Scan(rig.tables, view, ALL)) == pairs(ROWS)
@@ -82,7 +82,7 @@ def test_tables_of_a_run_follow_each_other_in_both_directions() -> None:
     assert list(Scan(rig.tables, view, backward)) == pairs(ROWS[::-1])
 
 
-def test_a_memtable_with_few_rows_is_woven_into_whole_blocks() -> None:
+def test_few_rows_of_a_memtable_are_merged_between_whole_blocks() -> None:
     rig = Rig()
     changed = {500: put(500, 7, b"new"), 1500: (b"%08d" % 1500, 8, 1, b"", None, None)}
     view = one_run(rig).with_memtables([PlainMemtable(changed.values())])
@@ -90,7 +90,7 @@ def test_a_memtable_with_few_rows_is_woven_into_whole_blocks() -> None:
     assert list(Scan(rig.tables, view, ALL)) == pairs(expected)
 
 
-def test_segments_and_visible_ranges_are_scanned_as_one_order() -> None:
+def test_segments_and_visible_ranges_are_scanned_in_one_key_order() -> None:
     rig = Rig()
     left = [put(b"a/%03d" % number, 1) for number in range(100)]
     right = [put(b"c/%03d" % number, 2) for number in range(100)]
@@ -108,13 +108,13 @@ def test_segments_and_visible_ranges_are_scanned_as_one_order() -> None:
     assert list(Scan(rig.tables, view, part)) == expected[99:102]
 
 
-def test_tables_without_the_prefix_are_skipped() -> None:
+def test_ssts_whose_filter_lacks_the_prefix_are_skipped() -> None:
     extractor = FixedPrefix("p2", 2)
     rig = Rig()
     views = []
     for prefix in (b"aa", b"bb"):
-        builder = TableBuilder(
-            TableOptions(block_bytes=1024, min_filter_keys=1, filters=(BloomPolicy(extractor=extractor),))
+        builder = SstBuilder(
+            SstOptions(block_bytes=1024, min_filter_keys=1, filters=(BloomPolicy(extractor=extractor),))
         )
         builder.add_rows([put(prefix + b"%04d" % number) for number in range(500)] + [put(b"zz")])
         encoded = builder.finish()
@@ -132,7 +132,7 @@ def test_tables_without_the_prefix_are_skipped() -> None:
     assert sum(rig.store.totals()["requests"].values()) <= asked_without_filter
 
 
-def test_a_scan_is_iterated_in_one_way_and_not_after_closing() -> None:
+def test_iterating_a_scan_as_pairs_and_rows_or_after_close_is_refused() -> None:
     rig = Rig()
     view = one_run(rig)
     with Scan(rig.tables, view, ALL) as scan:
@@ -146,7 +146,7 @@ def test_a_scan_is_iterated_in_one_way_and_not_after_closing() -> None:
         next(scan)
 
 
-def test_a_dropped_scan_frees_its_view_at_once() -> None:
+def test_a_dropped_scan_releases_its_read_view_at_once() -> None:
     rig = Rig()
     gc.disable()
     try:
@@ -160,7 +160,7 @@ def test_a_dropped_scan_frees_its_view_at_once() -> None:
         gc.enable()
 
 
-def test_an_async_scan_seeks_and_ends() -> None:
+def test_an_async_scan_seeks_and_stops_at_its_end() -> None:
     rig = Rig(threads=2)
     view = one_run(rig, tables=4)
 
@@ -174,20 +174,20 @@ def test_an_async_scan_seeks_and_ends() -> None:
     asyncio.run(read())
 
 
-def test_a_deleted_object_ends_the_scan_as_an_outdated_view() -> None:
+def test_a_scan_of_a_deleted_object_raises_sst_gone() -> None:
     rig = Rig(threads=2)
     view = one_run(rig, tables=4)
     scan = Scan(rig.tables, view, ALL)
     first = next(scan)
     rig.store.delete(DbPaths("db").table(Ulid(3)))
-    with pytest.raises(TableGone):
+    with pytest.raises(SstGone):
         list(scan)
     assert first == pairs(ROWS)[0]
 
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("checked", [False, True])
-def test_damage_in_a_block_names_object_and_block(reverse: bool, checked: bool) -> None:
+def test_a_scan_of_a_damaged_block_raises_its_object_and_block(reverse: bool, checked: bool) -> None:
     """Unchecked damage has a right checksum: the writer was wrong, not the disk."""
     rig = Rig()
     sst = rig.add(ROWS)
@@ -211,7 +211,7 @@ def test_damage_in_a_block_names_object_and_block(reverse: bool, checked: bool) 
             scan_arrow(rig.tables, view, request).read_all()
 
 
-def test_arrow_scans_refuse_what_they_cannot_do() -> None:
+def test_arrow_scans_refuse_unknown_columns_empty_batches_and_reverse() -> None:
     rig = Rig()
     view = one_run(rig)
     for options in ({"columns": ("kind",)}, {"columns": ()}, {"batch_rows": 0}):
@@ -221,7 +221,7 @@ def test_arrow_scans_refuse_what_they_cannot_do() -> None:
         scan_arrow(rig.tables, view, ScanRequest(max_seq=1, now_ms=1, reverse=True))
 
 
-def test_operands_without_an_operator_are_refused() -> None:
+def test_merge_operands_without_a_merge_operator_are_refused() -> None:
     rig = Rig()
     view = rig.view(rig.tree(l0=[rig.add([(b"k", 1, MERGE, b"x", None, None)])]))
     with pytest.raises(InvalidRequest, match="merge operator"):
@@ -229,11 +229,11 @@ def test_operands_without_an_operator_are_refused() -> None:
 
 
 @pytest.mark.parametrize("capacity_bytes", [0, 1 << 30])
-def test_a_prefix_filter_that_the_cache_could_not_keep_is_asked_all_the_same(capacity_bytes: int) -> None:
+def test_a_prefix_filter_that_the_cache_evicted_is_still_used(capacity_bytes: int) -> None:
     extractor = FixedPrefix("p2", 2)
     rig = Rig(capacity_bytes=capacity_bytes)
-    builder = TableBuilder(
-        TableOptions(block_bytes=1024, min_filter_keys=1, filters=(BloomPolicy(extractor=extractor),))
+    builder = SstBuilder(
+        SstOptions(block_bytes=1024, min_filter_keys=1, filters=(BloomPolicy(extractor=extractor),))
     )
     builder.add_rows([put(b"aa%04d" % number) for number in range(500)] + [put(b"zz")])
     encoded = builder.finish()

@@ -1,6 +1,6 @@
 """`seek` before and after the first row, forward and backward, through every way to scan a database.
 
-All of them go on at the key itself, and show nothing beyond it: also where the next keys differ from it by one byte.
+All of them continue at the key itself, also if the next keys differ from it by one byte.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import flagstone
-from flagstone import Db, Settings
+from flagstone import Db
 from flagstone.aio import open as open_async
 from flagstone.store.memory import MemoryStore
+from kit.databases import QUIET
 
-SETTINGS = Settings(compactor_options=None, garbage_collector_options=None)
 NEIGHBOURS = [
     b"\0",
     b"\0\0",
@@ -47,7 +47,7 @@ def fill(db: Db, where: str) -> None:
 @pytest.fixture(params=["memtable", "tables"])
 def store(request: pytest.FixtureRequest) -> Iterator[MemoryStore]:
     store = MemoryStore()
-    with flagstone.open("db", store=store, settings=SETTINGS) as db:
+    with flagstone.open("db", store=store, settings=QUIET) as db:
         fill(db, request.param)
         if request.param == "memtable":
             db.flush("wal")
@@ -76,8 +76,8 @@ def check(scan: Callable[[bool], flagstone.Scan]) -> None:
 
 
 @pytest.mark.parametrize("where", ["memtable", "tables"])
-def test_seek_in_a_reverse_scan_shows_the_key_itself_and_nothing_above(where: str) -> None:
-    with flagstone.open("db", store=MemoryStore(), settings=SETTINGS) as db:
+def test_seek_in_a_reverse_scan_includes_the_key_itself_and_nothing_above(where: str) -> None:
+    with flagstone.open("db", store=MemoryStore(), settings=QUIET) as db:
         fill(db, where)
         with db.scan(reverse=True) as scan:
             scan.seek(b"k")
@@ -87,8 +87,8 @@ def test_seek_in_a_reverse_scan_shows_the_key_itself_and_nothing_above(where: st
             check(lambda reverse: snapshot.scan(reverse=reverse))
 
 
-def test_seek_among_the_own_writes_of_a_transaction() -> None:
-    with flagstone.open("db", store=MemoryStore(), settings=SETTINGS) as db:
+def test_seek_in_a_scan_of_a_transaction_includes_its_own_writes() -> None:
+    with flagstone.open("db", store=MemoryStore(), settings=QUIET) as db:
         for key in NEIGHBOURS[::2]:
             db.put(key, b"v")
         with db.transaction() as transaction:
@@ -97,14 +97,14 @@ def test_seek_among_the_own_writes_of_a_transaction() -> None:
             check(lambda reverse: transaction.scan(reverse=reverse))
 
 
-def test_seek_in_a_scan_of_a_reader(store: MemoryStore) -> None:
+def test_seek_in_a_scan_of_a_reader_continues_at_the_key(store: MemoryStore) -> None:
     with flagstone.open_reader("db", store=store) as reader:
         check(lambda reverse: reader.scan(reverse=reverse))
 
 
-def test_seek_before_the_first_row_of_an_async_scan_shows_the_key_itself_and_nothing_above() -> None:
+def test_seek_before_the_first_row_of_an_async_scan_includes_the_key_itself_and_nothing_above() -> None:
     async def run() -> None:
-        async with await open_async("db", store=MemoryStore(), settings=SETTINGS) as db:
+        async with await open_async("db", store=MemoryStore(), settings=QUIET) as db:
             for key in NEIGHBOURS:
                 await db.put(key, b"v")
             for reverse in (False, True):
@@ -117,8 +117,8 @@ def test_seek_before_the_first_row_of_an_async_scan_shows_the_key_itself_and_not
     asyncio.run(run())
 
 
-def test_seeks_before_the_first_row_add_up() -> None:
-    with flagstone.open("db", store=MemoryStore(), settings=SETTINGS) as db:
+def test_several_seeks_before_the_first_row_all_apply() -> None:
+    with flagstone.open("db", store=MemoryStore(), settings=QUIET) as db:
         fill(db, "memtable")
         for reverse in (False, True):
             for one in GOALS:
@@ -131,8 +131,8 @@ def test_seeks_before_the_first_row_add_up() -> None:
                     assert found == [key for key in kept if key in expected(other, 0, reverse=reverse)]
 
 
-def test_a_key_to_seek_that_is_not_bytes_is_refused() -> None:
-    with flagstone.open("db", store=MemoryStore(), settings=SETTINGS) as db:
+def test_seek_to_a_key_that_is_not_bytes_raises_invalid_request() -> None:
+    with flagstone.open("db", store=MemoryStore(), settings=QUIET) as db:
         fill(db, "memtable")
         for first in (0, 1):
             with db.scan(reverse=True) as scan:

@@ -10,9 +10,9 @@ from contextlib import suppress
 
 import pytest
 
-from faults.raising import Struck, Tracer
 from flagstone.errors import Closed, InvalidRequest
 from flagstone.runtime.pool import Future, IoPool, shared_pool
+from kit.faults import Struck, Tracer
 
 
 @pytest.fixture

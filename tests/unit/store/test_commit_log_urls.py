@@ -9,11 +9,10 @@ import pytest
 
 from flagstone.errors import InvalidRequest
 from flagstone.runtime.clock import VirtualClock
-from flagstone.store.commit_log.locate import open_commit_log
 from flagstone.store.commit_log.sqlite import SqliteCommitLog
 from flagstone.store.memory import MemoryStore
 from flagstone.store.port import ObjectExists
-from flagstone.store.resolve import resolve, resolve_database
+from flagstone.store.resolve import open_commit_log, resolve, resolve_database
 from flagstone.store.retrying import RetryingStore
 from flagstone.store.two_phase import TwoPhaseStore
 

@@ -15,7 +15,7 @@ import pytest
 from obstore.store import LocalStore as SlateLocalStore
 
 from flagstone.errors import InvalidRequest, Unavailable
-from flagstone.store import local_files
+from flagstone.store import local
 from flagstone.store.local import LocalStore
 from flagstone.store.port import NotWritten, ObjectChanged, ObjectExists, ObjectMissing
 from flagstone.store.retrying import RetryingStore, RetryPolicy
@@ -206,7 +206,7 @@ def test_a_swept_writer_is_told_that_nothing_was_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = LocalStore(tmp_path, fsync=False)
-    restamp = local_files.restamp
+    restamp = local.restamp
 
     def swept(file: str, stamp_ns: int, *, later_than_ns: int) -> os.stat_result:
         status = restamp(file, stamp_ns, later_than_ns=later_than_ns)
@@ -274,7 +274,7 @@ def test_a_killed_holder_of_the_lock_does_not_block_others(tmp_path: Path) -> No
     version = store.put("x", b"1")
     script = (
         "import sys\n"
-        "from flagstone.store.local_files import locked_folder\n"
+        "from flagstone.store.local import locked_folder\n"
         "with locked_folder(sys.argv[1], exclusive=True):\n"
         "    print('held', flush=True)\n"
         "    sys.stdin.read()\n"

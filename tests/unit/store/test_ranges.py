@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flagstone.store.ranges import MAX_FETCH_BYTES, cut_pieces, plan_fetches
+from flagstone.store.port import MAX_FETCH_BYTES, cut_pieces, plan_fetches
 
 RANGES = st.lists(
     st.tuples(st.integers(0, 200), st.integers(0, 60)).map(lambda r: (r[0], r[0] + r[1])), max_size=12

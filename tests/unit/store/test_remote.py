@@ -14,8 +14,7 @@ from obstore import exceptions as raw
 
 from flagstone.errors import FlagstoneError, InvalidRequest, Unavailable
 from flagstone.store.port import AccessRefused, ObjectChanged, ObjectExists, ObjectMissing, ObjectVersion
-from flagstone.store.remote import RemoteStore
-from flagstone.store.remote_errors import first_line, outcome
+from flagstone.store.remote import RemoteStore, first_line, outcome
 
 SECRET = "wJalrXUtnFEMIK7MDENG"
 OPTIONS = {

@@ -11,9 +11,8 @@ import pytest
 import flagstone
 from flagstone import ReaderSettings, Settings
 from flagstone.errors import CorruptData
-from flagstone.store.caching import CachingStore
+from flagstone.store.caching import CachingStore, read_checked
 from flagstone.store.memory import MemoryStore
-from flagstone.store.rereading import read_checked
 
 QUIET = {"compactor_options": None, "garbage_collector_options": None, "flush_interval": None}
 KEYS = [b"key%05d" % number for number in range(3000)]

@@ -89,7 +89,7 @@ def test_with_a_store_the_path_is_inside_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("address", "options", "hint"),
     [
-        ("ftp://host/x", {}, "no store speaks ftp://"),
+        ("ftp://host/x", {}, "there is no store for ftp://"),
         ("file://host/x", {}, "on the host 'host'"),
         ("memory://", {}, "needs a name"),
         ("", {}, "empty path"),

@@ -111,7 +111,7 @@ def clock() -> ScriptedClock:
     return ScriptedClock()
 
 
-def patient(inner: Flaky, clock: ScriptedClock, **policy: float) -> RetryingStore:
+def with_retries(inner: Flaky, clock: ScriptedClock, **policy: float) -> RetryingStore:
     return RetryingStore(inner, policy=RetryPolicy(**policy), clock=clock)  # type: ignore[arg-type]
 
 
@@ -121,7 +121,7 @@ def test_reads_and_puts_are_repeated_until_they_succeed(
     clock: ScriptedClock, failure: str, failures: int
 ) -> None:
     inner = Flaky(*[failure] * failures)
-    store = patient(inner, clock)
+    store = with_retries(inner, clock)
 
     store.put("x", b"1")
     inner.reads.extend([failure] * failures)
@@ -131,7 +131,7 @@ def test_reads_and_puts_are_repeated_until_they_succeed(
 
 
 def test_pauses_double_up_to_the_longest_with_jitter(clock: ScriptedClock) -> None:
-    store = patient(Flaky(*["before"] * 6), clock, initial_backoff_s=1, max_backoff_s=4, jitter=0.5)
+    store = with_retries(Flaky(*["before"] * 6), clock, initial_backoff_s=1, max_backoff_s=4, jitter=0.5)
 
     store.put("x", b"")
 
@@ -140,7 +140,7 @@ def test_pauses_double_up_to_the_longest_with_jitter(clock: ScriptedClock) -> No
 
 
 def test_the_deadline_ends_in_unavailable_with_the_story(clock: ScriptedClock) -> None:
-    store = patient(
+    store = with_retries(
         Flaky(*["before"] * 99), clock, deadline_s=10, initial_backoff_s=1, max_backoff_s=1, jitter=0
     )
 
@@ -154,14 +154,14 @@ def test_attempts_can_be_bounded(clock: ScriptedClock) -> None:
     inner = Flaky(*["before"] * 99)
 
     with pytest.raises(Unavailable, match="after 3 attempts"):
-        patient(inner, clock, attempts=3).put("x", b"")
+        with_retries(inner, clock, attempts=3).put("x", b"")
 
     assert inner.calls == ["put"] * 3
 
 
 def test_wrong_requests_are_not_repeated(clock: ScriptedClock) -> None:
     with pytest.raises(InvalidRequest):
-        patient(Flaky(), clock).put("a//b", b"")
+        with_retries(Flaky(), clock).put("a//b", b"")
     assert clock.pauses == []
 
 
@@ -171,7 +171,9 @@ def test_a_broken_listing_continues_where_it_was(clock: ScriptedClock) -> None:
         inner.put(f"f/{number}", b"")
     inner.script.extend(["break"] * 2)
 
-    assert [meta.path for meta in patient(inner, clock).list("f")] == [f"f/{number}" for number in range(7)]
+    assert [meta.path for meta in with_retries(inner, clock).list("f")] == [
+        f"f/{number}" for number in range(7)
+    ]
 
 
 @pytest.mark.parametrize("content", [b"", b"bytes"])
@@ -183,7 +185,7 @@ def test_a_create_whose_answer_was_lost_succeeds(
 ) -> None:
     inner = Flaky(*script)
 
-    version = patient(inner, clock).put_if_absent("x", content)
+    version = with_retries(inner, clock).put_if_absent("x", content)
 
     assert MemoryStore.get(inner, "x").meta.version == version
     assert MemoryStore.get(inner, "x").data == content
@@ -195,7 +197,7 @@ def test_a_swap_whose_answer_was_lost_succeeds(clock: ScriptedClock, script: lis
     first = inner.put("x", b"1")
     inner.script.extend(script)
 
-    version = patient(inner, clock).put_if_match("x", b"2", first)
+    version = with_retries(inner, clock).put_if_match("x", b"2", first)
 
     assert MemoryStore.get(inner, "x").meta.version == version
     assert MemoryStore.get(inner, "x").data == b"2"
@@ -209,7 +211,7 @@ def test_a_conflict_the_layer_below_made_itself_is_recognised(clock: ScriptedClo
 
     inner = RetriesBlindly()
 
-    assert patient(inner, clock).put_if_absent("x", b"") == inner.head("x").version
+    assert with_retries(inner, clock).put_if_absent("x", b"") == inner.head("x").version
 
 
 @pytest.mark.parametrize("script", [[], ["refused"]])
@@ -218,7 +220,7 @@ def test_a_lost_create_is_lost(clock: ScriptedClock, script: list[str]) -> None:
     MemoryStore.put_if_absent(inner, "x", b"", token="theirs")
 
     with pytest.raises(ObjectExists):
-        patient(inner, clock).put_if_absent("x", b"")
+        with_retries(inner, clock).put_if_absent("x", b"")
 
 
 def test_a_create_in_doubt_loses_to_a_foreign_token(clock: ScriptedClock) -> None:
@@ -226,7 +228,7 @@ def test_a_create_in_doubt_loses_to_a_foreign_token(clock: ScriptedClock) -> Non
     inner.then = lambda: MemoryStore.put_if_absent(inner, "x", b"", token="theirs")
 
     with pytest.raises(ObjectExists):
-        patient(inner, clock).put_if_absent("x", b"")
+        with_retries(inner, clock).put_if_absent("x", b"")
 
 
 def test_without_tokens_different_bytes_mean_lost(clock: ScriptedClock) -> None:
@@ -234,7 +236,7 @@ def test_without_tokens_different_bytes_mean_lost(clock: ScriptedClock) -> None:
     inner.then = lambda: MemoryStore.put_if_absent(inner, "x", b"theirs")
 
     with pytest.raises(ObjectExists):
-        patient(inner, clock).put_if_absent("x", b"ours")
+        with_retries(inner, clock).put_if_absent("x", b"ours")
 
 
 @pytest.mark.parametrize("content", [b"", b"same"])
@@ -247,7 +249,7 @@ def test_without_tokens_equal_bytes_in_doubt_are_not_guessed_at(
         inner.then = lambda: MemoryStore.put_if_absent(inner, "x", content)
 
     with pytest.raises(Unavailable, match="whether it was written is unknown"):
-        patient(inner, clock).put_if_absent("x", content)
+        with_retries(inner, clock).put_if_absent("x", content)
 
 
 @pytest.mark.parametrize("failure", ["before", "after"])
@@ -258,7 +260,7 @@ def test_a_swap_in_doubt_that_was_overtaken_is_unknown(clock: ScriptedClock, fai
     inner.then = lambda: MemoryStore.put(inner, "x", b"theirs")
 
     with pytest.raises(Unavailable, match="whether it was written is unknown"):
-        patient(inner, clock).put_if_match("x", b"2", first)
+        with_retries(inner, clock).put_if_match("x", b"2", first)
 
 
 def test_a_swap_not_in_doubt_that_was_overtaken_is_lost(clock: ScriptedClock) -> None:
@@ -268,7 +270,7 @@ def test_a_swap_not_in_doubt_that_was_overtaken_is_lost(clock: ScriptedClock) ->
     inner.script.append("refused")
 
     with pytest.raises(ObjectChanged):
-        patient(inner, clock).put_if_match("x", b"2", first)
+        with_retries(inner, clock).put_if_match("x", b"2", first)
 
 
 def test_a_create_in_doubt_whose_object_is_gone_is_unknown(clock: ScriptedClock) -> None:
@@ -278,7 +280,7 @@ def test_a_create_in_doubt_whose_object_is_gone_is_unknown(clock: ScriptedClock)
             return super().head(path)
 
     with pytest.raises(Unavailable, match="unknown"):
-        patient(Deletes("after"), clock).put_if_absent("x", b"")
+        with_retries(Deletes("after"), clock).put_if_absent("x", b"")
 
 
 def test_a_conflict_without_an_object_is_tried_again(clock: ScriptedClock) -> None:
@@ -292,13 +294,13 @@ def test_a_conflict_without_an_object_is_tried_again(clock: ScriptedClock) -> No
             return super().put_if_absent(path, data, token=token)
 
     inner = Undecided()
-    patient(inner, clock).put_if_absent("x", b"1")
+    with_retries(inner, clock).put_if_absent("x", b"1")
     assert inner.get("x").data == b"1"
 
     never = Undecided()
     never.answers = 10**6
     with pytest.raises(ObjectExists):
-        patient(never, clock).put_if_absent("x", b"1")
+        with_retries(never, clock).put_if_absent("x", b"1")
 
 
 def test_a_swap_refused_though_nothing_changed_is_tried_again(clock: ScriptedClock) -> None:
@@ -315,20 +317,20 @@ def test_a_swap_refused_though_nothing_changed_is_tried_again(clock: ScriptedClo
 
     inner = Undecided()
     first = inner.put("x", b"1")
-    patient(inner, clock).put_if_match("x", b"2", first)
+    with_retries(inner, clock).put_if_match("x", b"2", first)
     assert inner.get("x").data == b"2"
 
     never = Undecided()
     never.answers = 10**6
     with pytest.raises(ObjectChanged):
-        patient(never, clock).put_if_match("x", b"2", never.put("x", b"1"))
+        with_retries(never, clock).put_if_match("x", b"2", never.put("x", b"1"))
 
 
 def test_running_out_of_time_in_doubt_says_so(clock: ScriptedClock) -> None:
     with pytest.raises(Unavailable, match="whether it was written is unknown: 503"):
-        patient(Flaky(*["before"] * 99), clock).put_if_absent("x", b"")
+        with_retries(Flaky(*["before"] * 99), clock).put_if_absent("x", b"")
     with pytest.raises(Unavailable) as certain:
-        patient(Flaky(*["refused"] * 99), clock).put_if_absent("x", b"")
+        with_retries(Flaky(*["refused"] * 99), clock).put_if_absent("x", b"")
     assert "unknown" not in str(certain.value)
 
 
@@ -336,7 +338,7 @@ def test_the_readback_is_patient_too(clock: ScriptedClock) -> None:
     inner = Flaky("after")
     inner.reads.extend(["before", "before"])
 
-    patient(inner, clock).put_if_absent("x", b"")
+    with_retries(inner, clock).put_if_absent("x", b"")
 
     assert inner.calls == ["put_if_absent", "put_if_absent", "head", "head", "head"]
 
@@ -350,7 +352,7 @@ def test_one_token_serves_all_tries(clock: ScriptedClock) -> None:
             return super().put_if_absent(path, data, token=token)
 
     inner = Recorder("before", "before")
-    store = patient(inner, clock)
+    store = with_retries(inner, clock)
     store.put_if_absent("x", b"")
     store.put_if_absent("y", b"")
 

@@ -12,11 +12,9 @@ import pytest
 
 import flagstone
 from flagstone import Admin, InvalidRequest
-from flagstone.store.commit_log.locate import open_commit_log
-from flagstone.store.commit_log.postgres import PostgresCommitLog
-from flagstone.store.commit_log.secrets import passwords_of, without_password
+from flagstone.store.commit_log.postgres import PostgresCommitLog, passwords_of, without_password
 from flagstone.store.remote_options import SECRET_OPTIONS
-from flagstone.store.resolve import resolve
+from flagstone.store.resolve import open_commit_log, resolve
 
 WORD = "hunter2"
 POSTGRES = f"postgresql://shop:{WORD}@127.0.0.1:1/db"

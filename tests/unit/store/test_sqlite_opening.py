@@ -11,7 +11,7 @@ import pytest
 
 from flagstone.errors import Unavailable
 from flagstone.runtime.sync import Event, start_thread
-from flagstone.store.commit_log.port import CommitRecord, RecordState
+from flagstone.store.commit_log import CommitRecord, RecordState
 from flagstone.store.commit_log.sqlite import SqliteCommitLog
 
 ROUNDS = 20

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from flagstone.errors import CorruptData, InvalidRequest
-from flagstone.store.commit_log.port import CommitRecord, RecordState
+from flagstone.store.commit_log import CommitRecord, RecordState
 from flagstone.store.commit_log.sqlite import SqliteCommitLog
 from flagstone.store.memory import MemoryStore
 from flagstone.store.port import ObjectChanged, ObjectExists, ObjectMissing, ObjectVersion

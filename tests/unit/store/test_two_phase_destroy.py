@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from flagstone import Admin, InvalidRequest, Settings
-from flagstone.db.feed import open_feed
 from flagstone.db.open import open_database
+from flagstone.db.reader.feed import open_feed
 from flagstone.errors import Unavailable
 from flagstone.metadata.boundary import Boundary
 from flagstone.runtime.ids import SYSTEM_IDS
-from flagstone.store.commit_log.port import CommitRecord, RecordState
+from flagstone.store.commit_log import CommitRecord, RecordState
 from flagstone.store.commit_log.sqlite import SqliteCommitLog
 from flagstone.store.intents import Intents, checksum, staged_destination
 from flagstone.store.memory import MemoryStore

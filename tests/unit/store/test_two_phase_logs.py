@@ -9,9 +9,8 @@ from dataclasses import replace
 import pytest
 
 from flagstone.errors import InvalidRequest, Unavailable
-from flagstone.store.commit_log import postgres, sqlite
+from flagstone.store.commit_log import CommitRecord, RecordState, postgres, sqlite
 from flagstone.store.commit_log.dynamodb import DynamoDbCommitLog
-from flagstone.store.commit_log.port import CommitRecord, RecordState
 from flagstone.store.commit_log.postgres import PostgresCommitLog
 from servers.commit_logs import NewLog
 from unit.store.test_two_phase_crashes import CASES, check_final, crashed, read

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
-from flagstone.store.commit_log.port import CommitLog
+from flagstone.store.commit_log import CommitLog
 from flagstone.store.intents import staged_destination
 from flagstone.store.memory import MemoryStore
 from flagstone.store.port import ObjectVersion

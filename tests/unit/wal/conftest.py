@@ -10,8 +10,8 @@ from flagstone.runtime.pool import IoPool
 from flagstone.store.counting import CountingStore
 from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
-from flagstone.testing.wal_files import encode_wal
 from flagstone.types import VALUE, EntryTuple, WalId
+from kit.databases import encode_wal
 
 PATHS = DbPaths("db")
 

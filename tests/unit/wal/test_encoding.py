@@ -4,10 +4,10 @@ import pytest
 
 from flagstone.errors import CorruptData, InvalidRequest
 from flagstone.format.codec import Codec
-from flagstone.table.builder import TableBuilder
-from flagstone.testing.wal_files import encode_wal
+from flagstone.sst.builder import SstBuilder
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple
-from flagstone.wal.encoding import decode_wal
+from flagstone.wal.replay import decode_wal
+from kit.databases import encode_wal
 
 ROWS: list[EntryTuple] = [
     (b"b", 1, VALUE, b"1", 10, None),
@@ -44,7 +44,7 @@ def test_a_file_without_rows_is_refused() -> None:
 
 
 def test_a_compacted_table_is_not_taken_for_a_wal_file() -> None:
-    builder = TableBuilder()
+    builder = SstBuilder()
     builder.add_rows(ROWS[:1])
 
     with pytest.raises(CorruptData, match="expected"):

@@ -10,7 +10,7 @@ from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectExists, ObjectVersion
 from flagstone.types import WalId
-from flagstone.wal.fencing import write_fence
+from flagstone.wal.frontier import write_fence
 
 if TYPE_CHECKING:
     from unit.wal.conftest import Log

@@ -8,7 +8,7 @@ from flagstone.runtime.pool import IoPool
 from flagstone.store.local import LocalStore
 from flagstone.store.paths import DbPaths
 from flagstone.types import WalId
-from flagstone.wal.listing import find_frontier
+from flagstone.wal.frontier import find_frontier
 from golden.corpus import databases
 from golden.reading import PlainReader
 

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from flagstone.config import GarbageCollectorOptions, Settings
 from flagstone.config.settings import GcFenceOptions
 from flagstone.errors import Closed, Unavailable
 from flagstone.runtime.clock import VirtualClock
-from flagstone.wal.ownership import TRUSTED_S, Ownership, trusted_s
+from flagstone.wal.writer import TRUSTED_S, Ownership, trusted_s
+
+
+class Manifest:
+    """A manifest whose refresh the test decides."""
+
+    def __init__(self, refresh: Callable[[], None]) -> None:
+        self.refresh = refresh
 
 
 def test_one_look_is_trusted_for_a_while() -> None:
     clock, looks = VirtualClock(), []
-    ownership = Ownership(lambda: looks.append(clock.monotonic()), clock=clock)
+    ownership = Ownership(Manifest(lambda: looks.append(clock.monotonic())), clock=clock)
     for _ in range(100):
         ownership.ensure()
         clock.advance(1000)
@@ -27,7 +36,7 @@ def test_time_is_counted_from_before_the_look() -> None:
         looks.append(clock.monotonic())
         clock.advance(1000 * TRUSTED_S)
 
-    ownership = Ownership(slow, clock=clock)
+    ownership = Ownership(Manifest(slow), clock=clock)
     ownership.ensure()
     ownership.ensure()
     assert len(looks) == 2
@@ -35,7 +44,7 @@ def test_time_is_counted_from_before_the_look() -> None:
 
 def test_a_wall_clock_that_jumps_ahead_means_a_machine_that_slept() -> None:
     clock, looks = VirtualClock(), []
-    ownership = Ownership(lambda: looks.append(1), clock=clock)
+    ownership = Ownership(Manifest(lambda: looks.append(1)), clock=clock)
     ownership.ensure()
     clock.shift_wall(60_000)
     ownership.ensure()
@@ -51,7 +60,7 @@ def test_without_a_good_answer_nothing_is_trusted(error: Exception) -> None:
         if answer is not None:
             raise answer
 
-    ownership = Ownership(ask, clock=VirtualClock())
+    ownership = Ownership(Manifest(ask), clock=VirtualClock())
     for _ in range(2):
         with pytest.raises(type(error)):
             ownership.ensure()
@@ -66,7 +75,17 @@ def test_who_has_fences_deleted_asks_after_every_file() -> None:
     deleting = GarbageCollectorOptions(wal_fence_options=GcFenceOptions(dry_run=False))
     assert trusted_s(Settings(garbage_collector_options=deleting)) == 0
     looks: list[int] = []
-    ownership = Ownership(lambda: looks.append(1), clock=VirtualClock(), limit_s=0)
+    ownership = Ownership(Manifest(lambda: looks.append(1)), clock=VirtualClock(), limit_s=0)
     for _ in range(3):
         ownership.ensure()
     assert len(looks) == 3
+
+
+def test_a_lost_wal_id_names_the_newer_writer_if_the_manifest_does() -> None:
+    def fenced() -> None:
+        raise Closed("writer 7 took over", reason="fenced")
+
+    assert "writer 7" in str(Ownership(Manifest(fenced), clock=VirtualClock()).lost())
+    unnamed = Ownership(Manifest(lambda: None), clock=VirtualClock()).lost()
+    assert unnamed.reason == "fenced"
+    assert "next WAL id" in str(unnamed)

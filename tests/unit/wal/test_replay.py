@@ -11,13 +11,12 @@ from flagstone.store.local import LocalStore
 from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import StoredObject
-from flagstone.testing.wal_files import encode_wal
 from flagstone.types import EntryTuple, WalId
-from flagstone.wal.fetching import fetch_in_order, plan_window
-from flagstone.wal.listing import find_frontier
-from flagstone.wal.replay import WalTruncated, replay
+from flagstone.wal.frontier import find_frontier
+from flagstone.wal.replay import WalTruncated, fetch_in_order, plan_window, replay
 from golden.corpus import databases
 from golden.reading import PlainReader, _visible
+from kit.databases import encode_wal
 from unit.wal.conftest import row
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from flagstone.types import KeyRange
-from flagstone.write.backpressure import L0Load, Pause, deepest_cover, plan_upload_pause, plan_write_pause
+from flagstone.write.backpressure import L0Pressure, Pause, deepest_cover, plan_upload_pause, plan_write_pause
 
 ALL = KeyRange()
 
@@ -12,7 +12,7 @@ def span(start: str | None, stop: str | None) -> KeyRange:
     return KeyRange(None if start is None else start.encode(), None if stop is None else stop.encode())
 
 
-def test_writers_go_on_below_the_limit_and_wait_at_it() -> None:
+def test_writers_continue_below_the_limit_and_wait_at_it() -> None:
     assert plan_write_pause(unflushed_bytes=99, max_unflushed_bytes=100) is None
 
     pause = plan_write_pause(unflushed_bytes=100, max_unflushed_bytes=100)
@@ -22,7 +22,7 @@ def test_writers_go_on_below_the_limit_and_wait_at_it() -> None:
     assert "max_unflushed_bytes is 100" in pause.message
 
 
-def test_a_waiting_writer_is_told_what_holds_up_the_uploads() -> None:
+def test_the_message_of_a_waiting_writer_names_what_blocks_the_uploads() -> None:
     upload = Pause("num_ssts", "L0 is full")
 
     pause = plan_write_pause(unflushed_bytes=5, max_unflushed_bytes=5, upload_pause=upload)
@@ -34,31 +34,29 @@ def test_a_waiting_writer_is_told_what_holds_up_the_uploads() -> None:
 @pytest.mark.parametrize(
     ("live", "in_flight", "reason"), [(6, 1, None), (7, 1, "num_ssts"), (4, 4, "num_ssts")]
 )
-def test_an_upload_waits_when_l0_has_no_room_for_one_more(
-    live: int, in_flight: int, reason: str | None
-) -> None:
-    load = L0Load([span("a", "b")] * live, [span("a", "b")] * in_flight, span("x", "y"))
+def test_an_upload_waits_when_l0_is_full(live: int, in_flight: int, reason: str | None) -> None:
+    load = L0Pressure([span("a", "b")] * live, [span("a", "b")] * in_flight, span("x", "y"))
 
     pause = plan_upload_pause([load], l0_max_ssts=8, l0_max_ssts_per_key=8)
 
     assert (pause and pause.reason) == reason
 
 
-def test_an_upload_waits_when_one_of_its_keys_is_covered_too_often() -> None:
+def test_an_upload_waits_when_too_many_ssts_cover_one_of_its_keys() -> None:
     live, in_flight = [span("a", "m"), span("f", "z")], [span("k", "l")]
     limits = {"l0_max_ssts": 100, "l0_max_ssts_per_key": 3}
 
-    pause = plan_upload_pause([L0Load(live, in_flight, span("a", "z"))], **limits)
+    pause = plan_upload_pause([L0Pressure(live, in_flight, span("a", "z"))], **limits)
 
     assert pause is not None
     assert pause.reason == "num_ssts_per_key"
-    assert plan_upload_pause([L0Load(live, in_flight, span("a", "k"))], **limits) is None
-    assert plan_upload_pause([L0Load(live, in_flight, span("l", "z"))], **limits) is None
+    assert plan_upload_pause([L0Pressure(live, in_flight, span("a", "k"))], **limits) is None
+    assert plan_upload_pause([L0Pressure(live, in_flight, span("l", "z"))], **limits) is None
 
 
-def test_every_segment_a_memtable_touches_must_have_room() -> None:
-    roomy = L0Load([], [], span("a", "b"), segment=b"a")
-    full = L0Load([span("b", "c")] * 2, [], span("b", "c"), segment=b"b")
+def test_an_upload_waits_until_every_segment_of_its_memtable_has_room() -> None:
+    roomy = L0Pressure([], [], span("a", "b"), segment=b"a")
+    full = L0Pressure([span("b", "c")] * 2, [], span("b", "c"), segment=b"b")
 
     pause = plan_upload_pause([roomy, full], l0_max_ssts=2, l0_max_ssts_per_key=2)
 
@@ -80,5 +78,7 @@ def test_every_segment_a_memtable_touches_must_have_room() -> None:
         ([span("a", "f"), span("a", "f"), span("m", "z")], span("f", "n"), 1),
     ],
 )
-def test_the_deepest_cover_is_that_of_one_key(ranges: list[KeyRange], within: KeyRange, depth: int) -> None:
+def test_the_deepest_cover_counts_the_ssts_over_one_key(
+    ranges: list[KeyRange], within: KeyRange, depth: int
+) -> None:
     assert deepest_cover(ranges, within) == depth

@@ -83,7 +83,7 @@ def test_rows_come_out_sorted_by_key() -> None:
         ([("put", b"1"), ("merge", b"2"), ("put", b"4"), ("merge", b"5")], VALUE, b"(4+5)"),
     ],
 )
-def test_the_last_operation_on_a_key_counts_and_merges_add_to_it(
+def test_the_last_put_or_delete_of_a_key_counts_and_later_merges_are_applied_to_it(
     operations: list[tuple[Any, ...]], kind: int, value: bytes
 ) -> None:
     batch = batch_of(*operations)
@@ -92,7 +92,7 @@ def test_the_last_operation_on_a_key_counts_and_merges_add_to_it(
     assert sealed(batch) == [(b"k", kind, value, None)]
 
 
-def test_a_value_made_of_nothing_but_operands_is_finished() -> None:
+def test_an_operand_after_a_delete_becomes_a_finished_value() -> None:
     class Counted(Brackets):
         def finish(self, key: bytes, combined: bytes) -> bytes:
             return b"=" + combined
@@ -103,13 +103,15 @@ def test_a_value_made_of_nothing_but_operands_is_finished() -> None:
 
 
 @pytest.mark.parametrize("operations", [[("merge", b"1")], [("merge", b"1"), ("put", b"2")]])
-def test_merging_without_an_operator_is_refused(operations: list[tuple[Any, ...]]) -> None:
+def test_a_merge_without_an_operator_raises_invalid_request(operations: list[tuple[Any, ...]]) -> None:
     with pytest.raises(InvalidRequest, match="no merge operator"):
         seal(batch_of(*operations), NOW)
 
 
 @pytest.mark.parametrize("operations", [[("merge", b"bad")], [("put", b"1"), ("merge", b"bad")]])
-def test_an_operand_that_could_never_be_read_is_refused(operations: list[tuple[Any, ...]]) -> None:
+def test_an_operand_that_the_operator_refuses_raises_invalid_request(
+    operations: list[tuple[Any, ...]],
+) -> None:
     with pytest.raises(InvalidRequest, match="cannot merge that"):
         sealed(batch_of(*operations))
 
@@ -130,7 +132,9 @@ DAY = {"ttl": timedelta(days=1)}
         [("put", b"1", HOUR), ("merge", b"2", {"expire_at": NOW + 3_600_000})],
     ],
 )
-def test_what_is_folded_must_expire_together(operations: list[tuple[Any, ...]]) -> None:
+def test_merged_operands_with_different_expiries_raise_invalid_request(
+    operations: list[tuple[Any, ...]],
+) -> None:
     with pytest.raises(InvalidRequest, match="expire at different times"):
         sealed(batch_of(*operations))
 
@@ -142,7 +146,9 @@ def test_what_is_folded_must_expire_together(operations: list[tuple[Any, ...]]) 
         ([("delete",), ("merge", b"1", HOUR)], VALUE),
     ],
 )
-def test_the_same_moment_may_be_said_in_different_ways(operations: list[tuple[Any, ...]], kind: int) -> None:
+def test_equal_expiries_given_as_ttl_and_as_time_can_be_merged(
+    operations: list[tuple[Any, ...]], kind: int
+) -> None:
     ((_, found, _, expires_ms),) = sealed(batch_of(*operations))
 
     assert (found, expires_ms) == (kind, NOW + 3_600_000)
@@ -159,7 +165,9 @@ def test_the_same_moment_may_be_said_in_different_ways(operations: list[tuple[An
         ({"expire_at": datetime(2030, 1, 1, tzinfo=UTC)}, 1_893_456_000_000),
     ],
 )
-def test_a_row_expires_when_it_says_or_by_default(options: dict[str, Any], expires_ms: int | None) -> None:
+def test_a_row_expires_by_its_own_ttl_or_by_the_default_ttl(
+    options: dict[str, Any], expires_ms: int | None
+) -> None:
     batch = WriteBatch()
     batch.put(b"k", b"v", **options)
 
@@ -187,7 +195,7 @@ def test_a_tombstone_never_expires() -> None:
         ({"ttl": "1s", "expire_at": 2}, "not both"),
     ],
 )
-def test_a_time_that_is_none_is_refused_at_once(options: dict[str, Any], problem: str) -> None:
+def test_an_invalid_ttl_or_expiry_raises_at_once(options: dict[str, Any], problem: str) -> None:
     batch = WriteBatch()
 
     with pytest.raises(InvalidRequest, match=problem):
@@ -263,7 +271,7 @@ def test_a_batch_tells_what_it_will_do() -> None:
     assert repr(batch) == "WriteBatch(keys=2)"
 
 
-def test_a_cleared_batch_is_as_new() -> None:
+def test_a_cleared_batch_has_no_operation() -> None:
     batch = batch_of(("merge", b"1"))
     batch.clear()
     batch.put(b"k", b"v")

@@ -1,4 +1,4 @@
-"""Writes while the clock is behind, and merge operators that take their time: neither stops the others."""
+"""Neither a clock that is behind nor a slow merge operator stops other writes."""
 
 from __future__ import annotations
 
@@ -8,28 +8,26 @@ from datetime import timedelta
 
 import pytest
 
-from flagstone.config import Settings
-from flagstone.db.database import Db
 from flagstone.db.open import open_database
+from flagstone.db.writer.database import Db
 from flagstone.errors import InvalidRequest
 from flagstone.runtime.clock import VirtualClock
 from flagstone.store.memory import MemoryStore
 from flagstone.types import VALUE
 from flagstone.write.batch import WriteBatch
+from kit.databases import MANUAL
 
-SETTINGS = Settings(flush_interval=None, compactor_options=None, garbage_collector_options=None)
 
-
-def test_a_writer_that_waits_for_the_clock_holds_nobody_up() -> None:
+def test_a_write_that_waits_for_the_clock_blocks_neither_snapshots_nor_wal_flushes() -> None:
     clock = VirtualClock(blocking=True)
-    db = open_database("db", store=MemoryStore(), settings=SETTINGS, clock=clock)
+    db = open_database("db", store=MemoryStore(), settings=MANUAL, clock=clock)
     first = db.put(b"before", b"1")
     clock.shift_wall(-3000)
     late: list[int] = []
     writer = threading.Thread(target=lambda: late.append(db.put(b"after", b"2").created_ms))
     writer.start()
     assert clock.wait_for_sleepers()
-    # Everything that needs the lock of the writes: a snapshot, what is durable, the log.
+    # Everything that needs the write lock: a snapshot, durability, the WAL.
     with db.snapshot() as snapshot:
         assert snapshot.get(b"before") == b"1"
     db.flush("wal")
@@ -40,9 +38,9 @@ def test_a_writer_that_waits_for_the_clock_holds_nobody_up() -> None:
     db.close()
 
 
-def test_a_clock_that_stays_behind_is_an_error_and_nothing_is_written() -> None:
+def test_a_clock_that_stays_behind_raises_and_writes_nothing() -> None:
     clock = VirtualClock()
-    with open_database("db", store=MemoryStore(), settings=SETTINGS, clock=clock) as db:
+    with open_database("db", store=MemoryStore(), settings=MANUAL, clock=clock) as db:
         db.put(b"before", b"1")
         clock.shift_wall(-60_000)
         for write in (lambda: db.put(b"after", b"2"), lambda: db.write(one_row())):
@@ -53,9 +51,9 @@ def test_a_clock_that_stays_behind_is_an_error_and_nothing_is_written() -> None:
         db.put(b"after", b"3")
 
 
-def test_a_held_clock_writes_on_with_the_newest_time() -> None:
+def test_with_a_held_clock_rows_get_the_newest_known_time() -> None:
     clock, store = VirtualClock(), MemoryStore()
-    settings = SETTINGS.replace(on_clock_regression="hold")
+    settings = MANUAL.replace(on_clock_regression="hold")
     with open_database("db", store=store, settings=settings, clock=clock) as db:
         clock.shift_wall(3_600_000)
         ahead = db.put(b"ahead", b"1").created_ms
@@ -72,9 +70,9 @@ def test_a_held_clock_writes_on_with_the_newest_time() -> None:
         assert db.put(b"later", b"4").created_ms > ahead
 
 
-def test_the_refusal_of_a_clock_that_is_behind_names_the_ways_out() -> None:
+def test_the_error_about_a_clock_that_is_behind_names_the_remedies() -> None:
     clock = VirtualClock()
-    with open_database("db", store=MemoryStore(), settings=SETTINGS, clock=clock) as db:
+    with open_database("db", store=MemoryStore(), settings=MANUAL, clock=clock) as db:
         db.put(b"before", b"1")
         clock.shift_wall(-60_000)
         with pytest.raises(InvalidRequest, match=r"on_clock_regression='hold'.*flagstone repair"):
@@ -89,7 +87,7 @@ def one_row() -> WriteBatch:
 
 
 class Patient:
-    """An operator that looks at the database while it folds, and waits to be told to go on."""
+    """A merge operator that signals its start and waits for permission to continue."""
 
     def __init__(self) -> None:
         self.folding = threading.Event()
@@ -101,9 +99,9 @@ class Patient:
         return (existing or b"") + operand
 
 
-def test_folding_a_batch_holds_nobody_up() -> None:
+def test_merging_the_operands_of_a_batch_does_not_block_other_writers() -> None:
     operator = Patient()
-    db: Db = open_database("db", store=MemoryStore(), settings=SETTINGS, merge_operator=operator)
+    db: Db = open_database("db", store=MemoryStore(), settings=MANUAL, merge_operator=operator)
     batch = WriteBatch()
     batch.merge(b"k", b"1")
     batch.merge(b"k", b"2")
@@ -121,7 +119,7 @@ def test_folding_a_batch_holds_nobody_up() -> None:
 
 def test_rows_of_max_wal_bytes_are_written_to_a_wal_file_without_a_timer() -> None:
     store = MemoryStore()
-    with open_database("db", store=store, settings=SETTINGS.replace(max_wal_bytes=1000)) as db:
+    with open_database("db", store=store, settings=MANUAL.replace(max_wal_bytes=1000)) as db:
         handles = [db.put(b"%03d" % number, b"x" * 50) for number in range(100)]
         deadline = time.monotonic() + 20
         # Nothing waits for it, so nothing but its size makes the file be written.
@@ -133,7 +131,7 @@ def test_rows_of_max_wal_bytes_are_written_to_a_wal_file_without_a_timer() -> No
 
 
 def test_max_wal_bytes_counts_from_the_last_file_and_across_frozen_memtables() -> None:
-    settings = SETTINGS.replace(
+    settings = MANUAL.replace(
         max_wal_bytes=1000, l0_sst_size_bytes=600, l0_max_ssts=1000, l0_max_ssts_per_key=1000
     )
     with open_database("db", store=MemoryStore(), settings=settings) as db:
@@ -144,15 +142,15 @@ def test_max_wal_bytes_counts_from_the_last_file_and_across_frozen_memtables() -
         assert len(dict(db.scan())) == 200
 
 
-def test_the_rows_of_a_write_that_was_cut_off_are_not_written_to_the_wal() -> None:
+def test_the_rows_of_an_interrupted_write_are_not_written_to_the_wal() -> None:
     store = MemoryStore()
-    db = open_database("db", store=store, settings=SETTINGS)
+    db = open_database("db", store=store, settings=MANUAL)
     db.put(b"whole", b"1")
-    committer = db._engine.committer
-    seq = committer.durability.last_seq + 1
-    with committer.lock:
-        # As an exception leaves it between the rows and their number.
-        committer.memtables.active.insert_batch([(b"torn/1", VALUE, b"1", None)], seq, 5)
+    state = db._engine.state
+    seq = state.last_seq + 1
+    with state.lock:
+        # As an exception leaves it between the rows and their sequence number.
+        state.now.memtables.active.insert_batch([(b"torn/1", VALUE, b"1", None)], seq, 5)
     db.flush("wal")
-    with open_database("db", store=store, settings=SETTINGS) as again:
+    with open_database("db", store=store, settings=MANUAL) as again:
         assert dict(again.scan()) == {b"whole": b"1"}

@@ -37,7 +37,7 @@ def history() -> History:
     return History()
 
 
-def test_the_second_of_two_writers_of_a_key_loses(history: History) -> None:
+def test_the_second_of_two_transactions_that_write_a_key_conflicts(history: History) -> None:
     first, second = history.begin(), history.begin()
     history.commit(first, b"k")
 
@@ -45,7 +45,7 @@ def test_the_second_of_two_writers_of_a_key_loses(history: History) -> None:
         history.commit(second, b"k")
 
 
-def test_a_plain_write_counts_as_well(history: History) -> None:
+def test_a_transaction_conflicts_with_a_plain_write(history: History) -> None:
     state = history.begin()
     history.write(b"a", b"k")
 
@@ -53,7 +53,7 @@ def test_a_plain_write_counts_as_well(history: History) -> None:
         history.commit(state, b"k", b"z")
 
 
-def test_writes_before_the_start_do_not_matter(history: History) -> None:
+def test_writes_before_the_start_of_a_transaction_do_not_conflict(history: History) -> None:
     other = history.begin()
     history.write(b"k")
     state = history.begin()
@@ -111,7 +111,7 @@ def test_a_row_that_appears_in_a_scanned_range_conflicts(
         history.commit(state, b"elsewhere")
 
 
-def test_a_range_read_is_forgiven_under_snapshot_isolation(history: History) -> None:
+def test_a_range_read_does_not_conflict_under_snapshot_isolation(history: History) -> None:
     state = history.begin()
     state.track_range(KeyRange())
     history.write(b"c")
@@ -120,7 +120,7 @@ def test_a_range_read_is_forgiven_under_snapshot_isolation(history: History) -> 
 
 
 @pytest.mark.parametrize("isolation", ["snapshot", "serializable"])
-def test_a_marked_read_counts_under_either_isolation(history: History, isolation: Isolation) -> None:
+def test_a_marked_read_conflicts_under_both_isolations(history: History, isolation: Isolation) -> None:
     state = history.begin(isolation)
     state.mark_read([b"k"])
     history.write(b"k")
@@ -130,7 +130,7 @@ def test_a_marked_read_counts_under_either_isolation(history: History, isolation
 
 
 @pytest.mark.parametrize("isolation", ["snapshot", "serializable"])
-def test_an_unmarked_write_conflicts_with_nobody_in_either_direction(
+def test_an_unmarked_write_conflicts_neither_with_earlier_nor_with_later_writes(
     history: History, isolation: Isolation
 ) -> None:
     mine, other = history.begin(isolation), history.begin(isolation)
@@ -150,7 +150,7 @@ def test_an_unmarked_write_conflicts_with_nobody_in_either_direction(
         history.commit(other, b"k")
 
 
-def test_a_synchronous_write_conflicts_although_nobody_ran_when_it_got_its_number() -> None:
+def test_a_synchronous_write_conflicts_with_a_transaction_that_started_before_it_was_visible() -> None:
     # It is on its way to the store, so the transaction starts below it and does not see it.
     tracker = ConflictTracker()
     tracker.record_commit(11, [b"k"], committed_seq=10)
@@ -161,7 +161,7 @@ def test_a_synchronous_write_conflicts_although_nobody_ran_when_it_got_its_numbe
         tracker.check(state)
 
 
-def test_a_key_written_twice_still_conflicts_after_its_first_write_was_forgotten(history: History) -> None:
+def test_a_key_written_twice_still_conflicts_after_its_first_write_was_discarded(history: History) -> None:
     old = history.begin()
     history.write(b"k")
     young = history.begin()
@@ -173,7 +173,7 @@ def test_a_key_written_twice_still_conflicts_after_its_first_write_was_forgotten
         history.commit(young, b"k")
 
 
-def test_a_transaction_that_writes_more_than_everybody_else_is_judged_alike(history: History) -> None:
+def test_a_transaction_with_more_keys_than_all_others_has_the_same_conflicts(history: History) -> None:
     old = history.begin()
     history.write(b"5")
     young = history.begin()
@@ -184,7 +184,7 @@ def test_a_transaction_that_writes_more_than_everybody_else_is_judged_alike(hist
         history.commit(old, b"7", *many)
 
 
-def test_ranges_find_what_is_still_remembered_after_much_was_forgotten(history: History) -> None:
+def test_a_range_conflicts_with_the_kept_writes_after_many_were_discarded(history: History) -> None:
     old = history.begin("serializable")
     for number in range(20):
         history.write(b"a%02d" % number)
@@ -201,7 +201,7 @@ def test_ranges_find_what_is_still_remembered_after_much_was_forgotten(history: 
 # -- memory -----------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_remembered_while_no_transaction_runs(history: History) -> None:
+def test_without_a_running_transaction_no_write_is_kept(history: History) -> None:
     history.write(b"a")
     assert history.tracker.tracked_keys == 0
     state = history.begin()
@@ -214,7 +214,7 @@ def test_nothing_is_remembered_while_no_transaction_runs(history: History) -> No
     assert history.tracker.running == {}
 
 
-def test_writes_that_every_running_transaction_can_see_are_forgotten(history: History) -> None:
+def test_writes_visible_to_every_running_transaction_are_discarded(history: History) -> None:
     old = history.begin()
     history.write(b"a")
     young = history.begin()
@@ -227,7 +227,7 @@ def test_writes_that_every_running_transaction_can_see_are_forgotten(history: Hi
     history.commit(young, b"a")
 
 
-def test_a_synchronous_write_is_forgotten_once_it_is_visible() -> None:
+def test_a_synchronous_write_is_discarded_once_it_is_visible() -> None:
     tracker = ConflictTracker()
     tracker.record_commit(11, [b"k"], committed_seq=10)
     tracker.record_commit(12, [b"k"], committed_seq=12)
@@ -235,7 +235,7 @@ def test_a_synchronous_write_is_forgotten_once_it_is_visible() -> None:
     assert tracker.tracked_keys == 0
 
 
-def test_beyond_its_memory_old_transactions_cannot_commit_but_young_ones_can() -> None:
+def test_beyond_the_memory_limit_old_transactions_conflict_and_young_ones_commit() -> None:
     history = History(max_tracked_keys=3)
     old = history.begin()
     history.write(b"a")
@@ -249,7 +249,7 @@ def test_beyond_its_memory_old_transactions_cannot_commit_but_young_ones_can() -
     history.commit(young, b"a")
 
 
-def test_a_single_write_larger_than_the_memory_is_survived() -> None:
+def test_a_write_larger_than_the_memory_limit_is_accepted() -> None:
     history = History(max_tracked_keys=3)
     state = history.begin()
     history.write(*[b"%d" % number for number in range(9)])
@@ -262,7 +262,7 @@ def test_a_single_write_larger_than_the_memory_is_survived() -> None:
 # -- life time --------------------------------------------------------------------------------------------
 
 
-def test_the_oldest_reader_holds_the_smallest_number(history: History) -> None:
+def test_the_smallest_needed_sequence_number_is_that_of_the_oldest_reader(history: History) -> None:
     tracker = history.tracker
     assert tracker.min_active_seq() is None
     snapshot = tracker.pin(90)
@@ -277,7 +277,7 @@ def test_the_oldest_reader_holds_the_smallest_number(history: History) -> None:
     assert tracker.running == {}
 
 
-def test_what_was_left_open_expires_and_is_let_go(history: History) -> None:
+def test_transactions_and_snapshots_left_open_expire(history: History) -> None:
     tracker = history.tracker
     forgotten = history.begin(deadline_ms=1000)
     snapshot = tracker.pin(50, deadline_ms=2000)
@@ -293,7 +293,7 @@ def test_what_was_left_open_expires_and_is_let_go(history: History) -> None:
     history.commit(patient, b"x")
 
 
-def test_an_ended_transaction_is_not_asked_again(history: History) -> None:
+def test_an_ended_transaction_cannot_be_used_again(history: History) -> None:
     state = history.begin()
     history.tracker.end(state)
 
@@ -301,7 +301,7 @@ def test_an_ended_transaction_is_not_asked_again(history: History) -> None:
         history.tracker.check(state)
 
 
-def test_what_a_finalizer_dropped_ends_with_the_next_sweep_and_counts_as_no_expiry() -> None:
+def test_a_transaction_dropped_by_its_finalizer_ends_with_the_next_sweep_and_counts_as_no_expiry() -> None:
     tracker = ConflictTracker()
     dropped, kept = tracker.begin(3, "snapshot"), tracker.pin(5)
     dropped.dropped = True

@@ -3,38 +3,80 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Callable
-from threading import Event, Lock, Thread
+from threading import Event, Lock, Semaphore, Thread
+from typing import Any
 
 import pytest
 
+from flagstone.config import Settings
 from flagstone.errors import Closed, InternalError, Unavailable
-from flagstone.types import Seq
-from flagstone.write.durability import DurabilityTimeout, DurabilityTracker, WriteHandle
+from flagstone.metadata.manifest import new_manifest
+from flagstone.metadata.sequenced import Versioned
+from flagstone.runtime.clock import VirtualClock
+from flagstone.runtime.metrics import Metrics
+from flagstone.types import Seq, WalId
+from flagstone.write.durability import DurabilityTimeout, WriteHandle
+from flagstone.write.state import Memtables
+from flagstone.write.writer_state import Recovered, WriterState
+
+
+class Services:
+    """The services of a writer: only requests to write the WAL matter here."""
+
+    def __init__(self, wal_now: Callable[[], None]) -> None:
+        self.wal_now = wal_now
+
+    def wal_soon(self) -> None: ...
+
+    def flusher(self) -> None: ...
+
+    def follower(self) -> None: ...
+
+
+def writer_state(
+    wal_now: Callable[[], None], *, last_seq: int = 0, synchronous_commit: bool = False
+) -> WriterState:
+    recovered = Recovered(Versioned(1, new_manifest()), Memtables(), last_seq, 0, WalId(0))
+    view: Any = None  # nothing is read or flushed here
+    state = WriterState(
+        recovered,
+        view,
+        settings=Settings(synchronous_commit=synchronous_commit),
+        clock=VirtualClock(),
+        merge_operator=None,
+        metrics=Metrics(),
+    )
+    state.wake = Services(wal_now)
+    return state
+
+
+def record(state: WriterState, *, synchronous: bool = False) -> WriteHandle:
+    """A write without rows, which does not wait for earlier ones."""
+    with state.lock:
+        seq = state.last_seq + 1
+        state._record(seq, synchronous)
+    return WriteHandle(state, Seq(seq), 1000)
 
 
 class Writer:
-    """A tracker, and a log that is flushed when somebody asks for it and `reachable` says so."""
+    """A state, and a WAL that is written on request if `reachable`."""
 
     def __init__(self, *, reachable: bool = True, synchronous_commit: bool = False) -> None:
         self.asked: list[int] = []
         self.reachable = reachable
-        self.tracker = DurabilityTracker(10, request_flush=self.flush, synchronous_commit=synchronous_commit)
+        self.state = writer_state(self.flush, last_seq=10, synchronous_commit=synchronous_commit)
 
-    def flush(self, seq: int) -> None:
-        self.asked.append(seq)
+    def flush(self) -> None:
+        self.asked.append(self.state.last_seq)
         if self.reachable:
-            self.tracker.advance_durable(self.tracker.last_seq)
+            self.state.advance_durable(self.state.last_seq)
 
     def write(self, *, synchronous: bool = False) -> WriteHandle:
-        tracker = self.tracker
-        with tracker.lock:
-            seq = tracker.last_seq + 1
-            tracker.record(seq, synchronous=synchronous)
-        return WriteHandle(tracker, Seq(seq), 1000)
+        return record(self.state, synchronous=synchronous)
 
     @property
     def levels(self) -> tuple[int, int, int]:
-        return self.tracker.durable_seq, self.tracker.committed_seq, self.tracker.last_seq
+        return self.state.durable_seq, self.state.committed_seq, self.state.last_seq
 
 
 def fenced() -> Closed:
@@ -60,99 +102,92 @@ def waiting_thread(handle: WriteHandle) -> tuple[Thread, list[BaseException | No
 # -- what is visible --------------------------------------------------------------------------------------
 
 
-def test_an_asynchronous_write_is_visible_at_once() -> None:
+def test_a_write_that_does_not_wait_is_visible_at_once() -> None:
     writer = Writer()
     writer.write()
 
     assert writer.levels == (10, 11, 11)
 
 
-def test_a_synchronous_write_is_visible_at_once_too() -> None:
+def test_a_write_that_waits_for_durability_is_visible_at_once() -> None:
     writer = Writer()
     writer.write(synchronous=True)
     writer.write()
 
     assert writer.levels == (10, 12, 12)
-    assert writer.tracker.pending_commits == 0
+    assert not writer.state._pending
 
 
 def test_with_synchronous_commit_a_synchronous_write_is_visible_only_once_it_is_durable() -> None:
     writer = Writer(synchronous_commit=True)
     writer.write(synchronous=True)
     assert writer.levels == (10, 10, 11)
-    assert writer.tracker.pending_commits == 1
+    assert list(writer.state._pending) == [11]
 
-    writer.tracker.advance_durable(11)
+    writer.state.advance_durable(11)
 
     assert writer.levels == (11, 11, 11)
-    assert writer.tracker.pending_commits == 0
+    assert not writer.state._pending
 
 
 def test_with_synchronous_commit_later_writes_wait_until_they_are_visible() -> None:
     writer = Writer(reachable=False, synchronous_commit=True)
     writer.write(synchronous=True)
     later = writer.write()
-    waiting = Thread(target=lambda: writer.tracker.wait_committed(later.seq))
+    waiting = Thread(target=lambda: writer.state.wait_committed(later.seq))
     waiting.start()
     waiting.join(0.05)
     assert waiting.is_alive()
 
-    writer.tracker.advance_durable(11)
+    writer.state.advance_durable(11)
 
     waiting.join(5)
     assert not waiting.is_alive()
     assert writer.levels == (11, 12, 12)
 
 
-def test_with_synchronous_commit_a_later_write_hears_that_it_will_never_be_visible() -> None:
+def test_with_synchronous_commit_a_failure_reaches_later_writes_that_wait_for_visibility() -> None:
     writer = Writer(reachable=False, synchronous_commit=True)
     writer.write(synchronous=True)
     later = writer.write()
-    writer.tracker.fail(fenced())
+    writer.state.fail(fenced())
 
     with pytest.raises(Closed, match="taken over"):
-        writer.tracker.wait_committed(later.seq)
+        writer.state.wait_committed(later.seq)
 
 
-def test_with_synchronous_commit_what_comes_after_a_synchronous_write_becomes_visible_with_it() -> None:
+def test_with_synchronous_commit_writes_after_a_synchronous_one_become_visible_with_it() -> None:
     writer = Writer(synchronous_commit=True)
     for synchronous in (False, True, False, False, True, False):
         writer.write(synchronous=synchronous)
     assert writer.levels == (10, 11, 16)
 
-    writer.tracker.advance_durable(11)
+    writer.state.advance_durable(11)
     assert writer.levels == (11, 11, 16)
-    writer.tracker.advance_durable(12)
+    writer.state.advance_durable(12)
     assert writer.levels == (12, 14, 16)
-    writer.tracker.advance_durable(16)
+    writer.state.advance_durable(16)
     assert writer.levels == (16, 16, 16)
 
 
-def test_durability_never_goes_back() -> None:
+def test_the_durable_sequence_number_never_decreases() -> None:
     writer = Writer()
     writer.write()
-    writer.tracker.advance_durable(11)
-    writer.tracker.advance_durable(10)
+    writer.state.advance_durable(11)
+    writer.state.advance_durable(10)
 
     assert writer.levels == (11, 11, 11)
 
 
-def test_what_was_never_written_cannot_be_durable() -> None:
+def test_a_sequence_number_beyond_the_last_write_cannot_become_durable() -> None:
     with pytest.raises(InternalError):
-        Writer().tracker.advance_durable(11)
-
-
-def test_numbers_only_grow() -> None:
-    writer = Writer()
-
-    with pytest.raises(InternalError):
-        writer.tracker.record(10)
+        Writer().state.advance_durable(11)
 
 
 # -- waiting ----------------------------------------------------------------------------------------------
 
 
-def test_waiting_asks_for_a_flush_at_once_and_carries_earlier_writes_along() -> None:
+def test_waiting_requests_a_flush_that_includes_earlier_writes() -> None:
     writer = Writer()
     earlier, handle = writer.write(), writer.write()
     assert not handle.done()
@@ -166,7 +201,7 @@ def test_waiting_asks_for_a_flush_at_once_and_carries_earlier_writes_along() -> 
     assert writer.asked == [12]
 
 
-def test_waiting_stops_after_its_timeout_and_can_be_taken_up_again() -> None:
+def test_a_wait_that_timed_out_can_be_repeated() -> None:
     writer = Writer(reachable=False)
     handle = writer.write()
 
@@ -175,51 +210,45 @@ def test_waiting_stops_after_its_timeout_and_can_be_taken_up_again() -> None:
     assert isinstance(caught.value, Unavailable)
     assert isinstance(caught.value, DurabilityTimeout)
     assert not handle.done()
-    writer.tracker.advance_durable(11)
+    writer.state.advance_durable(11)
     handle.wait(0)
 
 
 def test_threads_that_wait_wake_when_their_own_write_is_durable() -> None:
-    asked = Event()
-    tracker = DurabilityTracker(0, request_flush=lambda seq: asked.set() if seq == 2 else None)
-    with tracker.lock:
-        for seq in range(1, 4):
-            tracker.record(seq)
-    handles = [WriteHandle(tracker, Seq(seq), 0) for seq in (1, 2, 3)]
-    threads = [waiting_thread(handle) for handle in handles]
-    assert asked.wait(5)
+    asked = Semaphore(0)
+    state = writer_state(asked.release)
+    threads = [waiting_thread(record(state)) for _ in range(3)]
+    assert all(asked.acquire(timeout=5) for _ in threads)
 
-    tracker.advance_durable(2)
+    state.advance_durable(2)
     for thread, outcome in threads[:2]:
         thread.join(5)
         assert outcome == [None]
     assert threads[2][0].is_alive()
-    tracker.advance_durable(3)
+    state.advance_durable(3)
     threads[2][0].join(5)
 
     assert threads[2][1] == [None]
 
 
-def test_many_threads_write_and_wait_while_one_flushes() -> None:
+def test_many_threads_that_wait_for_one_flushing_thread_all_return() -> None:
     wanted = Event()
     stop = Event()
-    tracker = DurabilityTracker(0, request_flush=lambda seq: wanted.set())
+    state = writer_state(wanted.set)
     rounds, callers = 50, 8
 
     def flush() -> None:
         while not stop.is_set():
             wanted.wait(1)
             wanted.clear()
-            tracker.advance_durable(tracker.last_seq)
+            state.advance_durable(state.last_seq)
 
     def call(number: int) -> None:
         for turn in range(rounds):
-            with tracker.lock:
-                seq = tracker.last_seq + 1
-                tracker.record(seq, synchronous=(turn + number) % 2 == 0)
-            WriteHandle(tracker, Seq(seq), 0).wait(10)
-            assert tracker.durable_seq >= seq
-            assert tracker.committed_seq >= seq
+            handle = record(state, synchronous=(turn + number) % 2 == 0)
+            handle.wait(10)
+            assert state.durable_seq >= handle.seq
+            assert state.committed_seq >= handle.seq
 
     flusher = Thread(target=flush)
     flusher.start()
@@ -232,30 +261,27 @@ def test_many_threads_write_and_wait_while_one_flushes() -> None:
     wanted.set()
     flusher.join(5)
 
-    assert tracker.durable_seq == tracker.committed_seq == tracker.last_seq == rounds * callers
+    assert state.durable_seq == state.committed_seq == state.last_seq == rounds * callers
 
 
 # -- failing ----------------------------------------------------------------------------------------------
 
 
-def test_a_failure_reaches_everyone_who_waits_and_everyone_who_comes_later() -> None:
+def test_a_failure_is_raised_to_all_present_and_later_waiters() -> None:
     asked = Event()
-    tracker = DurabilityTracker(0, request_flush=lambda seq: asked.set())
-    with tracker.lock:
-        tracker.record(1)
-        tracker.record(2)
-    first, second = WriteHandle(tracker, Seq(1), 0), WriteHandle(tracker, Seq(2), 0)
-    tracker.advance_durable(1)
+    state = writer_state(asked.set)
+    first, second = record(state), record(state)
+    state.advance_durable(1)
     thread, outcome = waiting_thread(second)
     assert asked.wait(5)
 
-    tracker.fail(fenced())
+    state.fail(fenced())
     thread.join(5)
 
     (error,) = outcome
     assert isinstance(error, Closed)
     assert error.reason == "fenced"
-    for attempt in (second.wait, second.done, tracker.raise_failure):
+    for attempt in (second.wait, second.done, state.raise_failure):
         with pytest.raises(Closed, match="newer writer") as caught:
             attempt()
         assert caught.value is not error
@@ -268,23 +294,23 @@ def test_nothing_becomes_durable_or_visible_after_a_failure() -> None:
     writer = Writer(reachable=False, synchronous_commit=True)
     writer.write(synchronous=True)
     handle = writer.write()
-    writer.tracker.fail(fenced())
-    writer.tracker.advance_durable(12)
+    writer.state.fail(fenced())
+    writer.state.advance_durable(12)
 
     assert writer.levels == (10, 10, 12)
     with pytest.raises(Closed):
         handle.wait()
 
 
-def test_the_first_failure_counts_and_keeps_its_notes() -> None:
+def test_the_first_failure_is_raised_with_its_notes() -> None:
     writer = Writer(reachable=False)
     handle = writer.write()
     first = Unavailable("the store is gone")
     first.add_note("in background service wal")
-    writer.tracker.fail(first)
-    writer.tracker.fail(fenced())
+    writer.state.fail(first)
+    writer.state.fail(fenced())
 
-    assert writer.tracker.failure is first
+    assert writer.state.now.failure is first
     with pytest.raises(Unavailable, match="gone") as caught:
         handle.wait()
     assert caught.value.__notes__ == ["in background service wal"]
@@ -294,25 +320,23 @@ def test_the_first_failure_counts_and_keeps_its_notes() -> None:
 # -- awaiting ---------------------------------------------------------------------------------------------
 
 
-def test_awaiting_what_is_durable_does_not_suspend() -> None:
+def test_awaiting_a_durable_write_does_not_suspend() -> None:
     writer = Writer()
     handle = writer.write()
-    writer.tracker.advance_durable(11)
+    writer.state.advance_durable(11)
 
     with pytest.raises(StopIteration):
         next(handle.__await__())
     assert writer.asked == []
 
 
-def test_awaiting_asks_for_a_flush_and_is_woken_from_another_thread() -> None:
+def test_awaiting_requests_a_flush_and_wakes_from_another_thread() -> None:
     asked = Event()
-    tracker = DurabilityTracker(0, request_flush=lambda seq: asked.set())
+    state = writer_state(asked.set)
 
     async def main() -> list[bool]:
-        with tracker.lock:
-            for seq in (1, 2, 3):
-                tracker.record(seq, synchronous=True)
-        handles = [WriteHandle(tracker, Seq(seq), 0) for seq in (3, 1, 2)]
+        first, second, third = (record(state, synchronous=True) for _ in range(3))
+        handles = [third, first, second]
 
         async def use(handle: WriteHandle) -> bool:
             await handle
@@ -323,17 +347,17 @@ def test_awaiting_asks_for_a_flush_and_is_woken_from_another_thread() -> None:
     def flush() -> None:
         assert asked.wait(5)
         for seq in (1, 2, 3):
-            tracker.advance_durable(seq)
+            state.advance_durable(seq)
 
     thread = Thread(target=flush)
     thread.start()
 
     assert asyncio.run(main()) == [True, True, True]
     thread.join(5)
-    assert tracker.committed_seq == 3
+    assert state.committed_seq == 3
 
 
-def test_a_flush_that_ends_before_the_waiting_begins_is_not_missed() -> None:
+def test_a_flush_that_ends_before_the_wait_starts_is_noticed() -> None:
     writer = Writer()
 
     async def main() -> None:
@@ -342,7 +366,7 @@ def test_a_flush_that_ends_before_the_waiting_begins_is_not_missed() -> None:
     asyncio.run(asyncio.wait_for(main(), 5))
 
 
-def test_a_flush_between_looking_and_waiting_is_not_missed() -> None:
+def test_a_flush_between_the_check_and_the_wait_is_noticed() -> None:
     class Interrupted:
         """A lock before whose next acquisition something happens."""
 
@@ -361,12 +385,13 @@ def test_a_flush_between_looking_and_waiting_is_not_missed() -> None:
             self._lock.release()
 
     lock = Interrupted()
-    tracker = DurabilityTracker(0, request_flush=lambda seq: None, lock=lock)  # type: ignore[arg-type]
-    tracker.record(1)
-    lock.before = lambda: tracker.advance_durable(1)
+    state = writer_state(lambda: None)
+    state.lock = lock  # type: ignore[assignment]
+    record(state)
+    lock.before = lambda: state.advance_durable(1)
 
     async def main() -> None:
-        await WriteHandle(tracker, Seq(1), 0)
+        await WriteHandle(state, Seq(1), 0)
 
     asyncio.run(asyncio.wait_for(main(), 5))
 
@@ -378,7 +403,7 @@ def test_awaiting_raises_the_failure() -> None:
         handle = writer.write()
         waiting = asyncio.ensure_future(_awaited(handle))
         await asyncio.sleep(0)
-        writer.tracker.fail(fenced())
+        writer.state.fail(fenced())
         with pytest.raises(Closed, match="newer writer"):
             await waiting
         with pytest.raises(Closed, match="newer writer"):
@@ -387,7 +412,7 @@ def test_awaiting_raises_the_failure() -> None:
     asyncio.run(main())
 
 
-def test_a_cancelled_wait_and_a_closed_loop_disturb_nobody() -> None:
+def test_a_cancelled_wait_and_a_closed_loop_do_not_disturb_other_waiters() -> None:
     writer = Writer(reachable=False)
 
     async def abandon() -> None:
@@ -402,12 +427,12 @@ def test_a_cancelled_wait_and_a_closed_loop_disturb_nobody() -> None:
         other = writer.write()
         waiting = asyncio.ensure_future(_awaited(other))
         await asyncio.sleep(0)
-        writer.tracker.advance_durable(writer.tracker.last_seq)
+        writer.state.advance_durable(writer.state.last_seq)
         await waiting
 
     asyncio.run(abandon())
     asyncio.run(cancel_and_go_on())
-    assert writer.tracker.durable_seq == writer.tracker.last_seq
+    assert writer.state.durable_seq == writer.state.last_seq
     gc.collect()
 
 
@@ -415,7 +440,7 @@ async def _awaited(handle: WriteHandle) -> None:
     await handle
 
 
-def test_a_handle_shows_what_became_of_the_write() -> None:
+def test_a_write_handle_reports_pending_durable_and_failed() -> None:
     writer = Writer()
     handle = writer.write()
     assert repr(handle) == "WriteHandle(seq=11, created_ms=1000, in memory)"

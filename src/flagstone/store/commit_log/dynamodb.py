@@ -1,11 +1,11 @@
 """A commit log in a DynamoDB table, for writers on many machines.
 
 One item per destination, under the partition key `namespace` and the sort key `destination`. Pending items
-also carry the attribute `pending`, the sort key of a local secondary index: being local, it answers
-strongly consistent queries, which a global one would not.
+also carry the attribute `pending`, the sort key of a local secondary index: a local index answers strongly
+consistent queries, a global one does not.
 
-Every operation is one conditional request. The client repeats a request whose answer was lost and may then
-be refused by its own first attempt; see `Intents.decide`.
+Every operation is one conditional request. The client repeats a request whose answer was lost, and then its own
+first attempt may refuse it; see `Intents.decide`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import Any, Final
 
 from flagstone.errors import InvalidRequest, Unavailable
-from flagstone.store.commit_log.port import CommitRecord, RecordState
+from flagstone.store.commit_log import CommitRecord, RecordState
 
 _PENDING_INDEX: Final = "pending"
 # Placeholders for all names: `state`, `token` and many other words are reserved in expressions.
@@ -38,8 +38,8 @@ class DynamoDbCommitLog:
     """A commit log in the DynamoDB table `table`.
 
     `namespace` separates stores that share a table: give each base store its own. With `create_table` a
-    missing table is created, billed per request. `region`, `endpoint_url` and credentials follow the usual
-    AWS configuration when they are None; credentials are never part of this object nor of its pickle. Each
+    missing table is created, billed per request. `region` and `endpoint_url` default to the usual AWS
+    configuration, from which credentials always come: neither this object nor its pickle contains any. Each
     process makes its own client on first use, also after a fork.
     """
 
@@ -169,7 +169,7 @@ class _Client:
         except ImportError as error:
             raise InvalidRequest("a DynamoDB commit log needs: pip install 'flagstone[dynamodb]'") from error
         try:
-            # A session of its own: the default one must not be used from several threads.
+            # Not the default session, which must not be used from several threads.
             self._service: Any = session.Session().client(
                 "dynamodb", region_name=region, endpoint_url=endpoint_url
             )
@@ -193,7 +193,7 @@ class _Client:
         return True
 
     def create_table(self, table: str) -> None:
-        """Create the table if it is missing, and wait until it can be used."""
+        """Create the table if it is missing, and wait until it is ready."""
         key_types = {"namespace": "S", "destination": "S", "pending": "S"}
         try:
             self._service.create_table(

@@ -1,7 +1,7 @@
 """A commit log in a PostgreSQL table, for writers on many machines.
 
-Every operation is a single autocommitted statement, which the server has made durable before it answers
-(unless its `synchronous_commit` was turned off: do not).
+Every operation is a single autocommitted statement, which the server makes durable before it answers. Never turn
+off the server's `synchronous_commit`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import weakref
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Any, Final
+from urllib.parse import parse_qsl, unquote, urlencode
 
 from flagstone.errors import InvalidRequest, Unavailable
-from flagstone.store.commit_log.port import CommitRecord, RecordState, folder_bounds
-from flagstone.store.commit_log.secrets import passwords_of, without_password
+from flagstone.store.commit_log import CommitRecord, RecordState, folder_bounds
 
+_SECRET_PARAMETERS: Final = frozenset(["password", "sslpassword"])
 _PAGE_ROWS: Final = 1_000
 
 
@@ -25,8 +26,9 @@ class PostgresCommitLog:
     `namespace` separates stores that share a table: give each base store its own. Each process opens its own
     connections on first use, also after a fork.
 
-    Pickles by its arguments. A password in the URL stays behind unless `pickle_secrets` is set; the arriving log finds
-    its own in the environment there (`PGPASSWORD`) or in a password file. The password appears in no error and no log.
+    Pickles by its arguments. A password in the URL is left out unless `pickle_secrets` is set; the unpickled object
+    takes it from the environment of its process (`PGPASSWORD`) or from a password file. No error and no log message
+    contains the password.
     """
 
     def __init__(
@@ -42,7 +44,7 @@ class PostgresCommitLog:
         self._namespace = namespace
         self._pickle_secrets = pickle_secrets
         self._withheld = False
-        # Connections must not cross a fork, not even to be closed there: those of other pids stay untouched.
+        # Connections must not be used in a forked child, not even to close them: those of other pids stay untouched.
         self._sessions: dict[int, _Session] = {}
 
     def __repr__(self) -> str:
@@ -125,7 +127,7 @@ class PostgresCommitLog:
 
 
 class _Session:
-    """The engine of one process and the table it works on."""
+    """The engine of one process and its table."""
 
     def __init__(self, url: str, table_name: str, *, withheld: bool = False) -> None:
         self._secrets = passwords_of(url)
@@ -173,7 +175,7 @@ class _Session:
         raise problem
 
     def change(self, statement: Any) -> bool:
-        """Whether the statement touched a row; told by the row itself, as row counts are not always kept."""
+        """Whether the statement changed a row. Drivers do not always report row counts, so it returns the row."""
         try:
             with self.engine.connect() as connection:
                 touched = connection.execute(statement.returning(self.table.c.version))
@@ -186,16 +188,16 @@ class _Session:
         try:
             return sql.create_engine(url, isolation_level="AUTOCOMMIT", pool_pre_ping=True)
         except (ValueError, self._errors.SQLAlchemyError):
-            # The error quotes parts of the URL, perhaps of its password: it is neither repeated nor kept as context.
+            # The error may quote parts of the password: it is neither repeated nor kept as context.
             pass
         raise InvalidRequest(
-            "the URL of the PostgreSQL commit log is not understood; write postgresql://user@host/database, and "
+            "the URL of the PostgreSQL commit log is malformed; write postgresql://user@host/database, and "
             "percent-encode / : @ ? # in a password"
         )
 
     def _create(self, sql: Any) -> None:
-        # Two processes creating the same table at once would make one of them fail, even with
-        # "if not exists"; the advisory lock lasts until the transaction ends.
+        # When two processes create the same table at once, one of them fails, even with "if not exists".
+        # The advisory lock excludes that; it lasts until the transaction ends.
         transaction = self.engine.execution_options(isolation_level="READ COMMITTED").begin
         try:
             with transaction() as connection:
@@ -208,13 +210,13 @@ class _Session:
         raise problem
 
     def _explain(self, error: Exception) -> Exception:
-        # The driver's own message: SQLAlchemy's would quote the statement and its parameters.
+        # The driver's message: SQLAlchemy's quotes the statement and its parameters.
         reason = str(getattr(error, "orig", None) or error).strip()
         for secret in self._secrets:
             reason = reason.replace(secret, "***")
         if self._withheld:
             reason += (
-                "; the password did not travel with the pickled store: set PGPASSWORD or a password file here, or "
+                "; the pickled store does not contain the password: set PGPASSWORD or a password file here, or "
                 "open the store with pickle_secrets=True"
             )
         if isinstance(error, self._errors.OperationalError | self._errors.InterfaceError):
@@ -223,7 +225,7 @@ class _Session:
 
 
 def _dispose(engine: Any, pid: int) -> None:
-    """Close what a forgotten log left open; not in a forked child, whose sockets are those of its parent."""
+    """Close the engine of a log that was never closed; not in a forked child, whose sockets are its parent's."""
     if os.getpid() == pid:
         engine.dispose()
 
@@ -255,3 +257,30 @@ def _record(row: Any) -> CommitRecord:
         token=row["token"],
         replaced=row["replaced"],
     )
+
+
+def without_password(url: str) -> str:
+    """The URL without the password of its user, and without parameters that are passwords."""
+    head, question, query = url.partition("?")
+    scheme, separator, rest = head.partition("://")
+    # The last @ ends the user: a password that contains an @ was not encoded and must be removed whole.
+    user, at, host = rest.rpartition("@")
+    plain = f"{scheme}{separator}{user.partition(':')[0]}{at}{host}"
+    kept = [(name, value) for name, value in parse_qsl(query, keep_blank_values=True) if not _secret(name)]
+    if len(kept) == len(parse_qsl(query, keep_blank_values=True)):
+        return f"{plain}{question}{query}"
+    return f"{plain}?{urlencode(kept)}" if kept else plain
+
+
+def passwords_of(url: str) -> tuple[str, ...]:
+    """The passwords in the URL, as written and decoded, longest first."""
+    head, _, query = url.partition("?")
+    user = head.partition("://")[2].rpartition("@")[0]
+    written = [user.partition(":")[2]]
+    written += [value for name, value in parse_qsl(query, keep_blank_values=True) if _secret(name)]
+    found = {form for each in written if each for form in (each, unquote(each))}
+    return tuple(sorted(found, key=len, reverse=True))
+
+
+def _secret(parameter: str) -> bool:
+    return parameter.lower() in _SECRET_PARAMETERS

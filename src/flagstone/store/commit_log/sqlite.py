@@ -1,8 +1,8 @@
-"""A commit log in one SQLite file: the embedded default, for all processes of one machine.
+"""A commit log in one SQLite file, for all processes of one machine.
 
-Every operation is a single autocommitted statement. In WAL mode with `synchronous=FULL` it has reached the
-disk before it returns, so a commit survives power loss; a process killed half-way leaves the statement
-either applied or not.
+Every operation is a single autocommitted statement. In SQLite's WAL mode with `synchronous=FULL` it is on the
+disk before it returns, so a commit survives power loss. A process that is killed leaves the statement either
+applied or not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final, Literal, TypeVar
 from flagstone.errors import CorruptData, InvalidRequest, Unavailable
 from flagstone.runtime.clock import SYSTEM_CLOCK
 from flagstone.runtime.sync import Lock
-from flagstone.store.commit_log.port import CommitRecord, RecordState, folder_bounds
+from flagstone.store.commit_log import CommitRecord, RecordState, folder_bounds
 
 Synchronous = Literal["FULL", "NORMAL", "OFF"]
 
@@ -36,7 +36,7 @@ _SAME: Final = "destination = ? and version = ? and source = ? and state = ?"
 _PAGE_ROWS: Final = 1_000
 _BUSY_PAUSE_S: Final = 0.01
 _PRIMARY_CODE: Final = 0xFF
-"""SQLite's extended error codes have the plain one in their lowest byte."""
+"""The lowest byte of an extended error code of SQLite is the primary code."""
 
 _Answer = TypeVar("_Answer")
 
@@ -54,8 +54,8 @@ class SqliteCommitLog:
     """A commit log in the SQLite database at `path`, created on first use.
 
     Pickles by path. Each process opens its own connection on first use, also after a fork.
-    `synchronous="NORMAL"` is several times faster, but power loss may forget the last commits, which for
-    this log means that an acknowledged creation could be granted twice: use it for tests only.
+    `synchronous="NORMAL"` is several times faster, but power loss may lose the last commits, and then an
+    acknowledged creation could be granted twice: use it for tests only.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class SqliteCommitLog:
         self._path = Path(path).absolute()
         self._synchronous: Synchronous = synchronous
         self._busy_timeout_s = busy_timeout_s
-        # A connection must not cross a fork, not even to be closed there: those of other pids stay untouched.
+        # A connection must not be used in a forked child, not even to close it: those of other pids stay untouched.
         self._handles: dict[int, _Handle] = {}
         self._opening: dict[int, Lock] = {}
 
@@ -126,7 +126,7 @@ class SqliteCommitLog:
         handle = self._handle()
         try:
             with handle.lock:
-                return self._patiently(lambda: handle.connection.execute(statement, values).fetchall())
+                return self._while_busy(lambda: handle.connection.execute(statement, values).fetchall())
         except sqlite3.Error as error:
             raise self._explain(error) from error
 
@@ -134,7 +134,7 @@ class SqliteCommitLog:
         handle = self._handle()
         try:
             with handle.lock:
-                return self._patiently(lambda: handle.connection.execute(statement, values).rowcount) == 1
+                return self._while_busy(lambda: handle.connection.execute(statement, values).rowcount) == 1
         except sqlite3.Error as error:
             raise self._explain(error) from error
 
@@ -142,7 +142,7 @@ class SqliteCommitLog:
         handle = self._handles.get(os.getpid())
         if handle is not None:
             return handle
-        # One thread of a process connects: a connection that is opened and thrown away disturbs the others.
+        # Only one thread of a process connects: opening and dropping another connection disturbs the others.
         with self._opening.setdefault(os.getpid(), Lock()):
             handle = self._handles.get(os.getpid())
             if handle is None:
@@ -160,24 +160,24 @@ class SqliteCommitLog:
             self._path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False
         )
         try:
-            self._patiently(lambda: self._set_up(connection))
+            self._while_busy(lambda: self._set_up(connection))
         except BaseException:
             connection.close()
             raise
         return connection
 
     def _set_up(self, connection: sqlite3.Connection) -> None:
-        # Changing the mode takes every lock, so only a new file is changed.
+        # Changing the mode takes every lock, so it is done for a new file only.
         if connection.execute("pragma journal_mode").fetchone() != ("wal",):
             connection.execute("pragma journal_mode = wal")
         connection.execute(f"pragma synchronous = {self._synchronous}")
         connection.execute(_CREATE_TABLE)
         connection.execute(_CREATE_INDEX)
 
-    def _patiently(self, request: Callable[[], _Answer]) -> _Answer:
-        """Repeat what finds the file locked, for as long as the busy timeout.
+    def _while_busy(self, request: Callable[[], _Answer]) -> _Answer:
+        """Repeat a request that finds the file locked, until the busy timeout.
 
-        SQLite waits for locks by itself, but gives up at once where waiting could be a deadlock: when the file changes
+        SQLite itself waits for locks, but gives up at once where waiting could be a deadlock: when the file changes
         to WAL mode, and when another process closes the last connection to it.
         """
         deadline = SYSTEM_CLOCK.monotonic() + self._busy_timeout_s
@@ -197,7 +197,7 @@ class SqliteCommitLog:
 
 
 def _close(connection: sqlite3.Connection, pid: int) -> None:
-    """Close what a forgotten log left open; not in a forked child, where the connection is not its own."""
+    """Close the connection of a log that was never closed; not in a forked child, which does not own it."""
     if os.getpid() == pid:
         connection.close()
 

@@ -1,0 +1,1 @@
+"""Change data: committed changes in commit order, read from WAL files and from bulk loads."""

@@ -1,0 +1,182 @@
+"""Changes as consumers see them, and the WAL files they are read from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, Literal, NamedTuple
+
+from flagstone.errors import InvalidRequest
+from flagstone.metadata.annotations import UNKNOWN_SEQ, Position
+from flagstone.metadata.stores import ManifestStore
+from flagstone.runtime.pool import IoPool, shared_pool
+from flagstone.store.paths import DbPaths
+from flagstone.store.port import ObjectMissing, ObjectStore
+from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, WalId
+from flagstone.wal.frontier import check_step
+from flagstone.wal.replay import FetchedWal, decode_wal, fetch_in_order
+
+Operation = Literal["put", "delete", "merge"]
+
+_OPERATIONS: Final[dict[int, Operation]] = {VALUE: "put", TOMBSTONE: "delete", MERGE: "merge"}
+
+
+class Change(NamedTuple):
+    """One changed row. `value` is the operand of a merge and None for a delete; times are milliseconds.
+
+    `wal_id` is the WAL file of the row; None for a row of a bulk load.
+    """
+
+    op: Operation
+    key: bytes
+    value: bytes | None
+    seq: int
+    created_ms: int | None
+    expires_ms: int | None
+    wal_id: WalId | None
+
+
+class ChangeBatch(NamedTuple):
+    """The changes of one WAL file, in commit order: all of them were committed, or none. Or, without a `wal_id`, rows
+    of a bulk load in key order; the next batch may bring more rows of the same load.
+
+    `position` is where to continue after these changes: what a consumer stores.
+    """
+
+    wal_id: WalId | None
+    changes: list[Change]
+    position: Position
+
+    @property
+    def next_id(self) -> WalId:
+        """The WAL file that comes next."""
+        return self.position.next_id
+
+
+class WalFile(NamedTuple):
+    """A WAL file as a listing shows it; an empty one is a fence."""
+
+    wal_id: WalId
+    size: int
+    last_modified_ms: int
+
+
+def change_of(row: EntryTuple, wal_id: WalId | None) -> Change:
+    """A stored row as a change."""
+    key, seq, kind, value, created_ms, expires_ms = row
+    return Change(
+        _OPERATIONS[kind], key, None if kind == TOMBSTONE else value, seq, created_ms, expires_ms, wal_id
+    )
+
+
+class WalFiles:
+    """The WAL files of one database, read beside its writer. May be shared between threads."""
+
+    def __init__(
+        self, store: ObjectStore, paths: DbPaths, manifests: ManifestStore, *, pool: IoPool | None = None
+    ) -> None:
+        self._store = store
+        self.paths = paths
+        self._manifests = manifests
+        self._pool = pool
+
+    def files(self, start_id: int | None = None) -> Iterator[WalFile]:
+        """The WAL files from `start_id` on (None: all), ascending. One listing."""
+        after = self.paths.wal(WalId(start_id - 1)) if start_id else None
+        for meta in self._store.list(self.paths.wal_folder, after=after):
+            wal_id = self.paths.parse_wal(meta.path)
+            if wal_id is not None:
+                yield WalFile(wal_id, meta.size, meta.last_modified_ms)
+
+    def oldest(self) -> WalId:
+        """The oldest WAL file; 1 when there is none."""
+        first = next(self.files(), None)
+        return WalId(1) if first is None else first.wal_id
+
+    def fetch(self, wal_ids: Iterable[WalId]) -> Iterator[FetchedWal]:
+        """The bytes of these files in order, fetched ahead; None for a file that does not exist."""
+        return fetch_in_order(self._store, self.paths, wal_ids, pool=self._pool or shared_pool())
+
+    def find(self, wal_id: WalId) -> ChangeBatch | None:
+        """The changes of one file; None when it does not exist."""
+        try:
+            stored = self._store.get(self.paths.wal(wal_id)).data
+        except ObjectMissing:
+            return None
+        return self._decode(wal_id, stored)
+
+    def read(self, wal_id: WalId) -> ChangeBatch:
+        """The changes of one file.
+
+        Raises:
+            InvalidRequest: there is no such file; the message says whether it is not written yet or was removed.
+
+        """
+        batch = self.find(wal_id)
+        if batch is None:
+            self.check_not_removed(wal_id)
+            raise InvalidRequest(f"the WAL of {self.paths.root} has not reached file {wal_id} yet")
+        return batch
+
+    def batches(self, start: WalId | None = None, *, stop_id: int | None = None) -> Iterator[ChangeBatch]:
+        """The files from `start` up to `stop_id`; see `WalReader.batches`."""
+        present = [file.wal_id for file in self.files(start) if stop_id is None or file.wal_id < stop_id]
+        if not present:
+            return
+        first = present[0] if start is None else start
+        # The files before the first hole; `check_not_removed` judges the hole when it is reached.
+        wanted = [wal_id for offset, wal_id in enumerate(present) if wal_id == first + offset]
+        if not wanted:
+            self.check_not_removed(first)
+            return
+        seen_seq, empty = UNKNOWN_SEQ, list[WalId]()
+        for wal_id, stored in self.fetch(wanted):
+            if stored is None:
+                self.check_not_removed(wal_id)
+                return
+            batch = self._decode(wal_id, stored)
+            if not stored:
+                empty.append(wal_id)
+            if batch.changes:
+                self._check_step(seen_seq, batch, empty)
+                seen_seq, empty = batch.changes[-1].seq, []
+                yield batch
+        if len(wanted) < len(present):
+            self.check_not_removed(WalId(wanted[-1] + 1))
+
+    def check_not_removed(self, wal_id: WalId) -> None:
+        """Raise `InvalidRequest` if `wal_id` is missing although there are later files."""
+        left = next(self.files(wal_id + 1), None)
+        # Read again after the listing: both files may have been created since the first read.
+        if left is None or self.find(wal_id) is not None:
+            return
+        raise InvalidRequest(
+            f"file {wal_id} of the WAL of {self.paths.root} is missing: it was removed by garbage collection before "
+            f"it was read, or it was lost, which `verify` shows; changes can be read from {left.wal_id} on, and what "
+            "garbage collection removed is in SSTs: copy the database once more before continuing from there"
+        )
+
+    def _decode(self, wal_id: WalId, stored: bytes) -> ChangeBatch:
+        if not stored:
+            # A fence: another writer begins here, or another database at the same path, which ends this reader.
+            self._manifests.latest()
+        changes = [change_of(row, wal_id) for row in decode_wal(stored, self.paths.wal(wal_id))]
+        last_seq = changes[-1].seq if changes else UNKNOWN_SEQ
+        return ChangeBatch(wal_id, changes, Position(WalId(wal_id + 1), last_seq))
+
+    def _check_step(self, seen_seq: int, batch: ChangeBatch, empty: Sequence[WalId]) -> None:
+        """Raise if an empty file before `batch` has lost rows that came after `seen_seq`."""
+        first_seq = batch.changes[0].seq
+        if seen_seq < 0 or first_seq <= seen_seq + 1 or not empty or batch.wal_id is None:
+            return
+        latest = self._manifests.latest()
+        # Sequence numbers up to `last_l0_seq` may be those of a bulk load.
+        if latest is not None and latest.value.last_l0_seq < first_seq - 1:
+            check_step(
+                self._store,
+                self.paths,
+                empty,
+                seen_seq=seen_seq,
+                first_seq=first_seq,
+                end=batch.wal_id,
+                writers=latest.value.writer_epoch,
+            )

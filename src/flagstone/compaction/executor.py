@@ -1,0 +1,254 @@
+"""Executes compaction jobs in this process: plans the ranges once, merges them in parallel, uploads each full SST.
+
+After a crash the next worker reuses the uploaded SSTs that were recorded; the others become garbage. The sources stay
+untouched until a coordinator commits the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from flagstone.compaction.extensions import Cancelled, CompactionTask
+from flagstone.compaction.inputs import (
+    WHOLE,
+    Part,
+    SampledView,
+    Source,
+    SstFetcher,
+    common_prefix,
+    is_last_run,
+    plan_ranges,
+    plan_sources,
+    sample_view,
+)
+from flagstone.compaction.merging import merge_sources
+from flagstone.config.settings import CompactionWorkerOptions
+from flagstone.lsm.compaction_filter import CompactionFilter, CompactionFilterFactory, CompactionJob
+from flagstone.lsm.merge_operator import MergeOperator
+from flagstone.lsm.retention import RetentionPolicy
+from flagstone.lsm.tree import BytesRange
+from flagstone.metadata.compactions import JobContext, Subcompaction
+from flagstone.metadata.manifest import SsTable
+from flagstone.runtime import metric_names
+from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
+from flagstone.runtime.ids import SYSTEM_IDS, Ids, ulid_ms
+from flagstone.runtime.metrics import Metrics
+from flagstone.runtime.pool import IoPool, shared_pool
+from flagstone.runtime.sync import Lock
+from flagstone.sst.builder import EncodedSst, SstOptions
+from flagstone.sst.writer import OutputWriter, SpareBuffers
+from flagstone.store.paths import DbPaths
+from flagstone.store.port import ObjectStore
+from flagstone.types import KeyRange, Seq
+
+MERGE_SECONDS: Final = "flagstone.compactor.merge_seconds"
+"""How long jobs took, from the plan to the last upload."""
+
+ROWS_WRITTEN: Final = "flagstone.compactor.rows_written"
+"""How many rows the uploaded SSTs hold."""
+
+
+class LocalExecutor:
+    """Merges with threads of this process. Several jobs may run at once, each called from its own thread.
+
+    That thread must not belong to `pool`: requests of the job run there, and the thread waits for them. The caller's
+    thread merges a job of one range; of jobs with several ranges, `work.max_subcompactions` are merged at a time in
+    all. `work` limits the SSTs and the requests; the format of the SSTs follows `options`.
+
+    Each running range has an SST of up to `max_sst_size` in memory, and for each source one chunk of at most
+    `bytes_to_fetch` being merged and one to `max_fetch_tasks` being fetched. An idle executor keeps 64 MiB.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        paths: DbPaths,
+        *,
+        options: SstOptions,
+        work: CompactionWorkerOptions,
+        merge_operator: MergeOperator | None = None,
+        compaction_filter: CompactionFilterFactory | None = None,
+        pool: IoPool | None = None,
+        ids: Ids = SYSTEM_IDS,
+        clock: Clock = SYSTEM_CLOCK,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self._store = store
+        self._paths = paths
+        self._options = options
+        self._work = work
+        self._merge_operator = merge_operator
+        self._compaction_filter = compaction_filter
+        self._pool = pool or shared_pool()
+        self._ids = ids
+        self._buffers = SpareBuffers()
+        # Not threads of the shared pool: a range would wait there for requests that wait for a thread.
+        threads = 0 if self._pool.max_workers == 0 else work.max_subcompactions
+        self._ranges = IoPool(max_workers=threads, name="flagstone-merge")
+        registry = metrics or Metrics(clock=clock)
+        self._purged = registry.counter(metric_names.COMPACTOR_EXPIRED_ENTRIES_PURGED, entry_type="value")
+        self._seconds = registry.histogram(MERGE_SECONDS)
+        self._rows = registry.counter(ROWS_WRITTEN)
+
+    def run(
+        self,
+        task: CompactionTask,
+        *,
+        record: Callable[[JobContext], None],
+        cancelled: Callable[[], bool],
+    ) -> tuple[SsTable, ...]:
+        """See `Executor`."""
+        with self._seconds.timer():
+            sources = plan_sources(task.manifest, task.spec, self._paths)
+            fetcher = SstFetcher(self._store)
+            context = task.context
+            if context is None or not context.subcompactions:
+                ranges = self._plan_ranges(sources, fetcher)
+                context = JobContext(
+                    tuple(Subcompaction(keys) for keys in ranges), task.manifest.recent_snapshot_min_seq
+                )
+            job = _RunningJob(task, sources, fetcher, _Progress(context, record), cancelled)
+            job.check()
+            self._merge_ranges(job, len(context.subcompactions))
+            return job.progress.outputs
+
+    def _plan_ranges(self, sources: list[list[Part]], fetcher: SstFetcher) -> tuple[BytesRange, ...]:
+        if self._work.max_subcompactions <= 1:
+            return WHOLE
+
+        def sample(part: Part) -> SampledView:
+            index = fetcher.fetch_index(part.sst, part.path)
+            return sample_view(index, part.keys, part.sst.info.estimated_size)
+
+        views = self._pool.map_ordered(sample, [part for parts in sources for part in parts])
+        return plan_ranges(views, self._work.max_subcompactions)
+
+    def _merge_ranges(self, job: _RunningJob, count: int) -> None:
+        try:
+            self._ranges.map_ordered(lambda number: self._merge_range(job, number), range(count))
+        except Cancelled:
+            if job.failure is not None:
+                # This range was cancelled only because another one failed.
+                raise job.failure from None
+            raise
+
+    def _merge_range(self, job: _RunningJob, number: int) -> None:
+        """Merge one range, from its start or from the last recorded row."""
+        try:
+            recorded = job.progress.context.subcompactions[number]
+            keys, resume = recorded.range.keys, None
+            if recorded.output_ssts:
+                last = recorded.output_ssts[-1]
+                resume = job.fetcher.fetch_last_row(last, self._paths.table(last.id))
+                # All versions of that key are read again: retention of the older ones depends on the newer.
+                keys = KeyRange(resume[0], keys.stop)
+            inside = [
+                [part for part in (part.within(keys) for part in parts) if not part.keys.empty]
+                for parts in job.sources
+            ]
+            self._merge(job, number, [parts for parts in inside if parts], resume)
+        except Cancelled:
+            raise
+        except BaseException as error:
+            job.failure = error
+            raise
+
+    def _merge(
+        self, job: _RunningJob, number: int, inputs: list[list[Part]], resume: tuple[bytes, int] | None
+    ) -> None:
+        policy = RetentionPolicy(
+            min_seq=job.progress.context.retention_min_seq,
+            clock_ms=job.task.manifest.last_l0_clock_tick,
+            keep_tombstones=not is_last_run(job.task.manifest, job.task.spec),
+            merge_operator=self._merge_operator,
+        )
+        sources = [
+            Source(
+                parts,
+                job.fetcher,
+                pool=self._pool,
+                bytes_to_fetch=self._work.bytes_to_fetch,
+                max_fetch_tasks=self._work.max_fetch_tasks,
+            )
+            for parts in inputs
+        ]
+        buffer = self._buffers.take()
+        output = OutputWriter(self._options, max_bytes=self._work.max_sst_size, buffer=buffer, resume=resume)
+        try:
+            purged = merge_sources(
+                sources,
+                output,
+                policy=policy,
+                chosen=self._new_filter(job.task, policy),
+                common=common_prefix([part.keys for parts in inputs for part in parts]),
+                finished=lambda table: self._upload(job, number, table),
+                check=job.check,
+            )
+        finally:
+            self._buffers.give_back(buffer)
+            for source in sources:
+                source.close()
+        self._purged.add(purged)
+
+    def _new_filter(self, task: CompactionTask, policy: RetentionPolicy) -> CompactionFilter | None:
+        if self._compaction_filter is None:
+            return None
+        return self._compaction_filter(
+            CompactionJob(
+                job_id=task.job_id,
+                segment=task.spec.segment,
+                destination=task.spec.destination,
+                is_last_run=not policy.keep_tombstones,
+                clock_ms=policy.clock_ms,
+                min_seq=Seq(policy.min_seq),
+            )
+        )
+
+    def _upload(self, job: _RunningJob, number: int, table: EncodedSst) -> None:
+        # Not older than the job: SlateDB refuses an older output, and its garbage collector would delete it.
+        table_id = self._ids.ulid(ulid_ms(job.task.job_id))
+        self._store.put(self._paths.table(table_id), table.data)
+        self._rows.add(table.rows)
+        job.progress.add(number, SsTable(table_id, table.info, table.format_version))
+
+
+class _Progress:
+    """The context of a job as it grows. Safe to use from many threads."""
+
+    def __init__(self, context: JobContext, record: Callable[[JobContext], None]) -> None:
+        self._lock = Lock()
+        self._record = record
+        self.context = context
+        record(context)
+
+    @property
+    def outputs(self) -> tuple[SsTable, ...]:
+        """All finished SSTs, in key order."""
+        return tuple(table for part in self.context.subcompactions for table in part.output_ssts)
+
+    def add(self, number: int, table: SsTable) -> None:
+        """Add a finished SST to range `number`, and record it."""
+        with self._lock:
+            parts = list(self.context.subcompactions)
+            parts[number] = replace(parts[number], output_ssts=(*parts[number].output_ssts, table))
+            self.context = replace(self.context, subcompactions=tuple(parts))
+            self._record(self.context)
+
+
+@dataclass(slots=True)
+class _RunningJob:
+    """What all ranges of one job share. The first `failure` cancels the other ranges."""
+
+    task: CompactionTask
+    sources: list[list[Part]]
+    fetcher: SstFetcher
+    progress: _Progress
+    cancelled: Callable[[], bool]
+    failure: BaseException | None = None
+
+    def check(self) -> None:
+        """Raise `Cancelled` if the job was cancelled or another range has failed."""
+        if self.failure is not None or self.cancelled():
+            raise Cancelled

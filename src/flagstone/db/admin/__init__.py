@@ -1,0 +1,1 @@
+"""`Admin`: inspect and maintain a database without opening it for writing."""

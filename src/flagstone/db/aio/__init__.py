@@ -1,0 +1,1 @@
+"""The classes for asyncio: the same engine and the same methods, awaited."""

@@ -1,0 +1,213 @@
+"""Reads for an event loop, the same for a database, a snapshot, a transaction and a reader.
+
+Each class wraps its blocking twin, which checks arguments and gives the view and the sequence number to read at; only
+the waiting differs. Reads from memory need no thread and do not yield to the loop.
+"""
+# ruff: noqa: SLF001 - the classes use private members of their blocking twins
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+from flagstone.db.read_methods import Reads
+from flagstone.errors import CorruptData
+from flagstone.metadata.manifest import Manifest
+from flagstone.read import drivers
+from flagstone.read.scan import AsyncScan
+from flagstone.read.scan_cursor import DEFAULT_READ_AHEAD_BYTES
+from flagstone.read.view import ReadView
+from flagstone.sst.store import SstGone
+from flagstone.types import Row
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from flagstone.db.reader.reader import DbReader
+    from flagstone.db.writer.database import Db
+
+T = TypeVar("T")
+
+_ATTEMPTS: Final = 3
+
+
+class AsyncReads:
+    """The read methods; `_reads` is the blocking twin."""
+
+    _reads: Reads
+
+    async def get(
+        self,
+        key: bytes,
+        default: bytes | None = None,
+        *,
+        durable_only: bool = False,
+        dirty: bool = False,
+        include_expired: bool = False,
+    ) -> bytes | None:
+        """The value of `key`, or `default`; see `Reads.get`."""
+        row = await self.get_row(key, durable_only=durable_only, dirty=dirty, include_expired=include_expired)
+        return default if row is None else row.value
+
+    async def get_row(
+        self, key: bytes, *, durable_only: bool = False, dirty: bool = False, include_expired: bool = False
+    ) -> Row | None:
+        """The row of `key` with its sequence number and times, or None."""
+        checked, tables = self._reads._place.check_key(key), self._reads._place.tables
+        self._reads._place.gets += 1
+        found, seq = await self._read(
+            lambda view, seq: drivers.get_async(tables, view, checked, seq),
+            durable_only=durable_only,
+            dirty=dirty,
+        )
+        return self._reads._visible(found, seq, include_expired=include_expired)
+
+    async def multi_get(
+        self,
+        keys: Sequence[bytes],
+        *,
+        durable_only: bool = False,
+        dirty: bool = False,
+        include_expired: bool = False,
+    ) -> list[bytes | None]:
+        """The values of many keys in their order, at one moment. Keys share blocks and requests."""
+        place = self._reads._place
+        checked, tables = place.check_keys(keys), place.tables
+        place.gets += len(checked)
+        found, seq = await self._read(
+            lambda view, seq: drivers.multi_get_async(tables, view, checked, seq),
+            durable_only=durable_only,
+            dirty=dirty,
+        )
+        rows = (self._reads._visible(answer, seq, include_expired=include_expired) for answer in found)
+        return [None if row is None else row.value for row in rows]
+
+    def scan(
+        self,
+        start: bytes | None = None,
+        stop: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+        durable_only: bool = False,
+        dirty: bool = False,
+        include_expired: bool = False,
+        read_ahead_bytes: int = DEFAULT_READ_AHEAD_BYTES,
+    ) -> AsyncScan:
+        """The rows with keys in [start, stop), or that start with `prefix`, as they are now; for `async for`.
+
+        Iterate for `(key, value)`, `.rows()` for whole rows, `.seek(key)` to skip; see `Reads.scan`.
+        """
+        twin = self._reads.scan(
+            start,
+            stop,
+            prefix=prefix,
+            reverse=reverse,
+            limit=limit,
+            durable_only=durable_only,
+            dirty=dirty,
+            include_expired=include_expired,
+            read_ahead_bytes=read_ahead_bytes,
+        )
+        assert twin._view is not None, "a scan that was just made is open"
+        return AsyncScan(twin._ssts, twin._view, twin._request)
+
+    def scan_arrow(
+        self,
+        start: bytes | None = None,
+        stop: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        batch_rows: int | None = 65_536,
+        columns: Sequence[str] = ("key", "value"),
+        include_expired: bool = False,
+    ) -> AsyncIterator[pa.RecordBatch]:
+        """The same rows as Arrow batches for `async for`, by ascending key. Each batch is made on another thread."""
+        return _batches(
+            self._reads.scan_arrow(
+                start,
+                stop,
+                prefix=prefix,
+                batch_rows=batch_rows,
+                columns=columns,
+                include_expired=include_expired,
+            )
+        )
+
+    async def _read(
+        self, attempt: Callable[[ReadView, int], Awaitable[T]], *, durable_only: bool, dirty: bool
+    ) -> tuple[T, int]:
+        """`Reads._read`, awaiting what it would wait for."""
+        view, seq = self._reads._read_point(durable_only=durable_only, dirty=dirty)
+        for _ in range(_ATTEMPTS):
+            try:
+                return await attempt(view, seq), seq
+            except SstGone as gone:
+                lost = gone
+                view, seq = await asyncio.to_thread(
+                    self._reads._refresh_read_point, seq, durable_only=durable_only, dirty=dirty
+                )
+        raise CorruptData("missing, but the newest manifest refers to it", object=lost.path)
+
+
+class AsyncClosing:
+    """`async with` that closes at its end."""
+
+    async def close(self) -> None:
+        """Close it. Closing twice is fine."""
+        raise NotImplementedError
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class AsyncHandle(AsyncReads, AsyncClosing):
+    """What `AsyncDb` and `AsyncDbReader` share beside the read methods."""
+
+    _reads: Db | DbReader
+
+    async def status(self) -> dict[str, Any]:
+        """The state of the database as this handle sees it, as plain values."""
+        return self._reads.status()
+
+    async def metrics(self) -> dict[str, Any]:
+        """All metrics under SlateDB's names."""
+        return self._reads.metrics()
+
+    async def manifest(self) -> Manifest:
+        """The newest manifest that this handle has read."""
+        return self._reads.manifest()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, by the caller or by a newer writer; every call then raises `Closed`."""
+        return self._reads.closed
+
+    async def close(self) -> None:
+        """Close it; see `Db.close` and `DbReader.close`. Closing twice is fine."""
+        await asyncio.to_thread(self._reads.close)
+
+    def __repr__(self) -> str:
+        return f"Async{self._reads!r}"
+
+
+class AtOnce:
+    """`await` returns the object itself: `await db.snapshot()` works as well as `async with db.snapshot()`."""
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        yield from ()
+        return self
+
+
+async def _batches(reader: pa.RecordBatchReader) -> AsyncIterator[pa.RecordBatch]:
+    batches = iter(reader)
+    while (batch := await asyncio.to_thread(next, batches, None)) is not None:
+        yield batch

@@ -1,0 +1,369 @@
+"""`Db`: the blocking face of a database that is open for writing. Thin: it checks arguments and calls the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Final, Literal, Self
+from uuid import UUID
+
+from flagstone.clones import checkpoint as checkpoints
+from flagstone.db.exit import UnclosedWriter, watch
+from flagstone.db.read_methods import ReadContext, Reads
+from flagstone.db.reader.as_of import check_kept
+from flagstone.db.reporting import EngineReport
+from flagstone.db.writer.engine import Engine
+from flagstone.db.writer.transaction import Snapshot, Transaction
+from flagstone.errors import InvalidRequest
+from flagstone.kernels import probe as probe_kernel
+from flagstone.lsm.merge_operator import check_operand
+from flagstone.metadata.manifest import Checkpoint, Manifest
+from flagstone.read.view import ReadView
+from flagstone.types import MAX_SEQ, MERGE, TOMBSTONE, VALUE
+from flagstone.write.batch import BY_DEFAULT, Instant, Ttl, WriteBatch, check_expiry, check_key, check_value
+from flagstone.write.conflicts import Isolation, Timeout, deadline_ms
+from flagstone.write.durability import WriteHandle
+from flagstone.write.state import State
+
+_ARROW_ROWS: Final = 4096
+
+_find: Final = probe_kernel.find
+
+
+class Db(Reads):
+    """A database open for writing. Safe to use from many threads; close it, or use it as a context manager.
+
+    `db[key]`, `db[key] = value`, `del db[key]` and `key in db` work as on a dictionary.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._state = engine.state
+        self._report = EngineReport(engine)
+        self._place = ReadContext(
+            engine.manifest.views.ssts,
+            clock=engine.env.clock,
+            merge_operator=engine.env.counted_operator("read"),
+            refresh=engine.manifest.refresh,
+            view=lambda: engine.state.now.view,
+            retained_seq=lambda: engine.manifest.current.value.recent_snapshot_min_seq,
+            prefix_extractor=engine.env.prefix_extractor,
+            key_ranges=engine.key_ranges,
+        )
+        self._watch = watch(self._place, UnclosedWriter(engine))
+
+    # -- writing ------------------------------------------------------------------------------------------
+
+    def put(
+        self,
+        key: bytes,
+        value: bytes,
+        *,
+        ttl: Ttl | None = None,
+        expire_at: Instant | None = None,
+        await_durable: bool = False,
+    ) -> WriteHandle:
+        """Set `key` to `value`. Returns at memory speed; with `await_durable` once it is on the store.
+
+        A crash before it is durable may lose it: wait on the handle, or `flush`, where that matters. `ttl` is a
+        timedelta or text such as "30s", `expire_at` a moment.
+        """
+        if type(key) is not bytes or not 0 < len(key) <= 65_535:
+            key = check_key(key)
+        if type(value) is not bytes:
+            value = check_value(value)
+        expiry = BY_DEFAULT if ttl is None and expire_at is None else check_expiry(ttl, expire_at)
+        handle = self._state.commit_one(key, VALUE, value, expiry, synchronous=await_durable)
+        if await_durable:
+            handle.wait()
+        return handle
+
+    def delete(self, key: bytes, *, await_durable: bool = False) -> WriteHandle:
+        """Delete `key`, whether or not it is there."""
+        key = check_key(key)
+        never = check_expiry(timedelta.max, None)
+        handle = self._state.commit_one(key, TOMBSTONE, b"", never, synchronous=await_durable)
+        if await_durable:
+            handle.wait()
+        return handle
+
+    def merge(
+        self,
+        key: bytes,
+        operand: bytes,
+        *,
+        ttl: Ttl | None = None,
+        expire_at: Instant | None = None,
+        await_durable: bool = False,
+    ) -> WriteHandle:
+        """Merge `operand` into `key` with the database's merge operator, without reading it first."""
+        key, operand = check_key(key), check_value(operand)
+        check_operand(self._engine.env.merge_operator, key, operand)
+        handle = self._state.commit_one(
+            key, MERGE, operand, check_expiry(ttl, expire_at), synchronous=await_durable
+        )
+        if await_durable:
+            handle.wait()
+        return handle
+
+    def write(self, batch: WriteBatch, *, await_durable: bool = False) -> WriteHandle:
+        """Write all of a batch under one sequence number, or none of it."""
+        handle = self._state.commit_batch(batch, synchronous=await_durable)
+        if await_durable:
+            handle.wait()
+        return handle
+
+    @contextmanager
+    def batch(self, *, await_durable: bool = False) -> Iterator[WriteBatch]:
+        """A batch that is written when the block ends without an error."""
+        collected = WriteBatch()
+        yield collected
+        if len(collected):
+            self.write(collected, await_durable=await_durable)
+
+    def write_arrow(
+        self,
+        rows: Any,
+        *,
+        key: str = "key",
+        value: str = "value",
+        await_durable: bool = True,
+    ) -> int:
+        """Write the rows of a table or of batches, a few thousand at a time; returns how many.
+
+        Each group is one batch: where a key comes twice in a group the later row counts.
+        """
+        batches = (
+            rows.to_batches()
+            if hasattr(rows, "to_batches")
+            else [rows]
+            if hasattr(rows, "num_rows")
+            else rows
+        )
+        written, handle = 0, None
+        for batch in batches:
+            for start in range(0, batch.num_rows, _ARROW_ROWS):
+                part = batch.slice(start, _ARROW_ROWS)
+                collected = WriteBatch()
+                for row_key, row_value in zip(
+                    part.column(key).to_pylist(), part.column(value).to_pylist(), strict=True
+                ):
+                    collected.put(row_key, row_value)
+                handle = self._state.commit_batch(collected, synchronous=False)
+                written += part.num_rows
+        if handle is not None and await_durable:
+            handle.wait()
+        return written
+
+    def __setitem__(self, key: bytes, value: bytes) -> None:
+        self.put(key, value)
+
+    def __delitem__(self, key: bytes) -> None:
+        self.delete(key)
+
+    # -- reading ------------------------------------------------------------------------------------------
+
+    def get(
+        self,
+        key: bytes,
+        default: bytes | None = None,
+        *,
+        durable_only: bool = False,
+        dirty: bool = False,
+        include_expired: bool = False,
+    ) -> bytes | None:
+        """The value of `key`, or `default`; see `Reads.get`. What is in memory is answered without any wait."""
+        if type(key) is bytes and key and not durable_only and not dirty:
+            # The common case spelt out: committed data, in memory, a plain value. All else goes the long way.
+            state = self._state
+            now = state.now
+            view = now.view
+            seq = state.committed_seq
+            if now is state.now:
+                simple = view.get_newest(key, seq)
+                if type(simple) is bytes:
+                    return simple
+                if simple is None and not view.segmented:
+                    found = _find(view.older_memtables, view.layers, key, seq, None)
+                    if found is None:
+                        return default
+                    if type(found) is tuple and found[2] == VALUE and found[5] is None:
+                        return found[3]  # type: ignore[no-any-return]
+                self._place.gets -= 1  # the memtable has counted this read, and the long way counts it, too
+        return super().get(
+            key, default, durable_only=durable_only, dirty=dirty, include_expired=include_expired
+        )
+
+    def snapshot(self, *, as_of: int | None = None, timeout: Timeout | None = None) -> Snapshot:
+        """The database as it is now, or as it was at the sequence number `as_of`, while the snapshot is open.
+
+        It expires after `timeout` (a timedelta or text such as "30s"; an hour by default, `timedelta.max` for never).
+
+        An open database keeps former versions only of what has not been flushed yet, and for snapshots that are open;
+        for numbers further back, and for times, there is `flagstone.open_reader(..., as_of=...)`.
+
+        Raises:
+            InvalidRequest: `as_of` has not come yet, or versions of that age may have been dropped.
+
+        """
+        engine = self._engine
+        self._state.check_open()
+        deadline = deadline_ms(engine.env.clock, timeout)
+
+        def choose_seq(committed_seq: int, now: State) -> int:
+            if as_of is None:
+                return committed_seq
+            frozen = (memtable.last_seq for memtable in now.memtables.frozen)
+            return check_kept(as_of, committed_seq, now.manifest.value, frozen)
+
+        point, view = self._state.begin_snapshot(deadline, choose_seq)
+        return Snapshot(engine, self._place, view, point)
+
+    def transaction(
+        self, isolation: Isolation = "snapshot", *, timeout: Timeout | None = None
+    ) -> Transaction:
+        """A transaction that begins now. `snapshot` isolation prevents lost updates; `serializable` also write skew.
+
+        It expires after `timeout` (a timedelta or text such as "30s"; an hour by default, `timedelta.max` for never),
+        and then every use of it raises `TransactionConflict`.
+        """
+        if isolation not in ("snapshot", "serializable"):
+            raise InvalidRequest(f"isolation is 'snapshot' or 'serializable', not {isolation!r}")
+        engine = self._engine
+        self._state.check_open()
+        deadline = deadline_ms(engine.env.clock, timeout)
+        state, view = self._state.begin_transaction(isolation, deadline)
+        return Transaction(engine, self._place, view, state)
+
+    # -- operating ----------------------------------------------------------------------------------------
+
+    def flush(self, kind: Literal["memtable", "wal"] = "memtable") -> None:
+        """Wait until everything written so far is in the log ("wal"), or also in tables ("memtable").
+
+        Raises:
+            InvalidRequest: "wal", and the database is open with `wal_enabled=False`: nothing would be flushed.
+
+        """
+        self._state.check_open()
+        self._report.flush_requested(kind)
+        match kind:
+            case "wal" if not self._engine.env.settings.wal_enabled:
+                raise InvalidRequest("there is no WAL to flush: wal_enabled is False; use flush('memtable')")
+            case "wal":
+                self._engine.flush_wal()
+            case "memtable":
+                self._state.flush_memtables()
+            case _:
+                raise InvalidRequest(f"flush 'memtable' or 'wal', not {kind!r}")
+
+    def checkpoint(
+        self,
+        *,
+        scope: Literal["all", "durable"] = "all",
+        name: str | None = None,
+        lifetime: timedelta | str | None = None,
+        source: UUID | None = None,
+    ) -> Checkpoint:
+        """Pin the current state: with `all` everything written so far, with `durable` what is on the store already.
+
+        `all` puts everything into tables first; where those have no room, the log keeps it. With `source` the new
+        checkpoint pins what that one does, and `scope` does not matter. Without a lifetime it stays until it is
+        deleted.
+        """
+        engine = self._engine
+        self._state.check_open()
+        if scope not in ("all", "durable"):
+            raise InvalidRequest(f"the scope of a checkpoint is 'all' or 'durable', not {scope!r}")
+        lifetime = checkpoints.check_lifetime(lifetime)
+        self._report.checkpoint_requested()
+        if scope == "all" and source is None:
+            engine.flush_all()
+        created, written = checkpoints.create_checkpoint(
+            engine.manifest.store.guarded(engine.manifest.fence.check),
+            clock=engine.env.clock,
+            ids=engine.env.ids,
+            lifetime=lifetime,
+            name=name,
+            source=source,
+            last_wal_id=engine.state.last_wal_id,
+        )
+        engine.manifest.adopt(written)
+        return created
+
+    def status(self) -> dict[str, Any]:
+        """What an operator wants to know, as plain values."""
+        return self._engine.status()
+
+    def metrics(self) -> dict[str, Any]:
+        """All metrics under SlateDB's names."""
+        self._report.update(gets=self._place.gets, scans=self._place.scans)
+        return self._engine.env.metrics.as_dict()
+
+    def manifest(self) -> Manifest:
+        """The newest manifest this process knows."""
+        return self._engine.manifest.current.value
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, by us or by a newer writer; every call then raises `Closed`."""
+        return self._state.now.closed is not None
+
+    def close(self) -> None:
+        """Flush and close; see `Engine.close`. Closing twice is fine.
+
+        A database that is collected without it is flushed and closed in the background, with a `ResourceWarning`; one
+        that is open when the interpreter exits is flushed then, for up to ten seconds. A killed process loses what
+        was not durable.
+        """
+        if not self.closed:
+            self._report.flush_requested("memtable")
+        try:
+            self._engine.close()
+        except Exception:
+            self._watch.end()
+            raise
+        self._watch.end()  # not after an interrupt: then the exit goes on with closing
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        env = self._engine.env
+        state = "closed" if self.closed else "open"
+        return f"Db({env.paths.root!r}, store={env.store.url!r}, {state})"
+
+    def _read_point(self, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:
+        state = self._state
+        if durable_only and dirty:
+            raise InvalidRequest("durable_only and dirty exclude each other")
+        while True:
+            view: ReadView = state.now.view
+            seq = state.durable_seq if durable_only else MAX_SEQ if dirty else state.committed_seq
+            # Of one moment: an older view lacks rows up to `seq`, a newer one may have dropped versions it needs.
+            if view is state.now.view:
+                return view, seq
+
+
+class ProjectedDb(Db):
+    """A `Db` that was cut out for some key ranges. Its `get` checks them, which that of other databases need not."""
+
+    def get(
+        self,
+        key: bytes,
+        default: bytes | None = None,
+        *,
+        durable_only: bool = False,
+        dirty: bool = False,
+        include_expired: bool = False,
+    ) -> bytes | None:
+        """The value of `key`, or `default`; see `Reads.get`."""
+        return Reads.get(
+            self, key, default, durable_only=durable_only, dirty=dirty, include_expired=include_expired
+        )

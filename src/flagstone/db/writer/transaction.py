@@ -1,0 +1,449 @@
+"""Snapshots and transactions: reads frozen at one number, and writes that happen together or not at all."""
+
+from __future__ import annotations
+
+import warnings
+from bisect import bisect_left
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+from weakref import WeakSet
+
+from flagstone.db.read_methods import ReadContext, Reads
+from flagstone.errors import Closed, InvalidRequest
+from flagstone.lsm.merge_operator import check_operand
+from flagstone.read.scan import Scan
+from flagstone.read.scan_cursor import DEFAULT_READ_AHEAD_BYTES
+from flagstone.read.view import ReadView
+from flagstone.types import EntryTuple, Row
+from flagstone.write.batch import Instant, Ttl, WriteBatch, check_key, check_value
+from flagstone.write.conflicts import ReadPoint, TransactionExpired, TransactionState
+from flagstone.write.durability import WriteHandle
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from flagstone.db.writer.engine import Engine
+
+
+_FEW: Final = 16
+"""New keys are put in their places one by one while they are fewer than one in so many; otherwise all are sorted."""
+
+
+class Snapshot(Reads):
+    """The database as it was when the snapshot was taken. Close it: while it is open, old versions are kept.
+
+    One that is left open past its timeout expires: every use of it then raises `Closed`. One that is collected is
+    closed.
+    """
+
+    def __init__(self, engine: Engine, place: ReadContext, view: ReadView, point: ReadPoint) -> None:
+        self._engine = engine
+        self._place = place
+        self._view: ReadView | None = view
+        self._point = point
+
+    @property
+    def seq(self) -> int:
+        """The sequence number it reads at."""
+        return self._point.seq
+
+    def close(self) -> None:
+        """Give it back. Closing twice is fine."""
+        self._view = None  # while it is held, its tables are kept on the store
+        self._engine.state.end_read(self._point)
+
+    def __del__(self) -> None:
+        point = getattr(self, "_point", None)  # an interrupt may have cut off `__init__`
+        if point is not None:
+            point.dropped = True  # without the lock, which this very thread may hold; the follower ends it
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _read_point(self, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:
+        if dirty:
+            raise InvalidRequest("a snapshot shows one moment; dirty reads belong to the database")
+        view = self._check_held()
+        seq = self._point.seq
+        return view, min(seq, self._engine.state.durable_seq) if durable_only else seq
+
+    def _refresh_read_point(self, seq: int, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:  # noqa: ARG002
+        self._place.refresh()
+        self._check_held()
+        # Later reads need not find out again.
+        self._view = self._place.view()
+        return self._view, seq
+
+    def _renewed(self, seq: int, lost: ReadView) -> ReadView:  # noqa: ARG002 - it carries nothing of its own
+        return self._refresh_read_point(seq, durable_only=False, dirty=False)[0]
+
+    def _check_held(self) -> ReadView:
+        """The view. Raises `Closed` when the versions it reads are not kept for it any more."""
+        if self._engine.state.has_expired(self._point):
+            self._view = None
+            raise Closed(
+                "the snapshot was left open past its time to live; take another, with a longer timeout if it needs one"
+            )
+        if self._point.ended or self._view is None:
+            raise Closed("the snapshot was closed; take another")
+        self._engine.state.check_open()
+        return self._view
+
+
+class Transaction(Reads):
+    """Reads at one moment, with its own writes on top; commits all of them under one sequence number, or none.
+
+    As a context manager it commits on a clean exit and rolls back on an error. `TransactionConflict` on commit means
+    that another write changed what it depends on: run it again. One that is left open past its timeout expires: every
+    use of it then raises `TransactionConflict`, and nothing of it is written. One that is collected is rolled back.
+    Not for several threads at once.
+    """
+
+    _done = True
+    """Until it is complete: an interrupt may cut off `__init__`."""
+
+    def __init__(self, engine: Engine, place: ReadContext, view: ReadView, state: TransactionState) -> None:
+        self._engine = engine
+        self._place = place
+        self._view: ReadView | None = view
+        self._state = state
+        self._batch = WriteBatch()
+        self._own = OwnWrites()
+        # Written since a read last looked, so not in `_own` yet; and the views through which somebody reads `_own`.
+        self._unseen: set[bytes] = set()
+        self._lent: WeakSet[ReadView] = WeakSet()
+        self._done = False
+
+    @property
+    def seq(self) -> int:
+        """The sequence number it reads at."""
+        return self._state.seq
+
+    def put(
+        self, key: bytes, value: bytes, *, ttl: Ttl | None = None, expire_at: Instant | None = None
+    ) -> None:
+        """Set `key` when the transaction commits."""
+        self._check_running()
+        self._track_write(key)
+        self._batch.put(key, value, ttl=ttl, expire_at=expire_at)
+
+    def delete(self, key: bytes) -> None:
+        """Delete `key` when the transaction commits."""
+        self._check_running()
+        self._track_write(key)
+        self._batch.delete(key)
+
+    def merge(
+        self, key: bytes, operand: bytes, *, ttl: Ttl | None = None, expire_at: Instant | None = None
+    ) -> None:
+        """Merge `operand` into `key` when the transaction commits.
+
+        An operand that could never be folded is refused at once, as `Db.merge` refuses it.
+        """
+        self._check_running()
+        check_operand(self._engine.env.merge_operator, check_key(key), check_value(operand))
+        self._track_write(key)
+        self._batch.merge(key, operand, ttl=ttl, expire_at=expire_at)
+
+    def mark_read(self, *keys: bytes) -> None:
+        """Let the commit depend on these keys as if they had been read."""
+        self._check_running()
+        self._state.mark_read(check_key(key) for key in keys)
+
+    def unmark_write(self, *keys: bytes) -> None:
+        """Let the writes of these keys conflict with nobody's."""
+        self._check_running()
+        self._state.unmark_write(check_key(key) for key in keys)
+
+    def get_row(
+        self, key: bytes, *, durable_only: bool = False, dirty: bool = False, include_expired: bool = False
+    ) -> Row | None:
+        self._state.track_read(self._place.check_key(key))
+        return super().get_row(key, durable_only=durable_only, dirty=dirty, include_expired=include_expired)
+
+    def multi_get(
+        self,
+        keys: Sequence[bytes],
+        *,
+        durable_only: bool = False,
+        dirty: bool = False,
+        include_expired: bool = False,
+    ) -> list[bytes | None]:
+        for key in keys:
+            self._state.track_read(self._place.check_key(key))
+        return super().multi_get(
+            keys, durable_only=durable_only, dirty=dirty, include_expired=include_expired
+        )
+
+    def scan(
+        self,
+        start: bytes | None = None,
+        stop: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+        durable_only: bool = False,
+        dirty: bool = False,
+        include_expired: bool = False,
+        read_ahead_bytes: int = DEFAULT_READ_AHEAD_BYTES,
+    ) -> Scan:
+        # The whole range counts as read, also what the caller does not iterate to: it decided not to.
+        self._state.track_range(self._place.check_range(start, stop, prefix))
+        return super().scan(
+            start,
+            stop,
+            prefix=prefix,
+            reverse=reverse,
+            limit=limit,
+            durable_only=durable_only,
+            dirty=dirty,
+            include_expired=include_expired,
+            read_ahead_bytes=read_ahead_bytes,
+        )
+
+    def scan_arrow(
+        self,
+        start: bytes | None = None,
+        stop: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        batch_rows: int | None = 65_536,
+        columns: Sequence[str] = ("key", "value"),
+        include_expired: bool = False,
+    ) -> pa.RecordBatchReader:
+        self._state.track_range(self._place.check_range(start, stop, prefix))
+        return super().scan_arrow(
+            start,
+            stop,
+            prefix=prefix,
+            batch_rows=batch_rows,
+            columns=columns,
+            include_expired=include_expired,
+        )
+
+    def commit(self, *, await_durable: bool = False) -> WriteHandle | None:
+        """Write everything, or raise and write nothing. None when there was nothing to write.
+
+        Raises:
+            TransactionConflict: another write has changed what it read or wrote since it began, or it has expired.
+
+        """
+        self._check_running()
+        self._done = True
+        try:
+            if not len(self._batch):
+                # Nothing to write, but what it read must still have been true together until now.
+                self._engine.state.check_conflicts(self._state)
+                return None
+            handle = self._engine.state.commit_batch(
+                self._batch, synchronous=await_durable, transaction=self._state
+            )
+        finally:
+            self._end()
+        if await_durable:
+            handle.wait()
+        return handle
+
+    def rollback(self) -> None:
+        """Forget everything. Rolling back twice, or after a commit, does nothing."""
+        self._done = True
+        self._end()
+
+    def __del__(self) -> None:
+        # No lock, as in `Snapshot`.
+        state = getattr(self, "_state", None)
+        if state is not None:
+            state.dropped = True
+        if not self._done and state is not None and not state.expired and len(self._batch):
+            warnings.warn(
+                f"unclosed transaction with {len(self._batch)} operations, which are lost; commit it, or roll it back",
+                ResourceWarning,
+                stacklevel=2,
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None and not self._done:
+            self.commit()
+        else:
+            self.rollback()
+
+    def _read_point(self, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:
+        if durable_only or dirty:
+            raise InvalidRequest("a transaction reads at its own moment; durable_only and dirty do not apply")
+        self._engine.state.check_open()
+        return self._with_own_writes(self._check_running()), self._state.seq
+
+    def _refresh_read_point(self, seq: int, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:  # noqa: ARG002
+        self._place.refresh()
+        self._check_running()
+        self._view = self._place.view()
+        return self._with_own_writes(self._view), seq
+
+    def _renewed(self, seq: int, lost: ReadView) -> ReadView:  # noqa: ARG002
+        """A newer view with the writes that `lost` showed: those made since the scan began are not in it."""
+        self._place.refresh()
+        self._check_running()
+        self._view = self._place.view()
+        own = [memtable for memtable in lost.memtables if isinstance(memtable, OwnWrites)]
+        renewed = self._view.with_memtables((*own, *self._view.memtables))
+        if self._own in own:
+            self._lent.add(renewed)
+        return renewed
+
+    def _track_write(self, key: bytes) -> None:
+        """Before the write is in the batch: one that is tracked and not there costs a conflict at most."""
+        key = check_key(key)
+        self._state.track_write(key)
+        self._unseen.add(key)
+
+    def _with_own_writes(self, view: ReadView) -> ReadView:
+        """Its writes as the newest memtable. They carry the number it reads at, above all it can see, and no time of
+        creation: they have none before they are committed.
+        """
+        if not len(self._batch):
+            return view
+        if self._unseen:
+            if self._lent:
+                self._own, self._lent = self._own.copy(), WeakSet()
+            now_ms = self._place.clock.now_ms()
+            env = self._engine.env
+            for key in self._unseen:
+                if key not in self._batch:
+                    continue  # it was tracked, and then refused or cut off
+                _, kind, value, expires_ms = self._batch.row_of(
+                    key,
+                    now_ms,
+                    default_ttl_ms=env.settings.default_ttl_millis,
+                    operator=env.merge_operator,
+                )
+                self._own.set((key, self._state.seq, kind, value, None, expires_ms))
+            self._unseen.clear()
+        lent = view.with_memtables((self._own, *view.memtables))
+        self._lent.add(lent)
+        return lent
+
+    def _check_running(self) -> ReadView:
+        if self._done or self._view is None:
+            raise InvalidRequest("the transaction is over; begin another one")
+        if self._engine.state.has_expired(self._state):
+            raise TransactionExpired.of_time()
+        return self._view
+
+    def _end(self) -> None:
+        self._view = None  # while it is held, its tables are kept on the store
+        self._engine.state.end_read(self._state)
+
+
+class OwnWrites:
+    """The writes of a transaction as its own reads see them: a memtable above all others, with one row per key.
+
+    It changes only while no read uses it (see `Transaction`), so a scan shows the writes there were when it began. The
+    sequence number of a read makes no difference.
+    """
+
+    __slots__ = ("_keys", "_rows", "_unsorted")
+
+    def __init__(self) -> None:
+        self._rows: dict[bytes, EntryTuple] = {}
+        self._keys: list[bytes] = []
+        self._unsorted: list[bytes] = []
+
+    def copy(self) -> OwnWrites:
+        """The same rows, to be changed independently."""
+        twin = OwnWrites()
+        twin._rows = self._rows.copy()
+        twin._keys = self._keys.copy()
+        twin._unsorted = self._unsorted.copy()
+        return twin
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def set(self, row: EntryTuple) -> None:
+        """Put in a row, instead of the one its key had."""
+        if row[0] not in self._rows:
+            self._unsorted.append(row[0])
+        self._rows[row[0]] = row
+
+    def get(self, key: bytes, max_seq: int) -> EntryTuple | None:  # noqa: ARG002 - own writes are always visible
+        return self._rows.get(key)
+
+    get_value = get
+    """Always the row and never a plain value: it may be an operand, or one that expires."""
+
+    def versions(self, key: bytes, max_seq: int) -> list[EntryTuple]:  # noqa: ARG002
+        row = self._rows.get(key)
+        return [] if row is None else [row]
+
+    def scan(
+        self,
+        start: bytes | None,
+        stop: bytes | None,
+        max_seq: int,  # noqa: ARG002
+        reverse: bool,
+    ) -> OwnWritesScan:
+        keys = self._sorted()
+        low = 0 if start is None else bisect_left(keys, start)
+        high = len(keys) if stop is None else bisect_left(keys, stop)
+        return OwnWritesScan(self._rows, keys, low, max(low, high), reverse=reverse)
+
+    def _sorted(self) -> list[bytes]:
+        if self._unsorted:
+            if len(self._unsorted) * _FEW < len(self._keys):
+                for key in self._unsorted:
+                    at = bisect_left(self._keys, key)
+                    # It is there already where an exception has cut this off before.
+                    if self._keys[at : at + 1] != [key]:
+                        self._keys.insert(at, key)
+            else:
+                self._keys = sorted({*self._keys, *self._unsorted})
+            self._unsorted.clear()
+        return self._keys
+
+
+class OwnWritesScan:
+    """A cursor over the keys from `low` up to `high`, in ascending or descending order."""
+
+    __slots__ = ("_high", "_keys", "_low", "_reverse", "_rows")
+
+    def __init__(
+        self, rows: dict[bytes, EntryTuple], keys: list[bytes], low: int, high: int, *, reverse: bool
+    ) -> None:
+        self._rows = rows
+        self._keys = keys
+        self._low = low
+        self._high = high
+        self._reverse = reverse
+
+    def next_rows(self, limit: int) -> list[EntryTuple]:
+        """The rows of the next keys, `limit` of them unless the end is reached."""
+        rows = self._rows
+        if self._reverse:
+            first = max(self._low, self._high - limit)
+            taken = self._keys[first : self._high]
+            taken.reverse()
+            self._high = first
+        else:
+            end = min(self._high, self._low + limit)
+            taken = self._keys[self._low : end]
+            self._low = end
+        return [rows[key] for key in taken]
+
+    def seek(self, key: bytes) -> None:
+        """Go on at `key`, or where the cursor already is beyond it."""
+        if self._reverse:
+            self._high = max(self._low, min(self._high, bisect_left(self._keys, key + b"\0")))
+        else:
+            self._low = min(self._high, max(self._low, bisect_left(self._keys, key)))

@@ -1,0 +1,1 @@
+"""Garbage collection: decides which objects no process can need any more (pure), then deletes them."""

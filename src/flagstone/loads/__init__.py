@@ -1,0 +1,1 @@
+"""Bulk loads: SSTs built outside the writer, added to the database by one manifest version."""

@@ -1,0 +1,88 @@
+"""The rows of a bulk load, read from the SSTs that its record keeps: in key order, piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from flagstone.errors import InvalidRequest
+from flagstone.loads.edit import RECORD_LIFETIME_S, VisibleLoad
+from flagstone.metadata.manifest import SsTable
+from flagstone.metadata.stores import ManifestStore
+from flagstone.runtime.pool import Future, IoPool
+from flagstone.sst.cache import SstCache
+from flagstone.sst.reader import META, Sst
+from flagstone.sst.store import Need, Pinned, SstGone, SstStore
+from flagstone.store.paths import DbPaths
+from flagstone.store.port import ObjectMissing, ObjectStore
+from flagstone.types import EntryTuple
+
+PIECE_BYTES: Final = 2 * 1024 * 1024
+"""About how many stored bytes become one piece; the next piece is fetched meanwhile."""
+
+
+def load_gone(seq: int) -> InvalidRequest:
+    """The error for a load whose rows are gone."""
+    return InvalidRequest(
+        f"the rows of the bulk load with the sequence number {seq} are gone: without a retention checkpoint they are "
+        f"kept for {RECORD_LIFETIME_S // 60} minutes; start over with a copy of the database"
+    )
+
+
+def fetch_load_tables(manifests: ManifestStore, load: VisibleLoad) -> list[SsTable]:
+    """The SSTs of a load in key order.
+
+    Raises:
+        InvalidRequest: they were not kept.
+
+    """
+    try:
+        brought = manifests.load(load.manifest_id)
+    except ObjectMissing:
+        raise load_gone(load.seq) from None
+    return [brought.table(view) for run in brought.tree.runs[:1] for view in run.views]
+
+
+class LoadRows:
+    """Reads SSTs of loads from one store, without a cache: each is read once."""
+
+    def __init__(self, store: ObjectStore, paths: DbPaths, *, pool: IoPool) -> None:
+        self._ssts = SstStore(store, paths, cache=SstCache(capacity_bytes=0), pool=pool)
+        self._pool = pool
+
+    def pieces(self, load: VisibleLoad, table: SsTable) -> Iterator[list[EntryTuple]]:
+        """The rows of one SST of the load, in pieces. Two pieces are in memory at most."""
+        opened = self._ssts.open(table.id, table.info, format_version=table.format_version)
+        under_way: Future[Pinned] | None = None
+        try:
+            fetched = self._ssts.fetch_request(Need(opened, None, []), admit=False)
+            index = fetched[opened, META][0]
+            spans = _spans(index.offsets, index.stops)
+            for at, span in enumerate(spans):
+                whole = (opened, span[0]) in fetched
+                if not whole and under_way is None:
+                    under_way = self._request(opened, index, span)
+                blocks = fetched if under_way is None else under_way.result()
+                under_way = None
+                if not whole and at + 1 < len(spans):
+                    under_way = self._request(opened, index, spans[at + 1])
+                yield [row for number in span for row in opened.rows_of(blocks[opened, number], number)]
+        except SstGone:
+            raise load_gone(load.seq) from None
+        finally:
+            if under_way is not None:
+                under_way.cancel()
+            self._ssts.drop([table.id])
+
+    def _request(self, table: Sst, index: object, span: range) -> Future[Pinned]:
+        return self._pool.submit(self._ssts.fetch_request, Need(table, index, list(span)), admit=False)
+
+
+def _spans(offsets: list[int], stops: list[int]) -> list[range]:
+    """The numbers of all blocks, cut so that each span is about a piece; at least one block each."""
+    spans, first = [], 0
+    for number, stop in enumerate(stops):
+        if stop - offsets[first] >= PIECE_BYTES or number == len(stops) - 1:
+            spans.append(range(first, number + 1))
+            first = number + 1
+    return spans

@@ -1,1 +1,0 @@
-"""What keeps a database small, fast and safe."""

@@ -1,0 +1,1 @@
+"""Jobs that use executors as workers: compaction, verification and export."""

@@ -1,0 +1,135 @@
+"""A verification whose tables and log files are read by Spark's tasks, each of which reads the store itself.
+
+The driver reads manifests, decides what there is to check, and judges what refers to it: the same code as for
+`Admin.verify`, with another `Checker`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pyspark.errors import PySparkException
+
+from flagstone.errors import InternalError
+from flagstone.spark.address import DatabaseAddress, open_store, shared_address
+from flagstone.spark.job_control import described, find_cause, log_done, parallelism
+from flagstone.store.remote_options import OptionValue
+from flagstone.store.resolve import resolve_wal_store
+from flagstone.store.retrying import with_retries
+from flagstone.verification.report import Report
+from flagstone.verification.ssts import LocalChecker, SstCheck, Subject
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+_TASKS_PER_SLOT: Final = 4
+"""More tasks than run at once, so that one slow object does not keep everybody waiting at the end."""
+
+_OBJECT_COST: Final = 64 * 1024
+"""A request, in bytes that could be read and checked meanwhile: many small files are work, too."""
+
+
+def verify(
+    spark: SparkSession,
+    url: str | os.PathLike[str],
+    *,
+    store: str | None = None,
+    store_options: Mapping[str, OptionValue] | None = None,
+    wal_store: str | None = None,
+    tasks: int | None = None,
+) -> Report:
+    """Read every object, check every checksum, filter, order and reference, and report what is wrong.
+
+    The report is that of `Admin.verify`; tables and the log are read by Spark's tasks, at most `tasks` of them. Reads
+    only, and may run beside a writer.
+
+    Raises:
+        InvalidRequest: there is no database at that address.
+        Unavailable: the store did not answer, to the driver or to a task.
+
+    """
+    address = shared_address(url, store=store, store_options=store_options, wal_store=wal_store)
+    report = address.admin().verify(checker=SparkChecker(spark, address, tasks=tasks))
+    log_done(
+        "verified",
+        database=address.name,
+        ok=report.ok,
+        findings=len(report.findings),
+        objects=report.objects.total(),
+        rows=report.rows,
+        bytes=report.bytes,
+        seconds=report.seconds,
+    )
+    return report
+
+
+class SparkChecker:
+    """A `Checker` (`verification.subjects`) of one Spark job, with a share of the objects per task."""
+
+    def __init__(self, spark: SparkSession, address: DatabaseAddress, *, tasks: int | None = None) -> None:
+        self._spark = spark
+        self._address = address
+        self._tasks = tasks or _TASKS_PER_SLOT * parallelism(spark)
+
+    def check(self, subjects: Sequence[Subject]) -> list[SstCheck | None]:
+        """See `Checker`."""
+        if not subjects:
+            return []
+        shares = plan_shares([subject.bytes for subject in subjects], self._tasks)
+        work = _CheckShare(self._address, [[subjects[at] for at in share] for share in shares])
+        megabytes = sum(subject.bytes for subject in subjects) / 1e6
+        count = len(shares)
+        about = f"verify {self._address.name}, {len(subjects)} objects, {megabytes:.0f} MB"
+        try:
+            with described(self._spark, about):
+                rows = (
+                    self._spark.range(0, count, 1, count)
+                    .mapInArrow(work, "share long, checks binary")
+                    .collect()
+                )
+        except PySparkException as error:
+            raise find_cause(str(error)) or InternalError(f"a Spark task failed: {error}") from error
+        found: dict[int, SstCheck | None] = {}
+        for row in rows:
+            checks = pickle.loads(bytes(row.checks))  # noqa: S301 - made by our own task
+            found.update(zip(shares[row.share], checks, strict=True))
+        return [found[at] for at in range(len(subjects))]
+
+
+@dataclass(frozen=True)
+class _CheckShare:
+    """What a task does: it gets the number of its share, and checks what is in it."""
+
+    address: DatabaseAddress
+    shares: list[list[Subject]]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa  # noqa: PLC0415 - where it runs
+
+        store, _ = open_store(self.address)
+        wal_store = with_retries(resolve_wal_store(self.address.wal_store, store, self.address.store_options))
+        checker = LocalChecker(store, wal_store)
+        for batch in batches:
+            for share in batch.column(0).to_pylist():
+                checks = pickle.dumps(list(checker.check(self.shares[share])))
+                yield pa.RecordBatch.from_pydict(
+                    {"share": pa.array([share], pa.int64()), "checks": pa.array([checks], pa.binary())}
+                )
+
+
+def plan_shares(sizes: Sequence[int], count: int) -> list[list[int]]:
+    """The positions of the sizes, in at most `count` shares of about equal work; none is empty. Pure."""
+    shares: list[list[int]] = [[] for _ in range(min(count, len(sizes)))]
+    loads = [(0, number) for number in range(len(shares))]
+    # The largest first, always to whoever has least: never worse than 4/3 of the best.
+    for at in sorted(range(len(sizes)), key=lambda at: -sizes[at]):
+        load, number = heapq.heappop(loads)
+        shares[number].append(at)
+        heapq.heappush(loads, (load + sizes[at] + _OBJECT_COST, number))
+    return shares

@@ -1,0 +1,273 @@
+"""One task of a load: Arrow batches in, finished tables on the store out, without a Python object per row.
+
+What is wrong with rows (nulls, operations nobody knows, order where it was promised) ends the task with an error that
+says which, and so the load; tables uploaded by then are never referred to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flagstone.errors import InternalError, InvalidRequest
+from flagstone.kernels.columns import NOTHING, fixed, present, view, words
+from flagstone.metadata.manifest import SsTable
+from flagstone.spark.address import open_store
+from flagstone.spark.load.plan import LoadPlan, MadeSst, new_sst_id
+from flagstone.spark.options import WriteOptions
+from flagstone.sst.writer import OutputWriter, RowColumns, SpareBuffers
+from flagstone.types import MERGE, TOMBSTONE, VALUE
+
+_OPS: Final = pa.array(["put", "delete", "merge"])
+_KINDS: Final = pa.array([VALUE, TOMBSTONE, MERGE], pa.uint8())
+_SPARE: Final = SpareBuffers()
+"""Memory of finished tables, for the next task: Spark's workers stay."""
+
+
+def write_ssts(batches: Iterable[pa.RecordBatch], plan: LoadPlan, options: WriteOptions) -> list[MadeSst]:
+    """Build and upload the tables of one partition. They overlap only where its rows are not in order.
+
+    Raises:
+        InvalidRequest: rows are not sorted by key although that was said, a key occurs twice where that is refused,
+            or a row is no row.
+
+    """
+    store, paths = open_store(plan.address)
+    made: list[MadeSst] = []
+    buffer = _SPARE.take()
+
+    def upload(writer: OutputWriter, *, has_merges: bool) -> None:
+        encoded = writer.finish()
+        if encoded is not None:
+            table = SsTable(new_sst_id(plan), encoded.info, encoded.format_version)
+            store.put(paths.table(table.id), encoded.data)
+            made.append(MadeSst(table, encoded.rows, len(encoded.data), has_merges))
+
+    source = iter(batches)
+    rows = (as_rows(batch, options, plan.created_ms) for batch in source)
+    stretches = iter([check_sorted(rows)]) if options.presorted else ordered_stretches(rows)
+    for stretch in stretches:
+        writer = OutputWriter(options.sst_options, max_bytes=options.max_sst_bytes, buffer=buffer)
+        merges = False
+        for batch in one_per_key(stretch, refuse=options.duplicates == "error"):
+            merges = merges or _has_merges(batch)
+            columns, at = row_columns(batch), 0
+            while at < batch.num_rows:
+                at = writer.write_columns(columns, at, seq=plan.seq, created_ms=plan.created_ms)
+                if writer.full:
+                    upload(writer, has_merges=merges)
+        upload(writer, has_merges=merges)
+    if next(source, None) is not None:
+        raise InternalError("a task of a load ended before its rows did; nothing of the load is visible")
+    _SPARE.give_back(buffer)
+    return made
+
+
+def as_rows(batch: pa.RecordBatch, options: WriteOptions, created_ms: int) -> pa.RecordBatch:
+    """The batch with the columns of rows: `key`, `value`, and where it matters `kind` and `expires_ms`."""
+    if options.row_mapping is not None:
+        batch = options.row_mapping.encode(batch)
+    names = batch.schema.names
+    keys = batch.column(names.index(options.key_column))
+    values = batch.column(names.index(options.value_column))
+    columns: dict[str, Any] = {"key": _binary(keys, options.key_column)}
+    if "op" in names:
+        kinds = _kinds(batch.column(names.index("op")))
+        deleted = pc.equal(kinds, pa.scalar(TOMBSTONE, pa.uint8()))
+        # A tombstone has no value, whatever the column says.
+        columns["value"] = _binary(
+            pc.if_else(deleted, pa.scalar(b"", pa.binary()), values.cast(pa.binary())), options.value_column
+        )
+        columns["kind"] = kinds
+    else:
+        columns["value"] = _binary(values, options.value_column)
+    if "expires_ms" in names:
+        columns["expires_ms"] = batch.column(names.index("expires_ms")).cast(pa.int64())
+    elif "ttl_ms" in names:
+        ttl = batch.column(names.index("ttl_ms")).cast(pa.int64())
+        if pc.any(pc.less(ttl, 0)).as_py():
+            raise InvalidRequest("column 'ttl_ms' has negative numbers; use null for rows that never expire")
+        try:
+            columns["expires_ms"] = pc.add_checked(ttl, pa.scalar(created_ms, pa.int64()))
+        except pa.ArrowInvalid:
+            raise InvalidRequest(
+                "column 'ttl_ms' has a number that goes beyond all time; use null for never"
+            ) from None
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def one_per_key(batches: Iterable[pa.RecordBatch], *, refuse: bool = False) -> Iterator[pa.RecordBatch]:
+    """Of neighbouring rows with the same key the last; or an error. Operands for a merge are never dropped."""
+    held: pa.RecordBatch | None = None  # its last row counts only if the next batch begins with another key
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        if held is not None:
+            last = held.num_rows - 1
+            if held["key"][last] == batch["key"][0]:
+                pair = pa.concat_batches([held.slice(last), batch.slice(0, 1)])
+                _check_repeated(pair, pa.array([False]), refuse=refuse)
+                held = held.slice(0, last)
+            if held.num_rows:
+                yield held
+        keys = batch["key"]
+        last_of_key = pc.not_equal(keys[:-1], keys[1:])
+        if last_of_key.false_count:
+            _check_repeated(batch, last_of_key, refuse=refuse)
+            held = batch.filter(pa.concat_arrays([last_of_key, pa.array([True])]))
+        else:
+            held = batch
+    if held is not None:
+        yield held
+
+
+def row_columns(batch: pa.RecordBatch) -> RowColumns:
+    """The rows of `as_rows` as the writer takes them, without a copy."""
+    names = batch.schema.names
+    kinds = fixed(batch["kind"], 1) if "kind" in names else NOTHING
+    expires, has_expires = NOTHING.cast("q"), NOTHING
+    if "expires_ms" in names:
+        expires = words(batch["expires_ms"]).cast("B").cast("q")
+        has_expires = present(batch["expires_ms"])
+    return (batch.num_rows, *_spans(batch["key"]), *_spans(batch["value"]), kinds, expires, has_expires)
+
+
+def _spans(column: pa.Array) -> tuple[memoryview, memoryview]:
+    """Offsets and bytes of a binary column: row `i` is `data[offsets[i] : offsets[i + 1]]`."""
+    _, offsets, data = column.buffers()
+    return view(offsets, "i")[column.offset : column.offset + len(column) + 1], view(data, "B")
+
+
+def _check_repeated(batch: pa.RecordBatch, last_of_key: Any, *, refuse: bool) -> None:
+    repeated = pc.invert(last_of_key)
+    kinds = batch["kind"] if "kind" in batch.schema.names else None
+    if kinds is not None:
+        merge = pc.equal(kinds, pa.scalar(MERGE, pa.uint8()))
+        lost = pc.and_(repeated, pc.or_(merge[:-1], merge[1:]))
+        if lost.true_count:
+            key = batch["key"].slice(0, len(lost)).filter(lost)[0].as_py()
+            raise InvalidRequest(
+                f"the key {key!r} occurs more than once, and as a merge: one load holds one row per key. Fold the rows "
+                "of a key before loading them"
+            )
+    if refuse:
+        key = batch["key"].slice(0, len(repeated)).filter(repeated)[0].as_py()
+        raise InvalidRequest(f"the key {key!r} occurs more than once, and duplicates='error' was asked for")
+
+
+def _binary(column: Any, name: str) -> Any:
+    if column.null_count:
+        raise InvalidRequest(f"column {name!r} has {column.null_count} nulls; every row needs one")
+    return column.cast(pa.binary())
+
+
+def _kinds(ops: Any) -> Any:
+    """The kinds of rows; a null means put."""
+    positions = pc.index_in(pc.fill_null(ops.cast(pa.string()), "put"), value_set=_OPS)
+    if positions.null_count:
+        unknown = ops.filter(pc.is_null(positions))[0].as_py()
+        raise InvalidRequest(f"column 'op' has {unknown!r}; it is put, delete or merge")
+    return _KINDS.take(positions)
+
+
+def _has_merges(batch: pa.RecordBatch) -> bool:
+    return "kind" in batch.schema.names and bool(
+        pc.any(pc.equal(batch["kind"], pa.scalar(MERGE, pa.uint8()))).as_py()
+    )
+
+
+SORT_BYTES: Final = 256 * 1024 * 1024
+"""How much of an unordered partition is sorted at a time: about twice as much memory is needed for it."""
+
+_MAX_SORT_BYTES: Final = 1024 * 1024 * 1024
+"""A column holds 2 GiB at most; huge values are not sorted together beyond this."""
+
+
+def check_sorted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same batches. Raises `InvalidRequest` where a key is below the one before."""
+    last: bytes | None = None
+    for batch in batches:
+        if not follows(batch, last):
+            raise InvalidRequest(
+                "the rows of a partition are not sorted by key, as was said; leave `sorted` out, use "
+                'flagstone.spark.bulk_load, or df.repartitionByRange("key").sortWithinPartitions("key") before write'
+            )
+        last = _last_key(batch, last)
+        yield batch
+
+
+def ordered_stretches(
+    batches: Iterable[pa.RecordBatch], sort_bytes: int = SORT_BYTES
+) -> Iterator[Iterator[pa.RecordBatch]]:
+    """The rows in one or more stretches, each in key order; one stretch, row for row, where they are so already.
+
+    Rows are passed on as long as they are in order. The rest is sorted in parts of `sort_bytes`; rows of one key stay
+    in their order. Each stretch must be used up before the next is asked for.
+    """
+    source = _Pushback(iter(batches))
+    yield source.while_ordered()
+    while True:
+        part: list[pa.RecordBatch] = []
+        size = 0
+        for batch in source:
+            if part and size + batch.nbytes > _MAX_SORT_BYTES:
+                source.put_back(batch)
+                break
+            part.append(batch)
+            size += batch.nbytes
+            if size >= sort_bytes:
+                break
+        if not part:
+            return
+        yield iter([_sorted(part)])
+
+
+def follows(batch: pa.RecordBatch, last: bytes | None) -> bool:
+    """Whether the keys of a batch ascend, from `last` on."""
+    keys = batch["key"]
+    if not len(keys):
+        return True
+    if last is not None and keys[0].as_py() < last:
+        return False
+    return bool(len(keys) < 2 or pc.all(pc.less_equal(keys[:-1], keys[1:])).as_py())
+
+
+class _Pushback:
+    """An iterator that stops where the order ends, and can then go on with what it stopped at."""
+
+    def __init__(self, source: Iterator[pa.RecordBatch]) -> None:
+        self._source = source
+        self._held: list[pa.RecordBatch] = []
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        while self._held:
+            yield self._held.pop()
+        # Not `yield from`: who stops iterating here would end the source with it, and lose its rows.
+        for batch in self._source:  # noqa: UP028
+            yield batch
+
+    def put_back(self, batch: pa.RecordBatch) -> None:
+        self._held.append(batch)
+
+    def while_ordered(self) -> Iterator[pa.RecordBatch]:
+        last: bytes | None = None
+        for batch in self._source:
+            if not follows(batch, last):
+                self.put_back(batch)
+                return
+            last = _last_key(batch, last)
+            yield batch
+
+
+def _last_key(batch: pa.RecordBatch, before: bytes | None) -> bytes | None:
+    last: bytes | None = batch["key"][-1].as_py() if batch.num_rows else before
+    return last
+
+
+def _sorted(part: list[pa.RecordBatch]) -> pa.RecordBatch:
+    joined = pa.concat_batches(part)
+    # Stable, so that the last row of a key stays the last.
+    return joined.take(pc.sort_indices(joined["key"]))

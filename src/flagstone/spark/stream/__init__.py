@@ -1,0 +1,1 @@
+"""Structured Streaming: the change stream as a source, and exactly-once sinks."""

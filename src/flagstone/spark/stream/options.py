@@ -1,0 +1,92 @@
+"""The options of a change stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final, Literal
+
+from flagstone.errors import InvalidRequest
+from flagstone.spark.address import DatabaseAddress
+from flagstone.spark.options import (
+    ADDRESS_OPTIONS,
+    Taker,
+    check_known,
+    parse_address,
+    parse_flag,
+    parse_lifetime,
+    parse_positive,
+)
+
+Starting = Literal["snapshot", "earliest", "latest"] | int
+
+SNAPSHOT_LIFETIME: Final = timedelta(days=1)
+"""How long a copy of the whole database may take, with all restarts."""
+
+_STREAM: Final = ADDRESS_OPTIONS | {
+    "allow_gaps", "checkpoint_lifetime", "consumer", "max_bytes_per_trigger", "max_files_per_trigger",
+    "merge_operator", "partitions", "pin_lifetime", "starting",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """Which changes a stream shows, and how many at a time."""
+
+    place: DatabaseAddress
+    consumer: str
+    starting: Starting = "snapshot"
+    partitions: int = 1
+    max_files: int | None = None
+    max_bytes: int | None = None
+    allow_gaps: bool = False
+    snapshot_lifetime: timedelta = SNAPSHOT_LIFETIME
+    pin_lifetime: timedelta | None = None
+    merge_operator: str | None = None
+
+
+def is_stream(options: Mapping[str, str]) -> bool:
+    """Whether the options are those of a change stream: it has a consumer, and nothing else does."""
+    return "consumer" in options
+
+
+def parse_stream_options(options: Mapping[str, str]) -> StreamOptions:
+    """Raises `InvalidRequest` for what is unknown, missing or has a value that makes no sense."""
+    consumer = options.get("consumer")
+    if not consumer:
+        raise InvalidRequest(
+            "a stream of changes needs the option 'consumer': a name under which the log is kept until it was read, "
+            "one per query"
+        )
+    check_known(options, _STREAM, "a stream of changes")
+    take = Taker(options)
+    if "max_files_per_trigger" in options and "max_bytes_per_trigger" in options:
+        raise InvalidRequest(
+            "there are 'max_files_per_trigger' and 'max_bytes_per_trigger'; keep one of them"
+        )
+    return StreamOptions(
+        place=parse_address(options),
+        consumer=consumer,
+        starting=take("starting", _starting) or "snapshot",
+        partitions=take("partitions", parse_positive) or 1,
+        max_files=take("max_files_per_trigger", parse_positive),
+        max_bytes=take("max_bytes_per_trigger", parse_positive),
+        allow_gaps=take("allow_gaps", parse_flag) or False,
+        snapshot_lifetime=take("checkpoint_lifetime", parse_lifetime) or SNAPSHOT_LIFETIME,
+        pin_lifetime=take("pin_lifetime", parse_lifetime),
+        merge_operator=options.get("merge_operator"),
+    )
+
+
+def _starting(text: str) -> Starting:
+    match text.lower():
+        case "snapshot":
+            return "snapshot"
+        case "earliest":
+            return "earliest"
+        case "latest":
+            return "latest"
+    if text.isdigit() and int(text) >= 1:
+        return int(text)
+    raise InvalidRequest("use snapshot, earliest, latest, or the number of a file of the log")

@@ -1,0 +1,53 @@
+"""What follows the data blocks of a table: filters, index, statistics, and the record that says where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flagstone.format.codec import Codec, seal
+from flagstone.format.sst import encode_footer
+from flagstone.format.sst_info import FilterFormat, SsTableInfo, SstType
+from flagstone.kernels import index as index_kernel
+
+
+def encode_tail(
+    *,
+    data_bytes: int,
+    offsets: list[int],
+    index_keys: list[bytes],
+    counts: Sequence[tuple[int, int, int]],
+    key_bytes: int,
+    value_bytes: int,
+    first_entry: bytes,
+    last_entry: bytes | None,
+    filters: bytes,
+    codec: Codec,
+    sst_type: SstType,
+) -> tuple[SsTableInfo, tuple[bytes, ...]]:
+    """The record of a table with `data_bytes` of blocks, and the parts that follow them, in order.
+
+    `offsets`, `index_keys` and `counts` (puts, deletes, merges) have an element per block; `filters` are sealed. A WAL
+    file has no statistics.
+    """
+    stats = b""
+    if sst_type is SstType.COMPACTED:
+        puts, deletes, merges = (sum(each) for each in zip(*counts, strict=True))
+        totals = (puts, deletes, merges, key_bytes, value_bytes)
+        stats = seal(index_kernel.encode_stats(totals, list(counts)), codec)
+    index = seal(index_kernel.encode_index(offsets, index_keys), codec)
+    index_offset = data_bytes + len(filters)
+    stats_offset = index_offset + len(index)
+    info = SsTableInfo(
+        first_entry=first_entry,
+        last_entry=last_entry,
+        index_offset=index_offset,
+        index_len=len(index),
+        filter_offset=data_bytes,
+        filter_len=len(filters),
+        codec=codec,
+        sst_type=sst_type,
+        stats_offset=stats_offset if stats else 0,
+        stats_len=len(stats),
+        filter_format=FilterFormat.COMPOSITE,
+    )
+    return info, (filters, index, stats, encode_footer(info, stats_offset + len(stats)))

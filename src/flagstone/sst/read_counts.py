@@ -1,0 +1,55 @@
+"""What reading tables costs, under the names SlateDB's dashboards know.
+
+Answers from memory are counted inside the tables without a lock, and collected when somebody wants to see the
+metrics; requests are counted as they are made. Interpreted kernels may lose a count when threads collide.
+"""
+
+from __future__ import annotations
+
+from flagstone.runtime import metric_names
+from flagstone.runtime.metrics import Metrics
+from flagstone.sst.reader import Sst
+
+
+class ReadCounts:
+    """The counters of one database's reads."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        kinds = ("filter", "index", "data_block")
+        hits, misses = (
+            [
+                metrics.counter(metric_names.DB_CACHE_ACCESS_COUNT, entry_kind=kind, result=result)
+                for kind in kinds
+            ]
+            for result in ("hit", "miss")
+        )
+        self._filter_hits, self._index_hits, self._block_hits = hits
+        self._filter_misses, self._index_misses, self._block_misses = misses
+        self._positives, self._negatives, self._false_positives = (
+            metrics.counter(name, kind="point")
+            for name in (
+                metric_names.DB_SST_FILTER_POSITIVE_COUNT,
+                metric_names.DB_SST_FILTER_NEGATIVE_COUNT,
+                metric_names.DB_SST_FILTER_FALSE_POSITIVE_COUNT,
+            )
+        )
+
+    def meta_missed(self, table: Sst) -> None:
+        """Index and filters of a table are fetched."""
+        self._index_misses.add()
+        if table.info.filter_len:
+            self._filter_misses.add()
+
+    def blocks_missed(self, count: int) -> None:
+        """Blocks are fetched."""
+        self._block_misses.add(count)
+
+    def collect(self, table: Sst) -> None:
+        """Add what a table counted since the last time."""
+        positives, negatives, false_positives, index_hits, block_hits = table.take_counts()
+        self._positives.add(positives)
+        self._negatives.add(negatives)
+        self._false_positives.add(false_positives)
+        self._filter_hits.add(positives + negatives)
+        self._index_hits.add(index_hits)
+        self._block_hits.add(block_hits)

@@ -1,0 +1,208 @@
+"""An open table: an SST on the store, and what of it is in memory.
+
+Opening costs nothing: the manifest already has the record that says where everything is. Index and filters
+stand side by side in the file, so one request brings both; blocks come as they are needed. Nothing here reads
+the store or waits; `sst.store` fetches, `sst.cache` decides what stays.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from flagstone.errors import CorruptData
+from flagstone.format.codec import CHECKSUM_BYTES, Codec
+from flagstone.format.filter import Filters
+from flagstone.format.sst import (
+    FORMAT_V2,
+    BlockIndex,
+    damaged_block,
+    decode_footer,
+    decode_rows,
+    encode_footer,
+    footer_range,
+    open_block,
+    open_filters,
+    open_index,
+)
+from flagstone.format.sst_info import SsTableInfo
+from flagstone.kernels import block_reader, bloom, sealing
+from flagstone.sst.resident import Resident
+from flagstone.types import EntryTuple, Ulid
+
+META: Final = -1
+"""Stands for index and filters where a block's number stands for the block."""
+
+FILTERS: Final = -2
+"""Stands for the filters alone, beside `META`, in what was fetched for one read: scans ask them for prefixes."""
+
+
+@dataclass(frozen=True, slots=True)
+class SstMeta:
+    """What is needed to find anything in a table: its index and its filters."""
+
+    index: BlockIndex
+    filters: Filters | None
+
+    @property
+    def pinned(self) -> tuple[BlockIndex, list[bytes], bytes | None]:
+        """The form in which a point lookup takes it; see `kernels.probe.find`."""
+        known = self.filters
+        return self.index, self.index.first_keys, None if known is None else known.whole_key_bloom
+
+
+class Sst(Resident):
+    """One SST. Two tables are the same only when they are the same object.
+
+    With `fetched_whole` the request for index and filters brings the blocks, too.
+
+    Safe to use from many threads: what is in memory is replaced piece by piece, and what a reader took stays
+    valid for it. A table whose object was deleted still answers from memory.
+    """
+
+    def __init__(
+        self,
+        table_id: Ulid,
+        path: str,
+        info: SsTableInfo,
+        *,
+        format_version: int = FORMAT_V2,
+        fetched_whole: bool = False,
+    ) -> None:
+        if format_version == FORMAT_V2:
+            super().__init__(bloom.may_contain_key, block_reader.lookup, block_reader.lookup_versions)
+        else:
+            super().__init__(bloom.may_contain_key, _find_row_v1, _find_versions_v1)
+        self.id = table_id
+        self.path = path
+        self.info = info
+        self.format_version = format_version
+        self.fetched_whole = fetched_whole
+        self.filters: Filters | None = None
+
+    def __repr__(self) -> str:
+        return f"Sst({self.path!r})"
+
+    @property
+    def meta_range(self) -> tuple[int, int]:
+        """From the filters to the end of the file; from its beginning for a table that is fetched whole."""
+        info = self.info
+        start = info.filter_offset if info.filter_len else info.index_offset
+        return (0 if self.fetched_whole else start), self.footer_range[1]
+
+    @property
+    def footer_range(self) -> tuple[int, int]:
+        """Where the footer lies if it is the usual one; see `has_footer`."""
+        try:
+            return footer_range(self.info, self.format_version)
+        except CorruptData as error:
+            raise CorruptData(f"as the manifest describes it, {error.problem}", object=self.path) from None
+
+    @property
+    def meta_bytes(self) -> int:
+        """What index and filters count in a cache."""
+        return self.info.index_len + self.info.filter_len
+
+    @property
+    def meta(self) -> SstMeta | None:
+        """Index and filters, if they are in memory."""
+        index = self.held_index()
+        return None if index is None else SstMeta(index, self.filters)
+
+    def decode_meta(self, stored: bytes) -> SstMeta:
+        """Index and filters from the bytes of `meta_range`. Raises `CorruptData` naming object and offset."""
+        start, _ = self.meta_range
+        info = self.info
+        stop = info.index_offset + info.index_len
+        self._check_length(stored[: stop - start], start, stop)
+        filters_at, index_at = info.filter_offset - start, info.index_offset - start
+        filters = open_filters(stored[filters_at : filters_at + info.filter_len], info, self.path)
+        return SstMeta(open_index(stored[index_at : index_at + info.index_len], info, self.path), filters)
+
+    def has_footer(self, stored: bytes, start: int) -> bool:
+        """Whether the file says of itself what the manifest says of it. `stored` is the file from byte `start` on.
+
+        False may also mean that a release before 0.14 wrote it, with other bytes for the same record: then
+        `check_footer` decides.
+        """
+        offset, _ = self.footer_range
+        return stored[offset - start :] == encode_footer(self.info, offset, self.format_version)
+
+    def check_footer(self, tail: bytes, object_bytes: int) -> int | None:
+        """Compare the record at the end of the file with the manifest's. Returns how long `tail` must be, if longer.
+
+        Raises `CorruptData` naming object and offset when they differ: one of the two is damaged.
+        """
+        try:
+            found = decode_footer(tail, object_bytes)
+        except CorruptData as error:
+            raise error.within(self.path) from None
+        if isinstance(found, int):
+            return found
+        info, version, offset = found
+        if info != self.info or version != self.format_version:
+            differing = [
+                name for name in SsTableInfo.__slots__ if getattr(info, name) != getattr(self.info, name)
+            ]
+            raise CorruptData(
+                f"its SsTableInfo is not the one in the manifest: {', '.join(differing) or 'format version'} differ",
+                object=self.path,
+                offset=offset,
+            )
+        return None
+
+    def decode_blocks(
+        self, stored: bytes, index: BlockIndex, numbers: Sequence[int], base: int
+    ) -> list[bytes]:
+        """The raw bytes of blocks, in ascending order, out of `stored`, which begins at byte `base` of the object.
+
+        Raises `CorruptData` naming object and offset.
+        """
+        spans = [(index.offsets[number] - base, index.stops[number] - base) for number in numbers]
+        if self.info.codec is Codec.NONE and _whole(stored, spans):
+            return [stored[start : stop - CHECKSUM_BYTES] for start, stop in spans]
+        return [self._decode_block(stored[start:stop], base + start, base + stop) for start, stop in spans]
+
+    def _decode_block(self, stored: bytes, start: int, stop: int) -> bytes:
+        self._check_length(stored, start, stop)
+        return open_block(stored, self.info, self.path, start, version=self.format_version)
+
+    def rows_of(self, raw: bytes, number: int) -> list[EntryTuple]:
+        """All rows of a block in stored order. Raises `CorruptData` naming object and block."""
+        try:
+            return decode_rows(raw, self.format_version)
+        except CorruptData as error:
+            raise self.damaged(number, error) from None
+
+    def damaged(self, number: int, error: CorruptData) -> CorruptData:
+        """A finding inside a block, told with the name of the object and, if it is known, where the block is."""
+        index = self.held_index()
+        offset = None if index is None else index.offsets[number]
+        return damaged_block(error, number, object=self.path, offset=offset)
+
+    def _check_length(self, stored: bytes, start: int, stop: int) -> None:
+        if len(stored) != stop - start:
+            raise CorruptData(
+                f"the object ends {stop - start - len(stored)} bytes before byte {stop}, which it should have",
+                object=self.path,
+                offset=start + len(stored),
+            )
+
+
+def _whole(stored: bytes, spans: list[tuple[int, int]]) -> bool:
+    """Whether all the parts are there and fit their checksums. Where they do not, somebody else finds the words."""
+    bounds = array("q", [edge for start, stop in spans for edge in (start, stop - CHECKSUM_BYTES)])
+    if not bounds or min(bounds) < 0 or max(bounds) + CHECKSUM_BYTES > len(stored):
+        return False
+    damaged: int = sealing.first_damaged(stored, bounds)
+    return damaged < 0
+
+
+def _find_versions_v1(raw: bytes, key: bytes, max_seq: int) -> list[EntryTuple]:
+    return [row for row in decode_rows(raw, 1) if row[0] == key and row[1] <= max_seq]
+
+
+def _find_row_v1(raw: bytes, key: bytes, max_seq: int) -> EntryTuple | None:
+    return next(iter(_find_versions_v1(raw, key, max_seq)), None)

@@ -1,0 +1,364 @@
+"""The format `row`: a version, a bitmap of nulls, then one column after the other. `docs/keys.md` has the bytes.
+
+Structs and lists have the same shape inside, so both directions are recursions over the types, in which each step
+is one call of the kernel for all rows.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from flagstone.errors import CorruptData, InvalidRequest
+from flagstone.kernels import value_rows
+from flagstone.kernels.columns import NOTHING, bitmap, fixed, present, room, strings, view, zeros
+from flagstone.values import ValueCodec
+from flagstone.values.single_rows import SingleRows
+
+VERSION: Final = 0x01
+_NO_BITMAPS: Final = NOTHING.cast("q")
+
+
+class RowCodec(ValueCodec):
+    """Compact binary rows. They hold no names and no types: keep the schema beside them."""
+
+    def __init__(self, schema: Any) -> None:
+        super().__init__(schema)
+        self._single = SingleRows.of(self.schema, VERSION, _step)
+        self._names = frozenset(self.schema.names)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.schema,)
+
+    def encode(self, row: Mapping[str, Any]) -> bytes:
+        """The value of one row. A column that is not given is null. Raises as `encode_arrow` does."""
+        plain = self._single and row.keys() <= self._names and self._single.encode(row)
+        return plain or super().encode(row)
+
+    def decode(self, value: bytes) -> dict[str, Any]:
+        """The columns of one value; raises as the method it replaces, to which it leaves all that is not plain."""
+        plain = self._single.decode(value) if self._single and type(value) is bytes else None
+        return super().decode(value) if plain is None else plain
+
+    def _check_type(self, path: str, kind: Any) -> None:
+        if pa.types.is_struct(kind):
+            for field in kind:
+                self._check_type(f"{path}.{field.name}", field.type)
+        elif _is_list(kind):
+            self._check_type(f"{path}[]", kind.value_type)
+        elif pa.types.is_map(kind):
+            self._check_type(f"{path}.key", kind.key_type)
+            self._check_type(f"{path}.value", kind.item_type)
+        elif not (pa.types.is_null(kind) or _is_string(kind) or _widths(kind)):
+            raise InvalidRequest(f"column {path!r} is of type {kind}, for which rows have no place: cast it")
+
+    def _encode(self, columns: list[Any], rows: int) -> Any:
+        run = _contents(columns, rows, bytes([VERSION]))
+        try:
+            offsets = pa.Array.from_buffers(pa.int64(), rows + 1, [None, run.offset_buffer]).cast(pa.int32())
+        except pa.ArrowInvalid:
+            raise InvalidRequest(f"{rows} values take more than 2 GiB: encode fewer at a time") from None
+        return pa.Array.from_buffers(pa.binary(), rows, [None, offsets.buffers()[1], run.data_buffer])
+
+    def _decode(self, values: Any) -> list[Any]:
+        return _Reader(values).fields(list(self.schema))
+
+
+def _is_list(kind: Any) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _is_string(kind: Any) -> bool:
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_string_view(kind)
+        or pa.types.is_binary_view(kind)
+    )
+
+
+def _widths(kind: Any) -> tuple[int, int] | None:
+    """How many bytes a number takes in a row, and how many in a column; None when it is no such type."""
+    if pa.types.is_boolean(kind):
+        return 1, 1
+    if pa.types.is_decimal(kind):
+        stride = kind.bit_width // 8
+        fits = next(
+            size for size, digits in ((4, 9), (8, 18), (16, 38), (32, 76)) if kind.precision <= digits
+        )
+        return min(fits, stride), stride
+    if pa.types.is_fixed_size_binary(kind):
+        return (kind.byte_width, kind.byte_width) if kind.byte_width else None
+    if pa.types.is_primitive(kind) or pa.types.is_interval(kind):
+        return kind.bit_width // 8, kind.bit_width // 8
+    return None
+
+
+class _Run(NamedTuple):
+    """Contents behind each other: content `i` is `data[offsets[i] : offsets[i + 1]]`."""
+
+    offset_buffer: Any
+    data_buffer: Any
+
+    @property
+    def offsets(self) -> memoryview:
+        return view(self.offset_buffer, "q")
+
+    @property
+    def data(self) -> memoryview:
+        return view(self.data_buffer, "B")
+
+
+class _Fixed(NamedTuple):
+    width: int
+    stride: int
+    values: memoryview
+    valid: memoryview
+
+    def measure(self, sizes: memoryview) -> None:
+        value_rows.measure_fixed(self.width, self.valid, sizes)
+
+    def write(self, field: int, bitmaps: memoryview, cursors: memoryview, out: memoryview) -> None:
+        value_rows.write_fixed(field, self.stride, self.width, self.values, self.valid, bitmaps, cursors, out)
+
+
+class _Delimited(NamedTuple):
+    offsets: memoryview
+    data: memoryview
+    valid: memoryview
+
+    def measure(self, sizes: memoryview) -> None:
+        value_rows.measure_delimited(self.offsets, self.valid, sizes)
+
+    def write(self, field: int, bitmaps: memoryview, cursors: memoryview, out: memoryview) -> None:
+        value_rows.write_delimited(field, self.offsets, self.data, self.valid, bitmaps, cursors, out)
+
+
+def _contents(columns: list[Any], rows: int, lead: bytes) -> _Run:
+    """Rows of these columns, behind the same first bytes."""
+    items = [_item(column) for column in columns]
+    lead += _varint(len(items))
+    nulls = bytes((len(items) + 7) // 8)
+    cursors = zeros(rows)
+    value_rows.measure_fixed(len(lead) + len(nulls), NOTHING, cursors)
+    for item in items:
+        item.measure(cursors)
+    run = _lay_out(cursors, rows)
+    out = run.data
+    value_rows.write_headers(lead, cursors, out)
+    bitmaps = _copied(cursors)
+    value_rows.write_headers(nulls, cursors, out)
+    for field, item in enumerate(items):
+        item.write(field, bitmaps, cursors, out)
+    return run
+
+
+def _lay_out(cursors: memoryview, rows: int) -> _Run:
+    offsets = room(8 * (rows + 1))
+    value_rows.lay_out(cursors, view(offsets, "q"))
+    return _Run(offsets, room(view(offsets, "q")[rows]))
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number >= 0x80:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*out, number])
+
+
+def _copied(numbers: memoryview) -> memoryview:
+    return memoryview(bytearray(numbers)).cast("q") if len(numbers) else zeros(0)
+
+
+def _item(column: Any) -> _Fixed | _Delimited:
+    """A column as the kernel takes it; what is nested is already written."""
+    kind, valid = column.type, present(column)
+    if pa.types.is_struct(kind):
+        run = _contents(column.flatten(), len(column), b"")
+        return _Delimited(run.offsets, run.data, valid)
+    if _is_list(kind) or pa.types.is_map(kind):
+        run = _lists(column)
+        return _Delimited(run.offsets, run.data, valid)
+    if _is_string(kind):
+        return _Delimited(*strings(column), valid)
+    if pa.types.is_null(kind):
+        column = column.cast(pa.bool_())
+    if pa.types.is_boolean(column.type):
+        column = column.cast(pa.uint8())
+    width, stride = _widths(column.type) or (0, 0)
+    return _Fixed(width, stride, fixed(column, stride), valid)
+
+
+def _lists(column: Any) -> _Run:
+    """The contents of lists: first all elements behind each other, then each list's share of them."""
+    rows = len(column)
+    ends = column.offsets.cast(pa.int64())
+    first, last = (ends[0].as_py(), ends[rows].as_py()) if rows else (0, 0)
+    elements = _item(column.values.slice(first, last - first))
+    places = zeros(last - first)
+    elements.measure(places)
+    run = _lay_out(places, last - first)
+    elements.write(0, _NO_BITMAPS, places, run.data)
+    bounds = pc.subtract(ends, first) if rows else pa.array([0], pa.int64())
+    lists = view(bounds.buffers()[1], "q")[bounds.offset : bounds.offset + rows + 1]
+    cursors = zeros(rows)
+    value_rows.measure_lists(lists, run.offsets, cursors)
+    whole = _lay_out(cursors, rows)
+    value_rows.write_lists(lists, run.offsets, run.data, elements.valid, cursors, whole.data)
+    return whole
+
+
+class _Located(NamedTuple):
+    """Where in the values the items of one column lie; nothing where `valid` has a 0."""
+
+    starts: memoryview
+    stops: memoryview
+    valid: memoryview
+
+    @classmethod
+    def room_for(cls, rows: int) -> _Located:
+        return cls(zeros(rows), zeros(rows), memoryview(bytearray(rows)))
+
+
+class _Reader:
+    """Reads columns from values, which stay where they are: nested contents are read in place."""
+
+    def __init__(self, values: Any) -> None:
+        self._bounds, self._data = strings(values)
+        rows = len(values)
+        self._values = _Located(self._bounds[:rows], self._bounds[1 : rows + 1], present(values))
+
+    def fields(self, fields: list[Any]) -> list[Any]:
+        """The columns of the values themselves."""
+        return self._fields(fields, self._values, version=VERSION)
+
+    def _fields(self, fields: list[Any], whole: _Located, *, version: int = 0, path: str = "") -> list[Any]:
+        counts, bitmaps, cursors = self._headers(whole, version=version, path=path)
+        columns = []
+        for number, field in enumerate(fields):
+            place = f"{path}.{field.name}" if path else field.name
+            found = _Located.room_for(len(cursors))
+            bad = value_rows.locate_items(
+                number, _step(field.type), self._data, whole.stops, counts, bitmaps, cursors, *found
+            )
+            self._check(bad, cursors, f"column {place!r} is cut off")
+            columns.append(self._column(field.type, found, place))
+        if bytes(cursors) != bytes(whole.stops):
+            # A row of a newer schema has more columns than ours; what those hold is not ours to say.
+            ends = enumerate(zip(cursors, whole.stops, counts, strict=True))
+            bad = next((row for row, (at, end, count) in ends if at != end and count <= len(fields)), -1)
+            self._check(bad, cursors, f"bytes follow behind the last column of {path or 'the row'}")
+        return columns
+
+    def _headers(
+        self, whole: _Located, *, version: int = 0, path: str
+    ) -> tuple[memoryview, memoryview, memoryview]:
+        rows = len(whole.starts)
+        counts, bitmaps, cursors = zeros(rows), zeros(rows), zeros(rows)
+        bad = value_rows.read_headers(version, self._data, *whole, counts, bitmaps, cursors)
+        if bad >= 0 and not path:
+            problem = f"no row of version {version} begins here: it has another format, or is damaged"
+            raise CorruptData(f"value {bad}: {problem}", offset=0)
+        self._check(bad, whole.starts, f"column {path!r} has no room for its nulls")
+        return counts, bitmaps, cursors
+
+    def _column(self, kind: Any, found: _Located, path: str) -> Any:
+        rows = len(found.starts)
+        nulls = bitmap(pa.py_buffer(found.valid), rows)
+        if pa.types.is_null(kind):
+            self._check(found.valid.tobytes().find(1), found.starts, f"column {path!r} is not null")
+            return pa.nulls(rows)
+        if pa.types.is_struct(kind):
+            fields = [kind.field(index) for index in range(kind.num_fields)]
+            children = self._fields(fields, found, path=path)
+            return pa.Array.from_buffers(kind, rows, [nulls], children=children)
+        if _is_list(kind) or pa.types.is_map(kind):
+            return self._lists(kind, found, nulls, path)
+        if _is_string(kind):
+            return self._strings(kind, found, nulls, path)
+        width, stride = _widths(kind) or (0, 0)
+        data = room(stride * rows)
+        value_rows.gather_fixed(width, stride, self._data, found.starts, found.valid, view(data, "B"))
+        if pa.types.is_boolean(kind):
+            return pa.Array.from_buffers(pa.uint8(), rows, [nulls, data]).cast(pa.bool_())
+        return _sound(pa.Array.from_buffers(kind, rows, [nulls, data]), path)
+
+    def _strings(self, kind: Any, found: _Located, nulls: Any, path: str) -> Any:
+        rows = len(found.starts)
+        offsets = room(4 * (rows + 1))
+        size = value_rows.measure_items(found.starts, found.stops, view(offsets, "i"))
+        if size < 0:
+            raise InvalidRequest(f"column {path!r} takes more than 2 GiB: decode fewer values at a time")
+        data = room(size)
+        value_rows.gather_bytes(self._data, found.starts, found.stops, view(offsets, "i"), view(data, "B"))
+        column = pa.Array.from_buffers(pa.binary(), rows, [nulls, offsets, data])
+        try:
+            return column.cast(kind)
+        except pa.ArrowInvalid:
+            bad = next(row for row in range(rows) if not _is_text(column[row].as_py()))
+            self._check(bad, found.starts, f"column {path!r} is not UTF-8")
+            raise
+
+    def _lists(self, kind: Any, found: _Located, nulls: Any, path: str) -> Any:
+        rows = len(found.starts)
+        counts, bitmaps, cursors = self._headers(found, path=path)
+        offsets = room(8 * (rows + 1))
+        value_rows.lay_out(_copied(counts), view(offsets, "q"))
+        element = pa.struct([kind.key_field, kind.item_field]) if pa.types.is_map(kind) else kind.value_type
+        elements = _Located.room_for(view(offsets, "q")[rows])
+        bad = value_rows.locate_elements(
+            _step(element), self._data, found.stops, counts, bitmaps, cursors, *elements
+        )
+        self._check(bad, cursors, f"column {path!r} is cut off")
+        if bytes(cursors) != bytes(found.stops):
+            bad = next(row for row in range(rows) if cursors[row] != found.stops[row])
+            self._check(bad, cursors, f"bytes follow behind the last element of {path}")
+        children = [self._column(element, elements, f"{path}[]")]
+        if pa.types.is_map(kind) and (children[0].null_count or children[0].field(0).null_count):
+            # Arrow ends the process over it.
+            raise CorruptData(f"column {path!r} is a map, and an entry or its key is null")
+        if not pa.types.is_large_list(kind):
+            offsets = (
+                pa.Array.from_buffers(pa.int64(), rows + 1, [None, offsets]).cast(pa.int32()).buffers()[1]
+            )
+        return pa.Array.from_buffers(kind, rows, [nulls, offsets], children=children)
+
+    def _check(self, bad: int, places: memoryview, problem: str) -> None:
+        """Raise what is wrong with one item, given where it begins. A count or length precedes it in its value."""
+        if bad < 0:
+            return
+        row = bisect_right(self._bounds, places[bad] - 1) - 1
+        raise CorruptData(f"value {row}: {problem}", offset=places[bad] - self._bounds[row])
+
+
+def _sound(column: Any, path: str) -> Any:
+    """The column, unless damage has made of it what its type forbids: not every number is a decimal or a time."""
+    kind = column.type
+    if pa.types.is_decimal(kind) or pa.types.is_time(kind) or pa.types.is_date64(kind):
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid as problem:
+            raise CorruptData(f"column {path!r} is no {kind}: {problem}") from None
+    return column
+
+
+def _step(kind: Any) -> int:
+    """What the kernel has to know to step over an item: its bytes, or 0 when a length leads."""
+    if pa.types.is_null(kind):
+        return 1
+    widths = _widths(kind)
+    return widths[0] if widths else 0
+
+
+def _is_text(raw: bytes | None) -> bool:
+    try:
+        return raw is None or raw.decode() is not None
+    except UnicodeDecodeError:
+        return False

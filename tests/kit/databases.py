@@ -1,0 +1,151 @@
+"""Databases for tests: settings, rows, WAL files made by hand, and another process that compacts and collects."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import TypeVar
+
+from flagstone.changes.change import Change
+from flagstone.clones.checkpoint import create_checkpoint
+from flagstone.config import Settings
+from flagstone.format.codec import Codec
+from flagstone.format.sst import decode_sst
+from flagstone.format.sst_info import SstType
+from flagstone.lsm.merge_operator import MergeOperator
+from flagstone.lsm.retention import RetentionPolicy, retain
+from flagstone.metadata.manifest import SsTable, apply_compaction
+from flagstone.metadata.stores import ManifestStore
+from flagstone.runtime.clock import Clock
+from flagstone.runtime.ids import SYSTEM_IDS
+from flagstone.sst.builder import SstBuilder, SstOptions
+from flagstone.store.memory import MemoryStore
+from flagstone.store.paths import DbPaths
+from flagstone.store.port import ObjectStore
+from flagstone.types import EntryTuple, RunId
+
+Rows = dict[bytes, bytes]
+Found = TypeVar("Found")
+
+QUIET = Settings(compactor_options=None, garbage_collector_options=None)
+"""No compaction and no garbage collection unless a test runs it."""
+MANUAL = Settings(flush_interval=None, compactor_options=None, garbage_collector_options=None)
+"""As `QUIET`, and rows become durable only when a test flushes."""
+
+
+class Append:
+    """A merge operator that concatenates pairs; unlike `Concatenate` it has no `merge_many`."""
+
+    def merge(self, key: bytes, existing: bytes | None, operand: bytes) -> bytes:
+        return (existing or b"") + operand
+
+
+def numbered(start: int, stop: int, value: bytes = b"v") -> Rows:
+    return {b"k%03d" % number: value + b"%d" % number for number in range(start, stop)}
+
+
+def encode_wal(rows: Iterable[EntryTuple], *, codec: Codec = Codec.NONE) -> bytes:
+    """One WAL file with these rows, which must be in commit order. Raises `InvalidRequest` if there are none."""
+    builder = SstBuilder(SstOptions(codec=codec), sst_type=SstType.WAL)
+    builder.add_rows(list(rows))
+    return builder.finish().data
+
+
+def apply_change(rows: Rows, change: Change) -> None:
+    """Apply one change to a copy of the database; merging is concatenation."""
+    match change.op:
+        case "put":
+            rows[change.key] = change.value or b""
+        case "delete":
+            rows.pop(change.key, None)
+        case _:
+            rows[change.key] = rows.get(change.key, b"") + (change.value or b"")
+
+
+def copy_of(store: ObjectStore) -> MemoryStore:
+    """The objects that a crash would leave now."""
+    copy = MemoryStore()
+    for meta in list(store.list("")):
+        copy.put(meta.path, store.get(meta.path).data)
+    return copy
+
+
+def eventually(
+    condition: Callable[[], Found], what: object = "the condition holds", *, timeout_s: float = 20
+) -> Found:
+    """Wait until the condition holds, and return what it returned."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what() if callable(what) else what}"
+        time.sleep(0.005)
+    return found
+
+
+class Upkeep:
+    """Another process that compacts and collects the database `db` of a store, in one step each."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        clock: Clock,
+        *,
+        block_bytes: int = 1024,
+        operator: MergeOperator | None = None,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._paths = DbPaths("db")
+        self._options = SstOptions(block_bytes=block_bytes)
+        self._operator = operator
+        self._manifests = ManifestStore(store, self._paths, clock=clock)
+
+    def compact(self, *, lifetime: timedelta | None = timedelta(seconds=900)) -> None:
+        """Merge all SSTs into one sorted run; without a `lifetime` no checkpoint keeps the old ones."""
+        if lifetime is not None:
+            create_checkpoint(self._manifests, clock=self._clock, ids=SYSTEM_IDS, lifetime=lifetime)
+        manifest = self._manifests.require_latest().value
+        rows = [
+            row
+            for view in manifest.views
+            for block in decode_sst(self._store.get(self._paths.table(view.sst_id)).data, "table").rows()
+            for row in block
+        ]
+        rows.sort(key=lambda row: (row[0], -row[1]))
+        policy = RetentionPolicy(
+            min_seq=manifest.recent_snapshot_min_seq,
+            clock_ms=manifest.last_l0_clock_tick,
+            keep_tombstones=False,
+            merge_operator=self._operator,
+        )
+        builder = SstBuilder(self._options)
+        builder.add_rows(list(retain(rows, policy)))
+        built = builder.finish()
+        table = SsTable(SYSTEM_IDS.ulid(), built.info)
+        self._store.put(self._paths.table(table.id), built.data)
+        l0, runs = [view.id for view in manifest.tree.l0], [run.id for run in manifest.tree.runs]
+        destination = RunId(min(runs, default=0))
+        self._manifests.update(
+            lambda now: apply_compaction(
+                now.value, segment=b"", l0=l0, runs=runs, destination=destination, output=[table]
+            )
+        )
+
+    def collect(self) -> int:
+        """Delete SSTs of any age that neither the manifest nor a live checkpoint refers to; returns how many."""
+        now_s = self._clock.now_ms() // 1000
+        latest = self._manifests.require_latest().value
+        alive = [entry for entry in latest.checkpoints if entry.expires_s is None or entry.expires_s > now_s]
+        kept = set(latest.ssts)
+        for entry in alive:
+            kept |= self._manifests.load(entry.manifest_id).ssts.keys()
+        wanted = {self._paths.table(table_id) for table_id in kept}
+        doomed = [meta.path for meta in self._store.list("db/compacted") if meta.path not in wanted]
+        self._store.delete_many(doomed)
+        return len(doomed)
+
+    def checkpoints(self) -> int:
+        """The number of checkpoints that have not expired."""
+        now_s = self._clock.now_ms() // 1000
+        found = self._manifests.require_latest().value.checkpoints
+        return sum(entry.expires_s is None or entry.expires_s > now_s for entry in found)

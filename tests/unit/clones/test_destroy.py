@@ -1,0 +1,323 @@
+"""Destroying databases: who is kept out, what is deleted in which order, and that it can be finished."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from flagstone import Closed, InvalidRequest
+from flagstone.clones.destroy import Destroyer, Destruction, Verdict, collect_destroyed, plan_destruction
+from flagstone.clones.origin import load_destroyed
+from flagstone.db.reader.reader import open_reader
+from flagstone.metadata.annotations import Destroyed
+from flagstone.metadata.manifest import Checkpoint, Manifest
+from flagstone.metadata.stores import ManifestStore
+from flagstone.store.memory import MemoryStore
+from flagstone.store.paths import DbPaths
+from flagstone.testing.faults import Crashed, Fault, FaultyStore
+from flagstone.types import ManifestId
+from unit.clones.clones_rig import World, numbered
+
+HOUR = timedelta(hours=1)
+
+
+def collect(world: World, path: str, *, dry_run: bool = False) -> Destruction:
+    return collect_destroyed(
+        world.store,
+        DbPaths(path),
+        wal_store=world.wal_store or world.store,
+        clock=world.clock,
+        ids=world.ids,
+        dry_run=dry_run,
+    )
+
+
+def assert_vacant(world: World, path: str) -> None:
+    """Nothing but the residue is left: one manifest, the end of the WAL, boundaries, perhaps a compactions file."""
+    paths, left = DbPaths(path), set(world.objects(path)) - set(world.objects(f"{path}/nested"))
+    wal_store = world.wal_store or world.store
+    wal_files = list(wal_store.list(paths.wal_folder))
+    assert {meta.size for meta in wal_files} == {0}
+    assert len(wal_files) <= 8
+    left -= {meta.path for meta in wal_files} | {paths.boundary("manifest"), paths.boundary("compactions")}
+    assert len([name for name in left if paths.parse_manifest(name)]) == 1
+    assert len([name for name in left if paths.parse_compactions(name)]) <= 1
+    assert all(paths.parse_manifest(name) or paths.parse_compactions(name) for name in left), left
+    assert sum(len(data) for name, data in world.objects(path).items() if name in left) < 1_000
+    with pytest.raises(InvalidRequest, match="no database"):
+        world.admin(path).manifest()
+    with pytest.raises(InvalidRequest, match="no database"):
+        world.open(path, create=False)
+
+
+# -- hard -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wal_apart", [False, True])
+def test_only_the_residue_is_left_and_a_new_database_begins_empty(wal_apart: bool) -> None:
+    world = World(wal_store=MemoryStore() if wal_apart else None)
+    world.write("p", numbered(0, 5))
+    world.write("p/nested", numbered(0, 5))
+    world.write("pq", numbered(0, 5))
+    neighbours = world.objects("p/nested") | world.objects("pq")
+
+    report = world.admin("p").destroy()
+
+    assert report.verdict is Verdict.DUE
+    assert_vacant(world, "p")
+    assert {name: data for name, data in world.objects().items() if name in neighbours} == neighbours
+    assert set(report.kept) <= set(world.objects("p")) | {
+        meta.path for meta in (world.wal_store or world.store).list("p/wal")
+    }
+    world.write("p", numbered(5, 6))
+    assert world.scan("p") == numbered(5, 6)
+
+
+def test_live_checkpoints_forbid_it_and_expired_ones_do_not(world: World) -> None:
+    world.write("p", numbered(0, 5))
+    admin = world.admin("p")
+    admin.create_checkpoint(lifetime=timedelta(seconds=10))
+    named = admin.create_checkpoint(name="keep me")
+    before = world.objects()
+
+    with pytest.raises(InvalidRequest, match=rf"{named.id} \(keep me\).*the last in 10 s"):
+        admin.destroy()
+    with pytest.raises(InvalidRequest, match="keep me"):
+        admin.destroy(dry_run=True)
+    assert world.objects() == before
+
+    admin.delete_checkpoint(named.id)
+    world.clock.advance(10_000)
+    admin.destroy()
+    assert_vacant(world, "p")
+
+
+def test_a_parent_outlives_its_clones_and_is_released_by_their_end(world: World) -> None:
+    world.write("p", numbered(0, 5))
+    world.admin("p").clone("c")
+    world.admin("c").clone("d")
+    world.clock.advance(300_000)
+
+    with pytest.raises(InvalidRequest, match="live checkpoints"):
+        world.admin("p").destroy()
+    world.admin("d").destroy()
+    world.admin("c").destroy()
+    world.admin("p").destroy()
+
+    for path in "dcp":
+        assert_vacant(world, path)
+
+
+def test_a_dry_run_names_everything_and_touches_nothing(world: World) -> None:
+    world.write("p", numbered(0, 5))
+    world.admin("p").clone("c")
+    before = world.objects()
+
+    report = world.admin("c").destroy(dry_run=True)
+
+    assert world.objects() == before
+    assert set(report.deleted) == {path for path in before if path.startswith("c/")}
+    done = world.admin("c").destroy()
+    assert set(report.deleted) <= set(done.deleted) | set(done.kept)
+    assert_vacant(world, "c")
+
+
+def test_what_is_not_ours_by_name_is_left_alone(world: World) -> None:
+    world.write("p", numbered(0, 5))
+    world.store.put("p/wal/README", b"mine")
+    world.store.put("p/notes.txt", b"mine")
+
+    world.admin("p").destroy()
+
+    assert {"p/wal/README", "p/notes.txt"} <= set(world.objects())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("effect", ["crash", "crash_after"])
+def test_it_is_finished_by_calling_again_wherever_it_died(effect: str) -> None:
+    nth, crashed = 0, True
+    while crashed:
+        nth += 1
+        world = World()
+        world.write("p", numbered(0, 5))
+        world.admin("p").clone("c")
+        world.write("c", numbered(5, 10))
+        world.clock.advance(300_000)
+        dying = FaultyStore(world.store, [Fault(effect, nth=nth)])  # type: ignore[arg-type]
+        destroyer = Destroyer(dying, DbPaths("c"), wal_store=dying, clock=world.clock, ids=world.ids)
+        try:
+            destroyer.destroy()
+            crashed = False
+        except Crashed:
+            if load_destroyed(world.store, DbPaths("c")) is not None:
+                with pytest.raises(InvalidRequest, match="destroyed"):
+                    world.open("c")
+            with suppress(InvalidRequest):  # it may have been finished
+                world.admin("c").destroy()
+        assert_vacant(world, "c")
+        assert not [entry for entry in world.admin("p").checkpoints() if entry.expires_s is None]
+        assert world.scan("p") == numbered(0, 5)
+    assert nth > 20
+
+
+def test_a_checkpoint_created_in_the_last_moment_saves_it(world: World) -> None:
+    world.write("p", numbered(0, 5))
+
+    class Interrupted(FaultyStore):
+        def put_if_absent(self, path: str, data: bytes, *, token: str | None = None):  # type: ignore[no-untyped-def]
+            if "/manifest/" in path and not world.admin("p").checkpoints():
+                world.admin("p").create_checkpoint()
+            return super().put_if_absent(path, data, token=token)
+
+    store = Interrupted(world.store)
+    with pytest.raises(InvalidRequest, match="live checkpoints"):
+        Destroyer(store, DbPaths("p"), wal_store=store, clock=world.clock, ids=world.ids).destroy()
+    assert world.scan("p") == numbered(0, 5)
+    world.write("p", numbered(5, 6))
+
+
+# -- soft -------------------------------------------------------------------------------------------------
+
+
+def test_a_soft_destruction_keeps_everybody_out_and_everything_in(world: World) -> None:
+    world.write("p", numbered(0, 5))
+    world.write("q", numbered(5, 9))
+    pinned = world.admin("p").create_checkpoint()
+    db = world.open("p")
+    db.put(b"late", b"1", await_durable=True)
+
+    report = world.admin("p").destroy(soft=True, grace=HOUR)
+
+    assert report.due_ms == world.clock.now_ms() + 3_600_000
+    with pytest.raises(Closed):
+        db.put(b"later", b"1", await_durable=True)
+    db.close()
+    before = world.objects()
+    for call in (
+        lambda: world.open("p"),
+        lambda: world.open("p", create=False),
+        lambda: open_reader("p", store=world.store, clock=world.clock),
+        lambda: world.scan("p"),
+        lambda: world.admin("p").clone("c"),
+        lambda: world.admin("q").clone("p"),
+        lambda: world.admin("q").union("u", ["p"]),
+        lambda: world.admin("p").create_checkpoint(),
+        lambda: world.admin("p").restore(pinned.id),
+    ):
+        with pytest.raises(InvalidRequest, match="destroyed"):
+            call()
+    assert world.objects() == before
+    assert any("compacted" in path for path in before)
+
+
+def test_collection_waits_for_the_grace_and_for_checkpoints(world: World) -> None:
+    world.write("p", numbered(0, 5))
+    world.admin("p").clone("c")
+    world.admin("c").create_checkpoint(lifetime=2 * HOUR)
+    assert collect(world, "c").verdict is Verdict.ALIVE
+
+    world.admin("c").destroy(soft=True, grace=HOUR)
+    first = world.objects("c")
+    world.clock.advance(1_000)
+    assert world.admin("c").destroy(soft=True, grace=HOUR).due_ms == world.clock.now_ms() + 3_599_000
+    assert world.objects("c") == first
+
+    assert collect(world, "c").verdict is Verdict.WAITING
+    world.clock.advance(3_600_000)
+    assert collect(world, "c").verdict is Verdict.PINNED
+    world.clock.advance(3_600_000)
+    assert collect(world, "c", dry_run=True).verdict is Verdict.DUE
+    assert world.objects("c") == first
+    report = collect(world, "c")
+    assert report.verdict is Verdict.DUE
+    assert_vacant(world, "c")
+    assert collect(world, "c").verdict is Verdict.GONE
+    assert [entry for entry in world.admin("p").checkpoints() if entry.expires_s is None] == []
+    assert world.scan("p") == numbered(0, 5)
+
+
+def claim_as_slatedb(world: World, path: str, role: str) -> None:
+    """Raise an epoch as a process does that knows nothing of marks."""
+    manifests = ManifestStore(world.store, DbPaths(path), check=lambda *_: None)
+    manifests.update(lambda now: replace(now.value, **{role: getattr(now.value, role) + 1}))  # type: ignore[arg-type]
+
+
+def test_a_database_that_a_slatedb_writer_opened_after_its_end_is_not_deleted(world: World) -> None:
+    world.write("p", numbered(0, 5))
+    world.admin("p").destroy(soft=True, grace=HOUR)
+    claim_as_slatedb(world, "p", "writer_epoch")
+    world.clock.advance(7_200_000)
+
+    assert collect(world, "p").verdict is Verdict.REOPENED
+    assert world.objects("p/compacted")
+    world.admin("p").destroy(soft=True, grace=HOUR)
+    assert collect(world, "p").verdict is Verdict.WAITING
+    world.clock.advance(7_200_000)
+    assert collect(world, "p").verdict is Verdict.DUE
+    assert_vacant(world, "p")
+
+
+def test_a_slatedb_compactor_that_restarts_does_not_keep_a_destroyed_database(world: World) -> None:
+    world.write("p", numbered(0, 5))
+    world.admin("p").destroy(soft=True, grace=HOUR)
+    claim_as_slatedb(world, "p", "compactor_epoch")
+    world.clock.advance(7_200_000)
+
+    assert collect(world, "p").verdict is Verdict.DUE
+    assert_vacant(world, "p")
+
+
+def test_hard_after_soft_does_not_wait(world: World) -> None:
+    world.write("p", numbered(0, 5))
+    world.admin("p").destroy(soft=True)
+
+    world.admin("p").destroy()
+
+    assert_vacant(world, "p")
+
+
+def test_somebody_who_opens_while_it_is_marked_does_not_get_in(world: World) -> None:
+    """The mark comes before the claim, and openers look after their claim: one of them sees the other."""
+    world.write("p", numbered(0, 5))
+
+    class Interrupted(FaultyStore):
+        """Destroys the database between an opener's first look and its claim."""
+
+        done = False
+
+        def put_if_absent(self, path: str, data: bytes, *, token: str | None = None):  # type: ignore[no-untyped-def]
+            if "/manifest/" in path and not self.done:
+                self.done = True
+                world.admin("p").destroy(soft=True)
+            return super().put_if_absent(path, data, token=token)
+
+    inner = world.store
+    world.store = Interrupted(inner)  # type: ignore[assignment]
+    with pytest.raises(InvalidRequest, match="destroyed"):
+        world.open("p")
+
+
+@pytest.mark.parametrize(
+    ("mark", "manifest", "verdict"),
+    [
+        (None, Manifest(), Verdict.ALIVE),
+        (None, None, Verdict.ALIVE),
+        (Destroyed(0, 10, 1, 1), None, Verdict.ALIVE),
+        (Destroyed(0, 10, 1, 1, erased=True), Manifest(writer_epoch=1, compactor_epoch=1), Verdict.GONE),
+        (Destroyed(0, 101, 1, 1), Manifest(writer_epoch=1, compactor_epoch=1), Verdict.WAITING),
+        (Destroyed(0, 100, 1, 1), Manifest(writer_epoch=1, compactor_epoch=1), Verdict.DUE),
+        (Destroyed(0, 100, 1, 1), Manifest(writer_epoch=2, compactor_epoch=1), Verdict.REOPENED),
+        (Destroyed(0, 100, 1, 1), Manifest(writer_epoch=1, compactor_epoch=2), Verdict.DUE),
+    ],
+)
+def test_the_verdict(mark: Destroyed | None, manifest: Manifest | None, verdict: Verdict) -> None:
+    assert plan_destruction(mark, manifest, now_ms=100) is verdict
+
+
+def test_a_live_checkpoint_pins(world: World) -> None:
+    pinned = Checkpoint(world.ids.uuid(), ManifestId(1), 0)
+    manifest = Manifest(writer_epoch=1, compactor_epoch=1, checkpoints=(pinned,))
+    assert plan_destruction(Destroyed(0, 0, 1, 1), manifest, now_ms=100) is Verdict.PINNED

@@ -1,0 +1,244 @@
+"""Restoring a checkpoint: exactly its contents, above everything that was used since."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from flagstone import Closed, InvalidRequest
+from flagstone.clones.restore import restore
+from flagstone.db.reader.reader import open_reader
+from flagstone.format.filter import FixedPrefix
+from flagstone.metadata.compactions import Compactions, Job, JobStatus, TieredSpec
+from flagstone.metadata.fencing import claim_compactions, claim_compactor
+from flagstone.metadata.manifest import apply_compaction
+from flagstone.metadata.stores import CompactionsStore, ManifestStore
+from flagstone.store.memory import MemoryStore
+from flagstone.store.paths import DbPaths
+from flagstone.testing.faults import Crashed, Fault, FaultyStore
+from flagstone.types import RunId
+from unit.clones.clones_rig import World, numbered
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(params=["one store", "log apart"])
+def world(request: pytest.FixtureRequest) -> World:
+    return World(wal_store=None if request.param == "one store" else MemoryStore())
+
+
+def test_the_contents_are_those_of_the_checkpoint(world: World) -> None:
+    world.write("p", numbered(0, 10))
+    db = world.open("p")
+    db.put(b"logged", b"1", await_durable=True)
+    db.delete(b"k009")
+    db.flush("wal")
+    pinned = db.checkpoint(scope="durable", name="then")
+    expected = world.scan("p", pinned.id)
+    db.put(b"k001", b"later")
+    db.flush()
+    db.put(b"lost", b"1", await_durable=True)
+    before = world.admin("p").manifest().value
+
+    restored = world.admin("p").restore(str(pinned.id)).value
+
+    assert expected == numbered(0, 9) | {b"logged": b"1"}
+    assert world.scan("p") == expected
+    assert restored.last_l0_seq > before.last_l0_seq  # the log went on behind the tables
+    assert restored.replay_after_wal_id == restored.wal_id_last_seen > before.wal_id_last_seen
+    assert restored.writer_epoch == before.writer_epoch + 1
+    assert restored.checkpoints == before.checkpoints
+    with pytest.raises(Closed):
+        db.put(b"zombie", b"1", await_durable=True)
+    db.close()
+    assert world.scan("p") == expected
+    world.write("p", {b"k001": b"new"})
+    assert world.scan("p") == expected | {b"k001": b"new"}
+    assert world.admin("p").verify().ok
+
+
+def test_what_was_restored_away_can_be_restored_in_turn(world: World) -> None:
+    world.write("p", numbered(0, 5))
+    first = world.admin("p").create_checkpoint()
+    world.write("p", numbered(0, 5, b"w"))
+    second = world.admin("p").create_checkpoint()
+
+    for pinned, value in ((first, b"v"), (second, b"w"), (first, b"v"), (first, b"v")):
+        world.admin("p").restore(pinned.id)
+        assert world.scan("p") == numbered(0, 5, value)
+        world.clock.advance(1_000)
+    world.write("p", {b"k000": b"last"})
+    assert world.scan("p") == numbered(0, 5) | {b"k000": b"last"}
+    assert world.admin("p").verify().ok
+
+
+def test_a_state_before_a_compaction_comes_back_and_its_jobs_are_failed(world: World) -> None:
+    world.write("p", numbered(0, 5))
+    world.write("p", numbered(0, 5, b"w"))
+    pinned = world.admin("p").create_checkpoint()
+    manifests = ManifestStore(world.store, DbPaths("p"), clock=world.clock, ids=world.ids)
+    compactions = CompactionsStore(world.store, DbPaths("p"), clock=world.clock, ids=world.ids)
+    fence, claimed = claim_compactor(manifests)
+    claim_compactions(compactions, fence)
+    l0 = tuple(view.id for view in claimed.value.tree.l0)
+    newest = claimed.value.table(claimed.value.tree.l0[0])
+    manifests.update(
+        lambda now: apply_compaction(
+            now.value, segment=b"", l0=l0, runs=(), destination=RunId(0), output=(newest,)
+        )
+    )
+    job = Job(world.ids.ulid(), TieredSpec((), (RunId(0),), RunId(0)), JobStatus.RUNNING)
+    compactions.update(lambda now: Compactions(now.value.compactor_epoch, (job,)))
+
+    world.admin("p").restore(pinned.id)
+
+    after = manifests.require_latest().value
+    assert [view.id for view in after.tree.l0] == list(l0)
+    assert after.tree.runs == ()
+    assert [held.status for held in compactions.require_latest().value.jobs] == [JobStatus.FAILED]
+    with pytest.raises(Closed):
+        manifests.update(fence.guard(lambda now: now.value))
+    assert world.scan("p") == numbered(0, 5, b"w")
+    world.write("p", {b"k000": b"x"})
+    assert world.scan("p") == numbered(0, 5, b"w") | {b"k000": b"x"}
+    assert world.admin("p").verify().ok
+
+
+def test_readers_see_the_restored_state(world: World) -> None:
+    world.write("p", numbered(0, 5))
+    pinned = world.admin("p").create_checkpoint()
+    db = world.open("p")
+    db.put(b"gone", b"1", await_durable=True)
+    with open_reader("p", store=world.store, wal_store=world.wal_store, clock=world.clock) as reader:
+        assert reader.get(b"gone") == b"1"
+
+        world.admin("p").restore(pinned.id)
+        reader.refresh()
+
+        assert dict(reader.scan()) == numbered(0, 5)
+    with pytest.raises(Closed):
+        db.close()
+
+
+def test_a_clone_is_restored_with_what_it_borrowed(world: World) -> None:
+    world.write("p", numbered(0, 5))
+    world.admin("p").clone("c")
+    pinned = world.admin("c").create_checkpoint()
+    manifests = ManifestStore(world.store, DbPaths("c"), clock=world.clock)
+    world.write("c", numbered(0, 5, b"own"))
+    manifests.update(
+        lambda now: apply_compaction(
+            now.value,
+            segment=b"",
+            l0=[view.id for view in now.value.tree.l0],
+            runs=(),
+            destination=RunId(0),
+            output=(now.value.table(now.value.tree.l0[0]),),
+        )
+    )
+    assert manifests.require_latest().value.external_dbs[0].sst_ids == ()
+
+    world.admin("c").restore(pinned.id)
+
+    assert world.scan("c") == numbered(0, 5)
+    assert manifests.require_latest().value.external_dbs[0].sst_ids != ()
+
+
+def test_rows_of_a_segment_without_tables_need_the_extractor(world: World) -> None:
+    extractor = FixedPrefix("first3", 3)
+    world.write("p", {b"aaa1": b"1"}, segment_extractor=extractor)
+    db = world.open("p", segment_extractor=extractor)
+    db.put(b"aaa2", b"2")
+    db.put(b"bbb1", b"1", await_durable=True)
+    pinned = world.admin("p").create_checkpoint()
+    before = world.objects()
+
+    with pytest.raises(InvalidRequest, match="segment_extractor 'first3'"):
+        world.admin("p").restore(pinned.id)
+    assert world.objects() == before
+    world.admin("p").restore(pinned.id, segment_extractor=extractor)
+    with pytest.raises(Closed):
+        db.close()
+
+    assert world.scan("p") == {b"aaa1": b"1", b"aaa2": b"2", b"bbb1": b"1"}
+    world.admin("p").restore(pinned.id)  # now its segment is known
+    assert world.scan("p") == {b"aaa1": b"1", b"aaa2": b"2", b"bbb1": b"1"}
+
+
+@pytest.mark.parametrize("effect", ["crash", "crash_after"])
+def test_a_crash_leaves_the_old_state_or_the_restored_one(effect: str) -> None:
+    nth = 0
+    crashed = True
+    while crashed:
+        nth += 1
+        world = World()
+        world.write("p", numbered(0, 5))
+        with world.open("p") as db:
+            db.put(b"logged", b"1", await_durable=True)
+            pinned = db.checkpoint(scope="durable")
+            db.put(b"later", b"1")
+        dying = FaultyStore(world.store, [Fault(effect, nth=nth)])  # type: ignore[arg-type]
+        try:
+            restore(dying, DbPaths("p"), pinned.id, wal_store=dying, clock=world.clock, ids=world.ids)
+            crashed = False
+        except Crashed:
+            pass
+        state = numbered(0, 5) | {b"logged": b"1"}
+        assert world.scan("p") in (state, state | {b"later": b"1"})
+
+        world.admin("p").restore(pinned.id)
+
+        world.write("p", {b"k000": b"x"})
+        assert world.scan("p") == state | {b"k000": b"x"}
+        assert world.admin("p").verify().ok
+    assert nth > 15
+
+
+def test_somebody_who_opens_it_meanwhile_wins(world: World) -> None:
+    world.write("p", numbered(0, 5))
+    pinned = world.admin("p").create_checkpoint()
+    opened = []
+
+    class Interrupted(FaultyStore):
+        def put(self, path: str, data: bytes):  # type: ignore[no-untyped-def]
+            return super().put(path, data)
+
+        def put_if_absent(self, path: str, data: bytes, *, token: str | None = None):  # type: ignore[no-untyped-def]
+            if "/wal/" in path and not opened:
+                opened.append(world.open("p"))
+            return super().put_if_absent(path, data, token=token)
+
+    store = Interrupted(world.store)
+    with pytest.raises(Closed):
+        restore(
+            store,
+            DbPaths("p"),
+            pinned.id,
+            wal_store=store if world.wal_store is None else Interrupted(world.wal_store),
+            clock=world.clock,
+            ids=world.ids,
+        )
+    opened[0].put(b"mine", b"1", await_durable=True)
+    opened[0].close()
+    assert world.scan("p") == numbered(0, 5) | {b"mine": b"1"}
+
+
+def test_a_checkpoint_that_expires_meanwhile_is_not_restored(world: World) -> None:
+    world.write("p", numbered(0, 5))
+    pinned = world.admin("p").create_checkpoint(lifetime=timedelta(seconds=10))
+    world.write("p", numbered(0, 5, b"w"))
+    slow = FaultyStore(
+        world.store, [Fault("slow", op="put_if_absent", path="p/manifest/*", delay_s=20)], clock=world.clock
+    )
+
+    with pytest.raises(InvalidRequest, match="expired"):
+        restore(
+            slow,
+            DbPaths("p"),
+            pinned.id,
+            wal_store=world.wal_store or slow,
+            clock=world.clock,
+            ids=world.ids,
+        )
+    assert world.scan("p") == numbered(0, 5, b"w")

@@ -1,0 +1,198 @@
+"""Compaction on demand beside a coordinator that answers, one that does not, and jobs that are in the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from flagstone.compaction.coordinator import Coordinator, LocalWorker
+from flagstone.compaction.lifecycle import is_released
+from flagstone.compaction.on_demand import CompactNow, Progress, SubmittedOnly
+from flagstone.compaction.picker import plan_full
+from flagstone.compaction.worker import Worker
+from flagstone.errors import Unavailable
+from flagstone.metadata.compactions import Job, JobStatus
+from flagstone.metadata.compactions import Worker as Claim
+from flagstone.metadata.fencing import claim_compactor
+from unit.compaction.compaction_rig import World
+
+
+@pytest.fixture
+def world() -> World:
+    return World().create()
+
+
+def now(world: World, meanwhile: Callable[[Progress], None] = lambda _: None, **changes: Any) -> CompactNow:
+    """A full compaction; `meanwhile` is what other processes do between two of its steps."""
+    board = world.board()
+
+    def make_worker(accepts: Any) -> Worker:
+        return world.worker(board=board, accepts=accepts)
+
+    def make_coordinator(worker: Worker) -> Coordinator:
+        local = LocalWorker(worker.id, worker.slots)
+        return world.coordinator(board=board, scheduler=SubmittedOnly(), local=local)
+
+    return CompactNow(
+        board,
+        plan_full,
+        make_worker,
+        make_coordinator,
+        world.clock,
+        world.ids,
+        fallback=lambda manifest, jobs: plan_full(manifest, jobs, around=True),
+        once=True,
+        progress=meanwhile,
+        **changes,
+    )
+
+
+def test_without_a_coordinator_ever_it_begins_at_once(world: World) -> None:
+    world.flush_many(3)
+    before = world.contents()
+    started = world.clock.monotonic()
+
+    assert len(now(world).run()) == 1
+
+    assert world.clock.monotonic() - started < 5
+    assert len(world.manifest.tree.runs) == 1
+    assert world.contents() == before
+    assert is_released(world.compactions.require_latest().value)
+
+
+def test_after_one_that_left_it_begins_at_once_too(world: World) -> None:
+    world.flush_many(3)
+    now(world).run()
+    world.flush_many(3, start=3)
+    started = world.clock.monotonic()
+
+    assert len(now(world).run()) == 1
+
+    assert world.clock.monotonic() - started < 5
+    assert world.manifest.compactor_epoch == 2
+
+
+def test_with_nothing_to_do_it_writes_nothing(world: World) -> None:
+    world.flush_many(3)
+    now(world).run()
+    before = world.versions()
+    assert now(world).run() == []
+    assert world.versions() == before
+
+
+def test_one_that_left_without_having_done_a_job_says_so_too(world: World) -> None:
+    idle = world.coordinator()
+    idle.run_once()
+    idle.stop()
+    idle.release()
+    world.flush_many(3)
+    started = world.clock.monotonic()
+
+    assert len(now(world).run()) == 1
+
+    assert world.clock.monotonic() - started < 5
+
+
+def test_a_coordinator_that_answers_keeps_its_role(world: World) -> None:
+    coordinator = world.coordinator()
+    coordinator.run_once()
+    world.flush_many(3)
+
+    assert len(now(world, lambda _: coordinator.run_once() and None).run()) == 1
+
+    assert world.manifest.compactor_epoch == 1
+    assert len(world.manifest.tree.runs) == 1
+
+
+def test_one_that_does_not_answer_loses_it(world: World) -> None:
+    world.coordinator().run_once()
+    world.flush_many(3)
+    started = world.clock.monotonic()
+
+    assert len(now(world).run()) == 1
+
+    assert 20 < world.clock.monotonic() - started < 40
+    assert world.manifest.compactor_epoch == 2
+
+
+def test_when_the_role_is_lost_on_the_way_the_work_goes_on_under_the_new_one(world: World) -> None:
+    world.flush_many(3)
+    others: list[Coordinator] = []
+
+    def meanwhile(progress: Progress) -> None:
+        if progress.coordinating and progress.jobs and not others:
+            others.append(world.coordinator())
+        for other in others:
+            other.run_once()
+
+    assert len(now(world, meanwhile).run()) == 1
+
+    assert others[0].claimed
+    assert world.manifest.compactor_epoch == 2
+    assert len(world.manifest.tree.runs) == 1
+
+
+def busy_elsewhere(world: World) -> tuple[Coordinator, Callable[[Progress], None]]:
+    """A coordinator whose worker is busy with L0 for ever."""
+    coordinator = world.coordinator()
+    coordinator.run_once()
+    assert [job.status for job in world.jobs()][-1] is JobStatus.SCHEDULED
+
+    def run(job: Job) -> Job:
+        return replace(job, status=JobStatus.RUNNING, worker=Claim("elsewhere", world.clock.now_ms()))
+
+    first = world.jobs()[-1].id
+
+    def meanwhile(_: Progress) -> None:
+        def change(file: Any) -> Any:
+            return replace(
+                file.value, jobs=tuple(run(job) if job.id == first else job for job in file.value.jobs)
+            )
+
+        world.compactions.update(change)
+        coordinator.run_once()
+
+    meanwhile(Progress(0, 0, 0, 0, coordinating=False))
+    return coordinator, meanwhile
+
+
+def test_jobs_that_never_end_are_gone_around(world: World) -> None:
+    for start in (0, 4, 8):
+        world.flush_many(4, start=start)
+        world.settle(*world.pair())
+    assert len(world.manifest.tree.runs) == 3
+    world.flush_many(4, start=12)
+    before = world.contents()
+    _, meanwhile = busy_elsewhere(world)
+
+    assert len(now(world, meanwhile).run()) == 1
+
+    tree = world.manifest.tree
+    assert (len(tree.l0), len(tree.runs)) == (4, 1)
+    assert world.contents() == before
+
+
+def test_when_there_is_no_way_around_it_says_what_it_waits_for(world: World) -> None:
+    world.flush_many(4)
+    _, meanwhile = busy_elsewhere(world)
+    with pytest.raises(Unavailable, match=r"not done after 100\.0 s: jobs of other processes come first"):
+        now(world, meanwhile).run(timeout_s=100.0)
+
+
+def test_a_claim_in_the_middle_of_a_commit_costs_nothing(world: World) -> None:
+    world.flush_many(3)
+    before = world.contents()
+    claims = 0
+
+    def meanwhile(progress: Progress) -> None:
+        nonlocal claims
+        if progress.coordinating and claims < 3:
+            claims += 1
+            claim_compactor(world.manifests)
+
+    now(world, meanwhile).run()
+    assert world.contents() == before
+    assert len(world.manifest.tree.runs) == 1

@@ -1,0 +1,49 @@
+"""The same on real services: their clocks tell whole seconds, and boundaries are swapped under their own versions."""
+
+from __future__ import annotations
+
+import time
+from uuid import uuid4
+
+import pytest
+
+from flagstone.gc.collector import Collector
+from flagstone.gc.plan import TOO_YOUNG, Kind, KindOptions
+from flagstone.gc.round import StoreClock
+from flagstone.runtime.clock import VirtualClock
+from flagstone.store.port import ObjectStore
+from flagstone.store.resolve import resolve
+from servers.azure import AzureServer
+from servers.gcs import GcsServer
+from servers.s3 import S3Server
+from unit.gc.world import World
+
+
+@pytest.fixture(params=["ministack", pytest.param("azurite", marks=pytest.mark.long), "gcs"])
+def store(request: pytest.FixtureRequest) -> ObjectStore:
+    server: S3Server | AzureServer | GcsServer = request.getfixturevalue(request.param)
+    return resolve(server.url, **server.options())
+
+
+@pytest.mark.slow
+def test_the_clock_of_a_service_is_asked_and_nothing_stays_behind(store: ObjectStore) -> None:
+    path = f"{uuid4()}/gc/clock"
+    now_ms = StoreClock(store, path).now_ms()
+    assert abs(now_ms - time.time() * 1000) < 3000  # these services run on this machine
+    assert [*store.list(path.partition("/")[0])] == []
+
+
+@pytest.mark.slow
+def test_age_is_told_by_the_service_and_the_boundary_keeps_advancing(store: ObjectStore) -> None:
+    # The clock of this process stands still, a century off: only the service's clock can tell any age.
+    world = World(store, root=str(uuid4()), clock=VirtualClock(1_000_000))
+    options: dict[Kind, KindOptions] = {"manifest": KindOptions(3_600_000)}
+    for round_number in (1, 2):
+        world.claim(2)
+        old = Collector(store, world.paths, options, clock=world.clock).collect()
+        assert old.deleted == 0
+        assert old.of("manifest").reasons[TOO_YOUNG] > 0
+        new = Collector(store, world.paths, {"manifest": KindOptions(0)}, clock=world.clock).collect()
+        assert new.ok, new.errors
+        assert world.manifest_ids() == [1 + 2 * round_number]
+        assert world.manifests.read_boundary() == 2 * round_number

@@ -1,0 +1,176 @@
+"""Collection in the background: when it looks, what idleness costs, and that its failures stay its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from flagstone.errors import Unavailable
+from flagstone.gc.collector import Collector, GarbageCollection, run_until
+from flagstone.gc.plan import Kind, KindOptions
+from flagstone.runtime.sync import Event
+from flagstone.store.counting import CountingStore
+from flagstone.testing.faults import Fault, FaultyStore
+from unit.gc.world import World
+
+MINUTES_10 = timedelta(minutes=10)
+OPTIONS: dict[Kind, KindOptions] = {
+    "manifest": KindOptions(300_000, interval=MINUTES_10),
+    "wal": KindOptions(300_000, interval=MINUTES_10),
+    "compacted": KindOptions(300_000, interval=MINUTES_10),
+}
+
+
+def embedded(
+    world: World, store: CountingStore | FaultyStore, *, current: Callable[[], int] | None = None
+) -> GarbageCollection:
+    collector = Collector(store, world.paths, OPTIONS, clock=world.clock)
+    return GarbageCollection(
+        collector,
+        OPTIONS,
+        clock=world.clock,
+        current_manifest=current or (lambda: world.manifests.require_latest().id),
+    )
+
+
+def test_an_idle_database_costs_nothing_once_it_is_clean() -> None:
+    world = World()
+    world.flush()
+    world.flush()
+    counting = CountingStore(world.store, component="gc")
+    service = embedded(world, counting)
+    spent = []
+    for _ in range(60):
+        delay = service.run_once()
+        assert delay is not None
+        world.advance(delay)
+        spent.append(sum(counting.totals()["requests"].values()))
+    assert service.status()["rounds"] == 2  # the second when what was too young had come of age
+    assert spent[-1] == spent[5]
+    assert service.status()["skipped"] > 50
+
+
+def test_it_looks_again_when_the_manifest_has_moved_and_once_a_day_anyway() -> None:
+    world = World()
+    service = embedded(world, CountingStore(world.store, component="gc"))
+
+    def pass_time(seconds: float) -> int:
+        until = world.clock.monotonic() + seconds
+        while world.clock.monotonic() < until:
+            world.advance(service.run_once() or 0)
+        rounds = service.status()["rounds"]
+        assert isinstance(rounds, int)
+        return rounds
+
+    assert pass_time(3600) == 1
+    world.claim()
+    assert pass_time(3600) == 2
+    assert pass_time(3600) == 2
+    assert pass_time(24 * 3600) == 3
+
+
+def test_the_first_round_comes_soon_after_opening() -> None:
+    world = World()
+    service = embedded(world, CountingStore(world.store, component="gc"))
+    assert service.run_once() == 60
+    assert service.status()["rounds"] == 0
+
+
+def test_without_knowledge_of_the_manifest_every_turn_looks() -> None:
+    world = World()
+    collector = Collector(world.store, world.paths, OPTIONS, clock=world.clock)
+    service = GarbageCollection(collector, OPTIONS, clock=world.clock)
+    for _ in range(5):
+        world.advance(service.run_once() or 0)
+    assert service.status()["rounds"] == 4
+
+
+def test_a_failure_is_told_and_tried_again() -> None:
+    world = World()
+    faulty = FaultyStore(world.store, [Fault("error", nth=None, op="get*")])
+    service = embedded(world, faulty, current=lambda: 1)
+    world.advance(60)
+    assert service.run_once() == 600
+    assert "Unavailable" in service.status()["failure"]
+    faulty.faults.clear()
+    world.advance(600)
+    service.run_once()
+    assert service.status()["failure"] is None
+    assert service.status()["rounds"] == 1
+
+
+def test_a_bug_costs_disk_space_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    service = embedded(world, CountingStore(world.store, component="gc"), current=lambda: 1)
+    service._collector = None  # type: ignore[assignment]
+    world.advance(60)
+    assert service.run_once() == 600
+    assert "AttributeError" in service.status()["failure"]
+    assert "cannot collect garbage" in caplog.text
+
+
+def test_errors_in_a_report_are_not_settled() -> None:
+    world = World()
+    world.flush()
+    world.flush()
+    world.advance(400)
+    faulty = FaultyStore(world.store, [Fault("error", op="delete_many")])
+    service = embedded(world, faulty)
+    world.advance(60)
+    service.run_once()
+    assert "manifest" in service.status()["failure"]
+    world.advance(600)
+    service.run_once()
+    assert service.status()["failure"] is None
+    assert world.manifest_ids() == [3]
+
+
+def test_nothing_scheduled_means_nothing_done() -> None:
+    world = World()
+    options: dict[Kind, KindOptions] = {"wal": KindOptions(0)}
+    service = GarbageCollection(
+        Collector(world.store, world.paths, options, clock=world.clock), options, clock=world.clock
+    )
+    assert service.run_once() == 3600
+
+
+def test_a_schedule_of_its_own_ends_when_told() -> None:
+    world = World()
+    stop = Event()
+
+    def heard(_: object) -> None:
+        stop.set()
+
+    world.claim(2)
+    world.advance(400)
+    options: dict[Kind, KindOptions] = {"manifest": KindOptions(0, interval=timedelta(milliseconds=1))}
+    service = GarbageCollection(
+        Collector(world.store, world.paths, options, clock=world.clock),
+        options,
+        clock=world.clock,
+        collected=heard,
+    )
+    world.advance(1)
+    run_until(service, stop)
+    assert service.status()["rounds"] == 1
+
+
+def test_what_the_owner_does_with_a_report_cannot_stop_it() -> None:
+    world = World()
+    world.claim(2)
+    world.advance(400)
+
+    def complain(_: object) -> None:
+        raise Unavailable("not now")
+
+    service = GarbageCollection(
+        Collector(world.store, world.paths, OPTIONS, clock=world.clock),
+        OPTIONS,
+        clock=world.clock,
+        collected=complain,
+    )
+    world.advance(60)
+    assert service.run_once() == 600
+    assert service.status()["failure"] == "Unavailable: not now"

@@ -1,0 +1,486 @@
+"""Bulk loads among the changes: delivered at their place, once, and kept until everybody has them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import flagstone.loads.rows
+from flagstone.changes.change import ChangeBatch
+from flagstone.changes.reader import WalReader
+from flagstone.changes.retention import further
+from flagstone.clones.checkpoint import delete_checkpoint
+from flagstone.errors import InvalidRequest
+from flagstone.loads.edit import RECORD_LIFETIME_S, is_ahead, settle_load_records
+from flagstone.metadata.annotations import (
+    RETENTION_MANIFEST_ID,
+    HeldLoad,
+    LoadPosition,
+    LoadRecord,
+    Position,
+    encode_load,
+    encode_retention,
+    find_retention,
+    held_loads,
+)
+from flagstone.metadata.manifest import Checkpoint, Manifest
+from flagstone.runtime.ids import SYSTEM_IDS
+from flagstone.store.counting import CountingStore
+from flagstone.store.port import ObjectMissing, StoredObject
+from flagstone.testing.faults import FaultyStore
+from flagstone.types import ManifestId, Seq, WalId
+from unit.changes.retention_rig import PATHS
+from unit.loads.load_world import LoadWorld
+
+FAR = 1 << 36
+
+
+@pytest.fixture
+def world() -> LoadWorld:
+    return LoadWorld()
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every block of a table becomes a batch of its own."""
+    monkeypatch.setattr(flagstone.loads.rows, "PIECE_BYTES", 1)
+
+
+def many(count: int, value: bytes = b"x" * 90) -> dict[bytes, bytes | None]:
+    return {b"k%04d" % number: value for number in range(count)}
+
+
+def consume(
+    reader: WalReader, start: Any = None, *, limit: int | None = None, **options: Any
+) -> list[tuple[int, bytes]]:
+    """Number and key of everything there is; commits each batch."""
+    found = []
+    for number, batch in enumerate(reader.follow(start, timeout_s=0, **options), 1):
+        found += [(change.seq, change.key) for change in batch.changes]
+        reader.commit(batch)
+        if number == limit:
+            break
+    return found
+
+
+def unpinned(world: LoadWorld, store: Any = None) -> WalReader:
+    return WalReader("db", store=store or world.memory, clock=world.clock, ids=world.ids)
+
+
+# -- delivery -------------------------------------------------------------------------------------------------
+
+
+def test_a_load_comes_between_what_was_written_before_and_after_it(world: LoadWorld) -> None:
+    world.write(3)
+    world.load({b"a": b"1", b"b": None, b"c": b"+2"})
+    world.write(2)
+    reader = world.reader("c")
+
+    batches = list(reader.follow(timeout_s=0))
+
+    assert [(change.seq, change.key) for batch in batches for change in batch.changes] == world.told
+    (load,) = [batch for batch in batches if batch.wal_id is None]
+    assert [(change.op, change.key, change.value) for change in load.changes] == [
+        ("put", b"a", b"1"),
+        ("delete", b"b", None),
+        ("merge", b"c", b"+2"),
+    ]
+    assert {(change.seq, change.wal_id) for change in load.changes} == {(4, None)}
+    assert {change.created_ms for change in load.changes} == {world.clock.now_ms()}
+    assert load.position == Position(WalId(4), 4)
+    assert load.next_id == 4
+
+
+def test_a_load_that_is_the_last_thing_is_not_waited_for(world: LoadWorld) -> None:
+    reader = world.reader("c")
+    world.write(2)
+    assert consume(reader) == world.told
+    world.load(many(3), ahead=FAR)
+    assert consume(reader) == world.told[2:]
+    world.load(many(2), ahead=FAR)
+    world.load(many(1))
+    assert [seq for seq, _ in consume(reader)] == [world.seq - 1, world.seq - 1, world.seq]
+    assert consume(reader) == []
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_file_that_came_while_it_was_missed_is_not_overtaken_by_a_load(
+    world: LoadWorld, before: int
+) -> None:
+    class Racing(FaultyStore):
+        """Right after a file was found missing it is written, and a load is committed behind it."""
+
+        armed = True
+
+        def get(self, path: str) -> StoredObject:
+            try:
+                return super().get(path)
+            except ObjectMissing:
+                if self.armed and PATHS.parse_wal(path) is not None:
+                    self.armed = False
+                    world.write(1)
+                    world.load({b"a": b""}, ahead=FAR)
+                raise
+
+    world.write(before)
+    reader = world.reader("c", Racing(world.memory))
+
+    assert consume(reader) + consume(reader) == world.told
+
+
+def test_a_consumer_without_a_pin_gets_loads_as_well_for_a_quarter_of_an_hour(world: LoadWorld) -> None:
+    world.write(2)
+    world.load(many(3))
+    world.write(1)
+    assert consume_unpinned(world) == world.told
+    world.clock.advance(RECORD_LIFETIME_S * 1000)
+    world.collect()
+    with pytest.raises(InvalidRequest, match="sequence numbers 3 to 3 are not in the WAL"):
+        consume_unpinned(world, 2)
+    assert consume_unpinned(world, 2, allow_gaps=True) == [(2, b"w2"), (4, b"w4")]
+
+
+def consume_unpinned(world: LoadWorld, start: Any = 1, **options: Any) -> list[tuple[int, bytes]]:
+    batches = unpinned(world).follow(start, timeout_s=0, **options)
+    return [(change.seq, change.key) for batch in batches for change in batch.changes]
+
+
+def test_who_begins_at_a_file_gets_the_loads_from_there_on(world: LoadWorld) -> None:
+    world.write(1)
+    world.load({b"early": b""})
+    world.write(1)
+    world.fence()
+    world.load({b"later": b""})
+    world.fence()
+    world.fence()
+    world.write(1)
+
+    assert [key for _, key in consume_unpinned(world, 2)] == [b"early", b"w3", b"later", b"w5"]
+    assert [key for _, key in consume_unpinned(world, 3)] == [b"later", b"w5"]
+    assert [key for _, key in consume_unpinned(world, 4)] == [b"later", b"w5"]
+    assert [key for _, key in consume_unpinned(world, 5)] == [b"w5"]
+    assert consume_unpinned(world, Position(WalId(3), 4)) == [(5, b"w5")]
+
+
+def test_a_large_load_comes_in_pieces_and_goes_on_in_the_middle(world: LoadWorld, small_pieces: None) -> None:
+    world.write(1)
+    world.load(many(100), {b"z%d" % number: b"" for number in range(5)}, ahead=FAR)
+    world.write(1)
+    whole = world.told
+
+    batches = list(unpinned(world).follow(1, timeout_s=0))
+
+    assert [(change.seq, change.key) for batch in batches for change in batch.changes] == whole
+    assert len(batches) > 10
+    for number, batch in enumerate(batches):
+        used = sum(len(before.changes) for before in batches[: number + 1])
+        stored = json.loads(json.dumps(batch.position))
+        assert consume_unpinned(world, stored) == whole[used:]
+
+
+def test_a_pin_stands_in_the_middle_of_a_load(world: LoadWorld, small_pieces: None) -> None:
+    reader = world.reader("c")
+    world.write(1)
+    world.load(many(60))
+    got = consume(reader, limit=3)
+    reader.close()
+    position = world.position("c")
+    assert position is not None
+    assert position.loaded == len(got) - 1
+    world.compact()
+    world.collect()
+
+    got += consume(world.reader("c"))
+
+    assert got == world.told
+
+
+def test_an_overwriting_load_is_told_and_ends_the_feed(world: LoadWorld) -> None:
+    reader = world.reader("c")
+    world.write(1)
+    world.load({b"a": b""})
+    consume(reader)
+    world.load({b"b": b""}, replaces_all=True)
+    with pytest.raises(InvalidRequest, match=r"replaced everything .* start over with a copy"):
+        consume(reader)
+    world.write(1)
+    with pytest.raises(InvalidRequest, match=r"replaced everything .* start over with a copy"):
+        consume(reader)
+    assert consume(reader, allow_gaps=True) == [(world.seq, b"w4")]
+
+
+def test_a_load_that_overwrites_nothing_is_a_load(world: LoadWorld) -> None:
+    world.load({b"a": b""}, replaces_all=True)
+
+    assert consume(world.reader("c")) == [(1, b"a")]
+
+
+def test_rows_that_are_in_neither_log_nor_load_are_still_told(world: LoadWorld) -> None:
+    reader = world.reader("c")
+    world.write(2)
+    consume(reader)
+    world.seq += 3
+    world.load({b"a": b""})
+
+    with pytest.raises(InvalidRequest, match="sequence numbers 3 to 5 are not in the WAL"):
+        consume(reader)
+    assert consume(reader, allow_gaps=True) == [(6, b"a")]
+
+
+def test_where_gaps_are_normal_they_cost_no_requests_for_what_is_in_tables(world: LoadWorld) -> None:
+    for _ in range(20):
+        world.write(1)
+        world.seq += 5
+    world.flush()
+    store = CountingStore(world.memory, component="test")
+
+    rows = list(unpinned(world, store).follow(1, timeout_s=0, allow_gaps=True))
+
+    assert len(rows) == 20
+    assert store.totals()["requests"]["get"] <= 20 + 1 + 3 + 3 + 1  # and which database it is
+
+
+# -- keeping --------------------------------------------------------------------------------------------------
+
+
+def test_tables_are_kept_for_a_consumer_that_is_away_and_no_longer(world: LoadWorld) -> None:
+    reader = world.reader("c")
+    world.write(1)
+    assert consume(reader, limit=1) == world.told
+    reader.close()
+    world.load(many(10), ahead=FAR)
+    world.write(2)
+    world.flush()
+    world.compact()
+    world.clock.advance(7 * 24 * 3600 * 1000)
+    world.collect()
+    assert world.tables == 2
+
+    assert consume(world.reader("c")) == world.told[1:]
+
+    passing = world.reader("c")
+    consume(passing)
+    passing.close()
+    world.write(1)
+    consume(passing)
+    world.clock.advance(20_000)
+    passing.close()
+    assert world.marks == []
+    world.collect()
+    assert world.tables == 1
+
+
+def test_a_pin_that_is_set_in_time_keeps_a_load_from_before_it(world: LoadWorld) -> None:
+    world.write(1)
+    world.load(many(3))
+    world.compact()
+    reader = world.reader("c")
+    assert consume(reader, limit=1) == world.told[:1]
+    world.clock.advance(2 * RECORD_LIFETIME_S * 1000)
+    world.collect()
+
+    assert consume(reader) == world.told[1:]
+
+
+def test_a_pin_that_is_released_or_expires_keeps_nothing(world: LoadWorld) -> None:
+    for lifetime in (None, timedelta(hours=1)):
+        reader = world.reader("c", pin_lifetime=lifetime)
+        next(reader.follow(timeout_s=0), None)
+        world.load({b"k": b""})
+        world.write(1)
+        world.clock.advance(RECORD_LIFETIME_S * 1000)
+        world.collect()
+        assert world.marks == [world.seq - 1]
+        if lifetime is None:
+            reader.release()
+        else:
+            world.clock.advance(3_600_000)
+            world.collect()
+        assert world.marks == []
+
+
+def test_a_pin_that_an_operator_deletes_keeps_nothing(world: LoadWorld) -> None:
+    for name in ("one", "other"):
+        next(world.reader(name).follow(timeout_s=0), None)
+    world.load({b"k": b""})
+    world.clock.advance(RECORD_LIFETIME_S * 1000)
+    for left, name in ((1, "one"), (0, "other")):
+        held = find_retention(world.manifests.require_latest().value, name)
+        assert held is not None
+        delete_checkpoint(world.manifests, held.checkpoint.id)
+        world.collect()
+        assert len(world.marks) == left
+
+
+def test_marks_that_nobody_needs_do_not_pile_up(world: LoadWorld) -> None:
+    for _ in range(40):
+        world.load({b"k": b""})
+    assert world.marks == list(range(25, 41))
+    next(world.reader("c").follow(timeout_s=0))
+    for _ in range(40):
+        world.load({b"k": b""})
+    assert world.marks == list(range(25, 81))
+
+
+def mark_at(seq: int, wal_id: int, *, created_s: int = 1_000, **options: Any) -> Checkpoint:
+    mark = LoadRecord("done", Seq(seq), 0, place=LoadPosition(Seq(seq - 1), WalId(wal_id)), **options)
+    return Checkpoint(SYSTEM_IDS.uuid(), ManifestId(7), created_s, None, encode_load(mark))
+
+
+def waiting(position: Position, expires_s: int | None) -> Checkpoint:
+    """The retention checkpoint of a consumer at that position."""
+    name = encode_retention("c", position)
+    return Checkpoint(SYSTEM_IDS.uuid(), RETENTION_MANIFEST_ID, 1_000, expires_s, name)
+
+
+def expiries(manifest: Manifest) -> list[int | None]:
+    return [entry.expires_s for entry in manifest.checkpoints]
+
+
+def test_a_mark_says_where_the_load_stands() -> None:
+    entry = mark_at(9, 4, replaces=True, owner="a b&c")
+    (held,) = held_loads(Manifest(checkpoints=(entry,)))
+    assert held == HeldLoad(
+        entry, LoadRecord("done", Seq(9), 0, "", "a b&c", LoadPosition(Seq(8), WalId(4)), replaces=True)
+    )
+    old = Checkpoint(entry.id, ManifestId(7), 1, None, "flagstone.load/done?seq=9&id_ms=0&reason=&owner=")
+    assert next(held_loads(Manifest(checkpoints=(old,)))).record.place is None
+
+
+def test_a_mark_lives_as_long_as_the_longest_pin_that_needs_it() -> None:
+    manifest = Manifest(checkpoints=(mark_at(9, 4),))
+    spare_s = 1_000 + RECORD_LIFETIME_S
+
+    def settled(*consumers: Checkpoint) -> list[int | None]:
+        once = settle_load_records(
+            replace(manifest, checkpoints=(*manifest.checkpoints, *consumers)), now_s=1_100
+        )
+        assert settle_load_records(once, now_s=1_200) == once
+        return expiries(once)[:1]
+
+    before, behind = Position(WalId(2), 8), Position(WalId(5), 9)
+    assert settled() == [spare_s]
+    assert settled(waiting(behind, None)) == [spare_s]
+    assert settled(waiting(before, None), waiting(behind, None)) == [None]
+    assert settled(waiting(before, 1_200)) == [spare_s]
+    assert settled(waiting(before, 90_000), waiting(before, 5_000)) == [90_000]
+    assert settled(waiting(before, 90_000), waiting(before, None)) == [None]
+    assert settled(waiting(Position(WalId(5)), None)) == [None]
+    assert settled(waiting(Position(WalId(6)), None)) == [spare_s]
+
+
+def test_an_expired_mark_does_not_live_again() -> None:
+    expired = settle_load_records(Manifest(checkpoints=(mark_at(9, 4),)), now_s=1_000)
+
+    needed = waiting(Position(WalId(1), 0), None)
+    settled = settle_load_records(
+        replace(expired, checkpoints=(*expired.checkpoints, needed)), now_s=1_000 + RECORD_LIFETIME_S
+    )
+
+    assert settled.checkpoints == (needed,)
+
+
+def test_what_an_overwriting_load_replaced_is_not_kept_for_pins() -> None:
+    manifest = Manifest(checkpoints=(mark_at(9, 4, replaces=True), waiting(Position(WalId(1), 0), None)))
+
+    settled = settle_load_records(manifest, now_s=1_000)
+
+    assert expiries(settled) == [1_000 + RECORD_LIFETIME_S, None]
+
+
+def test_of_two_positions_the_further_counts() -> None:
+    in_the_load = Position(WalId(5), 8, loaded=30)
+    assert further(in_the_load, Position(WalId(5), 8, loaded=20)) == in_the_load
+    assert further(in_the_load, Position(WalId(5), 9)) == Position(WalId(5), 9)
+    assert further(Position(WalId(6), 12), in_the_load) == Position(WalId(6), 12)
+    assert further(in_the_load, Position(WalId(6))) == Position(WalId(6), 8, loaded=30)
+    assert is_ahead(in_the_load, 9, LoadPosition(Seq(8), WalId(4)))
+
+
+# -- a model --------------------------------------------------------------------------------------------------
+
+STEPS = st.sampled_from(
+    (
+        *("write", "write", "fence", "flush", "load", "load_far", "compact", "collect", "wait"),
+        *("consume_one", "consume", "restart"),
+    )
+)
+
+
+class Consumer:
+    """Keeps what it got and where it was together, as a table and its offset in one transaction are."""
+
+    def __init__(self, world: LoadWorld) -> None:
+        self.world = world
+        self.got: list[tuple[int, bytes]] = []
+        self.stored: list[Any] | None = None
+        self.follow()
+
+    def follow(self, start: Any = None) -> None:
+        self.reader = self.world.reader("c")
+        self.batches: Iterator[ChangeBatch] = self.reader.follow(start, timeout_s=0)
+
+    def consume(self, limit: int | None) -> None:
+        taken = 0
+        while limit is None or taken < limit:
+            batch = next(self.batches, None)
+            if batch is None:
+                self.batches = self.reader.follow(timeout_s=0)
+                return
+            self.got += [(change.seq, change.key) for change in batch.changes]
+            self.stored = list(batch.position)
+            self.reader.commit(batch)
+            taken += 1
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(steps=st.lists(STEPS, max_size=30), crashes=st.booleans())
+def test_everything_arrives_once_whatever_happens(
+    small_pieces: None, steps: list[str], *, crashes: bool
+) -> None:
+    world = LoadWorld()
+    consumer = Consumer(world)
+    consumer.consume(None)
+    for number, step in enumerate(steps):
+        match step:
+            case "write":
+                world.write()
+            case "fence":
+                world.fence()
+            case "flush":
+                world.flush()
+            case "load" | "load_far":
+                ahead = FAR if step == "load_far" else 1
+                world.load({b"%d/%d" % (number, key): b"x" * 400 for key in range(5)}, ahead=ahead)
+            case "compact":
+                world.flush()
+                world.compact()
+            case "collect":
+                world.collect()
+            case "wait":
+                world.clock.advance(1_000_000)
+            case "consume_one":
+                consumer.consume(1)
+            case "consume":
+                consumer.consume(None)
+            case _ if crashes:
+                consumer.follow(consumer.stored)  # what was committed since the last look is not in the pin
+            case _:
+                consumer.reader.close()
+                consumer.follow()
+    # A version that was collected as soon as it had a successor hides the next one for a minute.
+    world.clock.advance(60_001)
+    consumer.consume(None)
+
+    assert consumer.got == world.told
+    consumer.reader.close()
+    world.clock.advance(2_000_000)
+    world.collect()
+    assert world.marks == []

@@ -1,0 +1,133 @@
+"""Fetching tables: few requests, each once, and nobody left waiting."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event, get_ident
+
+import pytest
+
+from flagstone.errors import Unavailable
+from flagstone.read.drivers import get, multi_get
+from flagstone.runtime.pool import IoPool
+from flagstone.sst.cache import SstCache
+from flagstone.sst.reader import META
+from flagstone.sst.store import Need, SstStore, plan_requests
+from flagstone.store.memory import MemoryStore
+from flagstone.store.paths import DbPaths
+from flagstone.types import MAX_SEQ, Ulid
+from kit.ssts import Rig, put
+
+ROWS = [put(number, value=b"v" * 200) for number in range(2000)]
+
+
+class SlowStore(MemoryStore):
+    """Holds every range request until it is let go; fails the first `failures` of them."""
+
+    def __init__(self, failures: int = 0) -> None:
+        super().__init__()
+        self.go = Event()
+        self.asked: list[tuple[int, int]] = []
+        self.failures = failures
+
+    def get_range(self, path: str, start: int, stop: int) -> bytes:
+        self.asked.append((start, stop))
+        assert self.go.wait(10)
+        if self.failures:
+            self.failures -= 1
+            raise Unavailable("not now")
+        return super().get_range(path, start, stop)
+
+
+def slow_tables(failures: int = 0) -> tuple[Rig, SlowStore, SstStore]:
+    rig = Rig()
+    sst = rig.add(ROWS)
+    store = SlowStore(failures)
+    path = DbPaths("db").table(sst.sst_id)
+    store.put(path, rig.store.get(path).data)
+    tables = SstStore(
+        store, DbPaths("db"), cache=SstCache(capacity_bytes=0), pool=IoPool(), small_table_bytes=0
+    )
+    return rig, store, tables
+
+
+class CountedEvent(Event):
+    """Knows who waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiters: list[int] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waiters.append(get_ident())
+        return super().wait(timeout)
+
+
+@pytest.mark.parametrize("failures", [0, 1])
+def test_readers_of_one_piece_share_one_request_and_a_failure_is_only_its_own(failures: int) -> None:
+    rig, store, tables = slow_tables(failures)
+    table = tables.open(Ulid(1), rig.ssts[Ulid(1)].info)
+    followers = 5
+
+    def read() -> object:
+        try:
+            return tables.fetch([Need(table, None, [])])[table, META][1]
+        except Unavailable:
+            return "failed"
+
+    with ThreadPoolExecutor(1 + followers) as threads:
+        leader = threads.submit(read)
+        while not store.asked:
+            pass
+        landed = tables._flights[table, META].landed = CountedEvent()
+        futures = [threads.submit(read) for _ in range(followers)]
+        while len(landed.waiters) < followers:
+            pass
+        store.go.set()
+        answers = [future.result(10) for future in futures]
+        assert (leader.result(10) == "failed") == bool(failures)
+    assert "failed" not in answers
+    assert len(store.asked) == 1 + failures * followers
+    assert tables._flights == {}
+
+
+def test_many_threads_read_through_a_tiny_cache() -> None:
+    rig = Rig(capacity_bytes=20_000, threads=4)
+    view = rig.view(rig.tree(runs=[[rig.add(ROWS[:1000]), rig.add(ROWS[1000:])]]))
+
+    def read(shift: int) -> None:
+        for number in range(shift, 2000, 7):
+            assert get(rig.tables, view, b"%08d" % number, MAX_SEQ) == ROWS[number]
+        keys = [row[0] for row in ROWS[shift::5]]
+        assert multi_get(rig.tables, view, keys, MAX_SEQ) == ROWS[shift::5]
+
+    with ThreadPoolExecutor(6) as threads:
+        for future in [threads.submit(read, shift) for shift in range(6)]:
+            future.result(60)
+    assert rig.tables.cache.held_bytes <= 20_000
+
+
+def test_requests_join_neighbours_and_split_what_is_far_apart() -> None:
+    rig = Rig()
+    sst = rig.add([put(number, value=b"v" * 900) for number in range(500)])
+    table = rig.tables.open(sst.sst_id, rig.ssts[sst.sst_id].info)
+    index = rig.tables.fetch([Need(table, None, [])])[table, META][0]
+    needs = [
+        Need(table, index, [3]),
+        Need(table, index, [1, 2]),
+        Need(table, None, []),
+        Need(table, index, [3]),
+        Need(table, index, [300]),
+    ]
+    planned = [need.numbers for need in plan_requests(needs)]
+    assert planned == [[], [1, 2, 3], [300]]
+
+
+def test_uploading_twice_is_harmless() -> None:
+    rig = Rig()
+    sst = rig.add(ROWS)
+    path = DbPaths("db").table(sst.sst_id)
+    before = rig.store.get(path).data
+    rig.made = 0
+    rig.add(ROWS)
+    assert rig.store.get(path).data == before
