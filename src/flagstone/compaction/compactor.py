@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from typing import Any, Final
 
@@ -112,7 +111,7 @@ class Compactor:
         leaving = IoPool(max_workers=1, name="flagstone-compactor-leave")
         left = leaving.submit(self._leave, timeout_s)
         leaving.close()
-        if not wait_for([left], 2 * timeout_s).done:
+        if not left.wait(2 * timeout_s):
             raise Unavailable("the compactor could not return its jobs: the store does not answer")
         error = left.exception()
         if error is not None:

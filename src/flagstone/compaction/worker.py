@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -32,7 +31,7 @@ from flagstone.runtime import metric_names as names
 from flagstone.runtime.clock import Clock
 from flagstone.runtime.ids import Ids, ulid_text
 from flagstone.runtime.metrics import Metrics
-from flagstone.runtime.pool import Future, IoPool
+from flagstone.runtime.pool import Future, IoPool, wait_for_all
 from flagstone.types import Ulid
 
 _log = logging.getLogger("flagstone.compaction")
@@ -151,7 +150,7 @@ class Worker:
     def stop(self, timeout_s: float) -> None:
         """After the service has ended: wait up to `timeout_s` for executions to stop, and return their jobs."""
         self.cancel()
-        wait_for([execution.future for execution in self._executions.values()], timeout_s)
+        wait_for_all([execution.future for execution in self._executions.values()], timeout_s)
         self._return_jobs()
         self._pool.close()
 

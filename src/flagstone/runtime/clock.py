@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from threading import Condition
 from typing import Final, Protocol
 
 from flagstone.errors import InvalidRequest
-from flagstone.runtime.sync import Condition, Lock
+from flagstone.runtime.sync import Lock
 
 _MAX_LAG_SLEEP_SECONDS: Final = 10.0
 

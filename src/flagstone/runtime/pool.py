@@ -10,14 +10,13 @@ import atexit
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future as StandardFuture
-from queue import Empty, SimpleQueue
-from threading import Lock, RLock, Thread, current_thread
-from time import monotonic
+from queue import Empty
+from threading import Lock, RLock
 from typing import Final, NamedTuple, ParamSpec, TypeVar
 from weakref import WeakSet, finalize
 
 from flagstone.errors import Closed, InvalidRequest
-from flagstone.runtime.sync import Event, simulated
+from flagstone.runtime.sync import Event, Queue, Thread, monotonic, new_thread, of_process, thread_ident
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -141,7 +140,7 @@ class IoPool:
         pool's own threads, runs where the caller is: a pool that waits for itself would never return.
         """
         work = list(items)
-        if len(work) <= 1 or self._max_workers == 0 or self._crew.includes(current_thread()):
+        if len(work) <= 1 or self._max_workers == 0 or self._crew.includes(thread_ident()):
             self._check_open()
             return [fn(item) for item in work]
         failed = False
@@ -158,10 +157,10 @@ class IoPool:
 
         futures = [self.submit(attempt, item) for item in work]
         try:
-            _wait_for_all(futures)
+            wait_for_all(futures)
         except BaseException:  # an interrupt from the keyboard: leave nothing behind that still runs
             failed = True
-            _wait_for_all(futures)
+            wait_for_all(futures)
             raise
         errors = [future.exception() for future in futures]
         first = next(
@@ -196,9 +195,12 @@ class IoPool:
             self._dismiss()
 
 
-def _wait_for_all(futures: Iterable[Future[_T]]) -> None:
-    for future in futures:
-        future.wait()
+def wait_for_all(futures: Iterable[Future[_T]], timeout: float | None = None) -> bool:
+    """Wait until every future has a result, an exception or was cancelled; False after `timeout` seconds."""
+    deadline = None if timeout is None else monotonic() + timeout
+    return all(
+        future.wait(None if deadline is None else max(0.0, deadline - monotonic())) for future in futures
+    )
 
 
 class _Skipped(Exception):
@@ -216,10 +218,11 @@ class _Crew:
     def __init__(self, max_workers: int, name: str) -> None:
         self._max_workers = max_workers
         self._name = name
-        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
+        self._tasks: Queue[_Task | None] = Queue()
         # Reentrant: the garbage collector may dismiss a crew from inside one of its own locked sections.
         self._lock = RLock()
         self._threads: list[Thread] = []
+        self._idents: set[int] = set()
         self._outstanding = 0  # queued or running
         self._dismissed = False
 
@@ -236,8 +239,9 @@ class _Crew:
             self._tasks.put(task)
             return True
 
-    def includes(self, thread: Thread) -> bool:
-        return thread in self._threads
+    def includes(self, ident: int) -> bool:
+        """Whether the thread with that identity is one of the crew."""
+        return ident in self._idents
 
     def dismiss(self) -> None:
         with self._lock:
@@ -263,7 +267,7 @@ class _Crew:
                 thread.join(max(0.0, deadline - monotonic()))
 
     def _add_thread(self) -> None:
-        thread = Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
+        thread = new_thread(self._work, name=f"{self._name}-{len(self._threads)}")
         # In the list before it runs: one that is not in it would never be sent home.
         self._threads.append(thread)
         try:
@@ -272,6 +276,7 @@ class _Crew:
             self._threads.remove(thread)  # the other threads do the work, or the caller
 
     def _work(self) -> None:
+        self._idents.add(thread_ident())
         while (task := self._tasks.get()) is not None:
             task.run()
             del task  # an idle thread must not keep the last call's arguments alive
@@ -282,11 +287,12 @@ class _Crew:
 def shared_pool() -> IoPool:
     """The pool everything in this process shares unless it was given its own; its users never close it.
 
-    While a simulator is installed it is a pool without threads, so that runs repeat.
+    Under a simulator every simulated process has a pool of its own.
     """
     global _shared  # noqa: PLW0603
-    if simulated():
-        return _INLINE
+    pool = of_process(IoPool)
+    if pool is not None:
+        return pool
     with _shared_lock:
         if _shared is None:
             _shared = IoPool()
@@ -304,7 +310,6 @@ def _reopen(max_workers: int, name: str) -> IoPool:
 _pools: WeakSet[IoPool] = WeakSet()
 _shared: IoPool | None = None
 _shared_lock = Lock()
-_INLINE: Final = IoPool(max_workers=0, name="flagstone-inline")
 
 
 def _after_fork_in_child() -> None:

@@ -11,14 +11,13 @@ import atexit
 import logging
 import os
 from collections.abc import Callable
-from threading import get_ident
 from typing import Protocol
 from weakref import WeakSet
 
 from flagstone.errors import Closed, FlagstoneError, InternalError, Unavailable
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.pool import EXIT_GRACE_SECONDS
-from flagstone.runtime.sync import Lock, ThreadHandle, Wakeup, start_thread
+from flagstone.runtime.sync import Lock, ThreadHandle, Wakeup, start_thread, thread_ident
 
 _log = logging.getLogger("flagstone.runtime")
 
@@ -128,12 +127,12 @@ class Supervisor:
         runners = self._begin_stop()
         deadline = None if timeout is None else self._clock.monotonic() + timeout
         for runner in runners:
-            if runner.thread is not None and runner.ident != get_ident():
+            if runner.thread is not None and runner.ident != thread_ident():
                 runner.thread.join(None if deadline is None else max(0.0, deadline - self._clock.monotonic()))
         stuck = [
             runner.service.name
             for runner in runners
-            if runner.thread is not None and runner.thread.is_alive() and runner.ident != get_ident()
+            if runner.thread is not None and runner.thread.is_alive() and runner.ident != thread_ident()
         ]
         if stuck:
             raise Unavailable(
@@ -142,7 +141,7 @@ class Supervisor:
             )
 
     def _run(self, runner: _Runner) -> None:
-        runner.ident = get_ident()
+        runner.ident = thread_ident()
         service = runner.service
         try:
             while not self._stopping:

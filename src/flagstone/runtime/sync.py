@@ -16,41 +16,55 @@ an interrupt in there leaves the lock held for ever, or has `with` give back a l
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from time import monotonic
+from queue import SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 __all__ = [
-    "Condition",
     "Event",
     "Lock",
     "Primitives",
-    "RLock",
+    "Queue",
     "ThreadHandle",
     "Waiters",
     "Wakeup",
     "install",
+    "monotonic",
+    "new_thread",
+    "of_process",
     "simulated",
     "start_thread",
+    "thread_ident",
 ]
+
+T = TypeVar("T")
 
 
 class ThreadHandle(Protocol):
-    """A thread that was started: it can be waited for, and asked whether it still runs."""
+    """A thread that was started."""
 
     def join(self, timeout: float | None = None) -> None: ...
 
     def is_alive(self) -> bool: ...
 
 
+class Thread(ThreadHandle, Protocol):
+    """A thread that has not been started."""
+
+    def start(self) -> None: ...
+
+
 class LockLike(Protocol):
-    """What a replacement for `threading.Lock` and `threading.RLock` must offer."""
+    """What a replacement for `threading.Lock` must offer."""
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
 
     def release(self) -> None: ...
+
+    def locked(self) -> bool: ...
 
     def __enter__(self) -> bool: ...
 
@@ -59,28 +73,14 @@ class LockLike(Protocol):
     ) -> None: ...
 
 
-class EventLike(Protocol):
-    """What a replacement for `threading.Event` must offer."""
+class QueueLike(Protocol):
+    """What a replacement for `queue.SimpleQueue` must offer."""
 
-    def is_set(self) -> bool: ...
+    def put(self, item: Any) -> None: ...
 
-    def set(self) -> None: ...
+    def get(self) -> Any: ...
 
-    def clear(self) -> None: ...
-
-    def wait(self, timeout: float | None = None) -> bool: ...
-
-
-class ConditionLike(LockLike, Protocol):
-    """What a replacement for `threading.Condition` must offer."""
-
-    def wait(self, timeout: float | None = None) -> bool: ...
-
-    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool: ...
-
-    def notify(self, n: int = 1) -> None: ...
-
-    def notify_all(self) -> None: ...
+    def get_nowait(self) -> Any: ...
 
 
 class Primitives(Protocol):
@@ -88,37 +88,50 @@ class Primitives(Protocol):
 
     def lock(self) -> LockLike: ...
 
-    def rlock(self) -> LockLike: ...
+    def queue(self) -> QueueLike: ...
 
-    def event(self) -> EventLike: ...
+    def thread(self, run: Callable[[], None], name: str) -> Thread: ...
 
-    def condition(self, lock: LockLike | None) -> ConditionLike: ...
+    def thread_ident(self) -> int:
+        """The identity of the simulated thread that runs now."""
+        ...
 
-    def start_thread(self, run: Callable[[], None], name: str) -> ThreadHandle: ...
+    def monotonic(self) -> float:
+        """Elapsed time in seconds, for timeouts."""
+        ...
+
+    def of_process(self, make: Callable[[], T]) -> T:
+        """The object that `make` makes, one for each simulated process."""
+        ...
 
 
 _simulator: Primitives | None = None
 
 if TYPE_CHECKING:
     # Checkers see the standard classes, so that `lock: Lock` is a type like any other.
-    from threading import Condition, Event, Lock, RLock
+    from queue import SimpleQueue as Queue
+    from threading import Lock
 else:
 
     def Lock():  # noqa: N802
         return threading.Lock() if _simulator is None else _simulator.lock()
 
-    def RLock():  # noqa: N802
-        return threading.RLock() if _simulator is None else _simulator.rlock()
+    def Queue():  # noqa: N802
+        return SimpleQueue() if _simulator is None else _simulator.queue()
 
-    def Event():  # noqa: N802
-        return _Event() if _simulator is None else _simulator.event()
 
-    def Condition(lock=None):  # noqa: N802
-        return threading.Condition(lock) if _simulator is None else _simulator.condition(lock)
+def monotonic() -> float:
+    """Elapsed time in seconds: the machine's, or the simulator's."""
+    return time.monotonic() if _simulator is None else _simulator.monotonic()
+
+
+def thread_ident() -> int:
+    """The identity of the thread that runs now. Two live threads never share it."""
+    return threading.get_ident() if _simulator is None else _simulator.thread_ident()
 
 
 _LONGEST_WAIT_S: Final = 86_400.0
-"""A lock's wait has a largest timeout. A thread that waits for longer wakes once a day and waits again."""
+"""A lock's wait has a largest timeout. A thread with a longer one wakes after a day."""
 
 
 def _closed_gate() -> Lock:
@@ -135,9 +148,9 @@ def _open_gate(gate: Lock) -> None:
 
 
 def _wait_at(gate: Lock, timeout: float | None) -> bool:
-    return gate.acquire(
-        timeout=_LONGEST_WAIT_S if timeout is None else min(max(timeout, 0.0), _LONGEST_WAIT_S)
-    )
+    if timeout is None:
+        return gate.acquire()
+    return gate.acquire(timeout=min(max(timeout, 0.0), _LONGEST_WAIT_S))
 
 
 class Wakeup:
@@ -200,7 +213,7 @@ class Waiters:
                 self._gates.remove(gate)
 
 
-class _Event:
+class Event:
     """`threading.Event` that no interrupt can jam. Takes no lock, so a signal handler may set it."""
 
     __slots__ = ("_flag", "_gates")
@@ -234,18 +247,28 @@ class _Event:
         return self._flag
 
 
+def new_thread(run: Callable[[], None], *, name: str) -> Thread:
+    """A thread that is not started yet. It is a daemon: the interpreter does not wait for it to exit."""
+    if _simulator is not None:
+        return _simulator.thread(run, name)
+    return threading.Thread(target=run, name=name, daemon=True)
+
+
 def start_thread(run: Callable[[], None], *, name: str) -> ThreadHandle:
-    """A started thread. It is a daemon: the interpreter does not wait for it to exit.
+    """A started daemon thread.
 
     Raises:
         RuntimeError: the operating system refuses another thread.
 
     """
-    if _simulator is not None:
-        return _simulator.start_thread(run, name)
-    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread = new_thread(run, name=name)
     thread.start()
     return thread
+
+
+def of_process(make: Callable[[], T]) -> T | None:
+    """The object that `make` makes for the simulated process that runs now; None without a simulator."""
+    return None if _simulator is None else _simulator.of_process(make)
 
 
 def simulated() -> bool:

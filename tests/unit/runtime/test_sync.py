@@ -4,61 +4,64 @@ import random
 import signal
 import threading
 from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
 
 import pytest
 
 from flagstone.runtime import sync
 from flagstone.runtime.pool import shared_pool
-from flagstone.runtime.sync import Condition, Event, Lock, RLock
+from flagstone.runtime.sync import Event, Lock, Queue
 
 
 class RecordingPrimitives:
-    """Hands out the real things and writes down who asked for what."""
+    """Hands out the real objects and records what was asked for."""
 
     def __init__(self) -> None:
         self.made: list[str] = []
+        self.objects: dict[Any, Any] = {}
 
     def lock(self) -> threading.Lock:
         self.made.append("lock")
         return threading.Lock()
 
-    def rlock(self) -> object:
-        self.made.append("rlock")
-        return threading.RLock()
+    def queue(self) -> SimpleQueue[Any]:
+        self.made.append("queue")
+        return SimpleQueue()
 
-    def event(self) -> threading.Event:
-        self.made.append("event")
-        return threading.Event()
-
-    def condition(self, lock: threading.Lock | None) -> threading.Condition:
-        self.made.append("condition")
-        return threading.Condition(lock)
-
-    def start_thread(self, run: Callable[[], None], name: str) -> threading.Thread:
+    def thread(self, run: Callable[[], None], name: str) -> threading.Thread:
         self.made.append(f"thread {name}")
-        thread = threading.Thread(target=run)
-        thread.start()
-        return thread
+        return threading.Thread(target=run)
+
+    def thread_ident(self) -> int:
+        return 7
+
+    def monotonic(self) -> float:
+        return 5.0
+
+    def of_process(self, make: Callable[[], Any]) -> Any:
+        if make not in self.objects:
+            self.objects[make] = make()
+        return self.objects[make]
 
 
 def test_without_a_simulator_the_standard_objects_are_handed_out() -> None:
     assert type(Lock()) is type(threading.Lock())
-    assert type(RLock()) is type(threading.RLock())
-    assert type(Condition(Lock())) is threading.Condition
+    assert type(Queue()) is SimpleQueue
+    assert sync.thread_ident() == threading.get_ident()
+    assert sync.of_process(object) is None
 
 
 def test_an_installed_simulator_makes_everything_until_it_is_removed() -> None:
     simulator = RecordingPrimitives()
     with sync.install(simulator):
         Lock()
-        RLock()
-        Event()
-        Condition()
+        Queue()
         sync.start_thread(lambda: None, name="actor").join()
-        assert sync.simulated()
+        assert (sync.simulated(), sync.thread_ident(), sync.monotonic()) == (True, 7, 5.0)
     Lock()
 
-    assert simulator.made == ["lock", "rlock", "event", "condition", "thread actor"]
+    assert simulator.made == ["lock", "queue", "thread actor"]
     assert not sync.simulated()
 
 
@@ -69,12 +72,14 @@ def test_a_simulator_is_removed_even_when_the_run_fails() -> None:
     assert not sync.simulated()
 
 
-def test_the_shared_pool_has_no_threads_while_simulated() -> None:
-    with sync.install(RecordingPrimitives()):
-        caller = shared_pool().submit(threading.get_ident).result()
-
-    assert caller == threading.get_ident()
-    assert shared_pool().max_workers > 0
+def test_every_simulated_process_has_a_shared_pool_of_its_own() -> None:
+    simulator = RecordingPrimitives()
+    with sync.install(simulator):
+        first = shared_pool()
+        assert shared_pool() is first
+        simulator.objects.clear()
+        assert shared_pool() is not first
+    assert shared_pool() is not first
 
 
 def test_started_threads_do_not_keep_the_process_alive() -> None:
