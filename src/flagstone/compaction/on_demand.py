@@ -140,6 +140,9 @@ class CompactNow:
             return True
         if self._coordinator is None and self._vacant():
             self._coordinator = self.make_coordinator(worker)
+        elif self.board.jobs is None:
+            # This process coordinates and could not create the compactions file yet. It tries again.
+            return False
         elif active and self.fallback is not None and now - self._blocked_since > self.patience_s:
             self._submit(self.fallback(manifest, jobs))
         else:

@@ -99,7 +99,9 @@ class Admin(AdminCompaction):
             Unavailable: the store did not answer.
 
         """
-        verifier = Verifier(self._store, self._paths, wal_store=self._wal_store, checker=checker)
+        verifier = Verifier(
+            self._store, self._paths, wal_store=self._wal_store, checker=checker, clock=self._clock
+        )
         return verifier.verify()
 
     def collect_garbage(

@@ -468,7 +468,12 @@ class SimulatedThread:
         scheduler.point()
         if not task.ended:
             task._waiting.append(own)
-            scheduler.park(timeout)
+            try:
+                scheduler.park(timeout)
+            finally:
+                # After a timeout: the end of the thread must not wake the task from another wait.
+                if own in task._waiting:
+                    task._waiting.remove(own)
 
 
 def describe(error: BaseException) -> str:

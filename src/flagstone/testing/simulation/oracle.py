@@ -1,0 +1,279 @@
+"""What a database must show: every write that was made, in the order of its sequence numbers.
+
+The oracle knows each write by the sequence number that the writer returned. Values are unique, so a row in a database
+leads back to one write. A writer that is replaced keeps a *branch* of its own: its memory may hold writes that never
+became durable. When the next writer opens the database at sequence number p, the branch up to p joins the trunk and the
+rest of it is gone. No write that was acknowledged as durable may be in that rest.
+
+The outcome of a write is in doubt if its call raised an error or its process crashed. Such a write may appear, whole,
+at one sequence number. The audit of the next opening finds out.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from flagstone.types import Row
+
+Kind = Literal["put", "delete", "merge"]
+
+
+class Violation(AssertionError):
+    """The database showed what it must not show."""
+
+
+class Change(NamedTuple):
+    """One row of a write. The value of a merge is one token that ends with `;`."""
+
+    kind: Kind
+    key: bytes
+    value: bytes = b""
+    expires_ms: int | None = None
+
+
+class Version(NamedTuple):
+    """A row of the history."""
+
+    seq: int
+    kind: Kind
+    value: bytes
+    expires_ms: int | None
+
+
+@dataclass(slots=True, eq=False)
+class Intent:
+    """A write: before its call returns, and if it fails, `seq` is None."""
+
+    changes: tuple[Change, ...]
+    seq: int | None = None
+    dropped: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Branch:
+    """The writes of one writer, on top of the trunk up to `base_seq`."""
+
+    epoch: int
+    base_seq: int
+    versions: dict[bytes, list[Version]] = field(default_factory=dict)
+    intents: dict[int, Intent] = field(default_factory=dict)
+    open_intents: list[Intent] = field(default_factory=list)
+    joined: bool = False
+
+
+Now = Callable[[], int]
+
+
+class Oracle:
+    """The history of one database. Every method raises `Violation` if the history is impossible."""
+
+    def __init__(self) -> None:
+        self.trunk: dict[bytes, list[Version]] = {}
+        self.branches: list[Branch] = []
+        self.acknowledged_seq = 0
+        self.acknowledged = 0
+        self.reads = 0
+
+    # -- writers ------------------------------------------------------------------------------------------
+
+    def opened(self, epoch: int, last_seq: int) -> Branch:
+        """A writer has opened the database and starts at that sequence number."""
+        branch = Branch(epoch, last_seq)
+        later = [other for other in self.branches if other.epoch >= epoch]
+        if any(other.epoch == epoch for other in later):
+            raise Violation(f"two writers have epoch {epoch}")
+        if later:
+            # It was replaced before its opening returned. Nothing that it writes can become durable.
+            branch.joined = True
+            self.branches.append(branch)
+            self.branches.sort(key=lambda each: each.epoch)
+            return branch
+        if last_seq < self.acknowledged_seq:
+            raise Violation(
+                f"write {self.acknowledged_seq} was acknowledged as durable, but the writer of epoch {epoch} "
+                f"starts at {last_seq}"
+            )
+        before = self.latest
+        if before is not None:
+            self._join(before, last_seq)
+        self.branches.append(branch)
+        return branch
+
+    @property
+    def latest(self) -> Branch | None:
+        """The branch of the newest writer."""
+        return self.branches[-1] if self.branches else None
+
+    def begin(self, branch: Branch, changes: Iterable[Change]) -> Intent:
+        """A write is about to be made."""
+        intent = Intent(tuple(changes))
+        branch.open_intents.append(intent)
+        return intent
+
+    def settle(self, branch: Branch, intent: Intent, seq: int) -> None:
+        """The write has that sequence number."""
+        if seq in branch.intents or seq <= branch.base_seq:
+            raise Violation(f"sequence number {seq} was given out twice in epoch {branch.epoch}")
+        branch.open_intents.remove(intent)
+        intent.seq = seq
+        branch.intents[seq] = intent
+        for change in intent.changes:
+            _insert(branch.versions, change, seq)
+
+    def drop(self, branch: Branch, intent: Intent) -> None:
+        """The write was refused: it must never appear."""
+        branch.open_intents.remove(intent)
+        intent.dropped = True
+
+    def acknowledge(self, branch: Branch, seq: int) -> None:
+        """The writer reported everything up to that sequence number as durable."""
+        self.acknowledged += 1
+        following = next((other for other in self.branches if other.epoch > branch.epoch), None)
+        if following is None:
+            self.acknowledged_seq = max(self.acknowledged_seq, seq)
+        elif seq > following.base_seq:
+            raise Violation(
+                f"the writer of epoch {branch.epoch} acknowledged write {seq}, but the writer of epoch "
+                f"{following.epoch} starts at {following.base_seq}"
+            )
+
+    def _join(self, branch: Branch, last_seq: int) -> None:
+        branch.joined = True
+        for key, versions in branch.versions.items():
+            kept = [version for version in versions if version.seq <= last_seq]
+            if kept:
+                self.trunk.setdefault(key, []).extend(kept)
+
+    # -- reads --------------------------------------------------------------------------------------------
+
+    def expect(self, branch: Branch, key: bytes, value: bytes | None, seqs: tuple[int, int], now: tuple[int, int]) -> None:
+        """A read of `key`, at a sequence number between the two and at a time between the two, gave `value`."""
+        self.reads += 1
+        for seq in self._candidates(branch, key, *seqs):
+            if any(self._fold(branch, key, seq, now_ms) == value for now_ms in now):
+                return
+        if not self._explained(branch, key, value, seqs, now):
+            shown = [self._fold(branch, key, seq, now[1]) for seq in self._candidates(branch, key, *seqs)]
+            raise Violation(
+                f"epoch {branch.epoch} shows {value!r} for {key!r} at sequence numbers {seqs}; expected one of {shown}"
+            )
+
+    def expect_all(
+        self, branch: Branch, rows: dict[bytes, bytes], seqs: tuple[int, int], now: tuple[int, int]
+    ) -> None:
+        """A scan of everything gave these rows."""
+        keys = {*rows, *self.trunk, *branch.versions}
+        for key in sorted(keys):
+            self.expect(branch, key, rows.get(key), seqs, now)
+
+    def audit(self, branch: Branch, rows: list[Row], now: tuple[int, int]) -> None:
+        """The new writer's rows, expired ones included, right after it opened. Settles writes in doubt."""
+        before = next((other for other in reversed(self.branches) if other.epoch < branch.epoch), None)
+        if before is not None and self.latest is branch:
+            self._settle_doubts(before, rows, branch.base_seq)
+        self.expect_all(
+            branch,
+            {row.key: row.value for row in rows if row.expires_ms is None or row.expires_ms > now[0]},
+            (branch.base_seq, branch.base_seq),
+            now,
+        )
+
+    def _settle_doubts(self, before: Branch, rows: list[Row], last_seq: int) -> None:
+        for row in rows:
+            for intent in list(before.open_intents):
+                if row.seq in before.intents or row.seq > last_seq:
+                    break
+                if any(_shows(change, row) for change in intent.changes):
+                    self._settle_late(before, intent, row.seq)
+
+    def _settle_late(self, before: Branch, intent: Intent, seq: int) -> None:
+        before.open_intents.remove(intent)
+        intent.seq = seq
+        before.intents[seq] = intent
+        for change in intent.changes:
+            _insert(self.trunk, change, seq)
+
+    def _candidates(self, branch: Branch, key: bytes, low: int, high: int) -> list[int]:
+        return [low, *(version.seq for version in branch.versions.get(key, ()) if low < version.seq <= high)]
+
+    def _fold(self, branch: Branch, key: bytes, seq: int, now_ms: int) -> bytes | None:
+        own = branch.versions.get(key, [])
+        shared = self.trunk.get(key, [])
+        stack = [
+            *shared[: bisect_right(shared, min(seq, branch.base_seq), key=_seq)],
+            *own[: bisect_right(own, seq, key=_seq)],
+        ]
+        operands: list[bytes] = []
+        base: bytes | None = None
+        while stack:
+            version = stack.pop()
+            if version.kind == "merge":
+                operands.append(version.value)
+                continue
+            if version.kind == "put" and (version.expires_ms is None or version.expires_ms > now_ms):
+                base = version.value
+            break
+        if not operands:
+            return base
+        return (base or b"") + b"".join(reversed(operands))
+
+    def _explained(
+        self, branch: Branch, key: bytes, value: bytes | None, seqs: tuple[int, int], now: tuple[int, int]
+    ) -> bool:
+        """Whether writes in doubt, or under way, explain the value."""
+        before = [other for other in self.branches if other.epoch < branch.epoch][-1:]
+        doubtful = [
+            change
+            for each in (branch, *before)
+            for intent in each.open_intents
+            for change in intent.changes
+            if change.key == key
+        ]
+        if not doubtful:
+            return False
+        if value is None:
+            return any(change.kind == "delete" or change.expires_ms is not None for change in doubtful)
+        tokens = {change.value for change in doubtful if change.kind == "merge"}
+        bases = {change.value for change in doubtful if change.kind == "put"}
+        parts = _tokens(value)
+        known = b"".join(part for part in parts if part not in tokens)
+        if known in bases or any(base and known.startswith(base) for base in bases):
+            return True
+        if not known and any(change.kind == "delete" for change in doubtful):
+            return True
+        folds = [
+            self._fold(branch, key, seq, now_ms)
+            for seq in self._candidates(branch, key, *seqs)
+            for now_ms in now
+        ]
+        return (known or None) in folds or any(
+            change.kind == "delete" and fold is not None and fold.endswith(known)
+            for change in doubtful
+            for fold in folds
+        )
+
+
+def _seq(version: Version) -> int:
+    return version.seq
+
+
+def _insert(versions: dict[bytes, list[Version]], change: Change, seq: int) -> None:
+    of_key = versions.setdefault(change.key, [])
+    of_key.insert(
+        bisect_right(of_key, seq, key=_seq), Version(seq, change.kind, change.value, change.expires_ms)
+    )
+
+
+def _shows(change: Change, row: Row) -> bool:
+    if change.key != row.key:
+        return False
+    if change.kind == "merge":
+        return _tokens(row.value)[-1:] == [change.value]
+    return change.kind == "put" and row.value == change.value
+
+
+def _tokens(value: bytes) -> list[bytes]:
+    return [token + b";" for token in value.split(b";") if token]
