@@ -15,18 +15,20 @@ import pytest
 
 import flagstone
 from flagstone import Closed, CorruptData, DbReader, InvalidRequest, ReaderSettings, Unavailable
+from flagstone.db.reader.follower import WalTail
 from flagstone.lsm.operators import Concatenate
-from flagstone.metadata.manifest import Manifest, remove_checkpoint, replace_trees
+from flagstone.metadata.manifest import Manifest, new_manifest, remove_checkpoint, replace_trees
 from flagstone.metadata.stores import ManifestStore
 from flagstone.runtime.clock import VirtualClock
+from flagstone.runtime.pool import IoPool
 from flagstone.store.local import LocalStore
 from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
 from flagstone.testing.faults import Fault, FaultyStore
-from flagstone.types import Ulid, WalId
+from flagstone.types import MAX_SEQ, VALUE, Ulid, WalId
 from golden.corpus import GoldenDatabase, databases, every_database, unhex
-from kit.databases import MANUAL, eventually
+from kit.databases import MANUAL, encode_wal, eventually
 
 PATIENT = ReaderSettings(
     manifest_poll_interval=timedelta(seconds=100), checkpoint_lifetime=timedelta(seconds=600)
@@ -567,3 +569,20 @@ def test_a_damaged_wal_file_closes_the_reader_with_the_cause(store: MemoryStore)
 def _only(manifest: Manifest, sst_id: Ulid) -> Manifest:
     l0 = tuple(view for view in manifest.tree.l0 if view.sst_id == sst_id)
     return replace_trees(manifest, tree=replace(manifest.tree, l0=l0))
+
+
+def test_rows_that_are_not_in_ssts_yet_survive_when_older_rows_of_the_memtable_are_flushed(
+    store: MemoryStore,
+) -> None:
+    """Sequence numbers ascend in the WAL, but not in the order of the keys."""
+    tail = WalTail(store, DbPaths("db"), max_memtable_bytes=1 << 20, pool=IoPool(max_workers=0))
+    written = [(b"b", 1), (b"c", 2), (b"b", 3), (b"a", 4)]
+    store.put_if_absent(
+        DbPaths("db").wal(WalId(1)),
+        encode_wal([(key, seq, VALUE, b"v%d" % seq, 1, None) for key, seq in written]),
+    )
+    tail.follow(new_manifest(), WalId(1))
+    tail.trim(1)
+    (memtable,) = tail.memtables
+    found = {key: [row[1] for row in memtable.versions(key, MAX_SEQ)] for key in (b"a", b"b", b"c")}
+    assert found == {b"a": [4], b"b": [3], b"c": [2]}

@@ -403,7 +403,7 @@ def _rows_above(memtable: Any, seq: int) -> Any:
         for row in rows:
             if row[0] != key:
                 key = row[0]
-                for version in reversed(memtable.versions(key, MAX_SEQ)):
-                    if version[1] > seq:
-                        kept.insert(*version)
+                versions = memtable.versions(key, MAX_SEQ)
+                # Not `insert`, which is for writes: it takes ascending sequence numbers only.
+                kept.insert_rows([version for version in reversed(versions) if version[1] > seq])
     return kept

@@ -168,6 +168,7 @@ class World:
         self.quiet = False
         self.violation: BaseException | None = None
         self._tokens = 0
+        self._latest_ms = 0
         self._machines: list[Machine] = []
         self._processes: dict[str, Process] = {}
         self._checkpoints: dict[UUID, dict[bytes, bytes]] = {}
@@ -291,6 +292,7 @@ class World:
 
     def _shift_one(self) -> None:
         machine = self.random.choice(self._machines)
+        self._window(0, machine)
         machine.offset_ms += self.random.choice((-3_600_000, -20_000, -1_500, 1_500, 20_000, 3_600_000))
         self.scheduler.note(f"clock of {machine.name} is off by {machine.offset_ms} ms")
 
@@ -321,6 +323,7 @@ class World:
         self.network.cut_off.clear()
         for machine in self._machines:
             self.scheduler.crash(self._processes[machine.name])
+            self._window(0, machine)
             machine.offset_ms = 0
 
     def _require_recovery(self) -> None:
@@ -703,8 +706,12 @@ class World:
         return b"%d%s;" % (self._tokens, b"." * self.random.choice((0, 30, 200)))
 
     def _window(self, before_ms: int, machine: Machine) -> tuple[int, int]:
-        """The times between which a read judged expiry. Clocks may have been shifted meanwhile."""
-        return (before_ms, max(before_ms, machine.now_ms()))
+        """The times between which a read judged expiry: from the reader's clock to the latest that any clock showed.
+
+        The clock of the machine that compacts decides which rows it drops as expired.
+        """
+        self._latest_ms = max(self._latest_ms, machine.now_ms(), *(each.now_ms() for each in self._machines))
+        return (before_ms, self._latest_ms)
 
 
 @contextmanager
