@@ -16,7 +16,16 @@ from typing import Final, NamedTuple, ParamSpec, TypeVar
 from weakref import WeakSet, finalize
 
 from flagstone.errors import Closed, InvalidRequest
-from flagstone.runtime.sync import Event, Queue, Thread, monotonic, new_thread, of_process, thread_ident
+from flagstone.runtime.sync import (
+    Event,
+    Queue,
+    Thread,
+    monotonic,
+    new_thread,
+    of_process,
+    simulated,
+    thread_ident,
+)
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -94,7 +103,8 @@ class IoPool:
         self._name = name
         self._closed = False
         self._hire()
-        _pools.add(self)
+        if not simulated():  # simulated threads do not outlive their simulator
+            _pools.add(self)
 
     def __reduce__(self) -> tuple[object, tuple[int, str]]:
         return (_reopen, (self._max_workers, self._name))

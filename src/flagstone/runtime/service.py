@@ -17,7 +17,7 @@ from weakref import WeakSet
 from flagstone.errors import Closed, FlagstoneError, InternalError, Unavailable
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.pool import EXIT_GRACE_SECONDS
-from flagstone.runtime.sync import Lock, ThreadHandle, Wakeup, start_thread, thread_ident
+from flagstone.runtime.sync import Lock, ThreadHandle, Wakeup, simulated, start_thread, thread_ident
 
 _log = logging.getLogger("flagstone.runtime")
 
@@ -54,7 +54,8 @@ class Supervisor:
         self._stopping = False
         self._failure: FlagstoneError | None = None
         self._callbacks: list[Callable[[FlagstoneError], None]] = []
-        _supervisors.add(self)
+        if not simulated():  # simulated threads do not outlive their simulator
+            _supervisors.add(self)
 
     def start(self, service: Service) -> None:
         """Run `service` from now on. Starting one that already runs is an error.

@@ -13,14 +13,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="the first seed")
     parser.add_argument("--runs", type=int, default=1, help="how many seeds")
-    parser.add_argument("--hours", type=float, help="simulated hours of trouble; drawn from the seed if not given")
+    parser.add_argument(
+        "--hours", type=float, help="simulated hours of trouble; drawn from the seed if not given"
+    )
     parser.add_argument("--trace", action="store_true", help="print every event")
     chosen = parser.parse_args()
     bad = 0
     for seed in range(chosen.seed, chosen.seed + chosen.runs):
-        started = time.perf_counter()  # noqa: TID251
+        started = time.perf_counter()
         outcome = simulate(seed, hours=chosen.hours, trace=print if chosen.trace else None)
-        seconds = time.perf_counter() - started  # noqa: TID251
+        seconds = time.perf_counter() - started
         bad += outcome.problem is not None
         print(
             f"seed {seed}: {outcome.problem or 'sound'} | {outcome.simulated_s / 3600:.1f} h in {seconds:.1f} s, "

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any, Final, Literal, TypeVar
 
@@ -77,7 +78,7 @@ class Network:
         fault = self._choose(op, path, process)
         if fault is not None:
             self.faults[fault] += 1
-        exchange = _Exchange(scheduler, task, effect, op, path, self.watch)
+        exchange = _Exchange(self, task, op, path, effect)
         delay_s = self.conditions.latency_s * (0.5 + scheduler.random.random())
         if fault is None:
             scheduler.after(delay_s, exchange.land_and_reply)
@@ -129,23 +130,14 @@ class Network:
 class _Exchange:
     """One request and its reply. A reply after the first is dropped."""
 
-    __slots__ = ("_effect", "_op", "_path", "_replied", "_scheduler", "_task", "_watch", "answer", "error")
+    __slots__ = ("_effect", "_network", "_op", "_path", "_replied", "_task", "answer", "error")
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        task: Task,
-        effect: Callable[[], Any],
-        op: str,
-        path: str,
-        watch: Callable[[str, str], None] | None,
-    ) -> None:
-        self._scheduler = scheduler
+    def __init__(self, network: Network, task: Task, op: str, path: str, effect: Callable[[], Any]) -> None:
+        self._network = network
         self._task = task
-        self._effect = effect
         self._op = op
         self._path = path
-        self._watch = watch
+        self._effect = effect
         self._replied = False
         self.answer: Any = None
         self.error: FlagstoneError | None = None
@@ -156,8 +148,8 @@ class _Exchange:
         except FlagstoneError as error:
             self.error = error
         else:
-            if self._watch is not None and self._op in WRITES:
-                self._watch(self._op, self._path)
+            if self._network.watch is not None and self._op in WRITES:
+                self._network.watch(self._op, self._path)
 
     def land_and_reply(self) -> None:
         self.land()
@@ -168,7 +160,7 @@ class _Exchange:
         self._reply()
 
     def fill(self) -> None:
-        kind = StoreFull if self._scheduler.random.random() < 0.5 else NotWritten
+        kind = StoreFull if self._network.scheduler.random.random() < 0.5 else NotWritten
         self.error = kind(f"simulated: the store has no room for {self._path}")
         self._reply()
 
@@ -180,7 +172,7 @@ class _Exchange:
     def _reply(self) -> None:
         if not self._replied:
             self._replied = True
-            self._scheduler.wake(self._task)
+            self._network.scheduler.wake(self._task)
 
 
 class Link:
@@ -214,9 +206,7 @@ class Link:
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
         while True:
-            page = self._call(
-                "list", prefix, lambda: list(islice(self._store.list(prefix, after=after), _PAGE))
-            )  # noqa: B023
+            page = self._call("list", prefix, partial(self._page, prefix, after))
             yield from page
             if len(page) < _PAGE:
                 return
@@ -247,6 +237,9 @@ class Link:
     def delete_many(self, paths: Iterable[str]) -> None:
         for path in paths:
             self.delete(path)
+
+    def _page(self, prefix: str, after: str | None) -> tuple[ObjectMeta, ...]:
+        return tuple(islice(self._store.list(prefix, after=after), _PAGE))
 
     @property
     def _store(self) -> MemoryStore:

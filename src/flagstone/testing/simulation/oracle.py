@@ -12,7 +12,7 @@ at one sequence number. The audit of the next opening finds out.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -62,9 +62,6 @@ class Branch:
     intents: dict[int, Intent] = field(default_factory=dict)
     open_intents: list[Intent] = field(default_factory=list)
     joined: bool = False
-
-
-Now = Callable[[], int]
 
 
 class Oracle:
@@ -149,7 +146,9 @@ class Oracle:
 
     # -- reads --------------------------------------------------------------------------------------------
 
-    def expect(self, branch: Branch, key: bytes, value: bytes | None, seqs: tuple[int, int], now: tuple[int, int]) -> None:
+    def expect(
+        self, branch: Branch, key: bytes, value: bytes | None, seqs: tuple[int, int], now: tuple[int, int]
+    ) -> None:
         """A read of `key`, at a sequence number between the two and at a time between the two, gave `value`."""
         self.reads += 1
         for seq in self._candidates(branch, key, *seqs):
@@ -180,6 +179,19 @@ class Oracle:
             (branch.base_seq, branch.base_seq),
             now,
         )
+
+    def check_isolation(self, branch: Branch, start: int, end: int, keys: set[bytes]) -> None:
+        """A transaction that read at `start` has committed at `end`: no other write of these keys lies between.
+
+        They are the keys that it wrote and, if it is serializable, those that it read. Sequence numbers order all
+        writes, so this excludes every anomaly that a cycle search would find.
+        """
+        for key in sorted(keys):
+            for version in branch.versions.get(key, ()):
+                if start < version.seq < end:
+                    raise Violation(
+                        f"the transaction from {start} to {end} committed, but write {version.seq} changed {key!r}"
+                    )
 
     def _settle_doubts(self, before: Branch, rows: list[Row], last_seq: int) -> None:
         for row in rows:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import random
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 from queue import Empty
 from types import TracebackType
@@ -99,11 +99,11 @@ class Task:
     """A simulated thread. `error` is what it raised, if anything."""
 
     __slots__ = (
-        "_run",
-        "_waiting",
+        "body",
         "ended",
         "error",
         "greenlet",
+        "joining",
         "name",
         "number",
         "parked",
@@ -121,8 +121,8 @@ class Task:
         self.parked = False
         self.woken = False
         self.turn = 0
-        self._run: Callable[[], object] | None = run
-        self._waiting: list[Task] = []
+        self.body: Callable[[], object] | None = run
+        self.joining: list[Task] = []
         self.greenlet: greenlet | None = None
 
     def __repr__(self) -> str:
@@ -191,7 +191,7 @@ class Scheduler:
 
     def _body(self, task: Task) -> None:
         try:
-            run, task._run = task._run, None
+            run, task.body = task.body, None
             assert run is not None
             run()
         except Crashed:
@@ -205,9 +205,9 @@ class Scheduler:
     def _end(self, task: Task) -> None:
         task.ended = True
         task.process.tasks.pop(task.number, None)
-        for waiting in task._waiting:
+        for waiting in task.joining:
             self.wake(waiting)
-        task._waiting.clear()
+        task.joining.clear()
 
     def _advance(self) -> None:
         while self._timers:
@@ -247,6 +247,15 @@ class Scheduler:
         process.objects.clear()
         if own is not None and own.process is process:
             raise Crashed
+
+    def shut_down(self, processes: Iterable[Process]) -> None:
+        """End every process and forget what was to happen."""
+        for process in processes:
+            if not process.dead:
+                self.crash(process)
+        self._ready.clear()
+        self._timers.clear()
+        self.on_switch = None
 
     def _unwind(self, task: Task) -> None:
         if task.parked:
@@ -467,13 +476,13 @@ class SimulatedThread:
             raise RuntimeError("only a task can wait for a thread that was started")
         scheduler.point()
         if not task.ended:
-            task._waiting.append(own)
+            task.joining.append(own)
             try:
                 scheduler.park(timeout)
             finally:
                 # After a timeout: the end of the thread must not wake the task from another wait.
-                if own in task._waiting:
-                    task._waiting.remove(own)
+                if own in task.joining:
+                    task.joining.remove(own)
 
 
 def describe(error: BaseException) -> str:
