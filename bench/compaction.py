@@ -233,7 +233,7 @@ def run() -> str:
         table,
         [
             "16-byte keys, random and overlapping; MB are of keys and values that go in. Processor time is of the whole",
-            "process while it compacts; memory includes what the process needs besides. Uncompressed, 4 KiB blocks, bloom",
+            "process while it compacts; memory is that of the whole process. Uncompressed, 4 KiB blocks, bloom",
             "filters of 10 bits per key, folders in memory without fsync, default settings of each engine otherwise.",
         ],
         basis=f"Medians of {ROUNDS} rounds; each is the second compaction of a fresh process.",

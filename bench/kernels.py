@@ -97,8 +97,8 @@ def run() -> str:
             lambda: slow[index].encode_index(offsets, separators), 5000, "µs",
         ),
         "blocks to Arrow": (lambda: columns.decode_columns(raws), megabytes, None, 0, "MB/s"),
-        "Arrow to a whole table (blocks, CRC, bloom, index, stats)": (table, megabytes, None, 0, "MB/s"),
-        "whole table to Arrow (CRC checked)": (read_table, megabytes, None, 0, "MB/s"),
+        "Arrow to a whole SST (blocks, CRC, bloom, index, stats)": (table, megabytes, None, 0, "MB/s"),
+        "whole SST to Arrow (CRC checked)": (read_table, megabytes, None, 0, "MB/s"),
     }  # fmt: skip
     contenders: dict[str, Callable[[], object]] = {}
     for name, (fast, _, slowly, _, _) in cases.items():

@@ -210,7 +210,7 @@ def run(megabytes: int = MEGABYTES, rounds: int = ROUNDS) -> str:
     return write_markdown(
         "spark-compaction",
         "Distributed compaction on Spark",
-        ["who merges", "time", "MB/s", "against one executor"],
+        ["merged by", "time", "MB/s", "against one executor"],
         table,
         [
             f"{size / 1e9:.2f} GB in {LOADS} overlapping runs and {L0_TABLES} SSTs in L0 become one sorted run of {rows:,} rows:",
