@@ -172,6 +172,7 @@ class Trace:
     def __init__(self) -> None:
         self._files: list[str] = []
         self._on = False
+        self._ended = False
         sys.setprofile(self._enter)
         threading.setprofile(self._enter)
 
@@ -184,11 +185,14 @@ class Trace:
         return list(self._files)
 
     def end(self) -> None:
+        self._ended = True
         sys.setprofile(None)
         threading.setprofile(None)
 
     def _enter(self, frame: FrameType, event: str, _: Any) -> None:
-        if self._on and event == "call":
+        if self._ended:
+            sys.setprofile(None)  # a thread of the shared pool, which outlives this test
+        elif self._on and event == "call":
             path = Path(frame.f_code.co_filename)
             if path.is_relative_to(SOURCE):
                 self._files.append(str(path.relative_to(SOURCE)))
