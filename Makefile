@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 WORKERS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Compiled test modules are kept: to compile them anew takes a fifth of the inner loop.
+# Compiled test modules are kept: compiling them again takes a fifth of the inner loop.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
@@ -34,11 +34,12 @@ quick: setup ## the inner loop: fast tests only, under a minute
 	@$(BIN)/ruff check --quiet .
 	HYPOTHESIS_PROFILE=quick $(PYTEST) -n $(WORKERS) -q -m 'not slow and not spark'
 
-check: setup ## lint, types and layer contracts
+check: setup ## lint, types, layer contracts and prose
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tests/architecture/prose.py
 
 format: setup ## format the code
 	$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .
