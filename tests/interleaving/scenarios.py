@@ -107,7 +107,7 @@ def _identity(record: CommitRecord) -> tuple[str, int, str, str]:
 
 def visible_rows(opened: Opened, seqs: Iterable[int]) -> set[int]:
     """Which of the rows `b"k<sequence number>"` an opened database replayed."""
-    memtables = opened.memtables.tables()
+    memtables = opened.memtables.newest_first()
     return {seq for seq in seqs if any(memtable.get(b"k%d" % seq, MAX_SEQ) for memtable in memtables)}
 
 

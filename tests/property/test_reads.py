@@ -61,7 +61,7 @@ def worlds(draw: st.DrawFn) -> World:
     rig = Rig(
         capacity_bytes=draw(st.sampled_from([0, 3000, 1 << 20])),
         min_filter_keys=draw(st.sampled_from([1, 1000])),
-        small_table_bytes=draw(st.sampled_from([0, 1 << 20])),
+        small_sst_bytes=draw(st.sampled_from([0, 1 << 20])),
     )
     runs = [draw_tables(draw, rig, part) for part in parts[:runs_end] if part]
     l0 = [rig.add(part) for part in parts[runs_end:l0_end] if part]

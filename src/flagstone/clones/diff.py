@@ -44,7 +44,7 @@ def _shown(manifest: Manifest) -> Iterator[_Shown]:
 
 
 def _what(manifest: Manifest, view: SstView) -> _Shown:
-    return view.sst_id, view.effective_range(manifest.table(view).info)
+    return view.sst_id, view.effective_range(manifest.sst(view).info)
 
 
 def _without(manifest: Manifest, shared: set[_Shown], keys: KeyRange) -> Manifest:
@@ -66,5 +66,5 @@ def _without(manifest: Manifest, shared: set[_Shown], keys: KeyRange) -> Manifes
 
 
 def _bytes(manifest: Manifest) -> int:
-    infos = (manifest.table(view).info for view in manifest.views)
+    infos = (manifest.sst(view).info for view in manifest.views)
     return sum(info.index_offset + info.index_len for info in infos)

@@ -232,8 +232,8 @@ class CompactNow:
             job = jobs.job(entry.job_id)
             if job is not None:
                 parts = job.context.subcompactions if job.context else ()
-                outputs = [*job.output_ssts, *(table for part in parts for table in part.output_ssts)]
-                entry.written_bytes = sum(table.info.estimated_size for table in outputs)
+                outputs = [*job.output_ssts, *(sst for part in parts for sst in part.output_ssts)]
+                entry.written_bytes = sum(sst.info.estimated_size for sst in outputs)
         self.progress(
             Progress(
                 sum(entry.finished is not None for entry in entries),

@@ -110,7 +110,7 @@ class UnclosedWriter:
         if durable_seq >= state.last_seq:
             return 0
         lost = 0
-        for table in state.now.memtables.tables():
+        for table in state.now.memtables.newest_first():
             cursor, key = table.scan(None, None, MAX_SEQ, False), None
             while rows := cursor.next_rows(_ROWS_AT_ONCE):
                 for row in rows:

@@ -56,8 +56,8 @@ def open_database(
 
     `path` is a folder, `file://`, `memory://NAME/path`, `s3://bucket/path`, `gs://`, `az://`, or with `store` a path
     inside that store. `wal_store` keeps the log elsewhere, for instance on a store with lower latency.
-    `prefix_extractor` adds the prefixes of keys to the filters of tables, so that `scan(prefix=…)` passes over tables
-    without that prefix; tables made with another one, or none, are read as if they might have it.
+    `prefix_extractor` adds the prefixes of keys to the filters of SSTs, so that `scan(prefix=…)` passes over SSTs
+    without that prefix; SSTs made with another one, or none, are read as if they might have it.
     `compaction_filter` makes a filter for every compaction that this process does. `scheduler` decides what the
     embedded compactor merges, instead of the size-tiered choice; what it proposes is checked, and dropped with a
     warning where it makes no sense. `executor` does the merging: an `Executor`, or a `ThreadPoolExecutor` in which ours
@@ -110,8 +110,8 @@ def open_database(
     )
     cache = SstCache(capacity_bytes=settings.block_cache_bytes + settings.meta_cache_bytes, metrics=metrics)
     on_disk = cached_on_disk(env.store, settings.object_store_cache_options, metrics=metrics)
-    tables = SstStore(on_disk, paths, cache=cache, pool=pool, metrics=metrics)
-    engine = Engine(env, manifests, opened, ViewBuilder(tables))
+    ssts = SstStore(on_disk, paths, cache=cache, pool=pool, metrics=metrics)
+    engine = Engine(env, manifests, opened, ViewBuilder(ssts))
     engine.start()
     preload = settings.object_store_cache_options.preload_disk_cache_on_startup
     if preload is not None and isinstance(on_disk, CachingStore):

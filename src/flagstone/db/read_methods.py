@@ -51,13 +51,13 @@ class ReadContext:
         "refresh",
         "retained_seq",
         "scans",
-        "tables",
+        "ssts",
         "view",
     )
 
     def __init__(
         self,
-        tables: SstStore,
+        ssts: SstStore,
         *,
         clock: Clock,
         merge_operator: MergeOperator | None,
@@ -67,7 +67,7 @@ class ReadContext:
         prefix_extractor: PrefixExtractor | None = None,
         key_ranges: KeyRanges | None = None,
     ) -> None:
-        self.tables: SstStore = tables
+        self.ssts: SstStore = ssts
         self.clock: Clock = clock
         self.merge_operator: MergeOperator | None = merge_operator
         self.refresh: Callable[[], None] = refresh
@@ -114,7 +114,7 @@ class ReadContext:
 class Reads:
     """The read methods. Subclasses say what is read: `_read_point` gives the view and the number to read at."""
 
-    _place: ReadContext
+    _context: ReadContext
 
     def _read_point(self, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:
         raise NotImplementedError
@@ -124,15 +124,15 @@ class Reads:
 
         Not at the old number: nothing keeps its versions, unless a snapshot or transaction does.
         """
-        self._place.refresh()
+        self._context.refresh()
         return self._read_point(durable_only=durable_only, dirty=dirty)
 
     def _renewed(self, seq: int, lost: ReadView) -> ReadView:  # noqa: ARG002 - a transaction needs it
         """A newer view than `lost` for a scan that goes on at `seq`. Raises `Unavailable` when none shows it all."""
-        self._place.refresh()
-        view = self._place.view()
+        self._context.refresh()
+        view = self._context.view()
         # Asked after the view was taken: it may have changed since, but then only to a greater number.
-        if seq < self._place.retained_seq():
+        if seq < self._context.retained_seq():
             raise Unavailable(
                 "this scan took so long that the tables it reads were replaced and collected; scan again, and where it "
                 "must see one moment for longer, scan a snapshot()"
@@ -161,10 +161,10 @@ class Reads:
         self, key: bytes, *, durable_only: bool = False, dirty: bool = False, include_expired: bool = False
     ) -> Row | None:
         """The row of `key` with its sequence number and times, or None."""
-        checked = self._place.check_key(key)
-        self._place.gets += 1
+        checked = self._context.check_key(key)
+        self._context.gets += 1
         found, seq = self._read(
-            lambda view, seq: drivers.get(self._place.tables, view, checked, seq),
+            lambda view, seq: drivers.get(self._context.ssts, view, checked, seq),
             durable_only=durable_only,
             dirty=dirty,
         )
@@ -179,10 +179,10 @@ class Reads:
         include_expired: bool = False,
     ) -> list[bytes | None]:
         """The values of many keys in their order, at one moment. Keys share blocks and requests."""
-        checked = self._place.check_keys(keys)
-        self._place.gets += len(checked)
+        checked = self._context.check_keys(keys)
+        self._context.gets += len(checked)
         found, seq = self._read(
-            lambda view, seq: drivers.multi_get(self._place.tables, view, checked, seq),
+            lambda view, seq: drivers.multi_get(self._context.ssts, view, checked, seq),
             durable_only=durable_only,
             dirty=dirty,
         )
@@ -208,24 +208,24 @@ class Reads:
         key to the first. The scan shows one moment, however long it takes. A range wholly outside of what a clone was
         cut out for is an `InvalidRequest`; one that overlaps it shows what the clone holds.
         """
-        keys = self._place.check_range(start, stop, prefix)
+        keys = self._context.check_range(start, stop, prefix)
         if limit is not None and limit < 0:
             raise InvalidRequest(f"limit is {limit}; a scan gives 0 rows or more")
-        self._place.scans += 1
+        self._context.scans += 1
         view, seq = self._read_point(durable_only=durable_only, dirty=dirty)
         return Scan(
-            self._place.tables,
+            self._context.ssts,
             view,
             ScanRequest(
                 keys=keys,
                 max_seq=seq,
-                now_ms=self._place.clock.now_ms(),
+                now_ms=self._context.clock.now_ms(),
                 reverse=reverse,
                 limit=limit,
                 include_expired=include_expired,
-                merge_operator=self._place.merge_operator,
+                merge_operator=self._context.merge_operator,
                 read_ahead_bytes=read_ahead_bytes,
-                prefix_probe=self._place.prefix_probe(prefix),
+                prefix_probe=self._context.prefix_probe(prefix),
                 renew=partial(self._renewed, seq),
             ),
         )
@@ -247,19 +247,19 @@ class Reads:
         # Imported late: only those who want Arrow pay for importing it.
         from flagstone.read.arrow import scan_arrow  # noqa: PLC0415
 
-        keys = self._place.check_range(start, stop, prefix)
-        self._place.scans += 1
+        keys = self._context.check_range(start, stop, prefix)
+        self._context.scans += 1
         view, seq = self._read_point(durable_only=False, dirty=False)
         request = ScanRequest(
             keys=keys,
             max_seq=seq,
-            now_ms=self._place.clock.now_ms(),
+            now_ms=self._context.clock.now_ms(),
             include_expired=include_expired,
-            merge_operator=self._place.merge_operator,
-            prefix_probe=self._place.prefix_probe(prefix),
+            merge_operator=self._context.merge_operator,
+            prefix_probe=self._context.prefix_probe(prefix),
             renew=partial(self._renewed, seq),
         )
-        return scan_arrow(self._place.tables, view, request, columns=columns, batch_rows=batch_rows)
+        return scan_arrow(self._context.ssts, view, request, columns=columns, batch_rows=batch_rows)
 
     def __getitem__(self, key: bytes) -> bytes:
         value = self.get(key)
@@ -274,9 +274,9 @@ class Reads:
         return visible_row(
             found,
             max_seq=seq,
-            now_ms=self._place.clock.now_ms(),
+            now_ms=self._context.clock.now_ms(),
             include_expired=include_expired,
-            merge_operator=self._place.merge_operator,
+            merge_operator=self._context.merge_operator,
         )
 
     def _read(

@@ -65,17 +65,17 @@ def move_load(manifest: Manifest, held: HeldLoad, state: LoadState, *, reason: s
 def save_request(store: ObjectStore, paths: DbPaths, load_id: UUID, load: Load) -> None:
     """Write the load request for the writer. A request without a record has no effect."""
     # The SSTs are described by a manifest that has nothing else.
-    views = tuple(SstView.whole(table.id) for table in load.tables)
-    tables = Manifest(
+    views = tuple(SstView.whole(sst.id) for sst in load.ssts)
+    described = Manifest(
         tree=Tree(runs=(SortedRun(RunId(0), views),) if views else ()),
-        ssts={table.id: table for table in load.tables},
+        ssts={sst.id: sst for sst in load.ssts},
     )
     fields = {
         "seq": load.seq,
         "created_ms": load.created_ms,
         "marker": str(int(load.marker)),
         "replaces_all": load.replaces_all,
-        "tables": base64.b64encode(encode_manifest(tables)).decode(),
+        "tables": base64.b64encode(encode_manifest(described)).decode(),
     }
     path = _request_path(paths, load_id)
     store.put(path, seal_metadata(json.dumps(fields).encode(), path))
@@ -95,7 +95,7 @@ def load_request(store: ObjectStore, paths: DbPaths, load_id: UUID) -> Load:
         fields = json.loads(data)
         described = decode_manifest(base64.b64decode(fields["tables"]), strict=True)
         return Load(
-            tuple(described.table(view) for view in described.views),
+            tuple(described.sst(view) for view in described.views),
             Seq(int(fields["seq"])),
             int(fields["created_ms"]),
             Ulid(int(fields["marker"])),

@@ -1,4 +1,4 @@
-"""Compaction filters: rows dropped or rewritten by the user's own rule while tables are merged anyway.
+"""Compaction filters: rows dropped or rewritten by the user's own rule while SSTs are merged anyway.
 
     class DropDrafts:
         def __init__(self, job: CompactionJob) -> None:
@@ -31,7 +31,7 @@ class Decision(Enum):
     TOMBSTONE = auto()
     """The key is deleted as of this row: nothing older comes back. The safe way to remove a row."""
     DROP = auto()
-    """The row vanishes without a trace. An older version that lies in a table outside this job, if there is one,
+    """The row vanishes without a trace. An older version that lies in an SST outside this job, if there is one,
     becomes visible again; only `is_last_run` and a key that is never overwritten rule that out."""
 
 

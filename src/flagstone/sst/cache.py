@@ -1,12 +1,12 @@
-"""Decides what of the open tables stays in memory, within a bound.
+"""Decides what of the open SSTs stays in memory, within a bound.
 
-The blocks themselves lie in their tables, where a reader finds them without hashing or locking; the cache keeps
+The blocks themselves lie in their SSTs, where a reader finds them without hashing or locking; the cache keeps
 the accounts. A hit sets a reference flag and nothing else, so hits scale with the readers.
 
 Eviction is S3-FIFO: newcomers wait in a small queue and move to the main queue only if they were used again
 before their turn came; the main queue gives what was used another round. A block that comes back soon after it
 was evicted goes to the main queue at once. A flood of blocks that are read once thus pushes out only other
-newcomers. Index and filters go to the main queue at once: every read of their table needs them.
+newcomers. Index and filters go to the main queue at once: every read of their SST needs them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _Entry = tuple[Sst, int]
 
 
 class SstCache:
-    """Bounds the bytes held by all tables that are admitted through it. Safe to use from many threads.
+    """Bounds the bytes held by all SSTs that are admitted through it. Safe to use from many threads.
 
     A bound of 0 keeps nothing: every read goes to the store. What a reader pinned for itself is not counted.
     """
@@ -60,39 +60,39 @@ class SstCache:
         """What is in memory now; never above the capacity once an admission has returned."""
         return self._small_bytes + self._main_bytes
 
-    def admit_block(self, table: Sst, number: int, raw: bytes, *, count: int) -> None:
-        """Keep a block of a table that has `count` of them, if it fits at all."""
+    def admit_block(self, sst: Sst, number: int, raw: bytes, *, count: int) -> None:
+        """Keep a block of an SST that has `count` of them, if it fits at all."""
         if len(raw) > self.capacity_bytes:
             return
         with self._lock:
-            if (table, number) in self._held:
+            if (sst, number) in self._held:
                 return
-            table.hold_block(number, raw, count)
-            came_back = (table.id, number) in self._ghosts
+            sst.hold_block(number, raw, count)
+            came_back = (sst.id, number) in self._ghosts
             if came_back:
-                del self._ghosts[table.id, number]
-            self._enter((table, number), len(raw), main=came_back)
+                del self._ghosts[sst.id, number]
+            self._enter((sst, number), len(raw), main=came_back)
             self._shrink()
 
-    def admit_meta(self, table: Sst, meta: SstMeta) -> None:
-        """Keep index and filters of a table, if they fit at all."""
-        if table.meta_bytes > self.capacity_bytes:
+    def admit_meta(self, sst: Sst, meta: SstMeta) -> None:
+        """Keep index and filters of an SST, if they fit at all."""
+        if sst.meta_bytes > self.capacity_bytes:
             return
         with self._lock:
-            if (table, META) in self._held:
+            if (sst, META) in self._held:
                 return
-            table.filters = meta.filters
-            table.hold_meta(*meta.pinned)
-            self._enter((table, META), table.meta_bytes, main=True)
+            sst.filters = meta.filters
+            sst.hold_meta(*meta.pinned)
+            self._enter((sst, META), sst.meta_bytes, main=True)
             self._shrink()
 
-    def drop(self, table: Sst) -> None:
-        """Release all that is held of a table. Readers that still use it fetch what they need again."""
+    def drop(self, sst: Sst) -> None:
+        """Release all that is held of an SST. Readers that still use it fetch what they need again."""
         with self._lock:
-            for number in (*table.held_numbers(), META):
-                if (table, number) in self._held:
-                    self._leave((table, number))
-            # Entries of dropped tables would otherwise wait in the queues until the cache is full.
+            for number in (*sst.held_numbers(), META):
+                if (sst, number) in self._held:
+                    self._leave((sst, number))
+            # Entries of dropped SSTs would otherwise wait in the queues until the cache is full.
             if len(self._small) + len(self._main) > 2 * len(self._held) + 64:
                 self._small = deque(entry for entry in self._small if self._held.get(entry, 1) < 0)
                 self._main = deque(entry for entry in self._main if self._held.get(entry, 0) > 0)
@@ -110,17 +110,17 @@ class SstCache:
             self._small_bytes += size
 
     def _leave(self, entry: _Entry) -> None:
-        table, number = entry
+        sst, number = entry
         size = self._held.pop(entry)
         if size > 0:
             self._main_bytes -= size
         else:
             self._small_bytes += size
         if number == META:
-            table.release_meta()
-            table.filters = None
+            sst.release_meta()
+            sst.filters = None
         else:
-            table.release_block(number)
+            sst.release_block(number)
 
     def _shrink(self) -> None:
         while self.held_bytes > self.capacity_bytes:
@@ -136,29 +136,29 @@ class SstCache:
         size = self._held.get(entry, 0)
         if size >= 0:
             return  # dropped since, or already promoted
-        table, number = entry
-        if table.take_touch(number):
+        sst, number = entry
+        if sst.take_touch(number):
             self._held[entry] = -size
             self._small_bytes += size
             self._main_bytes -= size
             self._main.append(entry)
         else:
             self._leave(entry)
-            self._remember(table.id, number)
+            self._remember(sst.id, number)
 
     def _turn_main(self) -> None:
         entry = self._main.popleft()
         if self._held.get(entry, 0) <= 0:
             return
-        table, number = entry
-        if table.take_touch(number):
+        sst, number = entry
+        if sst.take_touch(number):
             self._main.append(entry)
         else:
             self._leave(entry)
             self._evictions.add()
 
-    def _remember(self, table_id: Ulid, number: int) -> None:
+    def _remember(self, sst_id: Ulid, number: int) -> None:
         self._evictions.add()
-        self._ghosts[table_id, number] = None
+        self._ghosts[sst_id, number] = None
         if len(self._ghosts) > len(self._held) + 64:
             del self._ghosts[next(iter(self._ghosts))]

@@ -1,6 +1,6 @@
-"""What reading tables costs, under the names SlateDB's dashboards know.
+"""What reading SSTs costs, under the names SlateDB's dashboards know.
 
-Answers from memory are counted inside the tables without a lock, and collected when somebody wants to see the
+Answers from memory are counted inside the SSTs without a lock, and collected when somebody wants to see the
 metrics; requests are counted as they are made. Interpreted kernels may lose a count when threads collide.
 """
 
@@ -34,19 +34,19 @@ class ReadCounts:
             )
         )
 
-    def meta_missed(self, table: Sst) -> None:
-        """Index and filters of a table are fetched."""
+    def meta_missed(self, sst: Sst) -> None:
+        """Index and filters of an SST are fetched."""
         self._index_misses.add()
-        if table.info.filter_len:
+        if sst.info.filter_len:
             self._filter_misses.add()
 
     def blocks_missed(self, count: int) -> None:
         """Blocks are fetched."""
         self._block_misses.add(count)
 
-    def collect(self, table: Sst) -> None:
-        """Add what a table counted since the last time."""
-        positives, negatives, false_positives, index_hits, block_hits = table.take_counts()
+    def collect(self, sst: Sst) -> None:
+        """Add what an SST counted since the last time."""
+        positives, negatives, false_positives, index_hits, block_hits = sst.take_counts()
         self._positives.add(positives)
         self._negatives.add(negatives)
         self._false_positives.add(false_positives)

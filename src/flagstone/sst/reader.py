@@ -1,4 +1,4 @@
-"""An open table: an SST on the store, and what of it is in memory.
+"""An open SST: an SST on the store, and what of it is in memory.
 
 Opening costs nothing: the manifest already has the record that says where everything is. Index and filters
 stand side by side in the file, so one request brings both; blocks come as they are needed. Nothing here reads
@@ -41,7 +41,7 @@ FILTERS: Final = -2
 
 @dataclass(frozen=True, slots=True)
 class SstMeta:
-    """What is needed to find anything in a table: its index and its filters."""
+    """What is needed to find anything in an SST: its index and its filters."""
 
     index: BlockIndex
     filters: Filters | None
@@ -54,17 +54,17 @@ class SstMeta:
 
 
 class Sst(Resident):
-    """One SST. Two tables are the same only when they are the same object.
+    """One SST. Two SSTs are the same only when they are the same object.
 
     With `fetched_whole` the request for index and filters brings the blocks, too.
 
     Safe to use from many threads: what is in memory is replaced piece by piece, and what a reader took stays
-    valid for it. A table whose object was deleted still answers from memory.
+    valid for it. An SST whose object was deleted still answers from memory.
     """
 
     def __init__(
         self,
-        table_id: Ulid,
+        sst_id: Ulid,
         path: str,
         info: SsTableInfo,
         *,
@@ -75,7 +75,7 @@ class Sst(Resident):
             super().__init__(bloom.may_contain_key, block_reader.lookup, block_reader.lookup_versions)
         else:
             super().__init__(bloom.may_contain_key, _find_row_v1, _find_versions_v1)
-        self.id = table_id
+        self.id = sst_id
         self.path = path
         self.info = info
         self.format_version = format_version
@@ -87,7 +87,7 @@ class Sst(Resident):
 
     @property
     def meta_range(self) -> tuple[int, int]:
-        """From the filters to the end of the file; from its beginning for a table that is fetched whole."""
+        """From the filters to the end of the file; from its beginning for an SST that is fetched whole."""
         info = self.info
         start = info.filter_offset if info.filter_len else info.index_offset
         return (0 if self.fetched_whole else start), self.footer_range[1]

@@ -1,4 +1,4 @@
-"""`Resident`, the compiled part of a table, under a type that every checker understands.
+"""`Resident`, the compiled part of an SST, under a type that every checker understands.
 
 The kernel's class carries a decorator of Cython's, behind which type checkers see nothing. They get its methods from
 here; at run time this is the kernel's class itself.
@@ -19,7 +19,7 @@ __all__ = ["Resident"]
 if TYPE_CHECKING:
 
     class Resident:
-        """What of one table is in memory; see `kernels/_probe.py`, whose signatures these are."""
+        """What of one SST is in memory; see `kernels/_probe.py`, whose signatures these are."""
 
         def __init__(
             self,

@@ -1,6 +1,6 @@
 """When writers and uploads must wait: pure rules over sizes and key ranges.
 
-Two gates in a row. An upload waits while L0 is too deep, because every read looks into each L0 table that may
+Two gates in a row. An upload waits while L0 is too deep, because every read looks into each L0 SST that may
 hold its key. Memtables that cannot be uploaded then fill memory, and at its limit writers wait: what is written
 faster than it can be compacted slows its writers down instead of its readers, and never grows without bound.
 """
@@ -29,15 +29,15 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class L0Pressure:
-    """One tree and the table about to join its L0.
+    """One tree and the SST about to join its L0.
 
-    `live` are the effective ranges of its L0 views, `in_flight` the ranges of tables whose upload or manifest
-    commit is under way, and `table` that of the next one.
+    `live` are the effective ranges of its L0 views, `in_flight` the ranges of SSTs whose upload or manifest
+    commit is under way, and `SST` that of the next one.
     """
 
     live: Sequence[KeyRange]
     in_flight: Sequence[KeyRange]
-    table: KeyRange
+    sst: KeyRange
     segment: bytes = b""
 
 
@@ -54,32 +54,32 @@ def plan_write_pause(
     cause = "the upload is under way" if upload_pause is None else upload_pause.message
     return Pause(
         "unflushed_bytes",
-        f"{unflushed_bytes} bytes are not in tables yet, max_unflushed_bytes is {max_unflushed_bytes}: {cause}",
+        f"{unflushed_bytes} bytes are not in SSTs yet, max_unflushed_bytes is {max_unflushed_bytes}: {cause}",
     )
 
 
 def plan_upload_pause(
     loads: Iterable[L0Pressure], *, l0_max_ssts: int, l0_max_ssts_per_key: int
 ) -> Pause | None:
-    """Why the tables of the next memtable must not be uploaded yet, or None when they may.
+    """Why the SSTs of the next memtable must not be uploaded yet, or None when they may.
 
-    A memtable makes one table per segment it touches, and they are committed together: all of `loads` must have
-    room. With room for exactly one table it may go. Only keys of the new table count for the limit per key:
+    A memtable makes one SST per segment it touches, and they are committed together: all of `loads` must have
+    room. With room for exactly one SST it may go. Only keys of the new SST count for the limit per key:
     a deep spot elsewhere gets no deeper by it.
     """
     for load in loads:
         where = f" of segment {load.segment!r}" if load.segment else ""
-        tables = len(load.live) + len(load.in_flight)
-        if tables >= l0_max_ssts:
+        ssts = len(load.live) + len(load.in_flight)
+        if ssts >= l0_max_ssts:
             return Pause(
                 "num_ssts",
-                f"L0{where} has {tables} tables, l0_max_ssts is {l0_max_ssts}: waiting for compaction",
+                f"L0{where} has {ssts} SSTs, l0_max_ssts is {l0_max_ssts}: waiting for compaction",
             )
-        depth = deepest_cover((*load.live, *load.in_flight), load.table)
+        depth = deepest_cover((*load.live, *load.in_flight), load.sst)
         if depth >= l0_max_ssts_per_key:
             return Pause(
                 "num_ssts_per_key",
-                f"some key is in the range of {depth} tables of L0{where}, l0_max_ssts_per_key is "
+                f"some key is in the range of {depth} SSTs of L0{where}, l0_max_ssts_per_key is "
                 f"{l0_max_ssts_per_key}: waiting for compaction",
             )
     return None

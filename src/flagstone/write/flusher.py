@@ -29,7 +29,7 @@ from flagstone.runtime.service import Supervisor
 from flagstone.sst.builder import SstOptions
 from flagstone.types import KeyRange, Seq, Ulid
 from flagstone.write.backpressure import L0Pressure, Pause, plan_upload_pause
-from flagstone.write.l0 import build_tables
+from flagstone.write.l0 import build_ssts
 from flagstone.write.manifest import WriterManifest
 from flagstone.write.state import FrozenMemtable
 from flagstone.write.writer_state import WriterState
@@ -149,7 +149,7 @@ class Flusher:
         in_flight = [KeyRange() for _ in self._jobs]
         pressures = [
             L0Pressure(
-                [view.effective_range(manifest.table(view).info) for view in tree.l0], in_flight, KeyRange()
+                [view.effective_range(manifest.sst(view).info) for view in tree.l0], in_flight, KeyRange()
             )
             for tree in manifest.trees
         ]
@@ -185,20 +185,20 @@ class Flusher:
             keep_unfoldable=True,
         )
         uploaded: list[tuple[bytes, SsTable]] = []
-        for prefix, built in build_tables(
-            frozen.table, options=self._options.sst, policy=policy, extractor=self._options.extractor
+        for prefix, built in build_ssts(
+            frozen.memtable, options=self._options.sst, policy=policy, extractor=self._options.extractor
         ):
-            table = SsTable(_ulid_at(id_ms, self._ids), built.info)
-            self._manifest.views.ssts.upload(table.id, built)
+            sst = SsTable(_ulid_at(id_ms, self._ids), built.info)
+            self._manifest.views.ssts.upload(sst.id, built)
             self._flush_bytes.add(len(built.data))
             self._uploads.add()
-            uploaded.append((prefix, table))
+            uploaded.append((prefix, sst))
         return tuple(uploaded)
 
     def _commit(self, frozen: FrozenMemtable, uploaded: Uploaded) -> None:
         oldest_read = self._state.min_active_seq()
         flush = Flush(
-            tables=uploaded,
+            ssts=uploaded,
             replay_after_wal_id=frozen.replay_after,
             wal_id_last_seen=self._state.last_wal_id,
             last_clock_tick=frozen.last_tick_ms,

@@ -1,4 +1,4 @@
-"""From a frozen memtable to the L0 tables it becomes: one, or one per segment."""
+"""Builds the L0 SSTs of a frozen memtable: one, or one per segment."""
 
 from __future__ import annotations
 
@@ -15,64 +15,64 @@ from flagstone.sst.writer import OutputWriter
 from flagstone.types import EntryTuple
 
 _STREAM_BYTES: Final = 1 << 19
-"""A step fills half of it."""
+"""One step fills half of the buffer."""
 
 SortedKeys = tuple[Any, ...]
-"""What `Memtable.sort_completely` gives: the table's keys in order, as the kernel keeps them."""
+"""The result of `Memtable.sort_completely`: the keys of the memtable in order, as the kernel keeps them."""
 
 
-def build_tables(
-    table: kernel.Memtable,
+def build_ssts(
+    memtable: kernel.Memtable,
     *,
     options: SstOptions,
     policy: RetentionPolicy,
     extractor: SegmentExtractor | None = None,
 ) -> list[tuple[bytes, EncodedSst]]:
-    """The tables, by segment prefix (b"" without segments), in key order; none when retention leaves no row.
+    """The SSTs by segment prefix (b"" without segments), in key order; none if retention leaves no row.
 
-    Works in small steps, between which other threads get their turn.
+    Works in small steps: other threads run between them.
     """
-    while table.sort_some():
+    while memtable.sort_some():
         pass
-    run = table.sort_completely()
+    run = memtable.sort_completely()
     if extractor is not None:
-        by_segment = _rows_by_segment(table, run, policy, extractor)
-        built = [(prefix, _table_of(rows, options)) for prefix, rows in by_segment]
+        by_segment = _rows_by_segment(memtable, run, policy, extractor)
+        built = [(prefix, _sst_of(rows, options)) for prefix, rows in by_segment]
     else:
-        built = [(b"", _one_table(table, run, options, policy))]
+        built = [(b"", _one_sst(memtable, run, options, policy))]
     return [(prefix, encoded) for prefix, encoded in built if encoded is not None]
 
 
-def _one_table(
-    table: kernel.Memtable, run: SortedKeys, options: SstOptions, policy: RetentionPolicy
+def _one_sst(
+    memtable: kernel.Memtable, run: SortedKeys, options: SstOptions, policy: RetentionPolicy
 ) -> EncodedSst | None:
     output = _unlimited(options)
-    # One for all steps: fresh memory costs more than what is done with it.
+    # One buffer for all steps: allocating it costs more than filling it.
     stream = bytearray(_STREAM_BYTES)
     at, total = 0, len(run[0])
     while at < total:
-        at, used = table.sorted_stream(run, at, stream, policy.min_seq, policy.clock_ms)
+        at, used = memtable.sorted_stream(run, at, stream, policy.min_seq, policy.clock_ms)
         if used:
             with memoryview(stream)[:used] as rows:
                 output.write(rows, 0)
         elif at < total:
-            # It stopped at a key with merge operands, which only the operator can fold.
-            for row in apply_retention(table.versions_at(run, at), policy):
+            # The stream stops at a key with merge operands: only the operator can fold them.
+            for row in apply_retention(memtable.versions_at(run, at), policy):
                 output.add_row(row)
             at += 1
     return output.finish()
 
 
 def _rows_by_segment(
-    table: kernel.Memtable, run: SortedKeys, policy: RetentionPolicy, extractor: SegmentExtractor
+    memtable: kernel.Memtable, run: SortedKeys, policy: RetentionPolicy, extractor: SegmentExtractor
 ) -> Iterator[tuple[bytes, Iterator[EntryTuple]]]:
-    """Keys in order come segment by segment, because a segment is a prefix."""
-    every_key = (table.versions_at(run, index) for index in range(len(run[0])))
+    """The retained rows of each segment. Sorted keys are grouped by segment, because a segment is a prefix."""
+    every_key = (memtable.versions_at(run, index) for index in range(len(run[0])))
     for prefix, keys in groupby(every_key, key=lambda versions: route(extractor, versions[0][0])):
         yield prefix, chain.from_iterable(apply_retention(versions, policy) for versions in keys)
 
 
-def _table_of(rows: Iterator[EntryTuple], options: SstOptions) -> EncodedSst | None:
+def _sst_of(rows: Iterator[EntryTuple], options: SstOptions) -> EncodedSst | None:
     output = _unlimited(options)
     for row in rows:
         output.add_row(row)
@@ -80,5 +80,5 @@ def _table_of(rows: Iterator[EntryTuple], options: SstOptions) -> EncodedSst | N
 
 
 def _unlimited(options: SstOptions) -> OutputWriter:
-    """A memtable becomes one table however large it is."""
+    """A writer that never splits: a memtable becomes one SST, however large."""
     return OutputWriter(options, max_bytes=sys.maxsize)

@@ -34,7 +34,7 @@ class FrozenMemtable:
     are not in it.
     """
 
-    table: kernel.Memtable
+    memtable: kernel.Memtable
     last_seq: Seq
     last_tick_ms: int
     replay_after: WalId
@@ -45,7 +45,7 @@ class FrozenMemtable:
 class WalSpan:
     """Rows of one memtable that are to be written to the WAL, in commit order."""
 
-    table: kernel.Memtable
+    memtable: kernel.Memtable
     start: WalPosition
     stop: WalPosition
 
@@ -72,7 +72,7 @@ class Memtables:
     @property
     def unflushed_bytes(self) -> int:
         """What is in memory and not yet in SSTs."""
-        return self.active.size() + sum(frozen.table.size() for frozen in self.frozen)
+        return self.active.size() + sum(frozen.memtable.size() for frozen in self.frozen)
 
     @property
     def rows(self) -> int:
@@ -87,12 +87,12 @@ class Memtables:
     @property
     def lookups(self) -> int:
         """How many point reads asked a memtable first. Reads of an old view may ask a dropped one, uncounted."""
-        held: int = sum(table.asked() for table in self.tables())
+        held: int = sum(memtable.asked() for memtable in self.newest_first())
         return self.lookups_before + held
 
-    def tables(self) -> tuple[Any, ...]:
+    def newest_first(self) -> tuple[Any, ...]:
         """All memtables, newest first."""
-        return (self.active, *(frozen.table for frozen in self.frozen))
+        return (self.active, *(frozen.memtable for frozen in self.frozen))
 
     def freeze(self, *, last_seq: Seq, last_tick_ms: int, replay_after: WalId) -> Memtables:
         """Begin a new memtable; unchanged when the active one is empty."""
@@ -115,7 +115,7 @@ class Memtables:
     def without(self, flushed: FrozenMemtable) -> Memtables:
         """The rows of the oldest frozen memtable are in L0 now."""
         assert self.frozen[-1] is flushed, "memtables are flushed in the order they were frozen"
-        lookups = self.lookups_before + flushed.table.asked()
+        lookups = self.lookups_before + flushed.memtable.asked()
         return replace(self, frozen=self.frozen[:-1], lookups_before=lookups)
 
     def logged(self) -> Memtables:
@@ -126,9 +126,9 @@ class Memtables:
     def spans(self) -> list[WalSpan]:
         """The rows that the next WAL file must hold."""
         return [
-            WalSpan(table, start, table.position())
-            for table, start in self._unlogged()
-            if table.position() != start
+            WalSpan(memtable, start, memtable.position())
+            for memtable, start in self._unlogged()
+            if memtable.position() != start
         ]
 
     def through(self, last_seq: int) -> Memtables:
@@ -221,7 +221,7 @@ class State:
         if self.closed is not None:
             return self.view
         in_ssts = manifest.value.last_l0_seq
-        waiting = (frozen.table for frozen in memtables.frozen if frozen.last_seq > in_ssts)
+        waiting = (frozen.memtable for frozen in memtables.frozen if frozen.last_seq > in_ssts)
         return base.with_memtables((memtables.active, *waiting))
 
 

@@ -277,7 +277,7 @@ def test_a_read_of_a_lost_sst_tries_newer_manifests_and_then_raises_corrupt_data
             await db.flush()
             [table] = (await db.manifest()).ssts
             async with aio.open_reader("db", store=store, mode="latest", settings=PATIENT) as reader:
-                store.delete(DbPaths("db").table(table))
+                store.delete(DbPaths("db").sst(table))
                 with pytest.raises(CorruptData, match="missing"):
                     await reader.get(b"a")
 

@@ -526,7 +526,7 @@ def test_a_read_of_a_deleted_sst_uses_a_newer_manifest(store: MemoryStore) -> No
         db.flush()
         manifest = manifests_of(store).require_latest().value
         [table] = manifest.ssts
-        moved = DbPaths("db").table(table)
+        moved = DbPaths("db").sst(table)
         with flagstone.open_reader("db", store=store, mode="latest", settings=PATIENT) as reader:
             db.put(b"a", b"2")
             db.flush()
@@ -544,7 +544,7 @@ def test_a_missing_sst_of_the_newest_manifest_raises_corrupt_data(store: MemoryS
         db.flush()
         [table] = manifests_of(store).require_latest().value.ssts
         with flagstone.open_reader("db", store=store, mode="latest", settings=PATIENT) as reader:
-            store.delete(DbPaths("db").table(table))
+            store.delete(DbPaths("db").sst(table))
             with pytest.raises(CorruptData, match="missing"):
                 reader.get(b"a")
 

@@ -260,7 +260,7 @@ class Golden:
         return sorted(rows, key=lambda row: (row[0], -row[1]))
 
     def table_rows(self, views: Iterable[SstView]) -> list[EntryTuple]:
-        return self.rows(self.paths.table(view.sst_id) for view in views)
+        return self.rows(self.paths.sst(view.sst_id) for view in views)
 
     def log_rows(self) -> list[EntryTuple]:
         wal_ids = (WalId(wal_id) for wal_id in range(1, self.latest.wal_id_last_seen + 1))

@@ -52,7 +52,7 @@ def test_a_get_of_the_first_key_of_a_block_needs_no_other_request() -> None:
 
 
 def test_a_get_from_a_small_sst_costs_one_request() -> None:
-    rig = Rig(small_table_bytes=1 << 20)
+    rig = Rig(small_sst_bytes=1 << 20)
     view = rig.view(rig.tree(l0=[rig.add([put(number) for number in range(50)])]))
     rig.store.reset()
     assert get(rig.tables, view, b"%08d" % 7, MAX_SEQ) == put(7)
@@ -171,7 +171,7 @@ def test_keys_are_routed_to_their_segment() -> None:
 def test_ssts_of_a_lender_are_read_from_its_path() -> None:
     rig = Rig()
     sst = rig.add([put(b"a")])
-    own, theirs = DbPaths("db").table(sst.sst_id), DbPaths("parent/db").table(sst.sst_id)
+    own, theirs = DbPaths("db").sst(sst.sst_id), DbPaths("parent/db").sst(sst.sst_id)
     rig.store.copy(own, theirs)
     rig.store.delete(own)
     ids = Ids()
@@ -184,11 +184,11 @@ def test_a_get_of_a_deleted_object_raises_sst_gone() -> None:
     rig = Rig()
     sst = rig.add([put(b"a")])
     view = rig.view(rig.tree(l0=[sst]))
-    rig.store.delete(DbPaths("db").table(sst.sst_id))
+    rig.store.delete(DbPaths("db").sst(sst.sst_id))
     with pytest.raises(SstGone, match="newer") as caught:
         get(rig.tables, view, b"a", MAX_SEQ)
     assert isinstance(caught.value, Unavailable)
-    assert caught.value.table_id == sst.sst_id
+    assert caught.value.sst_id == sst.sst_id
     assert pickle.loads(pickle.dumps(caught.value)).path == caught.value.path
 
 
@@ -198,7 +198,7 @@ def test_a_get_from_a_damaged_block_raises_its_object_and_offset(codec: Codec, p
     rig = Rig(codec=codec)
     sst = rig.add([put(number) for number in range(200)])
     info = rig.ssts[sst.sst_id].info
-    path = DbPaths("db").table(sst.sst_id)
+    path = DbPaths("db").sst(sst.sst_id)
     data = bytearray(rig.store.get(path).data)
     offset = {"block": 0, "filter": info.filter_offset, "index": info.index_offset, "short": 0}[place]
     data[offset + 5] ^= 0x40
@@ -255,7 +255,7 @@ def test_ssts_of_the_first_format_version_are_readable() -> None:
     data_bytes = sum(map(len, blocks))
     info = SsTableInfo(rows[0][0], rows[-1][0], data_bytes, len(index), data_bytes, 0)
     footer = encode_footer(info, data_bytes + len(index), 1)
-    rig.store.put(DbPaths("db").table(Ulid(1)), b"".join([*blocks, index, footer]))
+    rig.store.put(DbPaths("db").sst(Ulid(1)), b"".join([*blocks, index, footer]))
     rig.ssts[Ulid(1)] = SsTable(Ulid(1), info, format_version=1)
     view = rig.view(rig.tree(l0=[SstView.whole(Ulid(1))]))
     found = multi_get(rig.tables, view, [row[0] for row in rows], MAX_SEQ)

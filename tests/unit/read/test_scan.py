@@ -179,7 +179,7 @@ def test_a_scan_of_a_deleted_object_raises_sst_gone() -> None:
     view = one_run(rig, tables=4)
     scan = Scan(rig.tables, view, ALL)
     first = next(scan)
-    rig.store.delete(DbPaths("db").table(Ulid(3)))
+    rig.store.delete(DbPaths("db").sst(Ulid(3)))
     with pytest.raises(SstGone):
         list(scan)
     assert first == pairs(ROWS)[0]
@@ -191,7 +191,7 @@ def test_a_scan_of_a_damaged_block_raises_its_object_and_block(reverse: bool, ch
     """Unchecked damage has a right checksum: the writer was wrong, not the disk."""
     rig = Rig()
     sst = rig.add(ROWS)
-    path = DbPaths("db").table(sst.sst_id)
+    path = DbPaths("db").sst(sst.sst_id)
     table = rig.tables.open(sst.sst_id, rig.ssts[sst.sst_id].info)
     index = rig.tables.fetch([Need(table, None, [])])[table, META][0]
     start, stop = index.offsets[7], index.stops[7]
@@ -237,7 +237,7 @@ def test_a_prefix_filter_that_the_cache_evicted_is_still_used(capacity_bytes: in
     )
     builder.add_rows([put(b"aa%04d" % number) for number in range(500)] + [put(b"zz")])
     encoded = builder.finish()
-    rig.store.put(DbPaths("db").table(Ulid(1)), encoded.data)
+    rig.store.put(DbPaths("db").sst(Ulid(1)), encoded.data)
     rig.ssts[Ulid(1)] = SsTable(Ulid(1), encoded.info)
     view = rig.view(rig.tree(l0=[SstView.whole(Ulid(1))]))
     rig.store.reset()

@@ -43,10 +43,10 @@ def slow_tables(failures: int = 0) -> tuple[Rig, SlowStore, SstStore]:
     rig = Rig()
     sst = rig.add(ROWS)
     store = SlowStore(failures)
-    path = DbPaths("db").table(sst.sst_id)
+    path = DbPaths("db").sst(sst.sst_id)
     store.put(path, rig.store.get(path).data)
     tables = SstStore(
-        store, DbPaths("db"), cache=SstCache(capacity_bytes=0), pool=IoPool(), small_table_bytes=0
+        store, DbPaths("db"), cache=SstCache(capacity_bytes=0), pool=IoPool(), small_sst_bytes=0
     )
     return rig, store, tables
 
@@ -126,7 +126,7 @@ def test_requests_join_neighbours_and_split_what_is_far_apart() -> None:
 def test_uploading_twice_is_harmless() -> None:
     rig = Rig()
     sst = rig.add(ROWS)
-    path = DbPaths("db").table(sst.sst_id)
+    path = DbPaths("db").sst(sst.sst_id)
     before = rig.store.get(path).data
     rig.made = 0
     rig.add(ROWS)

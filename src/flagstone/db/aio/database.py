@@ -131,7 +131,7 @@ class AsyncDb(AsyncHandle):
             simple = engine.state.now.view.memtables[0].get_value(key, seq)
             if type(simple) is bytes:
                 return simple
-            self._reads._place.gets -= 1  # the memtable counted this get, and the slow path counts it again
+            self._reads._context.gets -= 1  # the memtable counted this get, and the slow path counts it again
         return await super().get(
             key, default, durable_only=durable_only, dirty=dirty, include_expired=include_expired
         )
@@ -239,7 +239,7 @@ class AsyncTransaction(AsyncReads, AtOnce):
         self, key: bytes, *, durable_only: bool = False, dirty: bool = False, include_expired: bool = False
     ) -> Row | None:
         """The row of `key` with its sequence number and times, or None. The commit depends on it."""
-        self._reads._state.track_read(self._reads._place.check_key(key))
+        self._reads._state.track_read(self._reads._context.check_key(key))
         return await super().get_row(
             key, durable_only=durable_only, dirty=dirty, include_expired=include_expired
         )
@@ -254,7 +254,7 @@ class AsyncTransaction(AsyncReads, AtOnce):
     ) -> list[bytes | None]:
         """The values of many keys in their order. The commit depends on all of them."""
         for key in keys:
-            self._reads._state.track_read(self._reads._place.check_key(key))
+            self._reads._state.track_read(self._reads._context.check_key(key))
         return await super().multi_get(
             keys, durable_only=durable_only, dirty=dirty, include_expired=include_expired
         )

@@ -55,10 +55,10 @@ class AsyncReads:
         self, key: bytes, *, durable_only: bool = False, dirty: bool = False, include_expired: bool = False
     ) -> Row | None:
         """The row of `key` with its sequence number and times, or None."""
-        checked, tables = self._reads._place.check_key(key), self._reads._place.tables
-        self._reads._place.gets += 1
+        checked, ssts = self._reads._context.check_key(key), self._reads._context.ssts
+        self._reads._context.gets += 1
         found, seq = await self._read(
-            lambda view, seq: drivers.get_async(tables, view, checked, seq),
+            lambda view, seq: drivers.get_async(ssts, view, checked, seq),
             durable_only=durable_only,
             dirty=dirty,
         )
@@ -73,11 +73,11 @@ class AsyncReads:
         include_expired: bool = False,
     ) -> list[bytes | None]:
         """The values of many keys in their order, at one moment. Keys share blocks and requests."""
-        place = self._reads._place
-        checked, tables = place.check_keys(keys), place.tables
-        place.gets += len(checked)
+        context = self._reads._context
+        checked, ssts = context.check_keys(keys), context.ssts
+        context.gets += len(checked)
         found, seq = await self._read(
-            lambda view, seq: drivers.multi_get_async(tables, view, checked, seq),
+            lambda view, seq: drivers.multi_get_async(ssts, view, checked, seq),
             durable_only=durable_only,
             dirty=dirty,
         )

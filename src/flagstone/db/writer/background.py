@@ -207,13 +207,13 @@ class CachePreload:
 
     name = "cache-preload"
 
-    def __init__(self, cache: CachingStore, tables: Iterable[tuple[str, int]]) -> None:
+    def __init__(self, cache: CachingStore, ssts: Iterable[tuple[str, int]]) -> None:
         self._cache = cache
-        self._tables = iter(tables)
+        self._ssts = iter(ssts)
 
     def run_once(self) -> float | None:
         """Fetch what the cache lacks of one SST."""
-        found = next(self._tables, None)
+        found = next(self._ssts, None)
         if found is None:
             return None
         path, size = found
@@ -235,8 +235,8 @@ def plan_preload(
         views += [view for tree in manifest.trees for run in tree.runs for view in run.views]
     chosen: dict[str, int] = {}
     for view in views:
-        table = manifest.table(view)
-        owner = manifest.path_of_owner(table.id)
-        path = (paths if owner is None else DbPaths(owner)).table(table.id)
-        chosen.setdefault(path, footer_range(table.info, table.format_version)[1])
+        sst = manifest.sst(view)
+        owner = manifest.path_of_owner(sst.id)
+        path = (paths if owner is None else DbPaths(owner)).sst(sst.id)
+        chosen.setdefault(path, footer_range(sst.info, sst.format_version)[1])
     return list(chosen.items())

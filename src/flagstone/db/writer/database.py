@@ -42,7 +42,7 @@ class Db(Reads):
         self._engine = engine
         self._state = engine.state
         self._report = EngineReport(engine)
-        self._place = ReadContext(
+        self._context = ReadContext(
             engine.manifest.views.ssts,
             clock=engine.env.clock,
             merge_operator=engine.env.counted_operator("read"),
@@ -52,7 +52,7 @@ class Db(Reads):
             prefix_extractor=engine.env.prefix_extractor,
             key_ranges=engine.key_ranges,
         )
-        self._watch = watch(self._place, UnclosedWriter(engine))
+        self._watch = watch(self._context, UnclosedWriter(engine))
 
     # -- writing ------------------------------------------------------------------------------------------
 
@@ -191,7 +191,7 @@ class Db(Reads):
                         return default
                     if type(found) is tuple and found[2] == VALUE and found[5] is None:
                         return found[3]  # type: ignore[no-any-return]
-                self._place.gets -= 1  # the memtable has counted this read, and the long way counts it, too
+                self._context.gets -= 1  # the memtable has counted this read, and the long way counts it, too
         return super().get(
             key, default, durable_only=durable_only, dirty=dirty, include_expired=include_expired
         )
@@ -219,7 +219,7 @@ class Db(Reads):
             return check_kept(as_of, committed_seq, now.manifest.value, frozen)
 
         point, view = self._state.begin_snapshot(deadline, choose_seq)
-        return Snapshot(engine, self._place, view, point)
+        return Snapshot(engine, self._context, view, point)
 
     def transaction(
         self, isolation: Isolation = "snapshot", *, timeout: Timeout | None = None
@@ -235,7 +235,7 @@ class Db(Reads):
         self._state.check_open()
         deadline = deadline_ms(engine.env.clock, timeout)
         state, view = self._state.begin_transaction(isolation, deadline)
-        return Transaction(engine, self._place, view, state)
+        return Transaction(engine, self._context, view, state)
 
     # -- operating ----------------------------------------------------------------------------------------
 
@@ -298,7 +298,7 @@ class Db(Reads):
 
     def metrics(self) -> dict[str, Any]:
         """All metrics under SlateDB's names."""
-        self._report.update(gets=self._place.gets, scans=self._place.scans)
+        self._report.update(gets=self._context.gets, scans=self._context.scans)
         return self._engine.env.metrics.as_dict()
 
     def manifest(self) -> Manifest:

@@ -127,7 +127,7 @@ class Engine:
         self.env = env
         self.key_ranges: KeyRanges | None = opened.key_ranges
         recovered = opened.recovered
-        view = views.build(recovered.manifest.value).with_memtables(recovered.memtables.tables())
+        view = views.build(recovered.manifest.value).with_memtables(recovered.memtables.newest_first())
         self.state: WriterState = WriterState(
             recovered,
             view,

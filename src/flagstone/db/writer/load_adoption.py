@@ -80,23 +80,23 @@ class LoadAdoption:
 
         """
         for held in list(held_loads(self._manifest.current.value)):
-            mark_id = held.checkpoint.id
+            load_id = held.checkpoint.id
             if held.record.state == "ready":
                 try:
-                    self._take(mark_id)
+                    self._take(load_id)
                 except Unavailable as error:
                     # The request stays, and the next poll tries again.
-                    _log.warning("cannot adopt a bulk load yet id=%s error=%s", mark_id, error)
-            elif held.record.state == "done" and mark_id in self._doubtful:
-                self._doubtful.remove(mark_id)
+                    _log.warning("cannot adopt a bulk load yet id=%s error=%s", load_id, error)
+            elif held.record.state == "done" and load_id in self._doubtful:
+                self._doubtful.remove(load_id)
                 self._maintenance.note_load(self._manifest.current.value)
 
-    def _take(self, mark_id: UUID) -> None:
+    def _take(self, load_id: UUID) -> None:
         state = self._state
         try:
-            load = load_request(self._env.store, self._env.paths, mark_id)
+            load = load_request(self._env.store, self._env.paths, load_id)
         except (ObjectMissing, CorruptData) as error:
-            self._refuse(mark_id, f"its request cannot be read: {error}")
+            self._refuse(load_id, f"its request cannot be read: {error}")
             return
         # The long flush comes before writes have to wait.
         state.flush_memtables(timeout_s=_LONGEST_HOLD_S)
@@ -107,30 +107,30 @@ class LoadAdoption:
             state.wait_durable(last_seq, _LONGEST_HOLD_S)
             if last_seq > load.seq:
                 self._refuse(
-                    mark_id,
+                    load_id,
                     f"the database is at sequence number {last_seq} and has passed {load.seq}, that of the load; "
                     "load again",
                 )
                 return
             ranges = load.key_ranges
             try:
-                written = self._commit(mark_id, load)
+                written = self._commit(load_id, load)
             except FlagstoneError:
                 # The manifest may have been written and its reply lost: later rows need sequence numbers above the
                 # load's.
-                self._doubtful.add(mark_id)
+                self._doubtful.add(load_id)
                 state.skip_to(load.seq, ranges)
                 raise
-            held = find_load_record(written.value, mark_id)
+            held = find_load_record(written.value, load_id)
             if held is None or held.record.state != "done":
                 return  # the load was cancelled
             state.skip_to(load.seq, ranges)
             self._manifest.adopt(written)
-        self._doubtful.discard(mark_id)
+        self._doubtful.discard(load_id)
         self._maintenance.note_load(written.value)
-        _log.info("adopted a bulk load id=%s seq=%d tables=%d", mark_id, load.seq, len(load.tables))
+        _log.info("adopted a bulk load id=%s seq=%d ssts=%d", load_id, load.seq, len(load.ssts))
 
-    def _commit(self, mark_id: UUID, load: Load) -> Versioned[Manifest]:
+    def _commit(self, load_id: UUID, load: Load) -> Versioned[Manifest]:
         now_ms = self._env.clock.now_ms()
         oldest_read = self._state.min_active_seq()
         placed = replace(
@@ -141,7 +141,7 @@ class LoadAdoption:
         )
 
         def add(now: Versioned[Manifest]) -> Manifest | None:
-            held = find_load_record(now.value, mark_id)
+            held = find_load_record(now.value, load_id)
             if held is None or held.record.state != "ready":
                 return None
             # Writers wait, and all their rows are in the WAL: the load belongs after its last file.
@@ -153,11 +153,11 @@ class LoadAdoption:
             add, timeout_s=min(_LONGEST_HOLD_S, self._env.settings.manifest_update_timeout.total_seconds())
         )
 
-    def _refuse(self, mark_id: UUID, reason: str) -> None:
-        _log.warning("refused a bulk load id=%s reason=%s", mark_id, reason)
+    def _refuse(self, load_id: UUID, reason: str) -> None:
+        _log.warning("refused a bulk load id=%s reason=%s", load_id, reason)
 
         def edit(now: Versioned[Manifest]) -> Manifest | None:
-            held = find_load_record(now.value, mark_id)
+            held = find_load_record(now.value, load_id)
             return (
                 None
                 if held is None or held.record.state != "ready"

@@ -37,9 +37,9 @@ class Snapshot(Reads):
     closed.
     """
 
-    def __init__(self, engine: Engine, place: ReadContext, view: ReadView, point: ReadPoint) -> None:
+    def __init__(self, engine: Engine, context: ReadContext, view: ReadView, point: ReadPoint) -> None:
         self._engine = engine
-        self._place = place
+        self._context = context
         self._view: ReadView | None = view
         self._point = point
 
@@ -74,10 +74,10 @@ class Snapshot(Reads):
         return view, min(seq, self._engine.state.durable_seq) if durable_only else seq
 
     def _refresh_read_point(self, seq: int, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:  # noqa: ARG002
-        self._place.refresh()
+        self._context.refresh()
         self._check_held()
         # Later reads need not find out again.
-        self._view = self._place.view()
+        self._view = self._context.view()
         return self._view, seq
 
     def _renewed(self, seq: int, lost: ReadView) -> ReadView:  # noqa: ARG002 - it carries nothing of its own
@@ -108,9 +108,9 @@ class Transaction(Reads):
     _done = True
     """Until it is complete: an interrupt may cut off `__init__`."""
 
-    def __init__(self, engine: Engine, place: ReadContext, view: ReadView, state: TransactionState) -> None:
+    def __init__(self, engine: Engine, context: ReadContext, view: ReadView, state: TransactionState) -> None:
         self._engine = engine
-        self._place = place
+        self._context = context
         self._view: ReadView | None = view
         self._state = state
         self._batch = WriteBatch()
@@ -164,7 +164,7 @@ class Transaction(Reads):
     def get_row(
         self, key: bytes, *, durable_only: bool = False, dirty: bool = False, include_expired: bool = False
     ) -> Row | None:
-        self._state.track_read(self._place.check_key(key))
+        self._state.track_read(self._context.check_key(key))
         return super().get_row(key, durable_only=durable_only, dirty=dirty, include_expired=include_expired)
 
     def multi_get(
@@ -176,7 +176,7 @@ class Transaction(Reads):
         include_expired: bool = False,
     ) -> list[bytes | None]:
         for key in keys:
-            self._state.track_read(self._place.check_key(key))
+            self._state.track_read(self._context.check_key(key))
         return super().multi_get(
             keys, durable_only=durable_only, dirty=dirty, include_expired=include_expired
         )
@@ -195,7 +195,7 @@ class Transaction(Reads):
         read_ahead_bytes: int = DEFAULT_READ_AHEAD_BYTES,
     ) -> Scan:
         # The whole range counts as read, also what the caller does not iterate to: it decided not to.
-        self._state.track_range(self._place.check_range(start, stop, prefix))
+        self._state.track_range(self._context.check_range(start, stop, prefix))
         return super().scan(
             start,
             stop,
@@ -218,7 +218,7 @@ class Transaction(Reads):
         columns: Sequence[str] = ("key", "value"),
         include_expired: bool = False,
     ) -> pa.RecordBatchReader:
-        self._state.track_range(self._place.check_range(start, stop, prefix))
+        self._state.track_range(self._context.check_range(start, stop, prefix))
         return super().scan_arrow(
             start,
             stop,
@@ -286,16 +286,16 @@ class Transaction(Reads):
         return self._with_own_writes(self._check_running()), self._state.seq
 
     def _refresh_read_point(self, seq: int, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:  # noqa: ARG002
-        self._place.refresh()
+        self._context.refresh()
         self._check_running()
-        self._view = self._place.view()
+        self._view = self._context.view()
         return self._with_own_writes(self._view), seq
 
     def _renewed(self, seq: int, lost: ReadView) -> ReadView:  # noqa: ARG002
         """A newer view with the writes that `lost` showed: those made since the scan began are not in it."""
-        self._place.refresh()
+        self._context.refresh()
         self._check_running()
-        self._view = self._place.view()
+        self._view = self._context.view()
         own = [memtable for memtable in lost.memtables if isinstance(memtable, OwnWrites)]
         renewed = self._view.with_memtables((*own, *self._view.memtables))
         if self._own in own:
@@ -317,7 +317,7 @@ class Transaction(Reads):
         if self._unseen:
             if self._lent:
                 self._own, self._lent = self._own.copy(), WeakSet()
-            now_ms = self._place.clock.now_ms()
+            now_ms = self._context.clock.now_ms()
             env = self._engine.env
             for key in self._unseen:
                 if key not in self._batch:
