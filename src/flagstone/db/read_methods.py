@@ -1,8 +1,8 @@
-"""Reads as callers make them, the same for a database, a snapshot and a transaction.
+"""The read methods of `Db`, `DbReader`, `Snapshot` and `Transaction`.
 
-Each knows a view and the sequence number it reads at; everything else is here. A table that garbage collection
-removed under a view makes the read start over with a newer view. Snapshots and transactions stay at their number,
-whose versions are kept for them.
+Each class provides a read view and a sequence number; everything else is here. If garbage collection has deleted an SST
+of the view, the read starts over with a newer view. Snapshots and transactions keep their sequence number, because the
+versions that it shows are kept for them.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _ATTEMPTS = 3
 
 
 class ReadContext:
-    """Where reads happen: tables, a clock, a merge operator, and a way to a newer view.
+    """What all reads of one handle share: SSTs, a clock, a merge operator, and a way to a newer view.
 
-    `refresh` learns of newer manifests, `view` is what the database shows then, and `retained_seq` the smallest
-    number at which that shows all there was. `key_ranges` are the keys a projection was cut out for, None for all.
+    `refresh` reads the newest manifest, `view` returns the current view, and `retained_seq` the smallest sequence
+    number that it shows completely. `key_ranges` is the writable range of a clone; None means all keys.
     """
 
     __slots__ = (
-        "__weakref__",  # all that read hold it: see `flagstone.db.exit`
+        "__weakref__",  # `flagstone.db.exit` watches it: all faces of a handle hold it
         "clock",
         "gets",
         "key_ranges",
@@ -75,28 +75,28 @@ class ReadContext:
         self.retained_seq: Callable[[], int] = retained_seq
         self.prefix_extractor: PrefixExtractor | None = prefix_extractor
         self.key_ranges: KeyRanges | None = key_ranges
-        # How often rows and ranges were asked for. Without a lock: threads may lose a count when they collide.
+        # How many reads there were. Counted without a lock: two threads that count at once may lose a count.
         self.gets: int = 0
         self.scans: int = 0
 
     def check_key(self, key: bytes) -> bytes:
-        """The key, if it is one and can be in this database. Otherwise raises `InvalidRequest`."""
+        """The key. Raises `InvalidRequest` if it is not a key, or outside the writable range."""
         checked = check_read_key(key)
         if self.key_ranges is not None:
             self.key_ranges.check_read(checked)
         return checked
 
     def check_keys(self, keys: Sequence[bytes]) -> list[bytes]:
-        """The keys, if each is one and can be in this database. Otherwise raises `InvalidRequest`."""
+        """The keys. Raises `InvalidRequest` if one is not a key, or outside the writable range."""
         checked = [check_read_key(key) for key in keys]
         if self.key_ranges is not None:
             self.key_ranges.check_read(*checked)
         return checked
 
     def check_range(self, start: bytes | None, stop: bytes | None, prefix: bytes | None) -> KeyRange:
-        """The range these arguments mean, if some of its keys can be in this database, or it is empty.
+        """The key range of these arguments. Raises `InvalidRequest` if it is wholly outside the writable range.
 
-        Raises `InvalidRequest` otherwise. A range that overlaps those of a projection in part is fine.
+        An empty range, and one that overlaps the writable range in part, is fine.
         """
         keys = check_range(start, stop, prefix)
         if self.key_ranges is not None:
@@ -104,7 +104,7 @@ class ReadContext:
         return keys
 
     def prefix_probe(self, prefix: bytes | None) -> PrefixProbe | None:
-        """What a scan of `prefix` may ask the filters for, if its keys all have one extracted prefix."""
+        """What a scan of `prefix` can test with the filters; None if its keys have no common extracted prefix."""
         if prefix is None or self.prefix_extractor is None:
             return None
         extracted = self.prefix_extractor.prefix(prefix)
@@ -112,7 +112,7 @@ class ReadContext:
 
 
 class Reads:
-    """The read methods. Subclasses say what is read: `_read_point` gives the view and the number to read at."""
+    """The read methods. Subclasses define `_read_point`: the view and the sequence number to read at."""
 
     _context: ReadContext
 
@@ -120,22 +120,22 @@ class Reads:
         raise NotImplementedError
 
     def _refresh_read_point(self, seq: int, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:  # noqa: ARG002
-        """What to go on with when a view has lost a table: a newer view, read at what is visible now.
+        """The view and sequence number for the next attempt, after an SST of the view was deleted.
 
-        Not at the old number: nothing keeps its versions, unless a snapshot or transaction does.
+        Not the former sequence number: only a snapshot or transaction keeps its versions.
         """
         self._context.refresh()
         return self._read_point(durable_only=durable_only, dirty=dirty)
 
     def _renewed(self, seq: int, lost: ReadView) -> ReadView:  # noqa: ARG002 - a transaction needs it
-        """A newer view than `lost` for a scan that goes on at `seq`. Raises `Unavailable` when none shows it all."""
+        """A newer view than `lost` for a scan at `seq`. Raises `Unavailable` if its versions are no longer kept."""
         self._context.refresh()
         view = self._context.view()
-        # Asked after the view was taken: it may have changed since, but then only to a greater number.
+        # After the view: `retained_seq` only grows, so it is not too small for this view.
         if seq < self._context.retained_seq():
             raise Unavailable(
-                "this scan took so long that the tables it reads were replaced and collected; scan again, and where it "
-                "must see one moment for longer, scan a snapshot()"
+                "this scan took so long that the SSTs it reads were replaced and collected; scan again, or scan a "
+                "snapshot(), which keeps them"
             )
         return view
 
@@ -150,9 +150,9 @@ class Reads:
     ) -> bytes | None:
         """The value of `key`, or `default`.
 
-        Ordinary reads see what is committed; `durable_only` only what is on the store, `dirty` also what still
-        waits for it. Expired rows are hidden unless `include_expired`. A key outside of the range that a clone was cut
-        out for is an `InvalidRequest`, as in all reads.
+        A read sees committed rows; with `durable_only` only rows on the store, with `dirty` also rows that are not
+        committed yet. Expired rows are hidden unless `include_expired`. In a clone of a key range, all reads outside
+        that range raise `InvalidRequest`.
         """
         row = self.get_row(key, durable_only=durable_only, dirty=dirty, include_expired=include_expired)
         return default if row is None else row.value
@@ -178,7 +178,7 @@ class Reads:
         dirty: bool = False,
         include_expired: bool = False,
     ) -> list[bytes | None]:
-        """The values of many keys in their order, at one moment. Keys share blocks and requests."""
+        """The values of many keys in their order, all at one moment. Keys share blocks and requests."""
         checked = self._context.check_keys(keys)
         self._context.gets += len(checked)
         found, seq = self._read(
@@ -204,9 +204,9 @@ class Reads:
     ) -> Scan:
         """The rows with keys in [start, stop), or that begin with `prefix`, as they are now.
 
-        Iterate for `(key, value)`, `.rows()` for whole rows, `.seek(key)` to skip. `reverse` goes from the last
-        key to the first. The scan shows one moment, however long it takes. A range wholly outside of what a clone was
-        cut out for is an `InvalidRequest`; one that overlaps it shows what the clone holds.
+        Iterate for `(key, value)`, `.rows()` for whole rows, `.seek(key)` to skip. `reverse` goes from the last key to
+        the first. The scan shows one moment, however long it takes. In a clone of a key range, a scan wholly outside
+        that range raises `InvalidRequest`.
         """
         keys = self._context.check_range(start, stop, prefix)
         if limit is not None and limit < 0:
@@ -242,9 +242,9 @@ class Reads:
     ) -> pa.RecordBatchReader:
         """The same rows as Arrow batches, by ascending key, without a Python object per row where possible.
 
-        With `batch_rows` None batches come in the size in which they are decoded, which is quickest.
+        With `batch_rows` None each batch has the size in which it is decoded, which is fastest.
         """
-        # Imported late: only those who want Arrow pay for importing it.
+        # Imported here: importing Arrow takes half a second, and most callers do not use it.
         from flagstone.read.arrow import scan_arrow  # noqa: PLC0415
 
         keys = self._context.check_range(start, stop, prefix)
@@ -282,7 +282,7 @@ class Reads:
     def _read(
         self, attempt: Callable[[ReadView, int], T], *, durable_only: bool, dirty: bool
     ) -> tuple[T, int]:
-        """Read; when a table is gone, again with a newer view. Returns the answer and the number it is of."""
+        """Read; if an SST is gone, again with a newer view. Returns the result and its sequence number."""
         view, seq = self._read_point(durable_only=durable_only, dirty=dirty)
         for _ in range(_ATTEMPTS):
             try:
@@ -294,7 +294,7 @@ class Reads:
 
 
 def check_range(start: bytes | None, stop: bytes | None, prefix: bytes | None) -> KeyRange:
-    """The range these arguments mean. Raises `InvalidRequest` for one that is none."""
+    """The key range of these arguments. Raises `InvalidRequest` if a bound is not bytes, or `start` is above `stop`."""
     for name, bound in (("start", start), ("stop", stop), ("prefix", prefix)):
         if bound is not None and not isinstance(bound, bytes):
             raise InvalidRequest(f"{name} is bytes, not {type(bound).__name__}")

@@ -1,7 +1,7 @@
-"""What reading SSTs costs, under the names SlateDB's dashboards know.
+"""Cache and filter counters of reads, under SlateDB's names.
 
-Answers from memory are counted inside the SSTs without a lock, and collected when somebody wants to see the
-metrics; requests are counted as they are made. Interpreted kernels may lose a count when threads collide.
+Each SST counts its hits without a lock, and a report of the metrics collects them. Misses are counted with each
+request. With interpreted kernels two threads that count at once may lose a count.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ class ReadCounts:
         )
 
     def meta_missed(self, sst: Sst) -> None:
-        """Index and filters of an SST are fetched."""
+        """A request fetches the index and the filters of an SST."""
         self._index_misses.add()
         if sst.info.filter_len:
             self._filter_misses.add()
 
     def blocks_missed(self, count: int) -> None:
-        """Blocks are fetched."""
+        """A request fetches `count` blocks."""
         self._block_misses.add(count)
 
     def collect(self, sst: Sst) -> None:
-        """Add what an SST counted since the last time."""
+        """Add what an SST has counted since the last call."""
         positives, negatives, false_positives, index_hits, block_hits = sst.take_counts()
         self._positives.add(positives)
         self._negatives.add(negatives)

@@ -1,7 +1,7 @@
-"""`Resident`, the compiled part of an SST, under a type that every checker understands.
+"""The type of `Resident`, the compiled base class of `Sst`.
 
-The kernel's class carries a decorator of Cython's, behind which type checkers see nothing. They get its methods from
-here; at run time this is the kernel's class itself.
+A Cython decorator hides the kernel's class from type checkers, so its methods are declared here. At run time `Resident`
+is the kernel's class.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Resident"]
 if TYPE_CHECKING:
 
     class Resident:
-        """What of one SST is in memory; see `kernels/_probe.py`, whose signatures these are."""
+        """The parts of one SST that are in memory. The signatures are those of `kernels/_probe.py`."""
 
         def __init__(
             self,

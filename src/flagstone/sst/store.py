@@ -1,7 +1,7 @@
-"""SSTs on the store: opened without a request, fetched in few, uploaded whole.
+"""`SstStore`: opens, fetches and uploads SSTs.
 
-Everything here may block, except `open`, `drop` and `plan_requests`. A fetch changes nothing but memory, so a
-crash leaves nothing behind; an upload that is cut off leaves no object or a whole one nobody refers to.
+Everything here may block, except `open`, `drop` and `plan_requests`. A fetch changes only memory, so a crash leaves
+nothing behind. A crash during an upload leaves no object, or a complete one that no manifest refers to.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from flagstone.types import Ulid
 Need = probe_kernel.Need
 
 MAX_GAP_BYTES: Final = 64 * 1024
-"""Blocks with less than this between them come in one request: the gap costs about a millisecond, a request ten."""
+"""Blocks closer than this are fetched in one request: the gap costs about a millisecond, another request ten."""
 
 SMALL_SST_BYTES: Final = 32 * 1024
-"""An SST up to this size is fetched whole with its index: another request would cost more than the bytes."""
+"""An SST up to this size is fetched whole with its index: another request costs more than the bytes."""
 
 _FOOTER_GUESS_BYTES: Final = 1024
-"""Enough for the record at the end of most files."""
+"""The length of most footers, or more."""
 
 _FRESH_SSTS: Final = 16
-"""Of how many uploaded SSTs that nobody has read yet index and filters are remembered."""
+"""Index and filters of this many uploaded SSTs are kept for their first read."""
 
 Pinned = dict[tuple[Sst, int], Any]
-"""What was fetched for one read, in the form `kernels.probe.find` takes it."""
+"""What was fetched for one read, in the form that `kernels.probe.find` takes."""
 
 
 class SstGone(Unavailable):
     """The object of an SST is missing.
 
-    Garbage collection removes SSTs that no manifest and no checkpoint refers to, so the reader's view is
-    older than that: the engine catches this, takes a newer view and reads again. If the newest manifest
-    still refers to the SST, it is lost; then the engine says `CorruptData`. Where nobody catches it, the
-    caller sees an `Unavailable`: the next read may succeed.
+    Garbage collection deletes SSTs that no manifest and no checkpoint refers to. The read uses a view older than that:
+    the engine catches this error, takes a newer view and reads again. If the newest manifest still refers to the SST,
+    the SST is lost, and the engine raises `CorruptData`. Any other caller gets this `Unavailable`, because the next
+    read may succeed.
     """
 
     def __init__(self, sst_id: Ulid, path: str) -> None:
@@ -62,11 +62,11 @@ class SstGone(Unavailable):
 
 
 FLIGHT_PATIENCE_S: Final = 30.0
-"""How long a reader waits for what another one has asked for, before it asks for itself."""
+"""How long a read waits for a request of another read before it makes its own."""
 
 
 class _Flight:
-    """A request that somebody has begun; `pieces` is None when it failed."""
+    """A request under way; `pieces` stays None if it fails."""
 
     __slots__ = ("landed", "pieces")
 
@@ -103,9 +103,9 @@ class SstStore:
     def open(
         self, sst_id: Ulid, info: SsTableInfo, *, format_version: int = 2, owner: str | None = None
     ) -> Sst:
-        """The SST of that id: always the same object until it is dropped. Asks the store nothing.
+        """The open SST with that id: the same Python object until it is dropped. Makes no request.
 
-        `owner` is the path of the database it was borrowed from; None for our own.
+        `owner` is the path of the lender of a borrowed SST; None for an SST of this database.
         """
         with self._lock:
             sst = self._ssts.get(sst_id)
@@ -122,7 +122,7 @@ class SstStore:
             return sst
 
     def drop(self, sst_ids: Iterable[Ulid]) -> None:
-        """Forget SSTs that left the manifest. Reads that still use them go on, without the cache's help."""
+        """Forget SSTs that left the manifest. Reads that still use them continue, without the cache."""
         with self._lock:
             dropped = [sst for sst_id in sst_ids if (sst := self._ssts.pop(sst_id, None))]
             for sst in dropped:
@@ -132,17 +132,16 @@ class SstStore:
             self.cache.drop(sst)
 
     def report(self) -> None:
-        """Bring the read counters up to date. Hits are counted in the SSTs, where counting costs nothing."""
+        """Update the read counters with the hits that the SSTs have counted."""
         with self._lock:
             ssts = list(self._ssts.values())
         for sst in ssts:
             self._counts.collect(sst)
 
     def upload(self, sst_id: Ulid, encoded: EncodedSst) -> None:
-        """Store an SST under its id. Repeating it after a doubtful answer is harmless: the bytes are the same.
+        """Write an SST under its id. Repeating it after a lost reply is harmless: the bytes are the same.
 
-        Its index and filters, all of it if it is small, are kept for the first read: what was just written need not be
-        fetched.
+        Index and filters, or the whole SST if it is small, are kept in memory for its first read.
         """
         self._store.put(self._paths.sst(sst_id), encoded.data)
         if self.cache.capacity_bytes:
@@ -155,11 +154,11 @@ class SstStore:
                     del self._fresh[next(iter(self._fresh))]
 
     def fetch(self, needs: Sequence[Need], *, admit: bool = True) -> Pinned:
-        """Everything the needs name, in few requests that overlap. With `admit`, blocks go into the cache, too.
+        """Everything the needs name, in few concurrent requests. With `admit` the blocks go into the cache, too.
 
         Raises:
             SstGone: an object was deleted.
-            CorruptData: bytes are not what they should be.
+            CorruptData: an object is damaged.
             Unavailable: the store did not answer.
 
         """
@@ -170,7 +169,7 @@ class SstStore:
         return fetched
 
     def fetch_request(self, need: Need, *, admit: bool = True) -> Pinned:
-        """One of `plan_requests`. What somebody else is already fetching is waited for and not asked again."""
+        """Make one request of `plan_requests`. Parts that another read is fetching are awaited, not fetched again."""
         sst: Sst = need.table
         fetched: Pinned = {}
         mine: list[int] = []
@@ -191,12 +190,12 @@ class SstStore:
                 own.pieces = self._load(sst, need.index, sorted(mine), admit=admit)
                 fetched.update(own.pieces)
             finally:
-                # Even after a failure, or those who wait for us would wait for ever.
+                # After a failure, too: other reads wait for this event.
                 with self._lock:
                     for number in mine:
                         self._flights.pop((sst, number), None)
                 own.landed.set()
-        # Only after our own part is done: two readers that wait for each other must both come to an end.
+        # Only after the own request has ended: two reads that wait for each other must not block forever.
         failed = []
         for number, flight in others.items():
             landed = flight.landed.wait(FLIGHT_PATIENCE_S)
@@ -205,12 +204,12 @@ class SstStore:
                 continue
             failed.append(number)
             if not landed:
-                # An interrupt may have struck the thread whose request it was before it could say so.
+                # An interrupt may have ended the thread of that request before it could set the event.
                 with self._lock:
                     if self._flights.get((sst, number)) is flight:
                         del self._flights[sst, number]
         if failed:
-            # The failure was told to the one whose request it was. We ask for ourselves.
+            # The other read has raised its error. This read makes a request of its own.
             fetched.update(self._load(sst, need.index, failed, admit=admit))
         return fetched
 
@@ -267,7 +266,7 @@ class SstStore:
 
 
 def compare_footer(store: ObjectStore, sst: Sst) -> None:
-    """Read the record at the end of a file. Raises `CorruptData` when it is not the one the SST was opened with."""
+    """Read the footer of an SST. Raises `CorruptData` if it differs from the record that the SST was opened with."""
     length: int | None = _FOOTER_GUESS_BYTES
     while length is not None:
         tail = store.get_tail(sst.path, length)
@@ -275,7 +274,7 @@ def compare_footer(store: ObjectStore, sst: Sst) -> None:
 
 
 def plan_requests(needs: Iterable[Need]) -> list[Need]:
-    """The same needs, each the work of one request: none twice, neighbouring blocks together."""
+    """The same needs, one per request: none twice, adjacent blocks together."""
     by_sst: dict[Sst, tuple[BlockIndex | None, set[int]]] = {}
     for need in needs:
         index, numbers = by_sst.get(need.table, (None, set()))
@@ -292,7 +291,7 @@ def plan_requests(needs: Iterable[Need]) -> list[Need]:
 
 
 def _spans(index: BlockIndex, numbers: list[int]) -> Iterable[list[int]]:
-    """The ascending numbers, cut where the gap is wide or a request would grow too large."""
+    """The ascending numbers, split at wide gaps and where a request would become too large."""
     span: list[int] = []
     for number in numbers:
         if span and (

@@ -1,4 +1,4 @@
-"""The manifest of an open database: this writer's own edits, and what other processes wrote."""
+"""The manifest of an open database: this writer edits it, and adopts the edits of other processes."""
 
 from __future__ import annotations
 

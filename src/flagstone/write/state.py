@@ -1,4 +1,4 @@
-"""What a database that is open for writing consists of at one moment.
+"""The state of a database that is open for writing, at one moment.
 
 `Memtables` and `State` are immutable. Every change builds the next value aside, and the writer then replaces the old
 one by a single assignment (`flagstone.write.writer_state`). So an exception between any two steps (Ctrl-C, out of
@@ -86,7 +86,7 @@ class Memtables:
 
     @property
     def lookups(self) -> int:
-        """How many point reads asked a memtable first. Reads of an old view may ask a dropped one, uncounted."""
+        """The number of point reads of memtables. Reads of memtables that were dropped meanwhile are not counted."""
         held: int = sum(memtable.asked() for memtable in self.newest_first())
         return self.lookups_before + held
 
@@ -132,7 +132,7 @@ class Memtables:
         ]
 
     def through(self, last_seq: int) -> Memtables:
-        """The same rows without those above `last_seq`, which a write that was cut off has left in the active one."""
+        """The same without the rows above `last_seq`, which a write that was cut off left in the active memtable."""
         active = self.active.copy_through(last_seq)
         *older, (_, start) = self._unlogged()
         lookups = self.lookups_before + self.active.asked()
@@ -255,7 +255,7 @@ class WriteCounts:
         self._freeze_count = metrics.counter(names.MEMTABLE_FLUSH_MEMTABLE_FREEZE_COUNT)
 
     def skipped(self, numbers: int) -> None:
-        """A bulk load, not batches, used so many sequence numbers."""
+        """A bulk load used this many sequence numbers, which are not batches."""
         self._seq += numbers
 
     def report(self, memtables: Memtables, last_seq: int) -> None:

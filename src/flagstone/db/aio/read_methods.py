@@ -140,7 +140,7 @@ class AsyncReads:
     async def _read(
         self, attempt: Callable[[ReadView, int], Awaitable[T]], *, durable_only: bool, dirty: bool
     ) -> tuple[T, int]:
-        """`Reads._read`, awaiting what it would wait for."""
+        """`Reads._read` for an event loop."""
         view, seq = self._reads._read_point(durable_only=durable_only, dirty=dirty)
         for _ in range(_ATTEMPTS):
             try:

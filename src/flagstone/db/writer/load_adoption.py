@@ -6,7 +6,7 @@ earlier write is older than the load, every later one newer, and no reader ever 
 flush and one manifest.
 
 A crash before that manifest leaves the load request for the next writer. After it, all of the load is there. The same
-manifest records for consumers of changes where the load belongs (`flagstone.loads.retention`).
+manifest records for consumers of changes where the load belongs (`flagstone.loads.edit`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LoadAdoption:
         self._maintenance = maintenance
         self._announced = False
         self._doubtful: set[UUID] = set()
-        """Loads whose commit outcome is unknown."""
+        """The loads whose commit outcome is unknown."""
 
     def announce(self) -> None:
         """Announce this writer to bulk loads. If the store is not available, the next call tries again."""
