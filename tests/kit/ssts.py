@@ -118,7 +118,7 @@ class Rig:
 
     def __post_init__(self) -> None:
         self.store = CountingStore(MemoryStore(), component="test")
-        self.tables = SstStore(
+        self.sst_store = SstStore(
             self.store,
             DbPaths("db"),
             cache=SstCache(capacity_bytes=self.capacity_bytes, metrics=self.metrics),
@@ -126,7 +126,7 @@ class Rig:
             metrics=self.metrics,
             small_sst_bytes=self.small_sst_bytes,
         )
-        self.builder = ViewBuilder(self.tables)
+        self.builder = ViewBuilder(self.sst_store)
 
     def add(self, rows: Sequence[EntryTuple], *, visible: KeyRange | None = None) -> SstView:
         """An SST of these rows, as another process would make it: no part of it is in a cache."""
