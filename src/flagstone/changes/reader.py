@@ -459,5 +459,5 @@ def _position(given: int | Sequence[int]) -> Position:
 
 def _checked(wal_id: int) -> WalId:
     if wal_id < 1:
-        raise InvalidRequest(f"WAL ids start at 1; {wal_id} is none")
+        raise InvalidRequest(f"WAL ids start at 1; {wal_id} is not a WAL id")
     return WalId(wal_id)

@@ -8,9 +8,9 @@ fetches, and `sst.cache` decides what stays in memory.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from flagstone.errors import CorruptData
 from flagstone.format.codec import CHECKSUM_BYTES, Codec
@@ -28,8 +28,7 @@ from flagstone.format.sst import (
     open_index,
 )
 from flagstone.format.sst_info import SsTableInfo
-from flagstone.kernels import block_reader, bloom, sealing
-from flagstone.sst.resident import Resident
+from flagstone.kernels import block_reader, bloom, probe, sealing
 from flagstone.types import EntryTuple, Ulid
 
 META: Final = -1
@@ -37,6 +36,38 @@ META: Final = -1
 
 FILTERS: Final = -2
 """The number of the filters alone, among the parts fetched for one read: scans test prefixes with them."""
+
+
+if TYPE_CHECKING:
+
+    class Resident:
+        """The parts of one SST that are in memory: the compiled base class of `Sst`.
+
+        A Cython decorator hides the kernel's class from type checkers, so its methods are declared here. The signatures
+        are those of `kernels/_probe.py`.
+        """
+
+        def __init__(
+            self,
+            may_contain: Callable[..., Any],
+            find_row: Callable[[bytes, bytes, int], Any],
+            find_versions: Callable[[bytes, bytes, int], list[EntryTuple]],
+        ) -> None: ...
+        def hold_meta(self, index: BlockIndex, first_keys: list[bytes], bloom: bytes | None) -> None: ...
+        def release_meta(self) -> None: ...
+        def held_index(self) -> BlockIndex | None: ...
+        def hold_block(self, number: int, raw: bytes, count: int) -> None: ...
+        def release_block(self, number: int) -> bytes | None: ...
+        def holds(self, number: int) -> bool: ...
+        def held_numbers(self) -> list[int]: ...
+        def held_block(self, number: int) -> bytes | None: ...
+        def held_blocks(self, start: int, stop: int) -> list[bytes]: ...
+        def take_touch(self, number: int) -> bool: ...
+        def take_counts(self) -> tuple[int, int, int, int, int]: ...
+        def damaged(self, number: int, error: CorruptData) -> CorruptData: ...
+
+else:
+    Resident = probe.Resident
 
 
 @dataclass(frozen=True, slots=True)

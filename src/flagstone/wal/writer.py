@@ -39,7 +39,7 @@ from flagstone.types import WalId
 _log = logging.getLogger("flagstone.wal")
 
 _STREAM_BYTES: Final = 1 << 18
-"""A step fills half of it."""
+"""One step fills half of the buffer."""
 _IDLE_S: Final = 3600.0
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 5.0

@@ -16,8 +16,7 @@ from flagstone.db.exit import abandon_in_children, renew_lock
 from flagstone.db.recovery import Opened
 from flagstone.db.writer.background import Maintenance
 from flagstone.db.writer.environment import Environment
-from flagstone.db.writer.load_adoption import LoadAdoption
-from flagstone.db.writer.manifest_follower import ManifestFollower
+from flagstone.db.writer.manifest_follower import LoadAdoption, ManifestFollower
 from flagstone.db.writer.scan_checkpoints import ScanCheckpoints
 from flagstone.errors import Closed, FlagstoneError
 from flagstone.metadata.stores import ManifestStore
