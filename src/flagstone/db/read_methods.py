@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from flagstone.errors import CorruptData, InvalidRequest, Unavailable
 from flagstone.format.filter import PrefixExtractor
@@ -34,12 +34,26 @@ T = TypeVar("T")
 _ATTEMPTS = 3
 
 
-class ReadContext:
-    """What all reads of one handle share: SSTs, a clock, a merge operator, and a way to a newer view.
+class ViewSource(Protocol):
+    """Where reads get their view: the manifest of a writer, or the follower of a reader."""
 
-    `refresh` reads the newest manifest, `view` returns the current view, and `retained_seq` the smallest sequence
-    number that it shows completely. `key_ranges` is the writable range of a clone; None means all keys.
-    """
+    @property
+    def view(self) -> ReadView:
+        """The current view."""
+        ...
+
+    @property
+    def retained_seq(self) -> int:
+        """The smallest sequence number that the current view shows completely. It never decreases."""
+        ...
+
+    def refresh(self) -> None:
+        """Read the newest manifest, and show it."""
+        ...
+
+
+class ReadContext:
+    """What all reads of one handle share. `key_ranges` is the writable range of a clone; None means all keys."""
 
     __slots__ = (
         "__weakref__",  # `flagstone.db.exit` watches it: all faces of a handle hold it
@@ -48,60 +62,30 @@ class ReadContext:
         "key_ranges",
         "merge_operator",
         "prefix_extractor",
-        "refresh",
-        "retained_seq",
         "scans",
+        "source",
         "ssts",
-        "view",
     )
 
     def __init__(
         self,
         ssts: SstStore,
+        source: ViewSource,
         *,
         clock: Clock,
         merge_operator: MergeOperator | None,
-        refresh: Callable[[], None],
-        view: Callable[[], ReadView],
-        retained_seq: Callable[[], int],
         prefix_extractor: PrefixExtractor | None = None,
         key_ranges: KeyRanges | None = None,
     ) -> None:
         self.ssts: SstStore = ssts
+        self.source: ViewSource = source
         self.clock: Clock = clock
         self.merge_operator: MergeOperator | None = merge_operator
-        self.refresh: Callable[[], None] = refresh
-        self.view: Callable[[], ReadView] = view
-        self.retained_seq: Callable[[], int] = retained_seq
         self.prefix_extractor: PrefixExtractor | None = prefix_extractor
         self.key_ranges: KeyRanges | None = key_ranges
         # How many reads there were. Counted without a lock: two threads that count at once may lose a count.
         self.gets: int = 0
         self.scans: int = 0
-
-    def check_key(self, key: bytes) -> bytes:
-        """The key. Raises `InvalidRequest` if it is not a key, or outside the writable range."""
-        checked = check_read_key(key)
-        if self.key_ranges is not None:
-            self.key_ranges.check_read(checked)
-        return checked
-
-    def check_keys(self, keys: Sequence[bytes]) -> list[bytes]:
-        """The keys. Raises `InvalidRequest` if one is not a key, or outside the writable range."""
-        checked = [check_read_key(key) for key in keys]
-        if self.key_ranges is not None:
-            self.key_ranges.check_read(*checked)
-        return checked
-
-    def check_range(self, start: bytes | None, stop: bytes | None, prefix: bytes | None) -> KeyRange:
-        """The key range of these arguments. Raises `InvalidRequest` if it is wholly outside the writable range.
-
-        An empty range, and one that overlaps the writable range in part, is fine.
-        """
-        keys = check_range(start, stop, prefix)
-        if self.key_ranges is not None:
-            self.key_ranges.check_scan(keys)
-        return keys
 
     def prefix_probe(self, prefix: bytes | None) -> PrefixProbe | None:
         """What a scan of `prefix` can test with the filters; None if its keys have no common extracted prefix."""
@@ -119,20 +103,48 @@ class Reads:
     def _read_point(self, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:
         raise NotImplementedError
 
+    def _check_key(self, key: bytes) -> bytes:
+        """The key to read. Raises `InvalidRequest` if it is not a key, or outside the writable range."""
+        checked = check_read_key(key)
+        key_ranges = self._context.key_ranges
+        if key_ranges is not None:
+            key_ranges.check_read(checked)
+        return checked
+
+    def _check_keys(self, keys: Sequence[bytes]) -> list[bytes]:
+        """The keys to read. Raises `InvalidRequest` if one is not a key, or outside the writable range."""
+        checked = [check_read_key(key) for key in keys]
+        key_ranges = self._context.key_ranges
+        if key_ranges is not None:
+            key_ranges.check_read(*checked)
+        return checked
+
+    def _check_range(self, start: bytes | None, stop: bytes | None, prefix: bytes | None) -> KeyRange:
+        """The key range to scan. Raises `InvalidRequest` if it is wholly outside the writable range.
+
+        An empty range, and one that overlaps the writable range in part, is fine.
+        """
+        keys = check_range(start, stop, prefix)
+        key_ranges = self._context.key_ranges
+        if key_ranges is not None:
+            key_ranges.check_scan(keys)
+        return keys
+
     def _refresh_read_point(self, seq: int, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:  # noqa: ARG002
         """The view and sequence number for the next attempt, after an SST of the view was deleted.
 
         Not the former sequence number: only a snapshot or transaction keeps its versions.
         """
-        self._context.refresh()
+        self._context.source.refresh()
         return self._read_point(durable_only=durable_only, dirty=dirty)
 
     def _renewed(self, seq: int, lost: ReadView) -> ReadView:  # noqa: ARG002 - a transaction needs it
         """A newer view than `lost` for a scan at `seq`. Raises `Unavailable` if its versions are no longer kept."""
-        self._context.refresh()
-        view = self._context.view()
-        # After the view: `retained_seq` only grows, so it is not too small for this view.
-        if seq < self._context.retained_seq():
+        source = self._context.source
+        source.refresh()
+        view = source.view
+        # After the view: `retained_seq` never decreases, so it is not too small for this view.
+        if seq < source.retained_seq:
             raise Unavailable(
                 "this scan took so long that the SSTs it reads were replaced and collected; scan again, or scan a "
                 "snapshot(), which keeps them"
@@ -161,7 +173,7 @@ class Reads:
         self, key: bytes, *, durable_only: bool = False, dirty: bool = False, include_expired: bool = False
     ) -> Row | None:
         """The row of `key` with its sequence number and times, or None."""
-        checked = self._context.check_key(key)
+        checked = self._check_key(key)
         self._context.gets += 1
         found, seq = self._read(
             lambda view, seq: drivers.get(self._context.ssts, view, checked, seq),
@@ -179,7 +191,7 @@ class Reads:
         include_expired: bool = False,
     ) -> list[bytes | None]:
         """The values of many keys in their order, all at one moment. Keys share blocks and requests."""
-        checked = self._context.check_keys(keys)
+        checked = self._check_keys(keys)
         self._context.gets += len(checked)
         found, seq = self._read(
             lambda view, seq: drivers.multi_get(self._context.ssts, view, checked, seq),
@@ -208,7 +220,7 @@ class Reads:
         the first. The scan shows one moment, however long it takes. In a clone of a key range, a scan wholly outside
         that range raises `InvalidRequest`.
         """
-        keys = self._context.check_range(start, stop, prefix)
+        keys = self._check_range(start, stop, prefix)
         if limit is not None and limit < 0:
             raise InvalidRequest(f"limit is {limit}; a scan gives 0 rows or more")
         self._context.scans += 1
@@ -247,7 +259,7 @@ class Reads:
         # Imported here: importing Arrow takes half a second, and most callers do not use it.
         from flagstone.read.arrow import scan_arrow  # noqa: PLC0415
 
-        keys = self._context.check_range(start, stop, prefix)
+        keys = self._check_range(start, stop, prefix)
         self._context.scans += 1
         view, seq = self._read_point(durable_only=False, dirty=False)
         request = ScanRequest(

@@ -55,7 +55,7 @@ class AsyncReads:
         self, key: bytes, *, durable_only: bool = False, dirty: bool = False, include_expired: bool = False
     ) -> Row | None:
         """The row of `key` with its sequence number and times, or None."""
-        checked, ssts = self._reads._context.check_key(key), self._reads._context.ssts
+        checked, ssts = self._reads._check_key(key), self._reads._context.ssts
         self._reads._context.gets += 1
         found, seq = await self._read(
             lambda view, seq: drivers.get_async(ssts, view, checked, seq),
@@ -73,9 +73,8 @@ class AsyncReads:
         include_expired: bool = False,
     ) -> list[bytes | None]:
         """The values of many keys in their order, at one moment. Keys share blocks and requests."""
-        context = self._reads._context
-        checked, ssts = context.check_keys(keys), context.ssts
-        context.gets += len(checked)
+        checked, ssts = self._reads._check_keys(keys), self._reads._context.ssts
+        self._reads._context.gets += len(checked)
         found, seq = await self._read(
             lambda view, seq: drivers.multi_get_async(ssts, view, checked, seq),
             durable_only=durable_only,

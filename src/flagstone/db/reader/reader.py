@@ -61,11 +61,9 @@ class DbReader(Reads):
         self._report = RequestReport(parts.metrics)
         self._context = ReadContext(
             parts.ssts,
+            follower,
             clock=parts.clock,
             merge_operator=parts.merge_operator,
-            refresh=follower.poll,
-            view=lambda: follower.state.view,
-            retained_seq=lambda: follower.state.manifest.value.recent_snapshot_min_seq,
             key_ranges=parts.key_ranges,
         )
         self._watch = watch(self._context, UnclosedReader(follower))
@@ -77,7 +75,7 @@ class DbReader(Reads):
             Unavailable: the store did not answer; the reader still shows the former state.
 
         """
-        self._follower.poll()
+        self._follower.refresh()
 
     def status(self) -> dict[str, Any]:
         """What the reader shows and how it follows the database, as plain values."""

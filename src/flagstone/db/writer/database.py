@@ -44,11 +44,9 @@ class Db(Reads):
         self._report = EngineReport(engine)
         self._context = ReadContext(
             engine.manifest.views.ssts,
+            engine.manifest,
             clock=engine.env.clock,
             merge_operator=engine.env.counted_operator("read"),
-            refresh=engine.manifest.refresh,
-            view=lambda: engine.state.now.view,
-            retained_seq=lambda: engine.manifest.current.value.recent_snapshot_min_seq,
             prefix_extractor=engine.env.prefix_extractor,
             key_ranges=engine.key_ranges,
         )

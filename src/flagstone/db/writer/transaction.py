@@ -12,17 +12,13 @@ from weakref import WeakSet
 from flagstone.db.read_methods import ReadContext, Reads
 from flagstone.errors import Closed, InvalidRequest
 from flagstone.lsm.merge_operator import check_operand
-from flagstone.read.scan import Scan
-from flagstone.read.scan_cursor import DEFAULT_READ_AHEAD_BYTES
 from flagstone.read.view import ReadView
-from flagstone.types import EntryTuple, Row
+from flagstone.types import EntryTuple, KeyRange
 from flagstone.write.batch import Instant, Ttl, WriteBatch, check_key, check_value
 from flagstone.write.conflicts import ReadPoint, TransactionExpired, TransactionState
 from flagstone.write.durability import WriteHandle
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from flagstone.db.writer.engine import Engine
 
 
@@ -75,10 +71,10 @@ class Snapshot(Reads):
         return view, min(seq, self._engine.state.durable_seq) if durable_only else seq
 
     def _refresh_read_point(self, seq: int, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:  # noqa: ARG002
-        self._context.refresh()
+        self._context.source.refresh()
         self._check_held()
         # Later reads use the newer view from the start.
-        self._view = self._context.view()
+        self._view = self._context.source.view
         return self._view, seq
 
     def _renewed(self, seq: int, lost: ReadView) -> ReadView:  # noqa: ARG002 - a snapshot adds no memtable
@@ -162,73 +158,6 @@ class Transaction(Reads):
         self._check_running()
         self._state.unmark_write(check_key(key) for key in keys)
 
-    def get_row(
-        self, key: bytes, *, durable_only: bool = False, dirty: bool = False, include_expired: bool = False
-    ) -> Row | None:
-        self._state.track_read(self._context.check_key(key))
-        return super().get_row(key, durable_only=durable_only, dirty=dirty, include_expired=include_expired)
-
-    def multi_get(
-        self,
-        keys: Sequence[bytes],
-        *,
-        durable_only: bool = False,
-        dirty: bool = False,
-        include_expired: bool = False,
-    ) -> list[bytes | None]:
-        for key in keys:
-            self._state.track_read(self._context.check_key(key))
-        return super().multi_get(
-            keys, durable_only=durable_only, dirty=dirty, include_expired=include_expired
-        )
-
-    def scan(
-        self,
-        start: bytes | None = None,
-        stop: bytes | None = None,
-        *,
-        prefix: bytes | None = None,
-        reverse: bool = False,
-        limit: int | None = None,
-        durable_only: bool = False,
-        dirty: bool = False,
-        include_expired: bool = False,
-        read_ahead_bytes: int = DEFAULT_READ_AHEAD_BYTES,
-    ) -> Scan:
-        # The whole range counts as read, also if the caller stops early: that is a decision based on what it read.
-        self._state.track_range(self._context.check_range(start, stop, prefix))
-        return super().scan(
-            start,
-            stop,
-            prefix=prefix,
-            reverse=reverse,
-            limit=limit,
-            durable_only=durable_only,
-            dirty=dirty,
-            include_expired=include_expired,
-            read_ahead_bytes=read_ahead_bytes,
-        )
-
-    def scan_arrow(
-        self,
-        start: bytes | None = None,
-        stop: bytes | None = None,
-        *,
-        prefix: bytes | None = None,
-        batch_rows: int | None = 65_536,
-        columns: Sequence[str] = ("key", "value"),
-        include_expired: bool = False,
-    ) -> pa.RecordBatchReader:
-        self._state.track_range(self._context.check_range(start, stop, prefix))
-        return super().scan_arrow(
-            start,
-            stop,
-            prefix=prefix,
-            batch_rows=batch_rows,
-            columns=columns,
-            include_expired=include_expired,
-        )
-
     def commit(self, *, await_durable: bool = False) -> WriteHandle | None:
         """Write everything, or raise and write nothing. Returns None if there is nothing to write.
 
@@ -280,6 +209,23 @@ class Transaction(Reads):
         else:
             self.rollback()
 
+    def _check_key(self, key: bytes) -> bytes:
+        checked = super()._check_key(key)
+        self._state.track_read(checked)
+        return checked
+
+    def _check_keys(self, keys: Sequence[bytes]) -> list[bytes]:
+        checked = super()._check_keys(keys)
+        for key in checked:
+            self._state.track_read(key)
+        return checked
+
+    def _check_range(self, start: bytes | None, stop: bytes | None, prefix: bytes | None) -> KeyRange:
+        keys = super()._check_range(start, stop, prefix)
+        # The whole range counts as read, also if the caller stops early: that is a decision based on what it read.
+        self._state.track_range(keys)
+        return keys
+
     def _read_point(self, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:
         if durable_only or dirty:
             raise InvalidRequest("a transaction reads at its own moment; durable_only and dirty do not apply")
@@ -287,16 +233,16 @@ class Transaction(Reads):
         return self._with_own_writes(self._check_running()), self._state.seq
 
     def _refresh_read_point(self, seq: int, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:  # noqa: ARG002
-        self._context.refresh()
+        self._context.source.refresh()
         self._check_running()
-        self._view = self._context.view()
+        self._view = self._context.source.view
         return self._with_own_writes(self._view), seq
 
     def _renewed(self, seq: int, lost: ReadView) -> ReadView:  # noqa: ARG002
         """A newer view with the own writes that `lost` showed, without those made since the scan began."""
-        self._context.refresh()
+        self._context.source.refresh()
         self._check_running()
-        self._view = self._context.view()
+        self._view = self._context.source.view
         own = [memtable for memtable in lost.memtables if isinstance(memtable, OwnWrites)]
         renewed = self._view.with_memtables((*own, *self._view.memtables))
         if self._own in own:
