@@ -147,19 +147,13 @@ class World:
 
     def board(self) -> Board:
         manifests = ManifestStore(self.store, PATHS, clock=self.clock, ids=self.ids)
-        return Board(manifests, CompactionsStore(self.store, PATHS, clock=self.clock, ids=self.ids))
+        compactions = CompactionsStore(self.store, PATHS, clock=self.clock, ids=self.ids)
+        return Board(manifests, compactions, clock=self.clock, ids=self.ids, metrics=self.metrics)
 
     def coordinator(
         self, options: CompactorOptions | None = None, *, board: Board | None = None, **more: Any
     ) -> Coordinator:
-        return Coordinator(
-            board or self.board(),
-            options or CompactorOptions(),
-            clock=self.clock,
-            ids=self.ids,
-            metrics=self.metrics,
-            **more,
-        )
+        return Coordinator(board or self.board(), options or CompactorOptions(), **more)
 
     def worker(
         self,
@@ -175,9 +169,6 @@ class World:
             board or self.board(),
             executor,
             options or CompactionWorkerOptions(),
-            clock=self.clock,
-            ids=self.ids,
-            metrics=self.metrics,
             pool=IoPool(max_workers=0, name="inline"),
             **more,
         )

@@ -160,6 +160,9 @@ def _compactor(
     board = Board(
         manifests,
         CompactionsStore(env.store, env.paths, metrics=env.metrics, clock=env.clock, ids=env.ids),
+        clock=env.clock,
+        ids=env.ids,
+        metrics=env.metrics,
         publish=publish,
         update_timeout_s=options.manifest_update_timeout.total_seconds(),
     )
@@ -169,9 +172,6 @@ def _compactor(
         work=options.worker,
         executor=None if options.worker is None else _executor(env, options.worker),
         scheduler=env.scheduler,
-        clock=env.clock,
-        ids=env.ids,
-        metrics=env.metrics,
         embedded=True,
         stalled=lambda manifest: any(len(tree.l0) >= limit for tree in manifest.trees),
     )
