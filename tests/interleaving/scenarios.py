@@ -8,7 +8,9 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+from flagstone.config import Settings
 from flagstone.db.recovery import Opened, open_for_writing
+from flagstone.db.writer.environment import Environment
 from flagstone.errors import Closed
 from flagstone.format.codec import Codec
 from flagstone.gc.collector import Collector
@@ -30,7 +32,7 @@ from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectVersion
 from flagstone.store.two_phase import TwoPhaseStore
 from flagstone.types import MAX_SEQ, VALUE, WalId
-from flagstone.wal.writer import Ownership, WalSource, WalWriter
+from flagstone.wal.writer import Ownership, WalOptions, WalWriter
 from interleaving.thread_explorer import Stage
 from kit.databases import encode_wal
 
@@ -107,7 +109,7 @@ def _identity(record: CommitRecord) -> tuple[str, int, str, str]:
 
 def visible_rows(opened: Opened, seqs: Iterable[int]) -> set[int]:
     """Which of the rows `b"k<sequence number>"` an opened database replayed."""
-    memtables = opened.memtables.newest_first()
+    memtables = opened.recovered.memtables.newest_first()
     return {seq for seq in seqs if any(memtable.get(b"k%d" % seq, MAX_SEQ) for memtable in memtables)}
 
 
@@ -121,16 +123,17 @@ def manifests_in(store: Any, ids: int) -> ManifestStore:
 
 def open_inline(store: Any, ids: int) -> Opened:
     """Open the database for writing without threads of its own."""
-    return open_for_writing(
-        store,
-        store,
-        PATHS,
-        manifests_in(store, ids),
-        create=True,
-        extractor=None,
-        freeze_bytes=1 << 20,
+    env = Environment(
+        store=store,
+        wal_store=store,
+        paths=PATHS,
+        settings=Settings(),
+        clock=VirtualClock(START_MS),
+        ids=Ids(ids),
+        metrics=Metrics(),
         pool=IoPool(max_workers=0, name="inline"),
     )
+    return open_for_writing(env, manifests_in(store, ids), create=True)
 
 
 class RowWriter(WalWriter):
@@ -146,37 +149,50 @@ def write_rows(
     seqs: Iterable[int],
     *,
     on_durable: Callable[[WalId], None] = lambda _: None,
-    check_ownership: Callable[[], None] = lambda: None,
+    check_epoch: Callable[[], None] = lambda: None,
 ) -> list[int]:
     """Write one WAL file per row; the rows reported as durable before the writer ended or was fenced."""
-    durable: list[int] = []
-    waiting = list(seqs)
-
-    def seal() -> tuple[list[Any], int]:
-        seq = waiting.pop(0)
-        return [row(seq)], seq
-
-    def logged(wal_id: WalId, seq: int) -> None:
-        on_durable(wal_id)
-        durable.append(seq)
-
+    rows = RowSource(seqs, on_durable)
+    never_woken: Any = None
     writer = RowWriter(
         store,
         PATHS,
-        WalSource(seal, logged, lambda: Closed("fenced", reason="fenced"), check_ownership),
-        next_id=WalId(next_id),
-        codec=Codec.NONE,
-        flush_interval_s=None,
-        max_retries=0,
+        rows,
+        Ownership(EpochCheck(check_epoch), clock=VirtualClock(START_MS), limit_s=0),
+        WalOptions(first_id=WalId(next_id), codec=Codec.NONE, flush_interval_s=None, max_retries=0),
         clock=VirtualClock(START_MS),
         ids=Ids(2),
         metrics=Metrics(),
-        wake=lambda: None,
+        supervisor=never_woken,
     )
     with suppress(Closed):
-        while waiting:
+        while rows.waiting:
             writer.write_file()
-    return durable
+    return rows.durable
+
+
+class RowSource:
+    """One row for each WAL file."""
+
+    def __init__(self, seqs: Iterable[int], on_durable: Callable[[WalId], None]) -> None:
+        self.waiting = list(seqs)
+        self.durable: list[int] = []
+        self._on_durable = on_durable
+
+    def seal_wal(self) -> tuple[list[Any], int]:
+        seq = self.waiting.pop(0)
+        return [row(seq)], seq
+
+    def note_logged(self, wal_id: WalId, last_seq: int) -> None:
+        self._on_durable(wal_id)
+        self.durable.append(last_seq)
+
+
+class EpochCheck:
+    """A manifest for `Ownership`: `refresh` raises `Closed` when a newer writer owns the database."""
+
+    def __init__(self, refresh: Callable[[], None]) -> None:
+        self.refresh = refresh
 
 
 def unexpected_errors(outcomes: Mapping[str, Any], expected: tuple[type[BaseException], ...]) -> str | None:
@@ -302,19 +318,19 @@ class Duel:
 
     def _write(self, store: Any, fence: Fence, fence_id: WalId, first_seq: int, files: int) -> list[int]:
         manifests = manifests_in(store, 1)
-        ownership = Ownership(
-            lambda: fence.check(manifests.require_latest().value), clock=VirtualClock(START_MS), limit_s=0
-        )
         seqs = range(first_seq, first_seq + files)
-        if self._checks_epoch:
-            return write_rows(store, fence_id + 1, seqs, check_ownership=ownership.ensure)
-        return write_rows(store, fence_id + 1, seqs)
+
+        def check_epoch() -> None:
+            if self._checks_epoch:
+                fence.check(manifests.require_latest().value)
+
+        return write_rows(store, fence_id + 1, seqs, check_epoch=check_epoch)
 
     def _replace(self) -> list[int]:
         store = self._wrapped("second")
         opened = open_inline(store, 1)
         rows = visible_rows(opened, range(1, 1 + self._files))
-        durable = self._write(store, opened.fence, opened.fence_id, 101, 1)
+        durable = self._write(store, opened.fence, opened.recovered.last_wal_id, 101, 1)
         if not durable:
             return []
         last = WalId(opened.recovered.last_wal_id + 1)

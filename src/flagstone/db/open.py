@@ -98,16 +98,7 @@ def open_database(
         compaction_pool=threads,
     )
     manifests = ManifestStore(env.store, paths, metrics=metrics, clock=clock, ids=ids)
-    opened = open_for_writing(
-        env.store,
-        env.wal_store,
-        paths,
-        manifests,
-        create=create,
-        extractor=segment_extractor,
-        freeze_bytes=settings.l0_sst_size_bytes,
-        pool=pool,
-    )
+    opened = open_for_writing(env, manifests, create=create)
     cache = SstCache(capacity_bytes=settings.block_cache_bytes + settings.meta_cache_bytes, metrics=metrics)
     on_disk = cached_on_disk(env.store, settings.object_store_cache_options, metrics=metrics)
     ssts = SstStore(on_disk, paths, cache=cache, pool=pool, metrics=metrics)

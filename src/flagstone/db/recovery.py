@@ -14,16 +14,14 @@ from typing import Any, Final
 
 from flagstone.clones.checkpoint import require_initialized
 from flagstone.clones.origin import Writable, destroyed_database, load_origin, refuse_destroyed
+from flagstone.db.writer.environment import Environment
 from flagstone.errors import Closed, InvalidRequest
-from flagstone.lsm.segments import SegmentExtractor, check_extractor
+from flagstone.lsm.segments import check_extractor
 from flagstone.metadata.fencing import Fence, claim_writer
 from flagstone.metadata.manifest import Manifest, new_manifest
 from flagstone.metadata.sequenced import SequencedConflict, Versioned
 from flagstone.metadata.stores import ManifestStore
 from flagstone.read.view import is_long
-from flagstone.runtime.pool import IoPool
-from flagstone.store.paths import DbPaths
-from flagstone.store.port import ObjectStore
 from flagstone.types import Seq, WalId
 from flagstone.wal.frontier import WalDamaged, check_no_hole, find_frontier, write_fence
 from flagstone.wal.replay import ReplayedFile, WalTruncated, replay
@@ -44,17 +42,7 @@ class Opened:
     key_ranges: KeyRanges | None = None
 
 
-def open_for_writing(
-    store: ObjectStore,
-    wal_store: ObjectStore,
-    paths: DbPaths,
-    manifests: ManifestStore,
-    *,
-    create: bool,
-    extractor: SegmentExtractor | None,
-    freeze_bytes: int,
-    pool: IoPool,
-) -> Opened:
+def open_for_writing(env: Environment, manifests: ManifestStore, *, create: bool) -> Opened:
     """Claim the database and replay its WAL.
 
     Raises:
@@ -64,39 +52,39 @@ def open_for_writing(
         CorruptData: a manifest or a WAL file is damaged, or a WAL file is missing.
 
     """
-    current, writable = _find_or_create(
-        store, paths, manifests, create=create, extractor=extractor, pool=pool
-    )
+    current, writable = _find_or_create(env, manifests, create=create)
     check_extractor(
-        extractor,
+        env.extractor,
         stored_name=current.value.segment_extractor_name,
         prefixes=(segment.prefix for segment in current.value.segments),
     )
     # Before the claim: the former writer may add files until the fence exists.
-    frontier = _find_frontier(wal_store, paths, current.value, pool=pool)
+    frontier = _find_frontier(env, current.value)
     # Before the first claim there is no WAL, so it has no hole.
     no_hole = (
         None
         if current.id == FIRST_MANIFEST
-        else pool.submit(check_no_hole, wal_store, paths, frontier)  # concurrent with the claim
+        else env.pool.submit(check_no_hole, env.wal_store, env.paths, frontier)  # concurrent with the claim
     )
     try:
         fence, claimed = claim_writer(manifests)
     except Closed:
         # Destroyed since the manifest was read: the manifest records it, so no claim succeeds.
-        raise destroyed_database(store, paths) from None
+        raise destroyed_database(env.store, env.paths) from None
     try:
         if no_hole is not None:
             no_hole.result()
     except WalDamaged:
-        frontier = _find_end(wal_store, paths, manifests, pool=pool)
+        frontier = _find_end(env, manifests)
 
     def refresh() -> Manifest:
         latest = manifests.require_latest()
         fence.check(latest.value)
         return latest.value
 
-    fence_id = write_fence(wal_store, paths, WalId(frontier + 1), claimed.value, refresh=refresh, pool=pool)
+    fence_id = write_fence(
+        env.wal_store, env.paths, WalId(frontier + 1), claimed.value, refresh=refresh, pool=env.pool
+    )
     for attempt in range(_ATTEMPTS):
         # Read again: the former writer may have flushed a memtable between the claim and the fence. After a failed
         # replay `poll` is not enough: it misses a manifest that was deleted soon after it was written, as the
@@ -104,16 +92,7 @@ def open_for_writing(
         latest = manifests.poll() if attempt == 0 else manifests.require_latest()
         fence.check(latest.value)
         try:
-            opened = _replayed(
-                wal_store,
-                paths,
-                fence,
-                latest,
-                fence_id,
-                extractor=extractor,
-                freeze_bytes=freeze_bytes,
-                pool=pool,
-            )
+            opened = _replayed(env, fence, latest, fence_id)
         except (WalTruncated, WalDamaged):
             if attempt == _ATTEMPTS - 1:
                 raise
@@ -128,22 +107,21 @@ def open_for_writing(
     raise AssertionError("the last attempt returns or raises")
 
 
-def _find_frontier(wal_store: ObjectStore, paths: DbPaths, manifest: Manifest, *, pool: IoPool) -> WalId:
-    return find_frontier(
-        wal_store, paths, manifest.replay_after_wal_id, expected=manifest.wal_id_last_seen, pool=pool
-    )
+def _find_frontier(env: Environment, manifest: Manifest) -> WalId:
+    after, expected = manifest.replay_after_wal_id, manifest.wal_id_last_seen
+    return find_frontier(env.wal_store, env.paths, after, expected=expected, pool=env.pool)
 
 
-def _find_end(wal_store: ObjectStore, paths: DbPaths, manifests: ManifestStore, *, pool: IoPool) -> WalId:
+def _find_end(env: Environment, manifests: ManifestStore) -> WalId:
     """The last WAL file, after a hole was found before it.
 
     If files were flushed and collected meanwhile, the WAL has a hole as seen from an old manifest. Raises `CorruptData`
     if it has one as seen from the newest manifest, too: a fence in the hole would hide the files after it.
     """
     for attempt in range(_ATTEMPTS):
-        frontier = _find_frontier(wal_store, paths, manifests.require_latest().value, pool=pool)
+        frontier = _find_frontier(env, manifests.require_latest().value)
         try:
-            check_no_hole(wal_store, paths, frontier)
+            check_no_hole(env.wal_store, env.paths, frontier)
         except WalDamaged:
             if attempt == _ATTEMPTS - 1:
                 raise
@@ -153,20 +131,15 @@ def _find_end(wal_store: ObjectStore, paths: DbPaths, manifests: ManifestStore, 
 
 
 def _find_or_create(
-    store: ObjectStore,
-    paths: DbPaths,
-    manifests: ManifestStore,
-    *,
-    create: bool,
-    extractor: SegmentExtractor | None,
-    pool: IoPool,
+    env: Environment, manifests: ManifestStore, *, create: bool
 ) -> tuple[Versioned[Manifest], Writable]:
     """The current manifest, and the writable range."""
+    store, paths = env.store, env.paths
     requests: tuple[Callable[[], Any], ...] = (
         manifests.latest,
         partial(load_origin, store, paths),
     )
-    current, origin = pool.map_ordered(lambda request: request(), requests)
+    current, origin = env.pool.map_ordered(lambda request: request(), requests)
     if current is not None:
         refuse_destroyed(current.value, store, paths)
         require_initialized(current.value, paths.root)
@@ -180,35 +153,25 @@ def _find_or_create(
         raise InvalidRequest(
             f"no database at {paths.root!r} in {store.url}; check the path, or open it with create=True"
         )
-    name = None if extractor is None else extractor.name
+    name = None if env.extractor is None else env.extractor.name
     # If two processes create it at the same time, the loser uses the manifest of the winner.
     with suppress(SequencedConflict):
         return manifests.create_next(new_manifest(segment_extractor_name=name), None), None
     return manifests.require_latest(), None
 
 
-def _replayed(
-    wal_store: ObjectStore,
-    paths: DbPaths,
-    fence: Fence,
-    latest: Versioned[Manifest],
-    fence_id: WalId,
-    *,
-    extractor: SegmentExtractor | None,
-    freeze_bytes: int,
-    pool: IoPool,
-) -> Opened:
-    manifest = latest.value
+def _replayed(env: Environment, fence: Fence, latest: Versioned[Manifest], fence_id: WalId) -> Opened:
+    manifest, extractor = latest.value, env.extractor
     memtables = Memtables()
     last_seq, last_tick_ms = int(manifest.last_l0_seq), manifest.last_l0_clock_tick
     files = replay(
-        wal_store,
-        paths,
+        env.wal_store,
+        env.paths,
         manifest.replay_after_wal_id,
         WalId(fence_id - 1),  # the fence of this writer is empty
         skip_through_seq=manifest.last_l0_seq,
         writers=manifest.writer_epoch - 1,  # the fence of this writer is not replayed
-        pool=pool,
+        pool=env.pool,
     )
     previous = manifest.replay_after_wal_id
     segments = (
@@ -221,7 +184,7 @@ def _replayed(
         last_seq = max(last_seq, newest)
         if latest_ms is not None:
             last_tick_ms = max(last_tick_ms, latest_ms)
-        if memtables.active.size() >= freeze_bytes:
+        if memtables.active.size() >= env.settings.l0_sst_size_bytes:
             memtables = memtables.freeze(
                 last_seq=Seq(last_seq), last_tick_ms=last_tick_ms, replay_after=previous
             )
