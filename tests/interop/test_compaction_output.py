@@ -54,7 +54,7 @@ class Inputs:
             built = builder.finish()
             # A little in the past: the wheel mints its own ids from now on.
             table = SsTable(ids.ulid(), built.info)
-            self.store.put(PATHS.table(table.id), built.data)
+            self.store.put(PATHS.sst(table.id), built.data)
             tables.append(table)
         views = [SstView.whole(table.id) for table in tables]
         self.manifest = Manifest(
@@ -86,7 +86,7 @@ def run_rows(folder: Path, run: int) -> tuple[list[bytes], list[EntryTuple]]:
     store = LocalStore(folder, fsync=False)
     manifest = ManifestStore(store, PATHS).require_latest().value
     views = next((found.views for found in manifest.tree.runs if found.id == run), ())
-    tables = [store.get(PATHS.table(view.sst_id)).data for view in views]
+    tables = [store.get(PATHS.sst(view.sst_id)).data for view in views]
     rows = [row for data in tables for block in decode_sst(data, "table").rows() for row in block]
     return tables, rows
 

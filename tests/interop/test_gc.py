@@ -130,7 +130,7 @@ def test_a_collection_leaves_exactly_the_objects_that_manifests_and_checkpoints_
     latest = manifests.require_latest()
     assert [entry.id for entry in manifests.list()] == [latest.id]
     assert len(CompactionsStore(store, paths).list()) == 1
-    tables = {paths.parse_table(meta.path) for meta in store.list(paths.table_folder)}
+    tables = {paths.parse_sst(meta.path) for meta in store.list(paths.sst_folder)}
     assert tables == set(latest.value.ssts)
     logs = [paths.parse_wal(meta.path) for meta in store.list(paths.wal_folder) if meta.size]
     assert all(wal_id is not None and wal_id >= latest.value.replay_after_wal_id for wal_id in logs)

@@ -58,7 +58,7 @@ class HandMade:
         builder.add_rows(sorted(rows, key=lambda row: (row[0], -row[1])))
         built = builder.finish()
         table = SsTable(self.ids.ulid(), built.info)
-        self.store.put(self.paths.table(table.id), built.data)
+        self.store.put(self.paths.sst(table.id), built.data)
         return table
 
     def wal(self, wal_id: int, rows: list[EntryTuple]) -> None:

@@ -111,7 +111,7 @@ class World:
 
     @property
     def tables(self) -> set[Ulid]:
-        found = (DbPaths("db").parse_table(meta.path) for meta in self.store.list("db/compacted"))
+        found = (DbPaths("db").parse_sst(meta.path) for meta in self.store.list("db/compacted"))
         return {table_id for table_id in found if table_id is not None}
 
 

@@ -34,7 +34,7 @@ class Meter:
         manifest = Admin(folder).manifest().value
         self._ends = {
             ulid_text(table.id): table.info.filter_offset or table.info.index_offset
-            for table in map(manifest.table, manifest.views)
+            for table in map(manifest.sst, manifest.views)
         }
         self.reset()
 

@@ -96,7 +96,7 @@ def test_partitions_have_about_the_same_number_of_bytes(folder: Path) -> None:
 
 def _tables(folder: Path) -> list[Any]:
     manifest = Admin(folder).manifest().value
-    return [manifest.table(view) for view in manifest.views]
+    return [manifest.sst(view) for view in manifest.views]
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def _tree(manifest: Manifest, tree: Tree) -> dict[str, Any]:
         "compacted": [
             {
                 "id": run.id,
-                "estimated_size_bytes": sum(manifest.table(view).info.estimated_size for view in run.views),
+                "estimated_size_bytes": sum(manifest.sst(view).info.estimated_size for view in run.views),
                 "sst_views": [_view(manifest, view) for view in run.views],
             }
             for run in tree.runs
@@ -142,7 +142,7 @@ def _tree(manifest: Manifest, tree: Tree) -> dict[str, Any]:
 
 
 def _view(manifest: Manifest, view: SstView) -> dict[str, Any]:
-    table = manifest.table(view)
+    table = manifest.sst(view)
     return {
         "id": ulid_text(view.id),
         "sst": _table(table),

@@ -139,7 +139,7 @@ def _print(manifest_id: int, manifest: Manifest) -> None:
 def _view(manifest: Manifest, view: SstView) -> tuple[str, str, str | None, str | None, str | None]:
     from flagstone.runtime.ids import ulid_text
 
-    info = manifest.table(view).info
+    info = manifest.sst(view).info
     shown = view.effective_range(info)
     last = info.last_entry if view.visible_range is None else shown.stop
     return (

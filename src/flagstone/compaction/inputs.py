@@ -102,10 +102,10 @@ def _tree(manifest: Manifest, spec: TieredSpec) -> Tree:
 
 
 def _part(manifest: Manifest, view: SstView, paths: DbPaths) -> Part:
-    table = manifest.table(view)
+    sst = manifest.sst(view)
     owner = manifest.path_of_owner(view.sst_id)
-    path = (paths if owner is None else DbPaths(owner)).table(view.sst_id)
-    return Part(table, path, view.effective_range(table.info))
+    path = (paths if owner is None else DbPaths(owner)).sst(view.sst_id)
+    return Part(sst, path, view.effective_range(sst.info))
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,7 +214,7 @@ def _draw_lane(lane: Lane, top: int, place: Callable[[bytes], float]) -> Iterabl
 
 
 def _lane(manifest: Manifest, name: str, views: Sequence[SstView]) -> Lane:
-    tables = [(view, manifest.table(view).info) for view in views]
+    tables = [(view, manifest.sst(view).info) for view in views]
     return Lane(
         name,
         sum(info.estimated_size for _, info in tables),

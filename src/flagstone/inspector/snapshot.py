@@ -191,7 +191,7 @@ def overview(
     log: Sequence[ObjectMeta],
 ) -> Overview:
     """The numbers. `pinned` are the manifests of checkpoints; `objects` is the database without its `log`."""
-    sizes = {table: meta.size for meta in objects if (table := paths.parse_table(meta.path)) is not None}
+    sizes = {table: meta.size for meta in objects if (table := paths.parse_sst(meta.path)) is not None}
     live = {view.sst_id for view in manifest.views}
     held = {view.sst_id for other in pinned for view in other.views} - live
     needed = live | held
@@ -225,11 +225,11 @@ def _trees(manifest: Manifest) -> Iterable[TreeOverview]:
                 RunOverview(
                     run.id,
                     len(run.views),
-                    sum(manifest.table(view).info.estimated_size for view in run.views),
+                    sum(manifest.sst(view).info.estimated_size for view in run.views),
                 )
                 for run in tree.runs
             )
-            l0 = Weight.of(manifest.table(view).info.estimated_size for view in tree.l0)
+            l0 = Weight.of(manifest.sst(view).info.estimated_size for view in tree.l0)
             yield TreeOverview(json_text(prefix), l0, runs)
 
 
@@ -262,9 +262,9 @@ def _space_amplification(manifest: Manifest) -> float | None:
     for tree in manifest.trees:
         if tree.runs:
             total += _tree_bytes(manifest, tree)
-            bottom += sum(manifest.table(view).info.estimated_size for view in tree.runs[-1].views)
+            bottom += sum(manifest.sst(view).info.estimated_size for view in tree.runs[-1].views)
     return total / bottom if bottom else None
 
 
 def _tree_bytes(manifest: Manifest, tree: Tree) -> int:
-    return sum(manifest.table(view).info.estimated_size for view in tree.views)
+    return sum(manifest.sst(view).info.estimated_size for view in tree.views)

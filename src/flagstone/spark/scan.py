@@ -216,11 +216,11 @@ def fetch_anchors(options: ReadOptions, manifest: Manifest, wanted: Wanted) -> I
     fetcher = SstFetcher(store)
     found = []
     for view in manifest.views:
-        table = manifest.table(view)
+        table = manifest.sst(view)
         keys = view.effective_range(table.info).intersect(wanted.keys)
         if not keys.empty:
             owner = manifest.path_of_owner(table.id)
-            found.append((table, (own if owner is None else DbPaths(owner)).table(table.id), keys))
+            found.append((table, (own if owner is None else DbPaths(owner)).sst(table.id), keys))
     if len(found) > _MAX_INDEXES:
         for table, _, keys in found:
             yield Anchor(keys.start or b"", table.info.estimated_size)
@@ -282,13 +282,11 @@ def only_source(manifest: Manifest, keys: KeyRange, paths: DbPaths) -> list[Part
     for views in (*((view,) for view in manifest.tree.l0), *(run.views for run in manifest.tree.runs)):
         parts = []
         for view in views:
-            table = manifest.table(view)
+            table = manifest.sst(view)
             inside = view.effective_range(table.info).intersect(keys)
             if not inside.empty:
                 owner = manifest.path_of_owner(table.id)
-                parts.append(
-                    Part(table, (paths if owner is None else DbPaths(owner)).table(table.id), inside)
-                )
+                parts.append(Part(table, (paths if owner is None else DbPaths(owner)).sst(table.id), inside))
         if parts:
             found.append(parts)
     return None if len(found) > 1 else found[0] if found else []

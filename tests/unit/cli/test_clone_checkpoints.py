@@ -49,5 +49,5 @@ def test_reads_outside_of_a_projection_are_bad_requests(shop: Flagstone, tmp_pat
     part = str(tmp_path / "store" / "part")
     for command in (("get", "zzz"), ("scan", "--prefix", "zzz"), ("scan", "--from", "v")):
         refusal = shop.refused(*command, path=part)
-        assert "outside of what this clone was cut out for, b'user/' up to b'user0'" in refusal
+        assert "outside the writable range of this clone, b'user/' up to b'user0'" in refusal
     shop.ok("scan", path=part)

@@ -196,7 +196,7 @@ def _delete_merged(store: ObjectStore, paths: DbPaths, table_ids: Collection[Uli
     """Delete what went into a merge before the commit: no manifest ever referred to it."""
     # The load is committed: what is left is garbage, and collected as such.
     with suppress(FlagstoneError):
-        store.delete_many([paths.table(table_id) for table_id in sorted(table_ids)])
+        store.delete_many([paths.sst(table_id) for table_id in sorted(table_ids)])
 
 
 def abort_load(plan: LoadPlan, made: Iterable[MadeSst]) -> int:
@@ -225,7 +225,7 @@ def abort_load(plan: LoadPlan, made: Iterable[MadeSst]) -> int:
             manifests.update(give_up)
         if not ours:
             return 0
-        store.delete_many([paths.table(table_id) for table_id in sorted(ids)])
+        store.delete_many([paths.sst(table_id) for table_id in sorted(ids)])
     except FlagstoneError as error:
         _log.info("tables of an aborted load are left to garbage collection: %s", error)
         return 0

@@ -73,12 +73,12 @@ def merge_overlaps(plan: LoadPlan, options: WriteOptions, made: Sequence[MadeSst
 
     def upload(encoded: EncodedSst) -> None:
         table = SsTable(new_sst_id(plan), encoded.info, encoded.format_version)
-        store.put(paths.table(table.id), encoded.data)
+        store.put(paths.sst(table.id), encoded.data)
         merged.append(MadeSst(table, encoded.rows, len(encoded.data), has_merges=False))
 
     sources = [
         Source(
-            [Part(each.sst, paths.table(each.sst.id), KeyRange()) for each in layer],
+            [Part(each.sst, paths.sst(each.sst.id), KeyRange()) for each in layer],
             fetcher,
             pool=shared_pool(),
             bytes_to_fetch=_FETCH_BYTES,

@@ -43,7 +43,7 @@ def write_ssts(batches: Iterable[pa.RecordBatch], plan: LoadPlan, options: Write
         encoded = writer.finish()
         if encoded is not None:
             table = SsTable(new_sst_id(plan), encoded.info, encoded.format_version)
-            store.put(paths.table(table.id), encoded.data)
+            store.put(paths.sst(table.id), encoded.data)
             made.append(MadeSst(table, encoded.rows, len(encoded.data), has_merges))
 
     source = iter(batches)

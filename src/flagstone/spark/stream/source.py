@@ -34,7 +34,7 @@ from flagstone.changes.step import ReadFiles, ReadLoad, check_gapless, plan_step
 from flagstone.db.admin.admin import Admin
 from flagstone.errors import InvalidRequest
 from flagstone.loads.edit import VisibleLoad, find_load, next_load
-from flagstone.loads.rows import LoadRows, fetch_load_tables, load_gone
+from flagstone.loads.rows import LoadRows, fetch_load_ssts, load_gone
 from flagstone.metadata.annotations import Position
 from flagstone.metadata.manifest import Manifest, SsTable
 from flagstone.metadata.stores import ManifestStore
@@ -381,7 +381,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise load_gone(seq)
         if load is None or load.replaces:
             return []
-        return [LoadPartition(load, table) for table in fetch_load_tables(self._manifests(), load)]
+        return [LoadPartition(load, table) for table in fetch_load_ssts(self._manifests(), load)]
 
     def _check_wal_has_all(self, at: Position, latest: Manifest) -> None:
         """Raise if rows came into the database without the WAL: they will never be in it."""
