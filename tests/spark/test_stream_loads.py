@@ -17,7 +17,7 @@ from flagstone.spark.stream.options import parse_stream_options
 from flagstone.spark.stream.source import BEGIN, ChangeStreamReader, LoadPartition
 from kit.databases import QUIET
 from kit.spark_loads import load, pairs, shown
-from spark.test_stream import Clock, applied, follow, rows_between
+from spark.test_stream_source import Clock, applied, follow, rows_between
 
 pytestmark = pytest.mark.slow
 

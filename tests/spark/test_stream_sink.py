@@ -28,7 +28,7 @@ from flagstone.runtime.ids import SYSTEM_IDS
 from flagstone.spark import foreach_batch
 from flagstone.spark.datasource import FlagstoneDataSource
 from flagstone.spark.load.commit import commit_load
-from flagstone.spark.load.layout import order_ssts, plan_layers, plan_ordered_layers
+from flagstone.spark.load.overlaps import order_ssts, plan_layers, plan_ordered_layers
 from flagstone.spark.load.plan import MadeSst
 from flagstone.spark.row_mapping import arrow_schema
 from flagstone.spark.stream.sink import StreamSink

@@ -34,7 +34,7 @@ from flagstone.metadata.stores import CompactionsStore, ManifestStore
 from flagstone.runtime.clock import SYSTEM_CLOCK
 from flagstone.runtime.ids import SYSTEM_IDS, ulid_ms
 from flagstone.spark.address import DatabaseAddress, open_store
-from flagstone.spark.load.layout import check_writable, merge_overlaps, order_ssts
+from flagstone.spark.load.overlaps import check_writable, merge_overlaps, order_ssts
 from flagstone.spark.load.plan import LoadPlan, LoadReport, MadeSst, stamped
 from flagstone.spark.load.request import (
     UNLIMITED_L0,

@@ -22,7 +22,7 @@ from flagstone.db.reader.reader import open_reader
 from flagstone.errors import InternalError, InvalidRequest
 from flagstone.spark.job_control import in_task
 from flagstone.spark.load.commit import abort_load, commit_load
-from flagstone.spark.load.layout import order_ssts
+from flagstone.spark.load.overlaps import order_ssts
 from flagstone.spark.load.plan import LoadPlan, LoadReport, MadeSst
 from flagstone.spark.load.task import write_ssts
 from flagstone.spark.options import WRITE_OPTIONS, WriteOptions, check_known, key_bytes, parse_write_options
