@@ -26,7 +26,7 @@ import flagstone
 from flagstone import Admin, InvalidRequest
 from flagstone.spark import sessions
 from flagstone.spark.datasource import FlagstoneDataSource
-from flagstone.spark.job_control import find_cause, in_task
+from flagstone.spark.error_translation import find_cause, in_task
 from flagstone.spark.options import parse_read_options, parse_write_options
 from flagstone.spark.stream.options import parse_stream_options
 from flagstone.store.port import AccessRefused

@@ -11,7 +11,7 @@ import pytest
 
 from flagstone.errors import Closed, CorruptData, InvalidRequest, Unavailable
 from flagstone.spark import sessions
-from flagstone.spark.job_control import find_cause
+from flagstone.spark.error_translation import find_cause
 from flagstone.spark.sessions import find_java_home, java_major, parse_major, wrapped_runtime
 
 

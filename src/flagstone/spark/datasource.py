@@ -22,8 +22,8 @@ from pyspark.sql.datasource import (
 )
 
 from flagstone.errors import InvalidRequest
+from flagstone.spark.error_translation import in_task
 from flagstone.spark.filters import SCANS_ARE_APART
-from flagstone.spark.job_control import in_task
 from flagstone.spark.load.commit import abort_load, begin_load, commit_load
 from flagstone.spark.load.plan import LoadPlan, MadeSst, write_receipt
 from flagstone.spark.load.task import write_ssts

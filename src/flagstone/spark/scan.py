@@ -28,8 +28,8 @@ from flagstone.read.scan_cursor import Chunk, ScanRequest
 from flagstone.runtime.clock import SYSTEM_CLOCK
 from flagstone.runtime.pool import shared_pool
 from flagstone.spark.address import open_store
+from flagstone.spark.error_translation import in_task
 from flagstone.spark.filters import Wanted, narrow, narrow_range
-from flagstone.spark.job_control import in_task
 from flagstone.spark.options import ReadOptions
 from flagstone.spark.row_mapping import arrow_schema, check_read_schema
 from flagstone.store.paths import DbPaths

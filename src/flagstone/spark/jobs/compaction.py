@@ -33,10 +33,10 @@ from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.pool import IoPool, shared_pool
 from flagstone.runtime.sync import Event
 from flagstone.spark.address import DatabaseAddress, open_store, shared_address
+from flagstone.spark.error_translation import find_cause
 from flagstone.spark.job_control import (
     cancel_tagged,
     described,
-    find_cause,
     log_done,
     parallelism,
     session_ended,

@@ -22,7 +22,8 @@ from flagstone.errors import FlagstoneError, InvalidRequest
 from flagstone.read.arrow import COLUMNS
 from flagstone.runtime.clock import SYSTEM_CLOCK
 from flagstone.spark.address import DatabaseAddress, shared_address
-from flagstone.spark.job_control import described, find_cause, log_done, per_second
+from flagstone.spark.error_translation import find_cause
+from flagstone.spark.job_control import described, log_done, per_second
 from flagstone.spark.options import option_texts, parse_read_options
 from flagstone.spark.row_mapping import read_schema
 from flagstone.spark.scan import hold_checkpoint

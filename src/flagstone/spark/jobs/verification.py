@@ -17,7 +17,8 @@ from pyspark.errors import PySparkException
 
 from flagstone.errors import InternalError
 from flagstone.spark.address import DatabaseAddress, open_store, shared_address
-from flagstone.spark.job_control import described, find_cause, log_done, parallelism
+from flagstone.spark.error_translation import find_cause
+from flagstone.spark.job_control import described, log_done, parallelism
 from flagstone.store.remote_options import OptionValue
 from flagstone.store.resolve import resolve_wal_store
 from flagstone.store.retrying import with_retries

@@ -18,7 +18,8 @@ from flagstone.db.writer.database import Db
 from flagstone.errors import InvalidRequest
 from flagstone.runtime.clock import SYSTEM_CLOCK
 from flagstone.spark.address import DatabaseAddress
-from flagstone.spark.job_control import described, find_cause, log_done
+from flagstone.spark.error_translation import find_cause
+from flagstone.spark.job_control import described, log_done
 from flagstone.spark.load.plan import LoadReport, read_receipt
 from flagstone.spark.options import option_texts, parse_write_options
 from flagstone.spark.row_mapping import CARRIED, RowMapping, check_write_schema

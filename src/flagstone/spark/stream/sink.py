@@ -20,7 +20,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 
 from flagstone.db.reader.reader import open_reader
 from flagstone.errors import InternalError, InvalidRequest
-from flagstone.spark.job_control import in_task
+from flagstone.spark.error_translation import in_task
 from flagstone.spark.load.commit import abort_load, commit_load
 from flagstone.spark.load.overlaps import order_ssts
 from flagstone.spark.load.plan import LoadPlan, LoadReport, MadeSst
