@@ -144,7 +144,7 @@ def test_a_path_without_a_database_is_named_in_the_error(tmp_path: Path, address
 def test_addresses_that_no_store_has(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="there is no store for hdfs://"):
         FlagstoneDataSource({"path": "hdfs://name/db"}).schema()
-    with pytest.raises(InvalidRequest, match="where is the database"):
+    with pytest.raises(InvalidRequest, match="there is no path to a database"):
         FlagstoneDataSource({}).schema()
     (tmp_path / "file").write_bytes(b"text")
     with pytest.raises(InvalidRequest, match="Not a directory"):
@@ -188,7 +188,7 @@ def test_secrets_are_in_no_text_of_options(parse: Any) -> None:
 
 def test_a_task_without_access_names_itself_as_a_task() -> None:
     with (
-        pytest.raises(InvalidRequest, match=r"a task on .+ was not let into the store: 403\. The driver was"),
+        pytest.raises(InvalidRequest, match=r"a task on .+ has no access to the store: 403\. The driver has"),
         in_task(),
     ):
         raise AccessRefused("403")
@@ -200,10 +200,10 @@ def test_of_chained_python_errors_the_last_one_is_reported() -> None:
     text = (
         "Traceback (most recent call last):\nflagstone.store.port.AccessRefused: 403\n\nThe above exception was the "
         "direct cause of the following exception:\n\nTraceback (most recent call last):\n"
-        "flagstone.errors.InvalidRequest: a task on x was not let in\n\n\tat org.apache.spark"
+        "flagstone.errors.InvalidRequest: a task on x has no access\n\n\tat org.apache.spark"
     )
 
-    assert str(find_cause(text)) == "a task on x was not let in"
+    assert str(find_cause(text)) == "a task on x has no access"
 
 
 @pytest.mark.parametrize(

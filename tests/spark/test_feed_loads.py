@@ -44,7 +44,7 @@ Rows = Mapping[bytes, bytes | None]
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flagstone.spark.load.request, "_LOOK_S", 0.01)
+    monkeypatch.setattr(flagstone.spark.load.request, "_POLL_S", 0.01)
 
 
 class Copy:

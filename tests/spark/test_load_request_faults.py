@@ -55,7 +55,7 @@ def take_in_with(name: str, fault: Fault | None) -> int:
         began = dict(feed.snapshot.scan())
         feed.copied()
     plan = begin_load(address)
-    assert plan.mark is not None
+    assert plan.record_id is not None
     options = WriteOptions(address, hand_over_timeout=timedelta(seconds=60))
     made = write_ssts([batch_of(pairs(LOADED))], plan, options)
     db.put(b"unflushed", b"row", await_durable=True)

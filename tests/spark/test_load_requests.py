@@ -20,7 +20,7 @@ from flagstone.spark import bulk_load
 from flagstone.spark.address import open_store
 from flagstone.spark.load.commit import abort_load, begin_load, commit_load
 from flagstone.spark.load.plan import LoadPlan, LoadReport
-from flagstone.spark.load.request import begin_hand_over
+from flagstone.spark.load.request import begin_request
 from kit import spark_loads
 from kit.databases import QUIET, eventually
 from kit.spark_loads import address_of, assert_sound, pairs, run_task, shown, ssts_of, write_options
@@ -63,7 +63,7 @@ def load(db: flagstone.Db, folder: Path, *tasks: Any, **options: Any) -> LoadRep
 
 def begin(folder: Path, owner: str = "") -> LoadPlan:
     plan = begin_load(address_of(folder), owner=owner)
-    assert plan.mark is not None, "the writer that has it open was not asked"
+    assert plan.record_id is not None, "the writer that has it open was not asked"
     return plan
 
 
@@ -219,7 +219,7 @@ def test_the_ssts_of_a_load_are_kept_while_it_runs_and_collected_after_its_abort
         made = run_task(second, folder, [pairs(ROWS)])
         assert abort_load(second, made) == 1
         assert abort_load(second, made) == 0
-        with pytest.raises(Closed, match="called off"):
+        with pytest.raises(Closed, match="was cancelled"):
             commit_load(second, write_options(folder), made)
     assert_sound(folder)
 
@@ -260,8 +260,8 @@ def test_the_next_writer_adopts_a_waiting_load(folder: Path) -> None:
 
 def test_a_load_claims_a_closed_database_at_once(folder: Path) -> None:
     open_live(folder).close()
-    assert begin_hand_over(address_of(folder)) is None
-    assert begin_load(address_of(folder)).mark is None
+    assert begin_request(address_of(folder)) is None
+    assert begin_load(address_of(folder)).record_id is None
 
 
 def test_of_two_load_requests_of_one_query_only_the_later_is_adopted(folder: Path) -> None:
@@ -271,7 +271,7 @@ def test_of_two_load_requests_of_one_query_only_the_later_is_adopted(folder: Pat
         other = begin(folder)
         late = begin(folder, owner="query")
         made_late = run_task(late, folder, [pairs(dict.fromkeys(ROWS, b"late"))])
-        with pytest.raises(Closed, match="called off"):
+        with pytest.raises(Closed, match="was cancelled"):
             commit_load(early, write_options(folder), made_early)
         wait_for_load(db, commit_load(late, write_options(folder), made_late))
         assert db.get(b"k00000") == b"late"

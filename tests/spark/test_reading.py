@@ -256,7 +256,7 @@ def test_bad_options_are_refused_before_any_task_runs(
 def test_a_path_without_a_database_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="no database"):
         reader_of(tmp_path / "nothing")
-    with pytest.raises(InvalidRequest, match="where is the database"):
+    with pytest.raises(InvalidRequest, match="there is no path to a database"):
         parse_read_options({})
 
 

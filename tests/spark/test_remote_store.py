@@ -92,7 +92,7 @@ def test_an_executor_without_credentials_is_named_in_the_error(
         else:
             elsewhere.delenv("AWS_SECRET_ACCESS_KEY")
             elsewhere.delenv("AWS_ACCESS_KEY_ID")
-        told = r"a task on .+ was not let into the store: .+ The driver was: give the executors"
+        told = r"a task on .+ has no access to the store: .+ The driver has: give the executors"
         with pytest.raises(InvalidRequest, match=told) as caught:
             writer.write(iter([BATCH]))
         with pytest.raises(InvalidRequest, match=told):

@@ -14,7 +14,7 @@ from flagstone import Admin, CorruptData, Settings
 from flagstone.config import CompactionWorkerOptions, CompactorOptions
 from flagstone.spark.options import parse_read_options
 from flagstone.spark.row_mapping import read_schema
-from flagstone.spark.scan import FlagstoneReader, hold_checkpoint, only_source
+from flagstone.spark.scan import FlagstoneReader, hold_checkpoint, single_source
 from flagstone.store.paths import DbPaths
 from flagstone.types import KeyRange
 from kit.databases import QUIET, Append
@@ -41,7 +41,7 @@ def scanned(folder: Path, *, include_expired: bool = False, **options: Any) -> l
 
 
 def is_alone(folder: Path) -> bool:
-    return only_source(Admin(folder).manifest().value, KeyRange(), DbPaths(folder.name)) is not None
+    return single_source(Admin(folder).manifest().value, KeyRange(), DbPaths(folder.name)) is not None
 
 
 @pytest.mark.slow
@@ -91,10 +91,10 @@ def test_a_range_covered_by_one_sst_uses_the_fast_path(tmp_path: Path) -> None:
     load(folder, [pairs({b"b%d" % number: b"2" for number in range(9)} | {b"a5": b"2"})])
     manifest, paths = Admin(folder).manifest().value, DbPaths("db")
 
-    assert only_source(manifest, KeyRange(), paths) is None
-    assert only_source(manifest, KeyRange(b"a0", b"a9"), paths) is None
-    assert only_source(manifest, KeyRange(b"c", None), paths) == []
-    alone = only_source(manifest, KeyRange(b"b", None), paths)
+    assert single_source(manifest, KeyRange(), paths) is None
+    assert single_source(manifest, KeyRange(b"a0", b"a9"), paths) is None
+    assert single_source(manifest, KeyRange(b"c", None), paths) == []
+    alone = single_source(manifest, KeyRange(b"b", None), paths)
     assert alone is not None
     assert [part.keys for part in alone] == [KeyRange(b"b", b"b8\0")]
     for partitions in ("1", "3"):

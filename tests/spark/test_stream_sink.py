@@ -32,7 +32,7 @@ from flagstone.spark.load.overlaps import order_ssts, plan_layers, plan_ordered_
 from flagstone.spark.load.plan import MadeSst
 from flagstone.spark.row_mapping import arrow_schema
 from flagstone.spark.stream.sink import StreamSink
-from flagstone.spark.stream.stream_progress import Mark, is_written, mark_key
+from flagstone.spark.stream.stream_progress import StreamProgress, is_written, progress_key
 from flagstone.store.memory import MemoryStore
 from flagstone.testing.faults import Crashed, Effect, Fault, FaultyStore
 from kit.databases import QUIET
@@ -170,7 +170,7 @@ def test_a_writer_that_is_open_takes_the_batches_in_and_goes_on(folder: Path) ->
         run_batch(options, 2, [])
         stale = run_tasks(options, [merges(b"a")])
         fresh = run_tasks(options, [merges(b"a")])
-        with pytest.raises(Closed, match="called off"):
+        with pytest.raises(Closed, match="was cancelled"):
             commit(options, 3, stale)
         commit(options, 3, fresh)
         commit(options, 3, stale)
@@ -191,7 +191,7 @@ def test_what_a_former_run_meant_for_a_writer_that_is_gone_never_comes(folder: P
 
     fresh = run_tasks(options, [merges(b"a")])
 
-    with pytest.raises(Closed, match="called off"):
+    with pytest.raises(Closed, match="was cancelled"):
         commit_load(stale.plan, options.write, stale.made)
     commit(options, 0, fresh)
     commit_load(other.plan, replace(options.write, hand_over_timeout=NOW), other.made)
@@ -425,16 +425,16 @@ def test_a_source_refuses_what_it_cannot_write_before_it_claims_anything(folder:
 
 
 def test_marks_are_texts_and_anything_else_is_told() -> None:
-    key = mark_key("q")
-    assert Mark.decode(Mark(17).encode(), key) == Mark(17)
-    assert Mark.decode(Mark(17, "id").encode(), key) == Mark(17, "id")
-    assert not is_written(None, Mark(0), key)
-    assert is_written(b"3", Mark(3, "id"), key)
-    assert is_written(b"3 id", Mark(2), key)
-    assert not is_written(b"3 id", Mark(4, "id"), key)
+    key = progress_key("q")
+    assert StreamProgress.decode(StreamProgress(17).encode(), key) == StreamProgress(17)
+    assert StreamProgress.decode(StreamProgress(17, "id").encode(), key) == StreamProgress(17, "id")
+    assert not is_written(None, StreamProgress(0), key)
+    assert is_written(b"3", StreamProgress(3, "id"), key)
+    assert is_written(b"3 id", StreamProgress(2), key)
+    assert not is_written(b"3 id", StreamProgress(4, "id"), key)
     for other in (b"", b"-1", b"three"):
         with pytest.raises(CorruptData, match="not the number of a micro-batch"):
-            is_written(other, Mark(0), key)
+            is_written(other, StreamProgress(0), key)
 
 
 class Frame:
@@ -478,7 +478,7 @@ def test_an_open_database_takes_a_micro_batch_once_however_often_it_comes(folder
         write(sink_frame(), 2)
         assert dict(db.scan(b"a")) == {b"b": b"2", b"c": b"3"}
         assert db.status()["committed_seq"] == 2
-        with pytest.raises(InvalidRequest, match="lacks its key or its value"):
+        with pytest.raises(InvalidRequest, match="has no key or no value"):
             write(sink_frame((b"x", "1", "put"), (b"y", None, "put")), 2)
         with pytest.raises(InvalidRequest, match="column 'op' has 'upsert'"):
             write(sink_frame((b"x", "1", "upsert")), 2)
@@ -549,7 +549,7 @@ def test_a_query_keeps_a_copy_up_to_date_in_commit_order(spark: Any, tmp_path: P
 
     [query_id] = ids
     # Batch 0 says where to begin, and has no rows.
-    number, _, owner = shown(copy)[mark_key(query_id)].partition(b" ")
+    number, _, owner = shown(copy)[progress_key(query_id)].partition(b" ")
     assert owner.decode() == query_id
     assert int(number) >= 3
     assert_sound(copy)
@@ -586,4 +586,4 @@ def test_a_query_says_what_it_cannot_do(spark: Any, tmp_path: Path) -> None:
     start_key = flagstone.keys.encode(0).hex()
     read = found.option("start", f"hex:{start_key}").load(str(folder))
     assert sorted((row.id, row.name) for row in read.collect()) == [(7, "seven"), (8, "eight")]
-    assert shown(folder)[mark_key("names")].startswith(b"0 ")
+    assert shown(folder)[progress_key("names")].startswith(b"0 ")

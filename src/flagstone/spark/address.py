@@ -44,7 +44,6 @@ class DatabaseAddress:
         }
 
     def admin(self) -> Admin:
-        """An `Admin` of this database."""
         return Admin(self.path, **self.arguments)
 
 

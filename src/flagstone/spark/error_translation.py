@@ -17,7 +17,7 @@ _RAISED = re.compile(
 )
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '(flagstone|obstore|cramjam|lz4|zstandard)\b")
 _CHAINED = "The above exception was the direct cause of the following exception"
-_SIX = (
+_ERROR_KINDS = (
     errors.TransactionConflict,
     errors.Closed,
     errors.Unavailable,
@@ -28,15 +28,15 @@ _SIX = (
 
 
 def find_cause(text: str) -> FlagstoneError | None:
-    """Our own error in what Spark says about a failed job, where there is one: as one of the six kinds."""
+    """Our own error in the text of a Spark error, as one of the six error kinds; None if it contains none."""
     missing = _MISSING.search(text)
     if missing is not None:
         return InvalidRequest(
             f"the Python that runs Spark's tasks has no module {missing[1]!r}: install flagstone there, ship it with "
-            "the job, or let PYSPARK_PYTHON name a Python that has it (see docs/cluster.md)"
+            "the job, or set PYSPARK_PYTHON to a Python that has it (see docs/cluster.md)"
         )
     raised = list(_RAISED.finditer(text))
-    # Where a traceback shows what an error was raised from, that comes first.
+    # In a traceback of chained errors the cause comes first, and the error that was raised comes last.
     found = None if not raised else raised[-1 if _CHAINED in text else 0]
     kind = None if found is None else _kind(found[1], found[2])
     if found is None or kind is None:
@@ -49,12 +49,12 @@ def find_cause(text: str) -> FlagstoneError | None:
 
 @contextmanager
 def in_task() -> Iterator[None]:
-    """Has a store's refusal say that it met a task: the driver had been let in, or the task would not have begun."""
+    """Translate a refusal of the store in a task: the driver has access, because it contacted the store before."""
     try:
         yield
     except AccessRefused as refused:
         raise InvalidRequest(
-            f"a task on {platform.node()} was not let into the store: {refused}. The driver was: give the executors "
+            f"a task on {platform.node()} has no access to the store: {refused}. The driver has: give the executors "
             "the same credentials, in their environment, with a role, or as options `store.…` (see docs/cluster.md)"
         ) from refused
 
@@ -66,4 +66,4 @@ def _kind(module: str, name: str) -> type[FlagstoneError] | None:
         return None
     if not isinstance(raised, type):
         return None
-    return next((kind for kind in _SIX if issubclass(raised, kind)), None)
+    return next((kind for kind in _ERROR_KINDS if issubclass(raised, kind)), None)
