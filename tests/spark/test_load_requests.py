@@ -1,4 +1,4 @@
-"""Loads into a database that a writer has open: it takes them in, is not fenced, and nothing it wrote is lost."""
+"""Loads into a database that a writer has open: the writer adopts them, is not fenced, and loses no row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kit import spark_loads
 from kit.databases import QUIET, eventually
 from kit.spark_loads import address_of, assert_sound, pairs, run_task, shown, ssts_of, write_options
 
-pytestmark = pytest.mark.slow  # a live writer beside it: seconds of waiting for polls
+pytestmark = pytest.mark.slow  # each test waits for polls of a running writer
 
 POLL_S = 0.2
 LIVE = QUIET.replace(manifest_poll_interval=timedelta(seconds=POLL_S))
@@ -49,7 +49,7 @@ def open_live(folder: Path, **options: Any) -> flagstone.Db:
 
 
 def wait_for_load(db: flagstone.Db, report: LoadReport) -> None:
-    """The driver sees the load in the manifest a moment before the writer shows it to its readers."""
+    """Wait until the writer shows the load; the driver sees it in the manifest a moment earlier."""
     eventually(
         lambda: db.status()["committed_seq"] >= report.seq and db.status()["last_l0_seq"] >= report.seq
     )
@@ -63,11 +63,11 @@ def load(db: flagstone.Db, folder: Path, *tasks: Any, **options: Any) -> LoadRep
 
 def begin(folder: Path, owner: str = "") -> LoadPlan:
     plan = begin_load(address_of(folder), owner=owner)
-    assert plan.record_id is not None, "the writer that has it open was not asked"
+    assert plan.record_id is not None, "the load did not become a request to the open writer"
     return plan
 
 
-def marks(folder: Path) -> list[str]:
+def load_states(folder: Path) -> list[str]:
     manifests = ManifestStore(*open_store(address_of(folder)))
     return [held.record.state for held in held_loads(manifests.require_latest().value)]
 
@@ -114,11 +114,11 @@ def test_busy_writers_lose_no_row_and_adopt_the_load_within_two_polls(folder: Pa
                 plan = begin(folder)
                 rows = dict.fromkeys(ROWS, b"turn %d" % turn)
                 made = run_task(plan, folder, [pairs(rows)])
-                left_at = time.monotonic()
+                requested_at = time.monotonic()
                 wait_for_load(db, commit_load(plan, write_options(folder), made))
-                taken_s = time.monotonic() - left_at
+                adopted_s = time.monotonic() - requested_at
                 assert db.get(b"k00017") == b"turn %d" % turn
-                print(f"turn {turn}: visible after {taken_s:.2f} s, looks every {POLL_S} s")
+                print(f"turn {turn}: visible after {adopted_s:.2f} s, polls every {POLL_S} s")
         finally:
             stop.set()
             writer.join()
@@ -129,7 +129,7 @@ def test_busy_writers_lose_no_row_and_adopt_the_load_within_two_polls(folder: Pa
     assert_sound(folder)
 
 
-def test_a_writer_without_wal_adopts_a_load(folder: Path) -> None:
+def test_a_writer_without_a_wal_adopts_a_load(folder: Path) -> None:
     with open_live(folder, settings=replace(LIVE, wal_enabled=False)) as db:
         for turn in range(5):
             db.put(b"own %d" % turn, b"row")
@@ -213,7 +213,7 @@ def test_the_ssts_of_a_load_are_kept_while_it_runs_and_collected_after_its_abort
         for held in Admin(folder).checkpoints():
             Admin(folder).delete_checkpoint(held.id)
         Admin(folder).collect_garbage(min_age=NOW)
-        assert len(ssts_of(folder)) == 5, "the load and four of our own"
+        assert len(ssts_of(folder)) == 5, "the SST of the load and four of the writer"
         assert orphan[0].sst.id not in db.manifest().ssts
         second = begin(folder)
         made = run_task(second, folder, [pairs(ROWS)])
@@ -236,7 +236,7 @@ def test_aborting_an_adopted_load_deletes_no_sst(folder: Path) -> None:
 def test_a_load_claims_the_database_of_a_crashed_writer_after_the_timeout(folder: Path) -> None:
     first = open_live(folder)
     first.put(b"acknowledged", b"row", await_durable=True)
-    first._engine.services.supervisor.stop(10)  # nobody looks any more, as after a crash
+    first._engine.services.supervisor.stop(10)  # stops polling, as after a crash
     report = spark_loads.load(folder, [pairs(ROWS)], hand_over_timeout="1s")
     assert report.rows == len(ROWS)
     assert shown(folder) == {**ROWS, b"acknowledged": b"row"}
@@ -250,7 +250,7 @@ def test_the_next_writer_adopts_a_waiting_load(folder: Path) -> None:
     made = run_task(plan, folder, [pairs(ROWS)])
     committed = threading.Thread(target=lambda: commit_load(plan, write_options(folder), made))
     committed.start()
-    eventually(lambda: marks(folder) == ["ready"])
+    eventually(lambda: load_states(folder) == ["ready"])
     with flagstone.open(folder, settings=LIVE) as second:
         eventually(lambda: second.get(b"k00000") is not None)
         committed.join(10)
@@ -275,7 +275,7 @@ def test_of_two_load_requests_of_one_query_only_the_later_is_adopted(folder: Pat
             commit_load(early, write_options(folder), made_early)
         wait_for_load(db, commit_load(late, write_options(folder), made_late))
         assert db.get(b"k00000") == b"late"
-        # The other one began before it, so its number has been passed.
+        # The other load began earlier, so its sequence number is below that of the adopted load.
         made_other = run_task(other, folder, [pairs({b"other": b""})])
         with pytest.raises(Unavailable, match="passed its number"):
             commit_load(other, write_options(folder), made_other)
@@ -287,7 +287,7 @@ def test_an_empty_load_leaves_no_load_request(folder: Path) -> None:
     with open_live(folder):
         report = spark_loads.load(folder)
         assert (report.rows, report.tables) == (0, 0)
-        assert marks(folder) == []
+        assert load_states(folder) == []
 
 
 def test_the_wheel_reads_and_writes_a_database_with_an_adopted_load(folder: Path, wheel: Any) -> None:
