@@ -17,11 +17,12 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from flagstone.clones.checkpoint import parse_checkpoint_id, require_live_checkpoint
-from flagstone.compaction.inputs import Anchor, Part, Source, SstFetcher, sample_view
+from flagstone.compaction.inputs import Anchor, Part, Source, SstFetcher, part_of, sample_view
 from flagstone.config import ReaderSettings
 from flagstone.db.reader.reader import DbReader, open_reader
 from flagstone.errors import CorruptData, InvalidRequest
 from flagstone.format.columns import SCHEMA
+from flagstone.lsm.tree import SstView
 from flagstone.metadata.manifest import Manifest
 from flagstone.read.arrow import ArrowSink
 from flagstone.read.scan_cursor import Chunk, ScanRequest
@@ -212,25 +213,19 @@ class PushingReader(FlagstoneReader):
 
 def fetch_anchors(options: ReadOptions, manifest: Manifest, wanted: Wanted) -> Iterator[Anchor]:
     """How many bytes begin at which key, for all SSTs with wanted keys."""
-    store, own = open_store(options.address)
+    store, paths = open_store(options.address)
     fetcher = SstFetcher(store)
-    found = []
-    for view in manifest.views:
-        sst = manifest.table(view)
-        keys = view.effective_range(sst.info).intersect(wanted.keys)
-        if not keys.empty:
-            owner = manifest.path_of_owner(sst.id)
-            found.append((sst, (own if owner is None else DbPaths(owner)).table(sst.id), keys))
+    found = _parts_within(manifest, manifest.views, paths, wanted.keys)
     if len(found) > _MAX_INDEXES:
-        for sst, _, keys in found:
-            yield Anchor(keys.start or b"", sst.info.estimated_size)
+        for part in found:
+            yield Anchor(part.keys.start or b"", part.sst.info.estimated_size)
         return
-    indexes = shared_pool().map_ordered(lambda each: fetcher.fetch_index(each[0], each[1]), found)
-    for (sst, _, keys), index in zip(found, indexes, strict=True):
-        sampled = sample_view(index, keys, sst.info.estimated_size)
+    indexes = shared_pool().map_ordered(lambda part: fetcher.fetch_index(part.sst, part.path), found)
+    for part, index in zip(found, indexes, strict=True):
+        sampled = sample_view(index, part.keys, part.sst.info.estimated_size)
         # The index has the first block under an empty key; the anchor begins at the first key of the SST.
         stride = index.stops[min(len(index), -(-len(index) // 128)) - 1] - index.offsets[0]
-        yield Anchor(keys.start or b"", stride)
+        yield Anchor(part.keys.start or b"", stride)
         yield from sampled.anchors
 
 
@@ -278,18 +273,15 @@ def single_source(manifest: Manifest, keys: KeyRange, paths: DbPaths) -> list[Pa
     """The parts of the only sorted run or L0 SST with these keys, in order; None if there are several. Pure."""
     if manifest.segments or manifest.segment_extractor_name is not None:
         return None
-    found: list[list[Part]] = []
-    for views in (*((view,) for view in manifest.tree.l0), *(run.views for run in manifest.tree.runs)):
-        parts = []
-        for view in views:
-            sst = manifest.table(view)
-            inside = view.effective_range(sst.info).intersect(keys)
-            if not inside.empty:
-                owner = manifest.path_of_owner(sst.id)
-                parts.append(Part(sst, (paths if owner is None else DbPaths(owner)).table(sst.id), inside))
-        if parts:
-            found.append(parts)
+    sources = (*((view,) for view in manifest.tree.l0), *(run.views for run in manifest.tree.runs))
+    found = [parts for views in sources if (parts := _parts_within(manifest, views, paths, keys))]
     return None if len(found) > 1 else found[0] if found else []
+
+
+def _parts_within(manifest: Manifest, views: Iterable[SstView], paths: DbPaths, keys: KeyRange) -> list[Part]:
+    """The parts of the views with some of the keys."""
+    parts = (part_of(manifest, view, paths).within(keys) for view in views)
+    return [part for part in parts if not part.keys.empty]
 
 
 def scan_single_source(

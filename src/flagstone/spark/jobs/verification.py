@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, Final
 from pyspark.errors import PySparkException
 
 from flagstone.errors import InternalError
-from flagstone.spark.address import DatabaseAddress, open_store, shared_address
+from flagstone.spark.address import DatabaseAddress, open_store, open_wal_store, shared_address
 from flagstone.spark.error_translation import find_cause
 from flagstone.spark.job_control import described, log_done, parallelism
 from flagstone.store.remote_options import OptionValue
-from flagstone.store.resolve import resolve_wal_store
-from flagstone.store.retrying import with_retries
 from flagstone.verification.report import Report
 from flagstone.verification.ssts import LocalChecker, SstCheck, Subject
 
@@ -114,8 +112,7 @@ class _CheckShare:
         import pyarrow as pa  # noqa: PLC0415 - needed only in the task
 
         store, _ = open_store(self.address)
-        wal_store = with_retries(resolve_wal_store(self.address.wal_store, store, self.address.store_options))
-        checker = LocalChecker(store, wal_store)
+        checker = LocalChecker(store, open_wal_store(self.address, store))
         for batch in batches:
             for share in batch.column(0).to_pylist():
                 checks = pickle.dumps(list(checker.check(self.shares[share])))

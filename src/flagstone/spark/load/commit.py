@@ -49,7 +49,7 @@ from flagstone.types import ManifestId, Seq, Ulid
 _log = logging.getLogger("flagstone.spark")
 
 _FENCES: Final = 16
-"""From this number of empty WAL files on, a claim writes a manifest to skip them in later recoveries."""
+"""With more empty WAL files than this, a claim writes a manifest, so that later recoveries skip them."""
 
 
 def begin_load(address: DatabaseAddress, *, create: bool = True, owner: str = "") -> LoadPlan:

@@ -19,7 +19,7 @@ from flagstone.lsm.retention import RetentionPolicy
 from flagstone.metadata.manifest import SsTable
 from flagstone.runtime.pool import shared_pool
 from flagstone.spark.address import open_store
-from flagstone.spark.load.plan import LoadPlan, MadeSst, new_sst_id
+from flagstone.spark.load.plan import LoadPlan, MadeSst, upload_sst
 from flagstone.spark.options import WriteOptions
 from flagstone.sst.builder import EncodedSst
 from flagstone.sst.writer import OutputWriter, SpareBuffers
@@ -72,9 +72,7 @@ def merge_overlaps(plan: LoadPlan, options: WriteOptions, made: Sequence[MadeSst
     fetcher, merged = SstFetcher(store), list[MadeSst]()
 
     def upload(encoded: EncodedSst) -> None:
-        sst = SsTable(new_sst_id(plan), encoded.info, encoded.format_version)
-        store.put(paths.table(sst.id), encoded.data)
-        merged.append(MadeSst(sst, encoded.rows, len(encoded.data), has_merges=False))
+        merged.append(upload_sst(store, paths, plan, encoded))
 
     sources = [
         Source(

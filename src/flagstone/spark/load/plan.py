@@ -1,4 +1,4 @@
-"""Values of a bulk load that travel between processes: its plan, the SSTs of its tasks, and its report."""
+"""What the processes of a bulk load share: its plan, its uploaded SSTs, and its report."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from flagstone.metadata.manifest import SsTable
 from flagstone.runtime.ids import SYSTEM_IDS
 from flagstone.spark.address import DatabaseAddress
 from flagstone.spark.job_control import per_second
+from flagstone.sst.builder import EncodedSst
+from flagstone.store.paths import DbPaths
+from flagstone.store.port import ObjectStore
 from flagstone.types import Seq, Ulid
 
 
@@ -41,9 +44,13 @@ class MadeSst:
     has_merges: bool = False
 
 
-def new_sst_id(plan: LoadPlan) -> Ulid:
-    """A new SST id with the time at which the load began; the clock of this machine does not matter."""
-    return ulid_at(plan.id_ms)
+def upload_sst(
+    store: ObjectStore, paths: DbPaths, plan: LoadPlan, encoded: EncodedSst, *, has_merges: bool = False
+) -> MadeSst:
+    """Upload an SST of the load under a new id with the time at which the load began, whatever the clock says here."""
+    sst = SsTable(ulid_at(plan.id_ms), encoded.info, encoded.format_version)
+    store.put(paths.table(sst.id), encoded.data)
+    return MadeSst(sst, encoded.rows, len(encoded.data), has_merges)
 
 
 def ulid_at(time_ms: int) -> Ulid:

@@ -14,9 +14,8 @@ import pyarrow.compute as pc
 
 from flagstone.errors import InternalError, InvalidRequest
 from flagstone.kernels.columns import NOTHING, fixed, present, view, words
-from flagstone.metadata.manifest import SsTable
 from flagstone.spark.address import open_store
-from flagstone.spark.load.plan import LoadPlan, MadeSst, new_sst_id
+from flagstone.spark.load.plan import LoadPlan, MadeSst, upload_sst
 from flagstone.spark.options import WriteOptions
 from flagstone.sst.writer import OutputWriter, RowColumns, SpareBuffers
 from flagstone.types import MERGE, TOMBSTONE, VALUE
@@ -42,9 +41,7 @@ def write_ssts(batches: Iterable[pa.RecordBatch], plan: LoadPlan, options: Write
     def upload(writer: OutputWriter, *, has_merges: bool) -> None:
         encoded = writer.finish()
         if encoded is not None:
-            sst = SsTable(new_sst_id(plan), encoded.info, encoded.format_version)
-            store.put(paths.table(sst.id), encoded.data)
-            made.append(MadeSst(sst, encoded.rows, len(encoded.data), has_merges))
+            made.append(upload_sst(store, paths, plan, encoded, has_merges=has_merges))
 
     source = iter(batches)
     rows = (as_rows(batch, options, plan.created_ms) for batch in source)

@@ -42,14 +42,12 @@ from flagstone.metadata.stores import ManifestStore
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.ids import SYSTEM_IDS
 from flagstone.runtime.pool import shared_pool
-from flagstone.spark.address import open_store
+from flagstone.spark.address import open_store, open_wal_store
 from flagstone.spark.filters import Wanted
 from flagstone.spark.options import ReadOptions
 from flagstone.spark.row_mapping import arrow_schema, read_schema
 from flagstone.spark.scan import CheckpointRead, FlagstoneReader, KeyPartition
 from flagstone.spark.stream.options import StreamOptions
-from flagstone.store.resolve import resolve_wal_store
-from flagstone.store.retrying import with_retries
 from flagstone.types import EntryTuple, WalId
 from flagstone.wal.replay import decode_wal
 
@@ -293,13 +291,8 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return FlagstoneReader(CheckpointRead(read, checkpoint), read_schema(_ROW_COLUMNS))
 
     def _wal(self) -> WalFiles:
-        address = self._options.address
-        main, paths = open_store(address)
-        store = (
-            main
-            if address.wal_store is None
-            else with_retries(resolve_wal_store(address.wal_store, main, address.store_options))
-        )
+        main, paths = open_store(self._options.address)
+        store = open_wal_store(self._options.address, main)
         return WalFiles(store, paths, ManifestStore(main, paths))
 
     def _consumer(self, start: Offset) -> ConsumerPosition:
