@@ -49,7 +49,7 @@ long: setup ## tests that take half a minute and more, properties with 200 examp
 	HYPOTHESIS_PROFILE=long timeout 1200 $(PYTEST) -n $(WORKERS) tests/property tests/unit/clones tests/unit/db --timeout 600
 
 faults: setup ## a fault at every store call of every operation, long races on every server, at most 30 minutes
-	SWEEP_STRIDE=1 LONG_RACES=1 timeout 1800 $(PYTEST) -n $(WORKERS) -rP tests/faults tests/contract/test_races.py tests/spark/test_hand_over_faults.py tests/spark/test_stream_sink.py --timeout 600
+	SWEEP_STRIDE=1 LONG_RACES=1 timeout 1800 $(PYTEST) -n $(WORKERS) -rP tests/faults tests/contract/test_races.py tests/spark/test_load_request_faults.py tests/spark/test_stream_sink.py --timeout 600
 
 fuzz: setup ## 10,000 damaged inputs against every decoder, compiled and interpreted
 	HYPOTHESIS_PROFILE=fuzz timeout 3000 $(PYTEST) -n $(WORKERS) tests/property --timeout 1500
