@@ -99,7 +99,7 @@ def test_restoring_needs_a_yes_and_can_be_undone(shop: Flagstone) -> None:
     good = shop.json("create-checkpoint")["id"]
     shop.ok("delete", "user/1")
 
-    assert "say --yes" in shop.refused("restore", "--id", good)
+    assert "add --yes" in shop.refused("restore", "--id", good)
     assert "would be given up" in shop.ok("restore", "--id", good, "--dry-run")
     assert shop("get", "user/1").exit_code == 1
 
@@ -115,7 +115,7 @@ def test_deleting_without_confirmation_only_tells(shop: Flagstone) -> None:
     files = [file for file in shop.path.rglob("*") if file.is_file()]
     done = shop("delete-db")
     assert done.exit_code == 0
-    assert "say --confirm" in done.stderr
+    assert "add --confirm" in done.stderr
     assert f"{len(files)} objects would be deleted" in done.stdout
     assert shop.json("delete-db", "--dry-run")["dry_run"] is True
     assert [file for file in shop.path.rglob("*") if file.is_file()] == files

@@ -92,8 +92,8 @@ def test_a_request_waits_for_a_coordinator(shop: Flagstone) -> None:
         (("run-garbage-collection", "--min-age", "long"), "is not a duration"),
         (("schedule-garbage-collection",), "at least one of"),
         (("schedule-garbage-collection", "--wal", "1h"), "is not min_age=DURATION,period=DURATION"),
-        (("schedule-garbage-collection", "--wal", "min_age=1h,period=0s"), "must be positive"),
-        (("schedule-garbage-collection", "--detach", "period=0s"), "must be positive"),
+        (("schedule-garbage-collection", "--wal", "min_age=1h,period=0s"), "use a duration above zero"),
+        (("schedule-garbage-collection", "--detach", "period=0s"), "use a duration above zero"),
     ],
 )
 def test_bad_requests_are_refused(shop: Flagstone, arguments: tuple[str, ...], words: str) -> None:

@@ -80,7 +80,7 @@ def test_numbers_and_times_are_translated_both_ways(shop: Flagstone) -> None:
     [("ts-to-seq", "0"), ("seq-to-ts", "999", "--round", "up"), ("ts-to-seq", "2100-01-01", "--round", "UP")],
 )
 def test_what_is_not_known_exits_with_one(shop: Flagstone, arguments: tuple[str, ...]) -> None:
-    assert "nothing is known" in shop.refused(*arguments, code=1)
+    assert "the manifest has no" in shop.refused(*arguments, code=1)
     done = shop(*arguments, "--json")
     assert done.exit_code == 1
     assert list(json.loads(done.stdout).values()) == [None]

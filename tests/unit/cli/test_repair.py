@@ -92,7 +92,7 @@ def test_what_cannot_be_repaired_keeps_the_exit_code(shop: Flagstone) -> None:
     done = shop("repair", "--apply", "--yes")
     assert done.exit_code == 6
     assert "damaged sst" in done.stdout
-    assert "an operator must look" in done.stdout
+    assert "an operator must examine it" in done.stdout
 
 
 def test_a_wrong_path_is_not_called_sound(cli: Flagstone) -> None:

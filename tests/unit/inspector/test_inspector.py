@@ -15,7 +15,7 @@ from flagstone import Admin, Settings
 from flagstone.errors import InvalidRequest, Unavailable
 from flagstone.inspector.page import lanes, render
 from flagstone.inspector.server import serve
-from flagstone.inspector.snapshot import Seen, look
+from flagstone.inspector.snapshot import DatabaseSnapshot, take_snapshot
 from flagstone.runtime.sync import Event
 from flagstone.store.local import LocalStore
 from golden.corpus import GoldenDatabase, databases
@@ -59,8 +59,8 @@ def shop(tmp_path: Path) -> Path:
     return folder
 
 
-def seen_at(folder: Path) -> Seen:
-    return look(LocalStore(folder.parent), None, folder.name, jobs=True)
+def seen_at(folder: Path) -> DatabaseSnapshot:
+    return take_snapshot(LocalStore(folder.parent), None, folder.name, jobs=True)
 
 
 def test_the_page_shows_tables_runs_jobs_checkpoints_and_sizes(shop: Path) -> None:
@@ -92,12 +92,12 @@ def test_what_is_in_the_database_is_text_and_values_are_not_shown(shop: Path) ->
 
 def test_lanes_are_in_the_order_of_reads(shop: Path) -> None:
     manifest = seen_at(shop).manifest.value
-    assert [lane.tables[0][0] for lane in lanes(manifest, manifest.tree)] == list(manifest.tree.l0)
+    assert [lane.ssts[0][0] for lane in lanes(manifest, manifest.tree)] == list(manifest.tree.l0)
 
 
 @pytest.mark.parametrize("database", databases(), ids=lambda database: database.name)
 def test_every_database_of_the_wheel_has_a_page(database: GoldenDatabase) -> None:
-    seen = look(LocalStore(database.store), None, database.path, jobs=True)
+    seen = take_snapshot(LocalStore(database.store), None, database.path, jobs=True)
     tags = Tags(render(seen))
     assert tags.seen.count("rect") == sum(1 for _ in seen.manifest.value.views)
 
