@@ -87,10 +87,10 @@ def test_what_is_not_known_exits_with_one(shop: Flagstone, arguments: tuple[str,
 
 
 def test_a_time_must_be_one(shop: Flagstone) -> None:
-    assert "is no time" in shop.refused("ts-to-seq", "yesterday")
+    assert "is not a time" in shop.refused("ts-to-seq", "yesterday")
 
 
-def test_former_states_are_read_by_number_and_time(cli: Flagstone) -> None:
+def test_as_of_reads_an_earlier_state_by_sequence_number_and_time(cli: Flagstone) -> None:
     with flagstone.open(cli.path) as database:
         database.put(b"k", b"old")
         checkpoint = database.checkpoint()
@@ -101,5 +101,5 @@ def test_former_states_are_read_by_number_and_time(cli: Flagstone) -> None:
     assert cli.ok("scan", "--as-of", "0s ago") == "k\tnew\n"
     assert "has not come yet" in cli.refused("scan", "--as-of", "2100-01-01T00:00:00Z")
     assert "sequence number" in cli.refused("get", "k", "--as-of", "10 years ago")
-    assert "is no time" in cli.refused("get", "k", "--as-of", "long")
+    assert "is not a time" in cli.refused("get", "k", "--as-of", "long")
     assert "is not a duration" in cli.refused("get", "k", "--as-of", "long ago")

@@ -238,8 +238,8 @@ def test_output_that_nobody_takes_is_no_reason_for_a_traceback(
 
 def test_a_bug_is_one_line_unless_a_traceback_is_wanted() -> None:
     code = (
-        "import flagstone.inspector.snapshot as looking, flagstone.cli.main as main\n"
-        "looking.look = lambda *_: 1 / 0\n"
+        "import flagstone.inspector.snapshot as snapshot, flagstone.cli.main as main\n"
+        "snapshot.take_snapshot = lambda *_: 1 / 0\n"
         "main.main()"
     )
     command = [sys.executable, "-c", code, "-p", "/tmp/x", "stats"]

@@ -87,7 +87,7 @@ def test_put_leaves_what_others_wrote(shop: Flagstone) -> None:
     [
         (("get", "--hex", "xyz"), "the key 'xyz' is not hexadecimal"),
         (("get", "--base64", "!"), "the key '!' is not base64"),
-        (("get", "--hex", "--base64", "00"), "not both"),
+        (("get", "--hex", "--base64", "00"), "exclude each other"),
         (("get", ""), "key"),
         (("put", "k", "@/nowhere/at/all"), "cannot read the value from /nowhere/at/all"),
         (("put", "k", "v", "--ttl", "7 fortnights"), "unknown unit 'fortnights'"),

@@ -223,7 +223,7 @@ def test_every_callback_hears_of_a_failure_even_if_another_one_breaks(supervisor
     supervisor.on_failure(late.append)
 
     assert late == [supervisor.failure]
-    assert "and telling about it failed: RuntimeError: no phone" in late[0].__notes__
+    assert "and a callback for this failure failed: RuntimeError: no phone" in late[0].__notes__
 
 
 def test_while_all_is_well_there_is_nothing_to_raise(supervisor: Supervisor) -> None:
