@@ -190,9 +190,9 @@ def test_bytes_that_are_not_a_key_raise_corrupt_data_with_the_offset(
 
 
 def test_decoding_a_time_outside_pythons_years_raises_invalid_request() -> None:
-    with pytest.raises(InvalidRequest, match="Python has no .*: use decode_arrow"):
+    with pytest.raises(InvalidRequest, match=r"Python has no .*: use decode_arrow"):
         keys.decode(bytes.fromhex("48 ff ff ff ff"))
-    with pytest.raises(InvalidRequest, match="Python has no .*: use decode_arrow"):
+    with pytest.raises(InvalidRequest, match=r"Python has no .*: use decode_arrow"):
         keys.decode(bytes.fromhex("51 00 00 00 00 00 00 00 00"))
 
 

@@ -38,7 +38,7 @@ def test_ticks_follow_the_wall_clock_without_sleeping_while_it_is_ahead() -> Non
     assert wall.slept == []
 
 
-def test_a_small_step_back_is_waited_out_for_twice_the_lag() -> None:
+def test_after_a_small_step_back_tick_sleeps_for_twice_the_lag() -> None:
     wall = RecordingClock(1_000)
     clock = NonDecreasingClock(wall)
     clock.tick()
@@ -49,7 +49,7 @@ def test_a_small_step_back_is_waited_out_for_twice_the_lag() -> None:
     assert wall.slept == [0.6]
 
 
-def test_a_large_step_back_is_refused_after_one_sleep_of_ten_seconds() -> None:
+def test_after_a_large_step_back_tick_raises_after_one_sleep_of_ten_seconds() -> None:
     wall = RecordingClock(1_000_000)
     clock = NonDecreasingClock(wall)
     clock.tick()
@@ -61,7 +61,7 @@ def test_a_large_step_back_is_refused_after_one_sleep_of_ten_seconds() -> None:
     assert wall.slept == [10.0]
 
 
-def test_the_floor_left_by_a_former_writer_counts_like_a_tick() -> None:
+def test_the_floor_of_a_former_writer_counts_like_a_tick() -> None:
     wall = RecordingClock(1_000)
 
     assert NonDecreasingClock(wall, floor_ms=1_010).tick() == 1_020
@@ -79,7 +79,7 @@ def test_each_thread_sees_ticks_that_never_decrease() -> None:
     assert all(run == sorted(run) for run in runs)
 
 
-def test_sleeping_on_a_virtual_clock_moves_its_time_and_costs_none() -> None:
+def test_sleeping_on_a_virtual_clock_advances_it_without_waiting() -> None:
     clock = VirtualClock(start_ms=10)
 
     clock.sleep(3_600)
@@ -88,7 +88,7 @@ def test_sleeping_on_a_virtual_clock_moves_its_time_and_costs_none() -> None:
     assert clock.monotonic() == 3_600
 
 
-def test_shifting_the_wall_leaves_elapsed_time_alone() -> None:
+def test_shifting_the_wall_clock_does_not_change_elapsed_time() -> None:
     clock = VirtualClock(start_ms=1_000)
 
     clock.shift_wall(-400)
@@ -115,5 +115,5 @@ def test_a_blocking_sleeper_wakes_exactly_when_time_has_advanced_far_enough() ->
     assert woken == ["short", "long"]
 
 
-def test_waiting_for_sleepers_that_never_come_says_so() -> None:
+def test_waiting_for_sleepers_returns_false_after_its_timeout() -> None:
     assert not VirtualClock(blocking=True).wait_for_sleepers(timeout=0.01)
