@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flagstone.cli.context import AsJson, Invocation, invocation
-from flagstone.cli.output import confirm, moment_text, print_json, print_table, say, working
+from flagstone.cli.output import confirm, moment_text, print_json, print_line, print_table, working
 from flagstone.cli.parsing import (
     KeyForm,
     parse_bytes,
@@ -109,7 +109,7 @@ def delete_checkpoint(
     if call.json:
         print_json({"result": "success", "checkpoint_id": str(checkpoint)})
     else:
-        say(f"checkpoint {checkpoint} is deleted")
+        print_line(f"checkpoint {checkpoint} is deleted")
 
 
 def list_checkpoints(
@@ -162,13 +162,13 @@ def _print(call: Invocation, checkpoint: Checkpoint) -> None:
     else:
         expires = time_text(checkpoint.expires_s)
         until = "until it is deleted" if expires is None else f"until {expires}"
-        say(f"checkpoint {checkpoint.id} keeps manifest {checkpoint.manifest_id} {until}")
+        print_line(f"checkpoint {checkpoint.id} keeps manifest {checkpoint.manifest_id} {until}")
 
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what would happen.")]
 
 
 To = Annotated[
@@ -280,7 +280,7 @@ def restore(
             print_json({"dry_run": True, "checkpoint_id": str(wanted), "manifest_id": entry.manifest_id})
         else:
             given_up = now.value.last_l0_seq - then.value.last_l0_seq
-            say(f"{consequence}; {max(given_up, 0):,} flushed sequence numbers would be given up")
+            print_line(f"{consequence}; {max(given_up, 0):,} flushed sequence numbers would be given up")
         return
     confirm(f"{consequence} and gives up what was written since", yes=yes)
     saved = None if save is None else admin.create_checkpoint(name=save)
@@ -291,7 +291,7 @@ def restore(
         print_json({"checkpoint_id": str(wanted), "manifest_id": made.id, "saved_checkpoint_id": kept})
     else:
         kept = "" if saved is None else f"; the state before is checkpoint {saved.id}"
-        say(f"manifest {made.id} has the state of checkpoint {wanted}{kept}")
+        print_line(f"manifest {made.id} has the state of checkpoint {wanted}{kept}")
 
 
 def _clone_range(prefix: str | None, start: str | None, stop: str | None, form: KeyForm) -> KeyRange | None:
@@ -321,4 +321,4 @@ def _print_created(call: Invocation, connection: Connection, to: str, made: Vers
         )
     else:
         ssts, lenders = len(made.value.ssts), len(made.value.external_dbs)
-        say(f"{to}: manifest {made.id}, {ssts:,} SSTs borrowed from {lenders:,} databases")
+        print_line(f"{to}: manifest {made.id}, {ssts:,} SSTs borrowed from {lenders:,} databases")

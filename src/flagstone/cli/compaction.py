@@ -21,7 +21,7 @@ from flagstone.cli.context import (
     spark_session,
 )
 from flagstone.cli.manifests import End, Start, entries_between, entry_documents, print_entries
-from flagstone.cli.output import print_facts, print_json, print_table, say, working
+from flagstone.cli.output import print_facts, print_json, print_line, print_table, working
 from flagstone.cli.parsing import KeyForm, parse_bytes, parse_duration, parse_lifetime, parse_merge_operator
 from flagstone.cli.process import service
 from flagstone.cli.rows import MergeWith
@@ -113,9 +113,9 @@ def compact(
     if call.json:
         print_json({"jobs": [ulid_text(job) for job in jobs], "bytes_read": read, "bytes_written": written})
     elif jobs:
-        say(f"{len(jobs)} jobs done: {size_text(read)} merged into {size_text(written)}")
+        print_line(f"{len(jobs)} jobs done: {size_text(read)} merged into {size_text(written)}")
     else:
-        say("nothing to compact")
+        print_line("nothing to compact")
 
 
 def run_compactor(

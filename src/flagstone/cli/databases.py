@@ -19,7 +19,16 @@ from flagstone.cli.context import (
     spark_arguments,
     spark_session,
 )
-from flagstone.cli.output import can_ask, confirm, console, print_facts, print_json, print_table, say, working
+from flagstone.cli.output import (
+    can_ask,
+    confirm,
+    console,
+    print_facts,
+    print_json,
+    print_line,
+    print_table,
+    working,
+)
 from flagstone.cli.parsing import parse_lifetime
 from flagstone.cli.process import DAMAGE, service
 from flagstone.errors import InvalidRequest
@@ -117,7 +126,7 @@ def purge_db(
     if call.json:
         print_json({"deleted": list(deleted)})
     else:
-        say(f"{len(deleted):,} objects deleted")
+        print_line(f"{len(deleted):,} objects deleted")
 
 
 def _print_destruction(call: Invocation, done: Destruction, *, dry_run: bool) -> None:
@@ -136,15 +145,19 @@ def _print_destruction(call: Invocation, done: Destruction, *, dry_run: bool) ->
         )
         return
     for path in done.deleted if dry_run else ():
-        say(path)
+        print_line(path)
     if due is not None:
-        say(f"marked as destroyed; garbage collection deletes it after {due}, when it has no checkpoint left")
+        print_line(
+            f"marked as destroyed; garbage collection deletes it after {due}, when it has no checkpoint left"
+        )
     else:
-        say(f"{len(done.deleted):,} objects {'would be deleted' if dry_run else 'deleted'}")
+        print_line(f"{len(done.deleted):,} objects {'would be deleted' if dry_run else 'deleted'}")
         if done.kept:
-            say(f"{len(done.kept):,} small objects stay, so that no id is used again; purge-db deletes them")
+            print_line(
+                f"{len(done.kept):,} small objects stay, so that no id is used again; purge-db deletes them"
+            )
     for reason in done.unreleased:
-        say(f"not released: {reason}; if no clone needs it, use delete-checkpoint")
+        print_line(f"not released: {reason}; if no clone needs it, use delete-checkpoint")
 
 
 def stats(context: typer.Context, json: AsJson = False) -> None:
@@ -208,19 +221,19 @@ def _print_stats(connection: Connection, seen: DatabaseSnapshot) -> None:
         title=f"{connection.root} in {connection.store.url}",
     )
     for tree in found.trees:
-        say("")
+        print_line("")
         name = f"segment {tree.prefix}" if tree.prefix else "tree"
         rows: list[tuple[Any, ...]] = [("L0", tree.l0.count, size_text(tree.l0.bytes))]
         rows += [(f"run {run.id}", run.tables, size_text(run.bytes)) for run in tree.runs]
         print_table((name, "SSTs", "size"), rows, empty="no data")
     if manifest.external_dbs:
-        say("")
+        print_line("")
         external = [(entry.path, entry.tables, size_text(entry.bytes)) for entry in found.external_dbs]
         print_table(("external database", "SSTs", "size"), external, empty="")
-    say("")
+    print_line("")
     folders = [(folder, weight.count, size_text(weight.bytes)) for folder, weight in found.objects.items()]
     print_table(("folder", "objects", "size"), folders, empty="no objects")
-    say("")
+    print_line("")
     by_kind = ", ".join(f"{count} {verb}" for verb, count in _requests(connection).items())
     print_facts([("requests", f"{connection.requests} ({by_kind}), {size_text(connection.bytes_moved)}")])
 
@@ -268,7 +281,7 @@ def inspect(
         if call.json:
             print_json(facts)
         else:
-            say("; ".join(f"{name} {value}" for name, value in facts.items()))
+            print_line("; ".join(f"{name} {value}" for name, value in facts.items()))
 
     first = page(None if output else refresh)  # a wrong path fails here, before the server starts
     if output is not None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 import typer
 
 from flagstone.cli.context import AsJson, Invocation, invocation
-from flagstone.cli.output import print_json, print_json_line, print_table, say, working
+from flagstone.cli.output import print_json, print_json_line, print_line, print_table, working
 from flagstone.cli.parsing import parse_duration, parse_lifetime
 from flagstone.cli.process import UNAVAILABLE, service
 from flagstone.errors import InvalidRequest, Unavailable
@@ -121,7 +121,7 @@ def run_garbage_collection(
         reports.append(report)
         if not call.json:
             if several:
-                say(connection.root)
+                print_line(connection.root)
             _print(report)
         for error in report.errors:
             sys.stderr.write(f"flagstone: {connection.root}: {error}\n")
@@ -332,9 +332,9 @@ def _defaults() -> GarbageCollectorOptions:
 
 def _print(report: GarbageReport) -> None:
     for reason in report.waits_for:
-        say(f"destroyed, but not deleted yet: {reason}")
+        print_line(f"destroyed, but not deleted yet: {reason}")
     if report.gone:
-        say("destroyed, and now deleted")
+        print_line("destroyed, and now deleted")
     rows = [
         (
             entry.kind.replace("_", "-"),
@@ -346,4 +346,4 @@ def _print(report: GarbageReport) -> None:
         for entry in report
     ]
     print_table(("kind", "examined", "garbage", "size", ""), rows, empty="nothing to collect")
-    say(f"{report.deleted:,} objects deleted in {report.seconds:.1f} s, manifest {report.manifest_id}")
+    print_line(f"{report.deleted:,} objects deleted in {report.seconds:.1f} s, manifest {report.manifest_id}")

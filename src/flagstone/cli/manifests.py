@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flagstone.cli.context import AsJson, Invocation, invocation
-from flagstone.cli.output import print_facts, print_json, print_table, say
+from flagstone.cli.output import print_facts, print_json, print_line, print_table
 from flagstone.cli.parsing import parse_moment
 from flagstone.cli.process import ABSENT
 from flagstone.inspector.text import size_text, time_text
@@ -125,7 +125,7 @@ def _print(manifest_id: int, manifest: Manifest) -> None:
     for prefix, tree in named:
         rows += [(prefix, "L0", *_view(manifest, view)) for view in tree.l0]
         rows += [(prefix, f"run {run.id}", *_view(manifest, view)) for run in tree.runs for view in run.views]
-    say("")
+    print_line("")
     print_table(
         ("segment", "level", "SST", "size", "first key", "last key", "owner"),
         rows,
@@ -135,10 +135,10 @@ def _print(manifest_id: int, manifest: Manifest) -> None:
     if manifest.checkpoints:
         from flagstone.cli.checkpoints import print_checkpoints
 
-        say("")
+        print_line("")
         print_checkpoints(manifest.checkpoints)
     if manifest.external_dbs:
-        say("")
+        print_line("")
         print_table(
             ("external database", "SSTs", "final checkpoint"),
             [
@@ -210,7 +210,7 @@ def seq_to_ts(
     if call.json:
         print_json({"seq": seq, "ts": text, "ts_secs": int(found.timestamp())})
     else:
-        say(text)
+        print_line(text)
 
 
 def ts_to_seq(
@@ -238,7 +238,7 @@ def ts_to_seq(
     elif call.json:
         print_json({"ts": moment.isoformat().replace("+00:00", "Z"), "seq": found})
     else:
-        say(str(found))
+        print_line(str(found))
 
 
 def _unknown(call: Invocation, field: str, problem: str) -> None:

@@ -76,7 +76,7 @@ def print_table(
 
     rows = list(rows)
     if not rows:
-        say(empty)
+        print_line(empty)
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     used = [position for position in range(len(columns)) if any(row[position] != "" for row in rows)]
@@ -91,7 +91,7 @@ def print_table(
         shown.print(table)
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """Print one line for people."""
     sys.stdout.write(f"{text}\n")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flagstone.cli.context import AsJson, Invocation, invocation
-from flagstone.cli.output import print_json, print_json_line, say
+from flagstone.cli.output import print_json, print_json_line, print_line
 from flagstone.cli.parsing import (
     KeyForm,
     ValueForm,
@@ -102,7 +102,7 @@ def get(
     if call.json:
         print_json(row_json(row))
     elif sys.stdout.isatty():
-        say(screen_text(row.value))
+        print_line(screen_text(row.value))
     else:
         sys.stdout.flush()
         sys.stdout.buffer.write(row.value)
@@ -277,7 +277,7 @@ def _count(call: Invocation, pairs: Iterable[tuple[bytes, bytes]]) -> None:
     if call.json:
         print_json({"entries": entries, "bytes": size})
     else:
-        say(f"{entries} entries, {size} bytes")
+        print_line(f"{entries} entries, {size} bytes")
 
 
 def _read_value(text: str, form: KeyForm) -> bytes:
@@ -298,7 +298,7 @@ def _print_written(call: Invocation, key: bytes, seq: int, what: str) -> None:
     if call.json:
         print_json({"key": json_text(key), "seq": seq})
     else:
-        say(f"{line_text(key)}: {what}, sequence number {seq}")
+        print_line(f"{line_text(key)}: {what}, sequence number {seq}")
 
 
 def diff(

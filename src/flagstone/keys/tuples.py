@@ -37,14 +37,11 @@ INSTANT: Final = 0x51
 TEXT: Final = 0x58
 BINARY: Final = 0x59
 
-END: Final = 0x00
-"""Ends a string. Inside, 0x00 is written 0x01 0x01, and 0x01 is written 0x01 0x02."""
 AFTER: Final = b"\xff"
 """No part begins with this byte, so it sorts after every continuation of a key."""
 
 MAX_INT_BYTES: Final = 8
 MIN_INT: Final = -(2**63)
-MAX_INT: Final = 2**64 - 1
 MAX_DIGITS: Final = 38
 EXPONENT_BIAS: Final = 0x8000
 
@@ -201,6 +198,7 @@ def _encode_datetime(value: datetime) -> bytes:
 
 
 def _encode_str(value: str) -> bytes:
+    # A string ends with 0x00. Inside, 0x00 is written 0x01 0x01, and 0x01 is written 0x01 0x02.
     try:
         raw = value.encode()
     except UnicodeEncodeError as problem:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import time
 from typing import Final, Protocol
 
-from flagstone.errors import InvalidRequest
-from flagstone.runtime.sync import Condition, Lock
-
-_MAX_LAG_SLEEP_SECONDS: Final = 10.0
+from flagstone.runtime.sync import Condition
 
 
 class Clock(Protocol):
@@ -35,47 +32,6 @@ class SystemClock:
 
 
 SYSTEM_CLOCK: Final = SystemClock()
-
-
-class NonDecreasingClock:
-    """The creation times of rows: never earlier than the last one, nor than `floor_ms`.
-
-    `floor_ms` is the newest creation time of the former writer. Retention and expiry compare creation times, so a
-    writer whose clock is behind must not continue. It waits out a small lag; a large lag is an error, as in SlateDB.
-    """
-
-    def __init__(self, inner: Clock, *, floor_ms: int = 0) -> None:
-        self._inner = inner
-        self._lock = Lock()
-        self._last_ms = floor_ms
-
-    def tick(self) -> int:
-        """The wall clock in milliseconds.
-
-        If it is behind the last tick, the call sleeps once, for twice the lag but at most ten seconds, and reads the
-        clock again. May be called from many threads; no thread waits for the sleep of another.
-
-        Raises:
-            InvalidRequest: the wall clock is still behind after the sleep.
-
-        """
-        with self._lock:
-            now_ms = self._inner.now_ms()
-            lag_ms = self._last_ms - now_ms
-            if lag_ms <= 0:
-                self._last_ms = now_ms
-                return now_ms
-        self._inner.sleep(min(_MAX_LAG_SLEEP_SECONDS, 2 * lag_ms / 1000))
-        with self._lock:
-            now_ms = self._inner.now_ms()
-            if now_ms < self._last_ms:
-                raise InvalidRequest(
-                    f"invalid clock tick: this machine's clock says {now_ms} ms, "
-                    f"which is {self._last_ms - now_ms} ms before the last write at {self._last_ms} ms; "
-                    "correct the clock and open the database again"
-                )
-            self._last_ms = now_ms
-            return now_ms
 
 
 class HeldClock:

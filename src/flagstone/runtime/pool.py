@@ -94,7 +94,7 @@ class IoPool:
         self._max_workers = max_workers
         self._name = name
         self._closed = False
-        self._hire()
+        self._create_workers()
         _pools.add(self)
 
     def __reduce__(self) -> tuple[object, tuple[int, str]]:
@@ -129,7 +129,7 @@ class IoPool:
         if self._max_workers == 0:
             self._check_open()
             call()
-        elif not self._crew.give(_Task(call, future.cancel)):
+        elif not self._workers.queue(_Task(call, future.cancel)):
             call()
         return future
 
@@ -141,7 +141,7 @@ class IoPool:
         a pool that waits for itself would never return.
         """
         work = list(items)
-        if len(work) <= 1 or self._max_workers == 0 or self._crew.includes(current_thread()):
+        if len(work) <= 1 or self._max_workers == 0 or self._workers.includes(current_thread()):
             self._check_open()
             return [fn(item) for item in work]
         failed = False
@@ -178,22 +178,22 @@ class IoPool:
     def close(self) -> None:
         """Refuse new calls; calls that were submitted before still run. Does not wait; may be called again."""
         self._closed = True
-        self._dismiss()
+        self._end_workers()
 
     def _check_open(self) -> None:
         if self._closed:
             raise _closed(self._name)
 
-    def _hire(self) -> None:
-        self._crew = _Crew(self._max_workers, self._name)
-        self._dismiss = finalize(self, _Crew.dismiss, self._crew)
-        self._dismiss.atexit = False  # the exit hook of this module does it, and waits for running calls
+    def _create_workers(self) -> None:
+        self._workers = _Workers(self._max_workers, self._name)
+        self._end_workers = finalize(self, _Workers.end, self._workers)
+        self._end_workers.atexit = False  # the exit hook of this module does it, and waits for running calls
 
     def _start_over_in_child(self) -> None:
-        self._dismiss.detach()
-        self._hire()
+        self._end_workers.detach()
+        self._create_workers()
         if self._closed:
-            self._dismiss()
+            self._end_workers()
 
 
 def _wait_for_all(futures: Iterable[Future[_T]]) -> None:
@@ -210,23 +210,23 @@ class _Task(NamedTuple):
     cancel: Callable[[], bool]
 
 
-class _Crew:
+class _Workers:
     """The threads of one pool and their queue. It has no reference to the pool, so that the pool can be collected."""
 
     def __init__(self, max_workers: int, name: str) -> None:
         self._max_workers = max_workers
         self._name = name
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
-        # Reentrant: Python's garbage collection may call `dismiss` while this thread holds the lock.
+        # Reentrant: Python's garbage collection may call `end` while this thread holds the lock.
         self._lock = RLock()
         self._threads: list[Thread] = []
         self._outstanding = 0  # queued or running
-        self._dismissed = False
+        self._ended = False
 
-    def give(self, task: _Task) -> bool:
+    def queue(self, task: _Task) -> bool:
         """Queue the task; False if there is no thread to run it and none can be started."""
         with self._lock:
-            if self._dismissed:
+            if self._ended:
                 raise _closed(self._name)
             if self._outstanding >= len(self._threads) < self._max_workers:
                 self._add_thread()
@@ -239,16 +239,16 @@ class _Crew:
     def includes(self, thread: Thread) -> bool:
         return thread in self._threads
 
-    def dismiss(self) -> None:
+    def end(self) -> None:
         with self._lock:
-            if self._dismissed:
+            if self._ended:
                 return
-            self._dismissed = True
+            self._ended = True
             # The queue is first in, first out: a thread ends only after all tasks that were queued before.
             for _ in self._threads:
                 self._tasks.put(None)
 
-    def abandon_queue(self) -> None:
+    def cancel_queued(self) -> None:
         try:
             while True:
                 task = self._tasks.get_nowait()
@@ -264,7 +264,7 @@ class _Crew:
 
     def _add_thread(self) -> None:
         thread = Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
-        # Added before it runs: `dismiss` ends only threads in the list.
+        # Added before it runs: `end` ends only threads in the list.
         self._threads.append(thread)
         try:
             thread.start()
@@ -316,12 +316,12 @@ def _after_fork_in_child() -> None:
 
 def _at_exit() -> None:
     deadline = monotonic() + EXIT_GRACE_SECONDS
-    crews = [pool._crew for pool in _pools]  # noqa: SLF001
-    for crew in crews:
-        crew.abandon_queue()
-        crew.dismiss()
-    for crew in crews:
-        crew.join(deadline)
+    workers_of_all = [pool._workers for pool in _pools]  # noqa: SLF001
+    for workers in workers_of_all:
+        workers.cancel_queued()
+        workers.end()
+    for workers in workers_of_all:
+        workers.join(deadline)
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
