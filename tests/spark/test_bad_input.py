@@ -72,8 +72,8 @@ def source(folder: Path, **options: str) -> FlagstoneDataSource:
         (PLAIN, {"max_sst_size": "lots"}, "option 'max_sst_size' is 'lots': use a whole number from 1"),
         (PLAIN, {"sorted": "yes"}, "option 'sorted' is 'yes': use true or false"),
         (PLAIN, {"duplicates": "first"}, "'last' or 'error', not 'first'"),
-        (PLAIN, {"compression_codec": "gzip"}, "'gzip' is none of Snappy, Zlib, Lz4, Zstd"),
-        (PLAIN, {"sst_block_size": "7"}, "7 is none of 1024"),
+        (PLAIN, {"compression_codec": "gzip"}, "'gzip' is not one of Snappy, Zlib, Lz4, Zstd"),
+        (PLAIN, {"sst_block_size": "7"}, "7 is not one of 1024"),
         (PLAIN, {"store.fsnyc": "false"}, "folders have no option 'fsnyc'; did you mean 'fsync'"),
     ],
 )

@@ -63,7 +63,7 @@ def test_without_java_the_error_says_what_is_missing(shop: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["compact", "--spark-conf", "spark.master=local"], "--spark-conf is for --spark"),
+        (["compact", "--spark-conf", "spark.master=local"], "--spark-conf works only with --spark"),
         (["run-worker", "--spark", "--spark-conf", "spark.master"], "not NAME=VALUE"),
         (["verify", "--spark", "--spark-conf", "master=local"], "not NAME=VALUE"),
     ],
