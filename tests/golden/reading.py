@@ -36,9 +36,9 @@ class PlainReader:
 
     def _table_rows(self, manifest: Manifest) -> Iterator[EntryTuple]:
         for view in manifest.views:
-            table = manifest.table(view)
+            table = manifest.sst(view)
             owner = manifest.path_of_owner(table.id)
-            path = (self.paths if owner is None else DbPaths(owner)).table(table.id)
+            path = (self.paths if owner is None else DbPaths(owner)).sst(table.id)
             visible = view.effective_range(table.info)
             for block in decode_sst(self.store.get(path).data, path).rows():
                 yield from (row for row in block if row[0] in visible)

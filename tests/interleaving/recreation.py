@@ -167,10 +167,9 @@ class Recreation:
     def _create(self, actor: str) -> Written:
         store = self._wrapped(actor)
         opened = open_inline(store, 6)
-        recovered = opened.recovered
-        rows = (recovered.last_seq + 1, recovered.last_seq + 2)
-        durable = write_rows(store, recovered.last_wal_id + 1, rows)
-        return Written(incarnation(recovered.manifest.value), tuple(durable))
+        made = incarnation(opened.recovered.manifest.value)
+        rows = (opened.recovered.last_seq + 1, opened.recovered.last_seq + 2)
+        return Written(made, tuple(write_rows(store, opened.recovered.last_wal_id + 1, rows)))
 
     # -- inside -------------------------------------------------------------------------------------------
 

@@ -8,7 +8,9 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+from flagstone.config import Settings
 from flagstone.db.recovery import Opened, open_for_writing
+from flagstone.db.writer.environment import Environment
 from flagstone.errors import Closed
 from flagstone.format.codec import Codec
 from flagstone.gc.collector import Collector
@@ -23,7 +25,6 @@ from flagstone.runtime.clock import VirtualClock
 from flagstone.runtime.ids import Ids
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.pool import IoPool
-from flagstone.runtime.service import Supervisor
 from flagstone.store.commit_log import CommitRecord, RecordState
 from flagstone.store.intents import IntentBroken
 from flagstone.store.memory import MemoryStore
@@ -108,7 +109,7 @@ def _identity(record: CommitRecord) -> tuple[str, int, str, str]:
 
 def visible_rows(opened: Opened, seqs: Iterable[int]) -> set[int]:
     """Which of the rows `b"k<sequence number>"` an opened database replayed."""
-    memtables = opened.recovered.memtables.tables()
+    memtables = opened.recovered.memtables.newest_first()
     return {seq for seq in seqs if any(memtable.get(b"k%d" % seq, MAX_SEQ) for memtable in memtables)}
 
 
@@ -122,16 +123,17 @@ def manifests_in(store: Any, ids: int) -> ManifestStore:
 
 def open_inline(store: Any, ids: int) -> Opened:
     """Open the database for writing without threads of its own."""
-    return open_for_writing(
-        store,
-        store,
-        PATHS,
-        manifests_in(store, ids),
-        create=True,
-        extractor=None,
-        freeze_bytes=1 << 20,
+    env = Environment(
+        store=store,
+        wal_store=store,
+        paths=PATHS,
+        settings=Settings(),
+        clock=VirtualClock(START_MS),
+        ids=Ids(ids),
+        metrics=Metrics(),
         pool=IoPool(max_workers=0, name="inline"),
     )
+    return open_for_writing(env, manifests_in(store, ids), create=True)
 
 
 class RowWriter(WalWriter):
@@ -141,8 +143,36 @@ class RowWriter(WalWriter):
         return encode_wal(spans)
 
 
+def write_rows(
+    store: Any,
+    next_id: int,
+    seqs: Iterable[int],
+    *,
+    on_durable: Callable[[WalId], None] = lambda _: None,
+    check_epoch: Callable[[], None] = lambda: None,
+) -> list[int]:
+    """Write one WAL file per row; the rows reported as durable before the writer ended or was fenced."""
+    rows = RowSource(seqs, on_durable)
+    never_woken: Any = None
+    writer = RowWriter(
+        store,
+        PATHS,
+        rows,
+        Ownership(EpochCheck(check_epoch), clock=VirtualClock(START_MS), limit_s=0),
+        WalOptions(first_id=WalId(next_id), codec=Codec.NONE, flush_interval_s=None, max_retries=0),
+        clock=VirtualClock(START_MS),
+        ids=Ids(2),
+        metrics=Metrics(),
+        supervisor=never_woken,
+    )
+    with suppress(Closed):
+        while rows.waiting:
+            writer.write_file()
+    return rows.durable
+
+
 class RowSource:
-    """Rows for the WAL, one per file, and the rows that were reported as durable."""
+    """One row for each WAL file."""
 
     def __init__(self, seqs: Iterable[int], on_durable: Callable[[WalId], None]) -> None:
         self.waiting = list(seqs)
@@ -159,45 +189,10 @@ class RowSource:
 
 
 class EpochCheck:
-    """Reads the manifest as the owner of `fence` does. Without a fence it reads nothing."""
+    """A manifest for `Ownership`: `refresh` raises `Closed` when a newer writer owns the database."""
 
-    def __init__(self, store: Any, fence: Fence | None) -> None:
-        self._manifests = manifests_in(store, 1)
-        self._fence = fence
-
-    def refresh(self) -> None:
-        if self._fence is not None:
-            self._fence.check(self._manifests.require_latest().value)
-
-
-def write_rows(
-    store: Any,
-    next_id: int,
-    seqs: Iterable[int],
-    *,
-    on_durable: Callable[[WalId], None] = lambda _: None,
-    fence: Fence | None = None,
-) -> list[int]:
-    """Write one WAL file per row; the rows reported as durable before the writer ended or was fenced.
-
-    With `fence` the writer checks its epoch after every file.
-    """
-    source, clock = RowSource(seqs, on_durable), VirtualClock(START_MS)
-    writer = RowWriter(
-        store,
-        PATHS,
-        source,
-        Ownership(EpochCheck(store, fence), clock=clock, limit_s=0),
-        WalOptions(first_id=WalId(next_id), codec=Codec.NONE, flush_interval_s=None, max_retries=0),
-        clock=clock,
-        ids=Ids(2),
-        metrics=Metrics(),
-        supervisor=Supervisor(clock=clock),
-    )
-    with suppress(Closed):
-        while source.waiting:
-            writer.write_file()
-    return source.durable
+    def __init__(self, refresh: Callable[[], None]) -> None:
+        self.refresh = refresh
 
 
 def unexpected_errors(outcomes: Mapping[str, Any], expected: tuple[type[BaseException], ...]) -> str | None:
@@ -322,8 +317,14 @@ class Duel:
         return self._stage.wrap(self._store, actor, private=_is_clock)
 
     def _write(self, store: Any, fence: Fence, fence_id: WalId, first_seq: int, files: int) -> list[int]:
+        manifests = manifests_in(store, 1)
         seqs = range(first_seq, first_seq + files)
-        return write_rows(store, fence_id + 1, seqs, fence=fence if self._checks_epoch else None)
+
+        def check_epoch() -> None:
+            if self._checks_epoch:
+                fence.check(manifests.require_latest().value)
+
+        return write_rows(store, fence_id + 1, seqs, check_epoch=check_epoch)
 
     def _replace(self) -> list[int]:
         store = self._wrapped("second")

@@ -58,7 +58,7 @@ class Rig:
 
     def add_encoded(self, encoded: EncodedSst, *, owner: str | None = None) -> SstView:
         table_id = self.ids.ulid()
-        self.store.put((PATHS if owner is None else DbPaths(owner)).table(table_id), encoded.data)
+        self.store.put((PATHS if owner is None else DbPaths(owner)).sst(table_id), encoded.data)
         table = SsTable(table_id, encoded.info, encoded.format_version)
         self.manifest = replace(self.manifest, ssts={**self.manifest.ssts, table_id: table})
         return SstView.whole(table_id)
@@ -119,7 +119,7 @@ class Rig:
         return self.executor().run(task, record=self.records.append, cancelled=cancelled)
 
     def data(self, table: SsTable) -> bytes:
-        return self.store.get(PATHS.table(table.id)).data
+        return self.store.get(PATHS.sst(table.id)).data
 
     def rows(self, tables: Iterable[SsTable]) -> list[EntryTuple]:
         images = [decode_sst(self.data(table), "output") for table in tables]

@@ -108,7 +108,7 @@ class Upkeep:
         rows = [
             row
             for view in manifest.views
-            for block in decode_sst(self._store.get(self._paths.table(view.sst_id)).data, "table").rows()
+            for block in decode_sst(self._store.get(self._paths.sst(view.sst_id)).data, "table").rows()
             for row in block
         ]
         rows.sort(key=lambda row: (row[0], -row[1]))
@@ -122,7 +122,7 @@ class Upkeep:
         builder.add_rows(list(retain(rows, policy)))
         built = builder.finish()
         table = SsTable(SYSTEM_IDS.ulid(), built.info)
-        self._store.put(self._paths.table(table.id), built.data)
+        self._store.put(self._paths.sst(table.id), built.data)
         l0, runs = [view.id for view in manifest.tree.l0], [run.id for run in manifest.tree.runs]
         destination = RunId(min(runs, default=0))
         self._manifests.update(
@@ -139,7 +139,7 @@ class Upkeep:
         kept = set(latest.ssts)
         for entry in alive:
             kept |= self._manifests.load(entry.manifest_id).ssts.keys()
-        wanted = {self._paths.table(table_id) for table_id in kept}
+        wanted = {self._paths.sst(table_id) for table_id in kept}
         doomed = [meta.path for meta in self._store.list("db/compacted") if meta.path not in wanted]
         self._store.delete_many(doomed)
         return len(doomed)

@@ -333,7 +333,7 @@ class Interrupted(FaultyStore):
 
 def _others(world: LogWorld) -> dict[str, object]:
     def another_begins() -> None:
-        world.pin("new").place(begin_at(world.manifests.require_latest().value.replay_after_wal_id + 1))  # type: ignore[arg-type]
+        world.pin("new").set(begin_at(world.manifests.require_latest().value.replay_after_wal_id + 1))  # type: ignore[arg-type]
 
     def another_moves() -> None:
         world.pin("slow").move(Position(WalId(7)))
@@ -371,8 +371,8 @@ def test_what_others_do_between_any_two_requests_loses_nothing(action: str, othe
         nth += 1
         world = LogWorld()
         world.write(5)
-        world.pin("slow").place(begin_at(3))  # type: ignore[arg-type]
-        world.pin("mine").place(begin_at(4))  # type: ignore[arg-type]
+        world.pin("slow").set(begin_at(3))  # type: ignore[arg-type]
+        world.pin("mine").set(begin_at(4))  # type: ignore[arg-type]
         world.write(5)
         world.flush()
         world.collect()
@@ -381,9 +381,9 @@ def test_what_others_do_between_any_two_requests_loses_nothing(action: str, othe
         match action:
             case "place":
                 start = world.manifests.require_latest().value.replay_after_wal_id + 1
-                mine.place(begin_at(start))  # type: ignore[arg-type]
+                mine.set(begin_at(start))  # type: ignore[arg-type]
             case "place early":
-                mine.place(begin_at(4))  # type: ignore[arg-type]
+                mine.set(begin_at(4))  # type: ignore[arg-type]
             case "move":
                 mine.move(Position(WalId(9)))
             case _:

@@ -36,7 +36,7 @@ def test_a_lender_keeps_its_tables_until_the_borrower_has_compacted_them_away(wo
     collect(world, "p")
 
     left = set(world.objects("p/compacted"))
-    assert not left & {DbPaths("p").table(table) for table in lent}
+    assert not left & {DbPaths("p").sst(table) for table in lent}
     assert len(left) <= 2
     assert world.scan("p") == numbered(0, 5, b"w") | numbered(0, 1, b"x")
     assert world.scan("c") == numbered(0, 5)

@@ -82,7 +82,7 @@ def test_a_state_before_a_compaction_comes_back_and_its_jobs_are_failed(world: W
     fence, claimed = claim_compactor(manifests)
     claim_compactions(compactions, fence)
     l0 = tuple(view.id for view in claimed.value.tree.l0)
-    newest = claimed.value.table(claimed.value.tree.l0[0])
+    newest = claimed.value.sst(claimed.value.tree.l0[0])
     manifests.update(
         lambda now: apply_compaction(
             now.value, segment=b"", l0=l0, runs=(), destination=RunId(0), output=(newest,)
@@ -134,7 +134,7 @@ def test_a_clone_is_restored_with_what_it_borrowed(world: World) -> None:
             l0=[view.id for view in now.value.tree.l0],
             runs=(),
             destination=RunId(0),
-            output=(now.value.table(now.value.tree.l0[0]),),
+            output=(now.value.sst(now.value.tree.l0[0]),),
         )
     )
     assert manifests.require_latest().value.external_dbs[0].sst_ids == ()

@@ -90,7 +90,7 @@ class RowExecutor:
             builder.add_rows(kept[start : start + self.rows_per_table])
             encoded = builder.finish()
             table = SsTable(self.ids.ulid(ulid_ms(task.job_id)), encoded.info)
-            self.store.put(self.paths.table(table.id), encoded.data)
+            self.store.put(self.paths.sst(table.id), encoded.data)
             done.append(table)
             self.made += 1
             record(replace(context, subcompactions=(Subcompaction(BytesRange(), tuple(done)),)))
@@ -131,7 +131,7 @@ class World:
         encoded = builder.finish()
         newest = self.manifests.require_latest().value.newest_l0
         table = SsTable(self.ids.ulid(0 if newest is None else ulid_ms(newest)), encoded.info)
-        self.store.put(PATHS.table(table.id), encoded.data)
+        self.store.put(PATHS.sst(table.id), encoded.data)
         seq = Seq(self.seq)
         done = Flush(((segment, table),), WalId(0), WalId(0), self.seq, seq, seq)
         self.manifests.update(lambda now: apply_flush(now.value, done))
@@ -147,19 +147,13 @@ class World:
 
     def board(self) -> Board:
         manifests = ManifestStore(self.store, PATHS, clock=self.clock, ids=self.ids)
-        return Board(manifests, CompactionsStore(self.store, PATHS, clock=self.clock, ids=self.ids))
+        compactions = CompactionsStore(self.store, PATHS, clock=self.clock, ids=self.ids)
+        return Board(manifests, compactions, clock=self.clock, ids=self.ids, metrics=self.metrics)
 
     def coordinator(
         self, options: CompactorOptions | None = None, *, board: Board | None = None, **more: Any
     ) -> Coordinator:
-        return Coordinator(
-            board or self.board(),
-            options or CompactorOptions(),
-            clock=self.clock,
-            ids=self.ids,
-            metrics=self.metrics,
-            **more,
-        )
+        return Coordinator(board or self.board(), options or CompactorOptions(), **more)
 
     def worker(
         self,
@@ -175,9 +169,6 @@ class World:
             board or self.board(),
             executor,
             options or CompactionWorkerOptions(),
-            clock=self.clock,
-            ids=self.ids,
-            metrics=self.metrics,
             pool=IoPool(max_workers=0, name="inline"),
             **more,
         )
@@ -260,11 +251,11 @@ def contents(store: ObjectStore, manifest: Manifest, paths: DbPaths = PATHS) -> 
 def view_rows(
     store: ObjectStore, manifest: Manifest, view: SstView, paths: DbPaths = PATHS
 ) -> list[EntryTuple]:
-    table = manifest.table(view)
+    table = manifest.sst(view)
     visible = view.effective_range(table.info)
     return [row for row in table_rows(store, table, paths) if row[0] in visible]
 
 
 def table_rows(store: ObjectStore, table: SsTable, paths: DbPaths = PATHS) -> list[EntryTuple]:
-    path = paths.table(table.id)
+    path = paths.sst(table.id)
     return [row for block in decode_sst(store.get(path).data, path).rows() for row in block]

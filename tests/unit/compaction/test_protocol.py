@@ -276,7 +276,7 @@ def test_sources_that_do_not_overlap_are_moved_when_that_is_switched_on(world: W
 
     (run,) = world.manifest.tree.runs
     assert {view.sst_id for view in run.views} == tables
-    firsts = [world.manifest.table(view).info.first_entry for view in run.views]
+    firsts = [world.manifest.sst(view).info.first_entry for view in run.views]
     assert firsts == [b"0", b"1", b"2", b"3"]
     assert world.statuses() == [COMPLETED]
     assert world.contents() == before

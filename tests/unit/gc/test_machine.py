@@ -142,8 +142,8 @@ class Database(RuleBasedStateMachine):
         }
         needed = {paths.manifest(ManifestId(latest.id)), *map(paths.manifest, pinned)}
         reached = [latest.value, *(world.manifests.load(version) for version in pinned)]
-        needed |= {paths.table(sst_id) for manifest in reached for sst_id in manifest.ssts}
-        needed |= {paths.table(table.id) for table in (self.uploaded, self.output) if table is not None}
+        needed |= {paths.sst(sst_id) for manifest in reached for sst_id in manifest.ssts}
+        needed |= {paths.sst(table.id) for table in (self.uploaded, self.output) if table is not None}
         logs = set(range(max(1, latest.value.replay_after_wal_id), world.last_wal + 1))
         for manifest in reached[1:]:
             logs |= set(range(manifest.replay_after_wal_id + 1, manifest.wal_id_last_seen + 1))

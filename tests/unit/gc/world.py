@@ -59,7 +59,7 @@ class World:
     def upload(self, ulid: Ulid | None = None) -> SsTable:
         """A table that no manifest names."""
         table = SsTable(self.ids.ulid() if ulid is None else ulid, SsTableInfo(b"a", b"z", 10, 5, 10, 0))
-        self.store.put(self.paths.table(table.id), b"table" * 10)
+        self.store.put(self.paths.sst(table.id), b"table" * 10)
         return table
 
     def write_log(self, count: int = 1, *, data: bytes = b"rows of a log file") -> None:
@@ -77,7 +77,7 @@ class World:
         self.write_log()
         self.seq += 1
         change = Flush(
-            tables=((b"", table),),
+            ssts=((b"", table),),
             replay_after_wal_id=WalId(self.last_wal - 1),
             wal_id_last_seen=WalId(self.last_wal),
             last_clock_tick=self.clock.now_ms(),
@@ -151,7 +151,7 @@ class World:
         return any(meta.path == path for meta in self.store.list(self.paths.root))
 
     def has(self, table: SsTable) -> bool:
-        return self.exists(self.paths.table(table.id))
+        return self.exists(self.paths.sst(table.id))
 
     def manifest_ids(self) -> list[int]:
         return [entry.id for entry in self.manifests.list()]

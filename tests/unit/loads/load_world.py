@@ -73,7 +73,7 @@ class LoadWorld(LogWorld):
         builder.add_rows([self._row(key, value) for key, value in sorted(rows.items())])
         built = builder.finish()
         table = SsTable(self.ids.ulid(), built.info, built.format_version)
-        self.memory.put(PATHS.table(table.id), built.data)
+        self.memory.put(PATHS.sst(table.id), built.data)
         return table
 
     def _row(self, key: bytes, value: bytes | None) -> EntryTuple:
@@ -98,14 +98,14 @@ class LoadWorld(LogWorld):
 
     @property
     def tables(self) -> int:
-        return sum(1 for _ in self.memory.list(PATHS.table_folder))
+        return sum(1 for _ in self.memory.list(PATHS.sst_folder))
 
     def plan_like_slatedb(self) -> list[str]:
         doomed = super().plan_like_slatedb()
         latest = self.manifests.require_latest().value
         kept = [latest, *(self.manifests.load(entry.manifest_id) for entry in latest.checkpoints)]
-        needed = {PATHS.table(table_id) for manifest in kept for table_id in manifest.ssts}
-        found = [meta.path for meta in self.memory.list(PATHS.table_folder)]
+        needed = {PATHS.sst(table_id) for manifest in kept for table_id in manifest.ssts}
+        found = [meta.path for meta in self.memory.list(PATHS.sst_folder)]
         return doomed + [path for path in found if path not in needed]
 
     def collect(self) -> None:

@@ -330,7 +330,7 @@ def test_marks_that_nobody_needs_do_not_pile_up(world: LoadWorld) -> None:
 
 
 def mark_at(seq: int, wal_id: int, *, created_s: int = 1_000, **options: Any) -> Checkpoint:
-    mark = LoadRecord("done", Seq(seq), 0, place=LoadPosition(Seq(seq - 1), WalId(wal_id)), **options)
+    mark = LoadRecord("done", Seq(seq), 0, position=LoadPosition(Seq(seq - 1), WalId(wal_id)), **options)
     return Checkpoint(SYSTEM_IDS.uuid(), ManifestId(7), created_s, None, encode_load(mark))
 
 
@@ -351,7 +351,7 @@ def test_a_mark_says_where_the_load_stands() -> None:
         entry, LoadRecord("done", Seq(9), 0, "", "a b&c", LoadPosition(Seq(8), WalId(4)), replaces=True)
     )
     old = Checkpoint(entry.id, ManifestId(7), 1, None, "flagstone.load/done?seq=9&id_ms=0&reason=&owner=")
-    assert next(held_loads(Manifest(checkpoints=(old,)))).record.place is None
+    assert next(held_loads(Manifest(checkpoints=(old,)))).record.position is None
 
 
 def test_a_mark_lives_as_long_as_the_longest_pin_that_needs_it() -> None:

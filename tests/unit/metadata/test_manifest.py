@@ -41,7 +41,7 @@ def flush(
     number: int, *, prefixes: tuple[bytes, ...] = (b"",), points: SequenceTracker | None = None
 ) -> Flush:
     return Flush(
-        tables=tuple((prefix, table(10 * number + i)) for i, prefix in enumerate(prefixes)),
+        ssts=tuple((prefix, table(10 * number + i)) for i, prefix in enumerate(prefixes)),
         replay_after_wal_id=WalId(number),
         wal_id_last_seen=WalId(number + 1),
         last_clock_tick=1000 * number,
@@ -74,7 +74,7 @@ def test_flushes_stack_up_and_repeat_harmlessly() -> None:
     assert set(twice.ssts) == {table(20).id, table(10).id}
     assert (twice.last_l0_seq, twice.replay_after_wal_id, twice.wal_id_last_seen) == (200, 2, 3)
     assert twice.sequence_tracker == points
-    assert twice.table(twice.tree.l0[0]) == table(20)
+    assert twice.sst(twice.tree.l0[0]) == table(20)
 
 
 def test_a_flush_into_segments_touches_each_once() -> None:

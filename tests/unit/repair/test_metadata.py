@@ -133,7 +133,7 @@ def test_a_checkpoint_whose_ssts_are_gone_is_deleted() -> None:
 
     tree = replace(manifest.tree, l0=tuple(view for view in manifest.tree.l0 if view.sst_id != lost))
     patient.put_manifest(manifest_id, replace_trees(manifest, tree=tree))
-    patient.store.delete(PATHS.table(lost))
+    patient.store.delete(PATHS.sst(lost))
 
     report = patient.repair()
 
@@ -146,7 +146,7 @@ def test_an_sst_that_is_gone_leaves_the_manifest_and_its_keys_are_named() -> Non
     patient.write({b"a": b"1"}, {b"b": b"2"}, {b"c": b"3"}, tables=3)
     _, manifest = patient.manifest()
     lost = next(sst_id for sst_id, table in manifest.ssts.items() if table.info.first_entry == b"b")
-    path = PATHS.table(lost)
+    path = PATHS.sst(lost)
     patient.store.delete(path)
     for wal_id in patient.wal_ids():
         patient.store.delete(PATHS.wal(WalId(wal_id)))
@@ -164,7 +164,7 @@ def test_an_sst_that_is_gone_is_made_again_from_the_wal() -> None:
     patient.write({b"a": b"1", b"b": b"1"}, {b"b": b"2"}, {b"a": b"3", b"c": b"3"}, {b"d": b"4"}, tables=3)
     _, manifest = patient.manifest()
     for lost in manifest.ssts:
-        patient.store.delete(PATHS.table(lost))
+        patient.store.delete(PATHS.sst(lost))
 
     report = patient.repair()
 
@@ -185,13 +185,13 @@ def test_an_sst_is_made_again_in_part_when_some_of_its_wal_files_are_gone() -> N
     patient.crash(db)
     _, manifest = patient.manifest()
     (lost,) = manifest.ssts
-    patient.store.delete(PATHS.table(lost))
+    patient.store.delete(PATHS.sst(lost))
     patient.store.delete(PATHS.wal(WalId(patient.wal_ids()[1])))
 
     report = patient.repair()
 
     assert "whose WAL files are gone" in report.defects[0].gives_up
-    assert report.losses.ssts == (PATHS.table(lost),)
+    assert report.losses.ssts == (PATHS.sst(lost),)
     assert patient.rows() == {b"a": b"value", b"c": b"value"}
 
 
@@ -199,7 +199,7 @@ def test_an_sst_that_was_cut_is_named_and_left_alone() -> None:
     patient = Patient()
     patient.write({b"a": b"1"}, tables=1)
     _, manifest = patient.manifest()
-    path = PATHS.table(next(iter(manifest.ssts)))
+    path = PATHS.sst(next(iter(manifest.ssts)))
     patient.store.put(path, patient.store.get(path).data[:20])
     before = patient.objects()
 

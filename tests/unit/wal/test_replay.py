@@ -70,7 +70,7 @@ def test_rows_that_are_in_tables_already_are_left_out(log: Log) -> None:
 def test_hundreds_of_files_come_in_order_through_a_pool(log: Log, pool: IoPool) -> None:
     log.add_files(1, 300)
 
-    files = list(replay(log.store, PATHS, WalId(0), WalId(300), pool=pool, parallelism=8))
+    files = list(replay(log.store, PATHS, WalId(0), WalId(300), pool=pool))
 
     assert [file.rows[0][1] for file in files] == list(range(1, 301))
 
