@@ -257,6 +257,7 @@ class World:
                 session.put_durably(b"judge %d" % number)
             session.scan()
             db.flush()
+            machine.sleep(600)  # compactions come to an end
         admin = self._admin(process)
         for checkpoint, rows in self.checkpoints.items():
             self._reread(process, checkpoint, rows)
@@ -274,7 +275,7 @@ class World:
         machine, admin = process.machine, self._admin(process)
         # Past the checkpoints that crashed processes left behind, and past every clock that ran ahead.
         machine.sleep(50_000)
-        with self._open(process) as db:
+        with self._open(process, compactor=False) as db:
             session = Session(self, process, db)
             # SSTs that are not older than the newest of L0 may belong to a flush under way.
             session.put_durably(b"judge")
@@ -313,11 +314,12 @@ class World:
                 self.scheduler.note(f"close: {describe(error)}")
             self.done["close"] += 1
 
-    def _open(self, process: Process) -> Db:
+    def _open(self, process: Process, *, compactor: bool = True) -> Db:
         settings = self.plan.settings
-        if self.quiet and settings.compactor_options is None:
+        if self.quiet:
             # A full L0 stops flushes until a compactor makes room.
-            settings = replace(settings, compactor_options=CompactorOptions())
+            options = (settings.compactor_options or CompactorOptions()) if compactor else None
+            settings = replace(settings, compactor_options=options)
         return open_database(
             PATH,
             store=Link(self.network, process),
