@@ -126,6 +126,7 @@ def open_inline(store: Any, ids: int) -> Opened:
     env = Environment(
         store=store,
         wal_store=store,
+        disk_cache=None,
         paths=PATHS,
         settings=Settings(),
         clock=VirtualClock(START_MS),

@@ -39,6 +39,7 @@ from flagstone.runtime.pool import IoPool, shared_pool
 from flagstone.runtime.sync import Lock
 from flagstone.sst.builder import EncodedSst, SstOptions
 from flagstone.sst.writer import OutputWriter, SpareBuffers
+from flagstone.store.caching import CachingStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
 from flagstone.types import KeyRange, Seq
@@ -59,6 +60,7 @@ class LocalExecutor:
 
     Each running range has an SST of up to `max_sst_size` in memory, and for each source one chunk of at most
     `bytes_to_fetch` being merged and one to `max_fetch_tasks` being fetched. An idle executor keeps 64 MiB.
+    Outputs go into `cache` as well, if there is one.
     """
 
     def __init__(
@@ -70,12 +72,14 @@ class LocalExecutor:
         work: CompactionWorkerOptions,
         merge_operator: MergeOperator | None = None,
         compaction_filter: CompactionFilterFactory | None = None,
+        cache: CachingStore | None = None,
         pool: IoPool | None = None,
         ids: Ids = SYSTEM_IDS,
         clock: Clock = SYSTEM_CLOCK,
         metrics: Metrics | None = None,
     ) -> None:
         self._store = store
+        self._cache = cache
         self._paths = paths
         self._options = options
         self._work = work
@@ -209,7 +213,10 @@ class LocalExecutor:
     def _upload(self, job: _RunningJob, number: int, sst: EncodedSst) -> None:
         # Not older than the job: SlateDB refuses an older output, and its garbage collector would delete it.
         sst_id = self._ids.ulid(ulid_ms(job.task.job_id))
-        self._store.put(self._paths.sst(sst_id), sst.data)
+        path = self._paths.sst(sst_id)
+        self._store.put(path, sst.data)
+        if self._cache is not None:
+            self._cache.keep_whole(path, sst.data)
         self._rows.add(sst.rows)
         job.progress.add(number, SsTable(sst_id, sst.info, sst.format_version))
 

@@ -76,6 +76,7 @@ def open_database(
     merging, threads = check_compactor_parts(settings, scheduler, executor)
     metrics, paths, pool = Metrics(), DbPaths(root), shared_pool()
     main = _with_retries_and_metrics(found, metrics, clock, ids)
+    on_disk = cached_on_disk(main, settings.object_store_cache_options, metrics=metrics)
     env = Environment(
         store=main,
         wal_store=main
@@ -83,6 +84,7 @@ def open_database(
         else _with_retries_and_metrics(
             resolve_wal_store(wal_store, main, store_options), metrics, clock, ids, "wal"
         ),
+        disk_cache=on_disk if isinstance(on_disk, CachingStore) else None,
         paths=paths,
         settings=settings,
         clock=clock,
@@ -100,14 +102,13 @@ def open_database(
     manifests = ManifestStore(env.store, paths, metrics=metrics, clock=clock, ids=ids)
     opened = open_for_writing(env, manifests, create=create)
     cache = SstCache(capacity_bytes=settings.block_cache_bytes + settings.meta_cache_bytes, metrics=metrics)
-    on_disk = cached_on_disk(env.store, settings.object_store_cache_options, metrics=metrics)
     ssts = SstStore(on_disk, paths, cache=cache, pool=pool, metrics=metrics)
     engine = Engine(env, manifests, opened, ViewBuilder(ssts))
     engine.start()
     preload = settings.object_store_cache_options.preload_disk_cache_on_startup
-    if preload is not None and isinstance(on_disk, CachingStore):
+    if preload is not None and env.disk_cache is not None:
         wanted = plan_preload(opened.recovered.manifest.value, paths, preload)
-        engine.services.supervisor.start(CachePreload(on_disk, wanted))
+        engine.services.supervisor.start(CachePreload(env.disk_cache, wanted))
     return Db(engine) if opened.key_ranges is None else ProjectedDb(engine)
 
 

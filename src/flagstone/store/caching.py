@@ -151,7 +151,7 @@ class CachingStore:
         found = self._inner.get(path)
         if len(found.data) == found.meta.size:
             self._describe(found.meta)
-            self._keep_whole(path, found.data)
+            self.keep_whole(path, found.data)
         return found
 
     def get_if_changed(self, path: str, known: ObjectVersion) -> StoredObject | None:
@@ -201,7 +201,7 @@ class CachingStore:
         if _is_sst(path):
             self._forget(path)
             if self._cache_on_put:
-                self._keep_whole(path, data)
+                self.keep_whole(path, data)
         return version
 
     def put_if_absent(self, path: str, data: bytes, *, token: str | None = None) -> ObjectVersion:
@@ -340,7 +340,8 @@ class CachingStore:
                     if flight is not None:
                         flight.set()
 
-    def _keep_whole(self, path: str, content: bytes) -> None:
+    def keep_whole(self, path: str, content: bytes) -> None:
+        """Keep an SST that is on the store with this content."""
         for number, at in enumerate(range(0, len(content), self._part_bytes)):
             self._keep(path, number, content[at : at + self._part_bytes])
 

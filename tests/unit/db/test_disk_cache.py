@@ -9,6 +9,7 @@ import pytest
 
 import flagstone
 from flagstone import ReaderSettings, Settings
+from flagstone.config import CompactorOptions, SchedulerOptions
 from flagstone.runtime.clock import VirtualClock
 from flagstone.store.counting import CountingStore
 from flagstone.store.memory import MemoryStore
@@ -41,6 +42,24 @@ def test_a_writer_with_cache_on_put_caches_the_ssts_it_flushes(tmp_path: Path) -
         db.flush()
         assert any(file.is_file() for file in tmp_path.rglob("*"))
         assert db.get(b"key") == b"value"
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_outputs_of_compactions_are_cached_as_configured(tmp_path: Path, cached: bool) -> None:
+    options = {"root_folder": str(tmp_path), "cache_on_compaction": cached}
+    scheduling = SchedulerOptions(min_compaction_sources=2)
+    settings = Settings(
+        flush_interval=None,
+        object_store_cache_options=options,  # type: ignore[arg-type]
+        compactor_options=CompactorOptions(poll_interval="10ms", scheduler_options=scheduling),  # type: ignore[arg-type]
+    )
+    with flagstone.open("db", store=MemoryStore(), settings=settings) as db:
+        for _ in range(2):
+            for key in KEYS:
+                db.put(key, b"v" * 50)
+            db.flush()
+        eventually(lambda: db.status()["sorted_runs"] == 1)
+        assert any(tmp_path.rglob("*.part")) == cached
 
 
 @pytest.mark.parametrize(("which", "cached"), [("L0Sst", 1), ("AllSst", 2), (None, 0)])

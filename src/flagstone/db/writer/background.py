@@ -129,6 +129,7 @@ def local_executor(env: Environment, options: CompactionWorkerOptions) -> LocalE
         work=options,
         merge_operator=env.counted_operator("compact"),
         compaction_filter=env.compaction_filter,
+        cache=env.disk_cache if env.settings.object_store_cache_options.cache_on_compaction else None,
         pool=env.pool,
         ids=env.ids,
         clock=env.clock,

@@ -19,6 +19,7 @@ from flagstone.runtime.ids import Ids
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.pool import IoPool
 from flagstone.sst.builder import SstOptions
+from flagstone.store.caching import CachingStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
 
@@ -29,6 +30,7 @@ class Environment:
 
     store: ObjectStore
     wal_store: ObjectStore
+    disk_cache: CachingStore | None
     paths: DbPaths
     settings: Settings
     clock: Clock
