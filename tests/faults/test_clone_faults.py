@@ -20,8 +20,8 @@ from flagstone.errors import FlagstoneError, InvalidRequest
 from flagstone.runtime.ids import Ids
 from flagstone.store.memory import MemoryStore
 from flagstone.testing.faults import Crashed, Effect, Fault, FaultyStore
+from kit.databases import Rows, World, numbered
 from kit.faults import struck_calls
-from unit.clones.clones_rig import Rows, World, numbered
 
 
 @dataclass

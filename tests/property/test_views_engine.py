@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from flagstone.errors import InvalidRequest
 from flagstone.types import KeyRange
-from unit.clones.clones_rig import Rows, World
+from kit.databases import Rows, World
 
 KEYS = [
     start + rest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unit.clones.clones_rig import World
+from kit.databases import World
 
 
 @pytest.fixture

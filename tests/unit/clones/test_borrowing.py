@@ -23,7 +23,8 @@ from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.testing.faults import Crashed, Fault, FaultyStore
 from flagstone.types import KeyRange, ManifestId
-from unit.clones.clones_rig import World, numbered
+from kit.databases import World, copy_of, numbered
+from kit.faults import InterposingStore
 
 NOW = timedelta(0)
 
@@ -353,15 +354,12 @@ def test_a_release_that_crashes_anywhere_is_made_good_by_destroying_again(world:
     world.admin("p").clone("other")
     world.write("c", numbered(3, 5))
     world.admin("c").clone("d")
-    saved = world.objects()
     nth = 0
     crashed = True
     while crashed:
         nth += 1
         crashed = False
-        store = MemoryStore(clock=world.clock)
-        for path, data in saved.items():
-            store.put(path, data)
+        store = copy_of(world.store, clock=world.clock)
         again = World(store)
         again.clock, again.ids = world.clock, world.ids
         dying = FaultyStore(store, [Fault("crash_after", nth=nth)], clock=world.clock)
@@ -407,26 +405,13 @@ def test_looking_for_borrowers_passes_over_sst_and_wal_folders(cloned: World) ->
 
 
 def test_a_clone_is_not_destroyed_while_the_store_does_not_tell_whose_a_checkpoint_is(cloned: World) -> None:
-    class Silent(MemoryStore):
-        def list(self, prefix: str, *, after: str | None = None):  # type: ignore[no-untyped-def]
-            if not prefix:
-                raise Unavailable("no answer")
-            return super().list(prefix, after=after)
-
     forget_names(cloned)
-    silent = Silent(clock=cloned.clock)
-    for path, data in cloned.objects().items():
-        silent.put(path, data)
+    silent = FaultyStore(cloned.store, [Fault("error", nth=None, op="list", path="")])
     with pytest.raises(Unavailable):
         Destroyer(silent, DbPaths("c"), wal_store=silent, clock=cloned.clock, ids=cloned.ids).destroy()
 
-    answering = MemoryStore(clock=cloned.clock)
-    for meta in MemoryStore.list(silent, ""):
-        answering.put(meta.path, silent.get(meta.path).data)
-    again = World(answering)
-    again.clock = cloned.clock
-    assert again.admin("c").destroy().unreleased == ()
-    assert finals(again) == {}
+    assert cloned.admin("c").destroy().unreleased == ()
+    assert finals(cloned) == {}
 
 
 # -- repeating --------------------------------------------------------------------------------------------
@@ -483,16 +468,14 @@ def test_an_unfinished_clone_at_the_path_of_a_destroyed_database_is_finished(clo
 def test_a_database_created_while_the_clone_is_planned_is_not_taken_for_it(world: World) -> None:
     world.write("p", numbered(0, 5))
 
-    class Meddling(MemoryStore):
-        def put_if_absent(self, path: str, data: bytes, *, token: str | None = None):  # type: ignore[no-untyped-def]
-            done = super().put_if_absent(path, data, token=token)
-            if path == "c/flagstone/origin":
-                ManifestStore(self, DbPaths("c")).create_next(Manifest(), None)
-            return done
-
-    store = Meddling(clock=world.clock)
-    for path, data in world.objects().items():
-        store.put(path, data)
+    manifests = ManifestStore(world.store, DbPaths("c"))
+    store = InterposingStore(
+        world.store,
+        lambda: manifests.create_next(Manifest(), None),
+        op="put_if_absent",
+        path="c/flagstone/origin",
+        after=True,
+    )
 
     with pytest.raises(InvalidRequest, match="there is a database at 'c'"):
         Cloner(store, clock=world.clock, ids=world.ids).clone("c", [CloneSource("p")])

@@ -17,7 +17,7 @@ from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.resolve import resolve
 from flagstone.types import ManifestId
-from unit.clones.clones_rig import World, numbered
+from kit.databases import QUIET, World, numbered
 
 UNKNOWN = UUID(int=0x5EED << 64)
 
@@ -81,7 +81,7 @@ def test_scope_all_does_not_wait_for_room_in_l0(world: World) -> None:
         "p",
         store=world.store,
         clock=world.clock,
-        settings=flagstone.Settings(l0_max_ssts=1, compactor_options=None, garbage_collector_options=None),
+        settings=QUIET.replace(l0_max_ssts=1),
     ) as db:
         db.put(b"late", b"1")
         created = db.checkpoint()

@@ -17,7 +17,7 @@ from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.resolve import resolve_neighbour
 from flagstone.testing.faults import Crashed, Fault, FaultyStore
-from unit.clones.clones_rig import World, numbered
+from kit.databases import World, numbered
 
 
 def test_a_clone_holds_tables_and_log_and_goes_its_own_way(world: World) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from flagstone.store.paths import DbPaths
-from unit.clones.clones_rig import World, numbered
+from kit.databases import World, numbered
 
 NOW = timedelta(0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 import pytest
 
@@ -19,7 +20,8 @@ from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.testing.faults import Crashed, Fault, FaultyStore
 from flagstone.types import ManifestId
-from unit.clones.clones_rig import World, numbered
+from kit.databases import World, numbered
+from kit.faults import InterposingStore
 
 HOUR = timedelta(hours=1)
 
@@ -166,13 +168,9 @@ def test_it_is_finished_by_calling_again_wherever_it_died(effect: str) -> None:
 def test_a_checkpoint_created_in_the_last_moment_saves_it(world: World) -> None:
     world.write("p", numbered(0, 5))
 
-    class Interrupted(FaultyStore):
-        def put_if_absent(self, path: str, data: bytes, *, token: str | None = None):  # type: ignore[no-untyped-def]
-            if "/manifest/" in path and not world.admin("p").checkpoints():
-                world.admin("p").create_checkpoint()
-            return super().put_if_absent(path, data, token=token)
-
-    store = Interrupted(world.store)
+    store = InterposingStore(
+        world.store, world.admin("p").create_checkpoint, op="put_if_absent", path="*/manifest/*"
+    )
     with pytest.raises(InvalidRequest, match="live checkpoints"):
         Destroyer(store, DbPaths("p"), wal_store=store, clock=world.clock, ids=world.ids).destroy()
     assert world.scan("p") == numbered(0, 5)
@@ -283,19 +281,9 @@ def test_somebody_who_opens_while_it_is_marked_does_not_get_in(world: World) -> 
     """The mark comes before the claim, and openers look after their claim: one of them sees the other."""
     world.write("p", numbered(0, 5))
 
-    class Interrupted(FaultyStore):
-        """Destroys the database between an opener's first look and its claim."""
-
-        done = False
-
-        def put_if_absent(self, path: str, data: bytes, *, token: str | None = None):  # type: ignore[no-untyped-def]
-            if "/manifest/" in path and not self.done:
-                self.done = True
-                world.admin("p").destroy(soft=True)
-            return super().put_if_absent(path, data, token=token)
-
-    inner = world.store
-    world.store = Interrupted(inner)  # type: ignore[assignment]
+    destroy = partial(world.admin("p").destroy, soft=True)
+    # Between the opener's first read of the manifest and its claim.
+    world.store = InterposingStore(world.store, destroy, op="put_if_absent", path="*/manifest/*")  # type: ignore[assignment]
     with pytest.raises(InvalidRequest, match="destroyed"):
         world.open("p")
 

@@ -29,7 +29,7 @@ from flagstone.metadata.stores import ManifestStore
 from flagstone.runtime.sync import Event
 from flagstone.store.paths import DbPaths
 from flagstone.types import ManifestId
-from unit.clones.clones_rig import World, numbered
+from kit.databases import World, numbered
 
 HOUR = timedelta(hours=1)
 PATHS = DbPaths("p")

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import flagstone
-from flagstone.config import Settings
 from flagstone.db.reader.as_of import (
     Base,
     Moment,
@@ -22,28 +21,17 @@ from flagstone.db.reader.as_of import (
     sequence_at,
     time_of,
 )
-from flagstone.db.writer.database import Db
 from flagstone.errors import InvalidRequest
 from flagstone.lsm.operators import Concatenate
 from flagstone.lsm.sequence import SequenceTracker
 from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.sequenced import Versioned
 from flagstone.metadata.stores import ManifestStore
-from flagstone.runtime.clock import VirtualClock
-from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
-from flagstone.testing.model import Model
 from flagstone.types import MERGE, TOMBSTONE, VALUE, KeyRange, Seq, WalId
-from kit.databases import Upkeep
+from kit.databases import ModelledDatabase
 
 START_MS = 1_700_000_000_000
-QUIET = Settings(
-    flush_interval=None,
-    manifest_poll_interval=timedelta(hours=1),
-    compactor_options=None,
-    l0_max_ssts=1000,
-    l0_max_ssts_per_key=1000,
-)
 
 
 def at(second: int, micros: int = 0) -> datetime:
@@ -81,7 +69,7 @@ def test_a_sequence_number_lies_between_two_times(sequence: int, down: int | Non
 
 
 def test_a_time_in_another_zone_is_the_same_moment() -> None:
-    tokyo = at(1060).astimezone(tz=None)
+    tokyo = at(1060).astimezone(timezone(timedelta(hours=9)))
 
     assert sequence_at(TRACKED, tokyo) == 20
 
@@ -182,45 +170,18 @@ def test_the_future_is_refused() -> None:
 # -- reading former states --------------------------------------------------------------------------------
 
 
-class History:
-    """A database on a memory store, the model of it, and readers of what it was."""
-
-    def __init__(self) -> None:
-        self.clock = VirtualClock(START_MS)
-        self.store = MemoryStore()
-        self.model = Model()
-        self.times: dict[int, int] = {}
-        self.db: Db = self.open()
-        self.upkeep = Upkeep(self.store, self.clock, operator=Concatenate())
+class History(ModelledDatabase):
+    """A database, its model, and readers of its former states."""
 
     logged = True
     """Whether the database has a WAL."""
 
+    def __init__(self) -> None:
+        super().__init__(step_ms=10)
+
     def make_durable(self) -> None:
         """Put all rows on the store: into the WAL, or where there is none into SSTs."""
         self.db.flush("wal" if self.logged else "memtable")
-
-    def open(self, **changes: object) -> Db:
-        return flagstone.open(
-            "db",
-            store=self.store,
-            clock=self.clock,
-            merge_operator=Concatenate(),
-            settings=replace(QUIET, **changes),  # type: ignore[arg-type]
-        )
-
-    def commit(self, key: bytes, kind: int, value: bytes) -> int:
-        self.clock.advance(10)
-        match kind:
-            case 0:
-                handle = self.db.put(key, value)
-            case 1:
-                handle = self.db.delete(key)
-            case _:
-                handle = self.db.merge(key, value)
-        self.model.commit(handle.seq, self.clock.now_ms(), [(key, kind, value, None)])
-        self.times[handle.seq] = self.clock.now_ms()
-        return handle.seq
 
     def read(self, as_of: int | datetime, **options: object) -> list[flagstone.Row]:
         reader = flagstone.open_reader(

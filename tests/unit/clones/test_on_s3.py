@@ -8,11 +8,9 @@ import pytest
 
 import flagstone
 from flagstone import Admin, InvalidRequest
-from flagstone.config import Settings
 from flagstone.store.resolve import resolve
+from kit.databases import QUIET
 from servers.s3 import S3Server
-
-SETTINGS = Settings(compactor_options=None, garbage_collector_options=None)
 
 
 @pytest.mark.slow
@@ -24,7 +22,7 @@ def test_clone_split_unite_restore_and_destroy(seaweedfs: S3Server) -> None:
         return pickle.loads(pickle.dumps(Admin(path, store=store)))  # type: ignore[no-any-return]
 
     rows = {b"k%02d" % number: b"v" for number in range(10)}
-    with flagstone.open("p", store=store, settings=SETTINGS) as db:
+    with flagstone.open("p", store=store, settings=QUIET) as db:
         for key, value in rows.items():
             db.put(key, value)
         db.flush()
@@ -39,7 +37,7 @@ def test_clone_split_unite_restore_and_destroy(seaweedfs: S3Server) -> None:
 
     later = rows | {b"k00": b"later"}
     for path, expected in (("p", rows), ("c", rows), ("u", later)):
-        with flagstone.open(path, store=store, settings=SETTINGS, create=False) as db:
+        with flagstone.open(path, store=store, settings=QUIET, create=False) as db:
             assert dict(db.scan()) == expected
     with pytest.raises(InvalidRequest, match="live checkpoints"):
         admin("p").destroy()

@@ -18,7 +18,7 @@ from flagstone.db.read_methods import Reads
 from flagstone.store.paths import DbPaths
 from flagstone.testing.faults import Crashed, FaultyStore
 from flagstone.write.key_check import KeyRanges
-from unit.clones.clones_rig import World, numbered
+from kit.databases import World, numbered
 
 OUTSIDE = [b"\0", b"k", b"k001", b"k001\xff", b"k005", b"k005\0", b"z", b"\xff"]
 SCANS_OUTSIDE: list[dict[str, Any]] = [

@@ -24,7 +24,8 @@ from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.testing.faults import FaultyStore
 from flagstone.types import ManifestId, WalId
-from unit.clones.clones_rig import World, numbered
+from kit.databases import World, numbered
+from kit.faults import InterposingStore
 
 PATHS = DbPaths("p")
 QUIET = ReaderSettings(manifest_poll_interval=timedelta(minutes=5))
@@ -48,33 +49,10 @@ class Delaying(FaultyStore):
         return super().put(path, data)
 
     def _hold(self, path: str) -> None:
-        if (
-            self.part is not None
-            and self.part in path
-            and "/compacted/" * (self.part == "/compacted/") in path
-        ):
+        if self.part is not None and self.part in path:
             self.part = None
             self.reached.set()
             assert self.go.wait(30)
-
-
-class DestroyedWhileReplaying(FaultyStore):
-    """Destroys the database when an opener that has fenced the WAL first reads a file of it."""
-
-    def __init__(self, inner: MemoryStore, destroy: Callable[[], object]) -> None:
-        super().__init__(inner)
-        self._destroy: Callable[[], object] | None = destroy
-        self._fenced = False
-
-    def put_if_absent(self, path: str, data: bytes, *, token: str | None = None) -> Any:
-        self._fenced = self._fenced or PATHS.parse_wal(path) is not None
-        return super().put_if_absent(path, data, token=token)
-
-    def get(self, path: str) -> Any:
-        if self._fenced and PATHS.parse_wal(path) is not None and self._destroy is not None:
-            destroy, self._destroy = self._destroy, None
-            destroy()
-        return super().get(path)
 
 
 class OldWriter:
@@ -151,13 +129,14 @@ def test_an_opener_whose_wal_files_a_destroyer_deletes_hears_of_the_destruction(
 ) -> None:
     for key, value in numbered(5, 8).items():
         old.db.put(key, value, await_durable=True)
-    inner = world.store
-    world.store = DestroyedWhileReplaying(inner, world.admin("p").destroy)  # type: ignore[assignment]
+    replayed = InterposingStore(world.store, world.admin("p").destroy, op="get", path="p/wal/*")
+    world.store = replayed  # type: ignore[assignment]
 
     with pytest.raises(Closed, match="destroyed"):
         world.open("p")
 
-    world.store = inner
+    ops = [op for op, path in replayed.calls if path.startswith("p/wal/")]
+    assert ops.index("put_if_absent") < ops.index("get"), "the WAL is fenced before its files are read"
 
 
 def test_a_writer_without_a_wal_learns_it_too(world: World) -> None:

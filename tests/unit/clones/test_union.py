@@ -15,7 +15,7 @@ from flagstone.format.sst_info import SsTableInfo
 from flagstone.lsm.tree import BytesRange, SortedRun, SstView, Tree
 from flagstone.metadata.manifest import NO_CLOCK_TICK, ExternalDb, Manifest, SsTable
 from flagstone.types import KeyRange, RunId, Ulid
-from unit.clones.clones_rig import World, numbered
+from kit.databases import World, numbered
 
 
 def table(number: int, first: bytes, last: bytes | None) -> SsTable:

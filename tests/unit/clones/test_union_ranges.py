@@ -16,8 +16,8 @@ from flagstone.format.sst_info import SsTableInfo
 from flagstone.lsm.tree import SstView, Tree
 from flagstone.metadata.manifest import Manifest, SsTable
 from flagstone.types import Ulid
+from kit.databases import World, numbered
 from kit.strategies import short_keys
-from unit.clones.clones_rig import World, numbered
 
 
 def source(path: str, start: bytes | None = None, stop: bytes | None = None) -> CloneSource:

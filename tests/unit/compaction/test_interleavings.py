@@ -18,7 +18,7 @@ from flagstone.metadata.compactions import JobContext
 from flagstone.metadata.compactions import Worker as Claim
 from flagstone.metadata.manifest import SsTable
 from flagstone.verification.verifier import Verifier
-from unit.compaction.compaction_rig import PATHS, RowExecutor, World
+from kit.compactors import PATHS, CompactionWorld, RowExecutor
 
 HISTORIES = int(os.environ.get("COMPACTION_HISTORIES", "12"))
 STEPS = 80
@@ -32,7 +32,7 @@ class MortalExecutor(RowExecutor):
     """After any table it may renew its claim, lose its job to the clock, or be killed."""
 
     def __init__(self, history: History) -> None:
-        super().__init__(history.world.store, ids=history.world.ids, rows_per_table=3)
+        super().__init__(history.world.store, ids=history.world.ids, rows_per_sst=3)
         self.history = history
         self.owner = ""
 
@@ -45,7 +45,7 @@ class MortalExecutor(RowExecutor):
             record(context)
             latest[:] = [context]
 
-        def after_table(_: int) -> None:
+        def after_sst(_: int) -> None:
             world, chance = self.history.world, self.history.random.random()
             if chance < 0.3:
                 claim = Claim(self.owner, world.clock.now_ms())
@@ -57,7 +57,7 @@ class MortalExecutor(RowExecutor):
             elif chance < 0.5:
                 raise Killed
 
-        self.after_table = after_table
+        self.after_sst = after_sst
         return super().run(task, record=note, **more)
 
 
@@ -66,7 +66,7 @@ class History:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.world = World(seed=seed).create()
+        self.world = CompactionWorld(seed=seed).create()
         self.model: dict[bytes, bytes] = {}
         self.actors: list[list[Any]] = []
         self.acting: set[int] = set()

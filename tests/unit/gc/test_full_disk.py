@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import flagstone
-from flagstone import Settings
 from flagstone.db.admin.admin import Admin
 from flagstone.gc.collector import Collector, GarbageCollection
 from flagstone.gc.plan import KindOptions
@@ -22,13 +21,7 @@ from flagstone.store.local import Fill, LocalStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import StoreFull
 from flagstone.store.retrying import RetryingStore
-
-QUIET = Settings(
-    flush_interval=None,
-    compactor_options=None,
-    garbage_collector_options=None,
-    manifest_poll_interval=timedelta(hours=1),
-)
+from kit.databases import IDLE
 
 
 class Disk:
@@ -65,7 +58,7 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
 def _written(folder: Path) -> Path:
     """A database with WAL files, SSTs and manifests that nothing needs any more."""
     path = folder / "db"
-    with flagstone.open(path, settings=QUIET) as db:
+    with flagstone.open(path, settings=IDLE) as db:
         for turn in range(5):
             db.put(b"key", b"%d" % turn * 500)
             db.flush("wal")
@@ -89,7 +82,7 @@ def test_gc_frees_wal_files_when_no_byte_can_be_written(disk: Disk) -> None:
     assert report.of("wal").deleted >= 8
     assert report.of("manifest").deleted >= 4, "the room that the log gave back is enough for the boundary"
     assert SYSTEM_CLOCK.monotonic() - started < 10
-    with flagstone.open(path, settings=QUIET) as db:
+    with flagstone.open(path, settings=IDLE) as db:
         assert db.get(b"key") == b"4" * 500
 
 
@@ -136,7 +129,7 @@ def test_destroy_makes_its_own_room_on_a_full_disk(disk: Disk, *, soft: bool) ->
     assert soft or done.deleted
     assert soft or not _wal_files(path)
     with pytest.raises(flagstone.InvalidRequest, match=r"destroyed|no database"):
-        flagstone.open(path, settings=QUIET, create=False)
+        flagstone.open(path, settings=IDLE, create=False)
 
 
 def test_the_service_does_not_wait_for_its_interval_while_the_disk_is_full(

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from flagstone.metadata.compactions import JobStatus
 from flagstone.metadata.manifest import SsTable, remove_checkpoint
 from flagstone.types import ManifestId, WalId
-from unit.gc.world import World
+from kit.garbage import GarbageWorld
 
 
 class Database(RuleBasedStateMachine):
@@ -21,7 +21,7 @@ class Database(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World()
+        self.world = GarbageWorld()
         self.uploaded: SsTable | None = None
         self.output: SsTable | None = None
 
@@ -31,7 +31,7 @@ class Database(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 3), fence=st.booleans())
     def log(self, count: int, fence: bool) -> None:
-        self.world.write_log(count, data=b"" if fence else b"rows of a log file")
+        self.world.write_wal(count, data=b"" if fence else b"rows of a log file")
 
     @rule()
     def orphan(self) -> None:

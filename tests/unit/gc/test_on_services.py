@@ -13,10 +13,10 @@ from flagstone.gc.round import StoreClock
 from flagstone.runtime.clock import VirtualClock
 from flagstone.store.port import ObjectStore
 from flagstone.store.resolve import resolve
+from kit.garbage import GarbageWorld
 from servers.azure import AzureServer
 from servers.gcs import GcsServer
 from servers.s3 import S3Server
-from unit.gc.world import World
 
 
 @pytest.fixture(params=["ministack", pytest.param("azurite", marks=pytest.mark.long), "gcs"])
@@ -36,7 +36,7 @@ def test_the_clock_of_a_service_is_asked_and_nothing_stays_behind(store: ObjectS
 @pytest.mark.slow
 def test_age_is_told_by_the_service_and_the_boundary_keeps_advancing(store: ObjectStore) -> None:
     # The clock of this process stands still, a century off: only the service's clock can tell any age.
-    world = World(store, root=str(uuid4()), clock=VirtualClock(1_000_000))
+    world = GarbageWorld(store, root=str(uuid4()), clock=VirtualClock(1_000_000))
     options: dict[Kind, KindOptions] = {"manifest": KindOptions(3_600_000)}
     for round_number in (1, 2):
         world.claim(2)

@@ -13,7 +13,7 @@ from flagstone.gc.plan import Kind, KindOptions
 from flagstone.runtime.sync import Event
 from flagstone.store.counting import CountingStore
 from flagstone.testing.faults import Fault, FaultyStore
-from unit.gc.world import World
+from kit.garbage import GarbageWorld
 
 MINUTES_10 = timedelta(minutes=10)
 OPTIONS: dict[Kind, KindOptions] = {
@@ -24,7 +24,7 @@ OPTIONS: dict[Kind, KindOptions] = {
 
 
 def embedded(
-    world: World, store: CountingStore | FaultyStore, *, current: Callable[[], int] | None = None
+    world: GarbageWorld, store: CountingStore | FaultyStore, *, current: Callable[[], int] | None = None
 ) -> GarbageCollection:
     collector = Collector(store, world.paths, OPTIONS, clock=world.clock)
     return GarbageCollection(
@@ -36,7 +36,7 @@ def embedded(
 
 
 def test_an_idle_database_costs_nothing_once_it_is_clean() -> None:
-    world = World()
+    world = GarbageWorld()
     world.flush()
     world.flush()
     counting = CountingStore(world.store, component="gc")
@@ -53,7 +53,7 @@ def test_an_idle_database_costs_nothing_once_it_is_clean() -> None:
 
 
 def test_it_looks_again_when_the_manifest_has_moved_and_once_a_day_anyway() -> None:
-    world = World()
+    world = GarbageWorld()
     service = embedded(world, CountingStore(world.store, component="gc"))
 
     def pass_time(seconds: float) -> int:
@@ -72,14 +72,14 @@ def test_it_looks_again_when_the_manifest_has_moved_and_once_a_day_anyway() -> N
 
 
 def test_the_first_round_comes_soon_after_opening() -> None:
-    world = World()
+    world = GarbageWorld()
     service = embedded(world, CountingStore(world.store, component="gc"))
     assert service.run_once() == 60
     assert service.status()["rounds"] == 0
 
 
 def test_without_knowledge_of_the_manifest_every_turn_looks() -> None:
-    world = World()
+    world = GarbageWorld()
     collector = Collector(world.store, world.paths, OPTIONS, clock=world.clock)
     service = GarbageCollection(collector, OPTIONS, clock=world.clock)
     for _ in range(5):
@@ -88,7 +88,7 @@ def test_without_knowledge_of_the_manifest_every_turn_looks() -> None:
 
 
 def test_a_failure_is_told_and_tried_again() -> None:
-    world = World()
+    world = GarbageWorld()
     faulty = FaultyStore(world.store, [Fault("error", nth=None, op="get*")])
     service = embedded(world, faulty, current=lambda: 1)
     world.advance(60)
@@ -102,7 +102,7 @@ def test_a_failure_is_told_and_tried_again() -> None:
 
 
 def test_a_bug_costs_disk_space_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
-    world = World()
+    world = GarbageWorld()
     service = embedded(world, CountingStore(world.store, component="gc"), current=lambda: 1)
     service._collector = None  # type: ignore[assignment]
     world.advance(60)
@@ -112,7 +112,7 @@ def test_a_bug_costs_disk_space_and_nothing_else(caplog: pytest.LogCaptureFixtur
 
 
 def test_errors_in_a_report_are_not_settled() -> None:
-    world = World()
+    world = GarbageWorld()
     world.flush()
     world.flush()
     world.advance(400)
@@ -128,7 +128,7 @@ def test_errors_in_a_report_are_not_settled() -> None:
 
 
 def test_nothing_scheduled_means_nothing_done() -> None:
-    world = World()
+    world = GarbageWorld()
     options: dict[Kind, KindOptions] = {"wal": KindOptions(0)}
     service = GarbageCollection(
         Collector(world.store, world.paths, options, clock=world.clock), options, clock=world.clock
@@ -137,7 +137,7 @@ def test_nothing_scheduled_means_nothing_done() -> None:
 
 
 def test_a_schedule_of_its_own_ends_when_told() -> None:
-    world = World()
+    world = GarbageWorld()
     stop = Event()
 
     def heard(_: object) -> None:
@@ -158,7 +158,7 @@ def test_a_schedule_of_its_own_ends_when_told() -> None:
 
 
 def test_what_the_owner_does_with_a_report_cannot_stop_it() -> None:
-    world = World()
+    world = GarbageWorld()
     world.claim(2)
     world.advance(400)
 

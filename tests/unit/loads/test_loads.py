@@ -36,15 +36,14 @@ from flagstone.store.counting import CountingStore
 from flagstone.store.port import ObjectMissing, StoredObject
 from flagstone.testing.faults import FaultyStore
 from flagstone.types import ManifestId, Seq, WalId
-from unit.changes.retention_rig import PATHS
-from unit.loads.load_world import LoadWorld
+from kit.changes import PATHS, ChangeWorld
 
 FAR = 1 << 36
 
 
 @pytest.fixture
-def world() -> LoadWorld:
-    return LoadWorld()
+def world() -> ChangeWorld:
+    return ChangeWorld(boundary_files=True)
 
 
 @pytest.fixture
@@ -70,14 +69,14 @@ def consume(
     return found
 
 
-def unpinned(world: LoadWorld, store: Any = None) -> WalReader:
+def unpinned(world: ChangeWorld, store: Any = None) -> WalReader:
     return WalReader("db", store=store or world.memory, clock=world.clock, ids=world.ids)
 
 
 # -- delivery -------------------------------------------------------------------------------------------------
 
 
-def test_a_load_comes_between_what_was_written_before_and_after_it(world: LoadWorld) -> None:
+def test_a_load_comes_between_what_was_written_before_and_after_it(world: ChangeWorld) -> None:
     world.write(3)
     world.load({b"a": b"1", b"b": None, b"c": b"+2"})
     world.write(2)
@@ -85,7 +84,7 @@ def test_a_load_comes_between_what_was_written_before_and_after_it(world: LoadWo
 
     batches = list(reader.follow(timeout_s=0))
 
-    assert [(change.seq, change.key) for batch in batches for change in batch.changes] == world.told
+    assert [(change.seq, change.key) for batch in batches for change in batch.changes] == world.written
     (load,) = [batch for batch in batches if batch.wal_id is None]
     assert [(change.op, change.key, change.value) for change in load.changes] == [
         ("put", b"a", b"1"),
@@ -98,12 +97,12 @@ def test_a_load_comes_between_what_was_written_before_and_after_it(world: LoadWo
     assert load.next_id == 4
 
 
-def test_a_load_that_is_the_last_thing_is_not_waited_for(world: LoadWorld) -> None:
+def test_a_load_that_is_the_last_thing_is_not_waited_for(world: ChangeWorld) -> None:
     reader = world.reader("c")
     world.write(2)
-    assert consume(reader) == world.told
+    assert consume(reader) == world.written
     world.load(many(3), ahead=FAR)
-    assert consume(reader) == world.told[2:]
+    assert consume(reader) == world.written[2:]
     world.load(many(2), ahead=FAR)
     world.load(many(1))
     assert [seq for seq, _ in consume(reader)] == [world.seq - 1, world.seq - 1, world.seq]
@@ -112,7 +111,7 @@ def test_a_load_that_is_the_last_thing_is_not_waited_for(world: LoadWorld) -> No
 
 @pytest.mark.parametrize("before", [0, 2])
 def test_a_file_that_came_while_it_was_missed_is_not_overtaken_by_a_load(
-    world: LoadWorld, before: int
+    world: ChangeWorld, before: int
 ) -> None:
     class Racing(FaultyStore):
         """Right after a file was found missing it is written, and a load is committed behind it."""
@@ -132,14 +131,14 @@ def test_a_file_that_came_while_it_was_missed_is_not_overtaken_by_a_load(
     world.write(before)
     reader = world.reader("c", Racing(world.memory))
 
-    assert consume(reader) + consume(reader) == world.told
+    assert consume(reader) + consume(reader) == world.written
 
 
-def test_a_consumer_without_a_pin_gets_loads_as_well_for_a_quarter_of_an_hour(world: LoadWorld) -> None:
+def test_a_consumer_without_a_pin_gets_loads_as_well_for_a_quarter_of_an_hour(world: ChangeWorld) -> None:
     world.write(2)
     world.load(many(3))
     world.write(1)
-    assert consume_unpinned(world) == world.told
+    assert consume_unpinned(world) == world.written
     world.clock.advance(RECORD_LIFETIME_S * 1000)
     world.collect()
     with pytest.raises(InvalidRequest, match="sequence numbers 3 to 3 are not in the WAL"):
@@ -147,12 +146,12 @@ def test_a_consumer_without_a_pin_gets_loads_as_well_for_a_quarter_of_an_hour(wo
     assert consume_unpinned(world, 2, allow_gaps=True) == [(2, b"w2"), (4, b"w4")]
 
 
-def consume_unpinned(world: LoadWorld, start: Any = 1, **options: Any) -> list[tuple[int, bytes]]:
+def consume_unpinned(world: ChangeWorld, start: Any = 1, **options: Any) -> list[tuple[int, bytes]]:
     batches = unpinned(world).follow(start, timeout_s=0, **options)
     return [(change.seq, change.key) for batch in batches for change in batch.changes]
 
 
-def test_who_begins_at_a_file_gets_the_loads_from_there_on(world: LoadWorld) -> None:
+def test_who_begins_at_a_file_gets_the_loads_from_there_on(world: ChangeWorld) -> None:
     world.write(1)
     world.load({b"early": b""})
     world.write(1)
@@ -169,11 +168,13 @@ def test_who_begins_at_a_file_gets_the_loads_from_there_on(world: LoadWorld) -> 
     assert consume_unpinned(world, Position(WalId(3), 4)) == [(5, b"w5")]
 
 
-def test_a_large_load_comes_in_pieces_and_goes_on_in_the_middle(world: LoadWorld, small_pieces: None) -> None:
+def test_a_large_load_comes_in_pieces_and_goes_on_in_the_middle(
+    world: ChangeWorld, small_pieces: None
+) -> None:
     world.write(1)
     world.load(many(100), {b"z%d" % number: b"" for number in range(5)}, ahead=FAR)
     world.write(1)
-    whole = world.told
+    whole = world.written
 
     batches = list(unpinned(world).follow(1, timeout_s=0))
 
@@ -185,7 +186,7 @@ def test_a_large_load_comes_in_pieces_and_goes_on_in_the_middle(world: LoadWorld
         assert consume_unpinned(world, stored) == whole[used:]
 
 
-def test_a_pin_stands_in_the_middle_of_a_load(world: LoadWorld, small_pieces: None) -> None:
+def test_a_pin_stands_in_the_middle_of_a_load(world: ChangeWorld, small_pieces: None) -> None:
     reader = world.reader("c")
     world.write(1)
     world.load(many(60))
@@ -199,10 +200,10 @@ def test_a_pin_stands_in_the_middle_of_a_load(world: LoadWorld, small_pieces: No
 
     got += consume(world.reader("c"))
 
-    assert got == world.told
+    assert got == world.written
 
 
-def test_an_overwriting_load_is_told_and_ends_the_feed(world: LoadWorld) -> None:
+def test_an_overwriting_load_is_told_and_ends_the_feed(world: ChangeWorld) -> None:
     reader = world.reader("c")
     world.write(1)
     world.load({b"a": b""})
@@ -216,13 +217,13 @@ def test_an_overwriting_load_is_told_and_ends_the_feed(world: LoadWorld) -> None
     assert consume(reader, allow_gaps=True) == [(world.seq, b"w4")]
 
 
-def test_a_load_that_overwrites_nothing_is_a_load(world: LoadWorld) -> None:
+def test_a_load_that_overwrites_nothing_is_a_load(world: ChangeWorld) -> None:
     world.load({b"a": b""}, replaces_all=True)
 
     assert consume(world.reader("c")) == [(1, b"a")]
 
 
-def test_rows_that_are_in_neither_log_nor_load_are_still_told(world: LoadWorld) -> None:
+def test_rows_that_are_in_neither_log_nor_load_are_still_told(world: ChangeWorld) -> None:
     reader = world.reader("c")
     world.write(2)
     consume(reader)
@@ -234,7 +235,7 @@ def test_rows_that_are_in_neither_log_nor_load_are_still_told(world: LoadWorld) 
     assert consume(reader, allow_gaps=True) == [(6, b"a")]
 
 
-def test_where_gaps_are_normal_they_cost_no_requests_for_what_is_in_tables(world: LoadWorld) -> None:
+def test_where_gaps_are_normal_they_cost_no_requests_for_what_is_in_tables(world: ChangeWorld) -> None:
     for _ in range(20):
         world.write(1)
         world.seq += 5
@@ -250,10 +251,10 @@ def test_where_gaps_are_normal_they_cost_no_requests_for_what_is_in_tables(world
 # -- keeping --------------------------------------------------------------------------------------------------
 
 
-def test_tables_are_kept_for_a_consumer_that_is_away_and_no_longer(world: LoadWorld) -> None:
+def test_tables_are_kept_for_a_consumer_that_is_away_and_no_longer(world: ChangeWorld) -> None:
     reader = world.reader("c")
     world.write(1)
-    assert consume(reader, limit=1) == world.told
+    assert consume(reader, limit=1) == world.written
     reader.close()
     world.load(many(10), ahead=FAR)
     world.write(2)
@@ -261,9 +262,9 @@ def test_tables_are_kept_for_a_consumer_that_is_away_and_no_longer(world: LoadWo
     world.compact()
     world.clock.advance(7 * 24 * 3600 * 1000)
     world.collect()
-    assert world.tables == 2
+    assert world.ssts == 2
 
-    assert consume(world.reader("c")) == world.told[1:]
+    assert consume(world.reader("c")) == world.written[1:]
 
     passing = world.reader("c")
     consume(passing)
@@ -272,24 +273,24 @@ def test_tables_are_kept_for_a_consumer_that_is_away_and_no_longer(world: LoadWo
     consume(passing)
     world.clock.advance(20_000)
     passing.close()
-    assert world.marks == []
+    assert world.load_records == []
     world.collect()
-    assert world.tables == 1
+    assert world.ssts == 1
 
 
-def test_a_pin_that_is_set_in_time_keeps_a_load_from_before_it(world: LoadWorld) -> None:
+def test_a_pin_that_is_set_in_time_keeps_a_load_from_before_it(world: ChangeWorld) -> None:
     world.write(1)
     world.load(many(3))
     world.compact()
     reader = world.reader("c")
-    assert consume(reader, limit=1) == world.told[:1]
+    assert consume(reader, limit=1) == world.written[:1]
     world.clock.advance(2 * RECORD_LIFETIME_S * 1000)
     world.collect()
 
-    assert consume(reader) == world.told[1:]
+    assert consume(reader) == world.written[1:]
 
 
-def test_a_pin_that_is_released_or_expires_keeps_nothing(world: LoadWorld) -> None:
+def test_a_pin_that_is_released_or_expires_keeps_nothing(world: ChangeWorld) -> None:
     for lifetime in (None, timedelta(hours=1)):
         reader = world.reader("c", pin_lifetime=lifetime)
         next(reader.follow(timeout_s=0), None)
@@ -297,16 +298,16 @@ def test_a_pin_that_is_released_or_expires_keeps_nothing(world: LoadWorld) -> No
         world.write(1)
         world.clock.advance(RECORD_LIFETIME_S * 1000)
         world.collect()
-        assert world.marks == [world.seq - 1]
+        assert world.load_records == [world.seq - 1]
         if lifetime is None:
             reader.release()
         else:
             world.clock.advance(3_600_000)
             world.collect()
-        assert world.marks == []
+        assert world.load_records == []
 
 
-def test_a_pin_that_an_operator_deletes_keeps_nothing(world: LoadWorld) -> None:
+def test_a_pin_that_an_operator_deletes_keeps_nothing(world: ChangeWorld) -> None:
     for name in ("one", "other"):
         next(world.reader(name).follow(timeout_s=0), None)
     world.load({b"k": b""})
@@ -316,17 +317,17 @@ def test_a_pin_that_an_operator_deletes_keeps_nothing(world: LoadWorld) -> None:
         assert held is not None
         delete_checkpoint(world.manifests, held.checkpoint.id)
         world.collect()
-        assert len(world.marks) == left
+        assert len(world.load_records) == left
 
 
-def test_marks_that_nobody_needs_do_not_pile_up(world: LoadWorld) -> None:
+def test_marks_that_nobody_needs_do_not_pile_up(world: ChangeWorld) -> None:
     for _ in range(40):
         world.load({b"k": b""})
-    assert world.marks == list(range(25, 41))
+    assert world.load_records == list(range(25, 41))
     next(world.reader("c").follow(timeout_s=0))
     for _ in range(40):
         world.load({b"k": b""})
-    assert world.marks == list(range(25, 81))
+    assert world.load_records == list(range(25, 81))
 
 
 def mark_at(seq: int, wal_id: int, *, created_s: int = 1_000, **options: Any) -> Checkpoint:
@@ -417,7 +418,7 @@ STEPS = st.sampled_from(
 class Consumer:
     """Keeps what it got and where it was together, as a table and its offset in one transaction are."""
 
-    def __init__(self, world: LoadWorld) -> None:
+    def __init__(self, world: ChangeWorld) -> None:
         self.world = world
         self.got: list[tuple[int, bytes]] = []
         self.stored: list[Any] | None = None
@@ -445,7 +446,7 @@ class Consumer:
 def test_everything_arrives_once_whatever_happens(
     small_pieces: None, steps: list[str], *, crashes: bool
 ) -> None:
-    world = LoadWorld()
+    world = ChangeWorld(boundary_files=True)
     consumer = Consumer(world)
     consumer.consume(None)
     for number, step in enumerate(steps):
@@ -479,8 +480,8 @@ def test_everything_arrives_once_whatever_happens(
     world.clock.advance(60_001)
     consumer.consume(None)
 
-    assert consumer.got == world.told
+    assert consumer.got == world.written
     consumer.reader.close()
     world.clock.advance(2_000_000)
     world.collect()
-    assert world.marks == []
+    assert world.load_records == []

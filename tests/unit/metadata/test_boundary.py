@@ -11,8 +11,10 @@ from flagstone.errors import CorruptData, InternalError, Unavailable
 from flagstone.metadata.boundary import Boundary
 from flagstone.runtime.metrics import Distribution, Metrics
 from flagstone.store.caching import CachingStore
+from flagstone.store.counting import CountingStore
 from flagstone.store.memory import MemoryStore
-from flagstone.store.port import ObjectVersion, StoredObject
+from flagstone.testing.faults import Fault, FaultyStore
+from kit.faults import InterposingStore
 
 PATH = "db/gc/manifest.boundary"
 
@@ -39,32 +41,18 @@ def test_a_lost_race_is_repeated_until_the_boundary_is_far_enough(store: MemoryS
 
 
 def test_both_creators_of_the_boundary_end_up_satisfied(store: MemoryStore) -> None:
-    class Racing(MemoryStore):
-        def put_if_absent(self, path: str, data: bytes, *, token: str | None = None) -> ObjectVersion:
-            if not race_run:
-                race_run.append(True)
-                super().put_if_absent(path, b"2")
-            return super().put_if_absent(path, data, token=token)
-
-    race_run: list[bool] = []
-    racing = Racing()
+    racing = InterposingStore(store, lambda: store.put_if_absent(PATH, b"2"), op="put_if_absent")
     assert Boundary(racing, PATH).advance(8) == 8
-    assert racing.get(PATH).data.strip() == b"8"
+    assert store.get(PATH).data.strip() == b"8"
 
 
-def test_an_unchanged_boundary_is_not_transferred_again() -> None:
-    class Watching(MemoryStore):
-        gets = 0
-
-        def get(self, path: str) -> StoredObject:
-            self.gets += 1
-            return super().get(path)
-
-    watching = Watching()
-    watching.put(PATH, b"12")
-    boundary = Boundary(watching, PATH)
+def test_an_unchanged_boundary_is_not_transferred_again(store: MemoryStore) -> None:
+    store.put(PATH, b"12")
+    counting = CountingStore(store, component="test")
+    boundary = Boundary(counting, PATH)
     assert [boundary.read() for _ in range(5)] == [12] * 5
-    assert watching.gets == 1
+    assert counting.totals()["requests"] == {"get": 1, "get_if_changed": 4}
+    assert counting.totals()["bytes_read"] == 2
 
 
 def test_a_boundary_that_vanished_is_fatal(store: MemoryStore) -> None:
@@ -121,13 +109,10 @@ def test_checks_are_measured_and_rejections_counted_and_logged(
     assert checks.count == 3
 
 
-def test_a_failed_advance_is_logged_and_reported(caplog: pytest.LogCaptureFixture) -> None:
-    class Down(MemoryStore):
-        def put_if_absent(self, path: str, data: bytes, *, token: str | None = None) -> ObjectVersion:
-            raise Unavailable("try later")
-
+def test_a_failed_advance_is_logged_and_raised(store: MemoryStore, caplog: pytest.LogCaptureFixture) -> None:
+    failing = FaultyStore(store, [Fault("error", op="put_if_absent")])
     with pytest.raises(Unavailable):
-        Boundary(Down(), PATH).advance(1)
+        Boundary(failing, PATH).advance(1)
     assert "could not be advanced" in caplog.text
 
 

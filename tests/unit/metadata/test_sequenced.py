@@ -20,6 +20,7 @@ from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectMeta, ObjectMissing, ObjectVersion, StoredObject
 from flagstone.types import ManifestId
+from kit.faults import InterposingStore
 
 PATHS = DbPaths("db")
 
@@ -86,22 +87,13 @@ def test_a_reader_catches_up_however_far_behind(
 
 
 def test_polling_costs_two_requests() -> None:
-    class Watching(MemoryStore):
-        def get(self, path: str) -> StoredObject:
-            calls.append(f"get {path}")
-            return super().get(path)
-
-        def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
-            calls.append(f"list {prefix}")
-            return super().list(prefix, after=after)
-
-    calls: list[str] = []
-    manifests = ManifestStore(Watching(), PATHS)
+    store = Counted()
+    manifests = ManifestStore(store, PATHS)
     grow_to(manifests, 2)
     manifests.require_latest()
-    calls.clear()
+    store.taken()
     assert manifests.require_latest().id == 2
-    assert calls == [f"get {path(3)}", "get db/gc/manifest.boundary"]
+    assert store.taken() == [f"get {path(3)}", BOUNDARY]
 
 
 def test_a_lost_race_is_a_conflict(manifests: ManifestStore, store: MemoryStore) -> None:
@@ -269,18 +261,12 @@ def test_an_object_collected_between_listing_and_reading_is_not_missed(store: Me
     manifests = ManifestStore(store, PATHS)
     grow_to(manifests, 3)
 
-    class Racing(MemoryStore):
-        def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
-            found = [*store.list(prefix, after=after)]
-            if len(manifests.list()) == 3:
-                grow_to(manifests, 4)
-                collect(manifests, 3)
-            return iter(found)
+    def grow_and_collect() -> None:
+        grow_to(manifests, 4)
+        collect(manifests, 3)
 
-        def get(self, path: str) -> StoredObject:
-            return store.get(path)
-
-    assert ManifestStore(Racing(), PATHS).require_latest().id == 4
+    racing = InterposingStore(store, grow_and_collect, op="list", after=True)
+    assert ManifestStore(racing, PATHS).require_latest().id == 4
 
 
 def test_threads_that_race_lose_no_update(store: MemoryStore) -> None:

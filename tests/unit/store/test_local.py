@@ -15,21 +15,11 @@ import pytest
 from obstore.store import LocalStore as SlateLocalStore
 
 from flagstone.errors import InvalidRequest, Unavailable
+from flagstone.runtime.clock import VirtualClock
 from flagstone.store import local
 from flagstone.store.local import LocalStore
 from flagstone.store.port import NotWritten, ObjectChanged, ObjectExists, ObjectMissing
 from flagstone.store.retrying import RetryingStore, RetryPolicy
-
-
-class StoppedClock:
-    def now_ms(self) -> int:
-        return 1_700_000_000_000
-
-    def monotonic(self) -> float:
-        return 0.0
-
-    def sleep(self, seconds: float) -> None:
-        """Nothing passes."""
 
 
 def failing(
@@ -161,7 +151,7 @@ def test_permission_is_the_callers_matter(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_versions_never_repeat_even_when_time_stands_still(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path, fsync=False, clock=StoppedClock())
+    store = LocalStore(tmp_path, fsync=False, clock=VirtualClock())
     seen = set()
     for round_number in range(300):
         seen.add(store.put("x", b"same"))

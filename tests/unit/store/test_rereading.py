@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import flagstone
-from flagstone import ReaderSettings, Settings
+from flagstone import ReaderSettings
 from flagstone.errors import CorruptData
 from flagstone.store.caching import CachingStore, read_checked
 from flagstone.store.memory import MemoryStore
+from kit.databases import MANUAL
 
-QUIET = {"compactor_options": None, "garbage_collector_options": None, "flush_interval": None}
 KEYS = [b"key%05d" % number for number in range(3000)]
 
 
@@ -41,7 +41,7 @@ class Lying(MemoryStore):
 @pytest.fixture
 def store() -> Lying:
     store = Lying()
-    with flagstone.open("db", store=store, settings=Settings(**QUIET)) as db:
+    with flagstone.open("db", store=store, settings=MANUAL) as db:
         for key in KEYS:
             db.put(key, b"value" * 4)
     return store

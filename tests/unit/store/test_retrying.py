@@ -10,6 +10,7 @@ from typing import TypeVar
 import pytest
 
 from flagstone.errors import InvalidRequest, Unavailable
+from flagstone.runtime.clock import VirtualClock
 from flagstone.store.memory import MemoryStore
 from flagstone.store.port import (
     NotWritten,
@@ -24,22 +25,16 @@ from flagstone.store.retrying import RetryingStore, RetryPolicy
 _T = TypeVar("_T")
 
 
-class ScriptedClock:
-    """Time passes only by sleeping."""
+class PauseClock(VirtualClock):
+    """A clock that records how long its user sleeps."""
 
     def __init__(self) -> None:
-        self.now_s = 1000.0
+        super().__init__()
         self.pauses: list[float] = []
-
-    def now_ms(self) -> int:
-        return int(self.now_s * 1000)
-
-    def monotonic(self) -> float:
-        return self.now_s
 
     def sleep(self, seconds: float) -> None:
         self.pauses.append(seconds)
-        self.now_s += seconds
+        super().sleep(seconds)
 
 
 class Flaky(MemoryStore):
@@ -107,18 +102,18 @@ class Flaky(MemoryStore):
 
 
 @pytest.fixture
-def clock() -> ScriptedClock:
-    return ScriptedClock()
+def clock() -> PauseClock:
+    return PauseClock()
 
 
-def with_retries(inner: Flaky, clock: ScriptedClock, **policy: float) -> RetryingStore:
+def with_retries(inner: Flaky, clock: PauseClock, **policy: float) -> RetryingStore:
     return RetryingStore(inner, policy=RetryPolicy(**policy), clock=clock)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("failures", [1, 3])
 @pytest.mark.parametrize("failure", ["before", "after"])
 def test_reads_and_puts_are_repeated_until_they_succeed(
-    clock: ScriptedClock, failure: str, failures: int
+    clock: PauseClock, failure: str, failures: int
 ) -> None:
     inner = Flaky(*[failure] * failures)
     store = with_retries(inner, clock)
@@ -130,7 +125,7 @@ def test_reads_and_puts_are_repeated_until_they_succeed(
     assert len(clock.pauses) == 2 * failures
 
 
-def test_pauses_double_up_to_the_longest_with_jitter(clock: ScriptedClock) -> None:
+def test_pauses_double_up_to_the_longest_with_jitter(clock: PauseClock) -> None:
     store = with_retries(Flaky(*["before"] * 6), clock, initial_backoff_s=1, max_backoff_s=4, jitter=0.5)
 
     store.put("x", b"")
@@ -139,7 +134,7 @@ def test_pauses_double_up_to_the_longest_with_jitter(clock: ScriptedClock) -> No
         assert longest / 2 <= pause <= longest
 
 
-def test_the_deadline_ends_in_unavailable_with_the_story(clock: ScriptedClock) -> None:
+def test_the_deadline_ends_in_unavailable_with_the_story(clock: PauseClock) -> None:
     store = with_retries(
         Flaky(*["before"] * 99), clock, deadline_s=10, initial_backoff_s=1, max_backoff_s=1, jitter=0
     )
@@ -150,7 +145,7 @@ def test_the_deadline_ends_in_unavailable_with_the_story(clock: ScriptedClock) -
         store.put("db/x", b"")
 
 
-def test_attempts_can_be_bounded(clock: ScriptedClock) -> None:
+def test_attempts_can_be_bounded(clock: PauseClock) -> None:
     inner = Flaky(*["before"] * 99)
 
     with pytest.raises(Unavailable, match="after 3 attempts"):
@@ -159,13 +154,13 @@ def test_attempts_can_be_bounded(clock: ScriptedClock) -> None:
     assert inner.calls == ["put"] * 3
 
 
-def test_wrong_requests_are_not_repeated(clock: ScriptedClock) -> None:
+def test_wrong_requests_are_not_repeated(clock: PauseClock) -> None:
     with pytest.raises(InvalidRequest):
         with_retries(Flaky(), clock).put("a//b", b"")
     assert clock.pauses == []
 
 
-def test_a_broken_listing_continues_where_it_was(clock: ScriptedClock) -> None:
+def test_a_broken_listing_continues_where_it_was(clock: PauseClock) -> None:
     inner = Flaky()
     for number in range(7):
         inner.put(f"f/{number}", b"")
@@ -181,7 +176,7 @@ def test_a_broken_listing_continues_where_it_was(clock: ScriptedClock) -> None:
     "script", [["after"], ["before"], ["before", "after"], ["after", "before"], ["refused"]]
 )
 def test_a_create_whose_answer_was_lost_succeeds(
-    clock: ScriptedClock, script: list[str], content: bytes
+    clock: PauseClock, script: list[str], content: bytes
 ) -> None:
     inner = Flaky(*script)
 
@@ -192,7 +187,7 @@ def test_a_create_whose_answer_was_lost_succeeds(
 
 
 @pytest.mark.parametrize("script", [["after"], ["before"], ["before", "after"]])
-def test_a_swap_whose_answer_was_lost_succeeds(clock: ScriptedClock, script: list[str]) -> None:
+def test_a_swap_whose_answer_was_lost_succeeds(clock: PauseClock, script: list[str]) -> None:
     inner = Flaky()
     first = inner.put("x", b"1")
     inner.script.extend(script)
@@ -203,7 +198,7 @@ def test_a_swap_whose_answer_was_lost_succeeds(clock: ScriptedClock, script: lis
     assert MemoryStore.get(inner, "x").data == b"2"
 
 
-def test_a_conflict_the_layer_below_made_itself_is_recognised(clock: ScriptedClock) -> None:
+def test_a_conflict_the_layer_below_made_itself_is_recognised(clock: PauseClock) -> None:
     class RetriesBlindly(Flaky):
         def put_if_absent(self, path: str, data: bytes, *, token: str | None = None) -> ObjectVersion:
             super().put_if_absent(path, data, token=token)
@@ -215,7 +210,7 @@ def test_a_conflict_the_layer_below_made_itself_is_recognised(clock: ScriptedClo
 
 
 @pytest.mark.parametrize("script", [[], ["refused"]])
-def test_a_lost_create_is_lost(clock: ScriptedClock, script: list[str]) -> None:
+def test_a_lost_create_is_lost(clock: PauseClock, script: list[str]) -> None:
     inner = Flaky(*script, keeps_tokens=False)
     MemoryStore.put_if_absent(inner, "x", b"", token="theirs")
 
@@ -223,7 +218,7 @@ def test_a_lost_create_is_lost(clock: ScriptedClock, script: list[str]) -> None:
         with_retries(inner, clock).put_if_absent("x", b"")
 
 
-def test_a_create_in_doubt_loses_to_a_foreign_token(clock: ScriptedClock) -> None:
+def test_a_create_in_doubt_loses_to_a_foreign_token(clock: PauseClock) -> None:
     inner = Flaky("before")
     inner.then = lambda: MemoryStore.put_if_absent(inner, "x", b"", token="theirs")
 
@@ -231,7 +226,7 @@ def test_a_create_in_doubt_loses_to_a_foreign_token(clock: ScriptedClock) -> Non
         with_retries(inner, clock).put_if_absent("x", b"")
 
 
-def test_without_tokens_different_bytes_mean_lost(clock: ScriptedClock) -> None:
+def test_without_tokens_different_bytes_mean_lost(clock: PauseClock) -> None:
     inner = Flaky("before", keeps_tokens=False)
     inner.then = lambda: MemoryStore.put_if_absent(inner, "x", b"theirs")
 
@@ -242,7 +237,7 @@ def test_without_tokens_different_bytes_mean_lost(clock: ScriptedClock) -> None:
 @pytest.mark.parametrize("content", [b"", b"same"])
 @pytest.mark.parametrize("ours", [True, False])
 def test_without_tokens_equal_bytes_in_doubt_are_not_guessed_at(
-    clock: ScriptedClock, content: bytes, ours: bool
+    clock: PauseClock, content: bytes, ours: bool
 ) -> None:
     inner = Flaky("after" if ours else "before", keeps_tokens=False)
     if not ours:
@@ -253,7 +248,7 @@ def test_without_tokens_equal_bytes_in_doubt_are_not_guessed_at(
 
 
 @pytest.mark.parametrize("failure", ["before", "after"])
-def test_a_swap_in_doubt_that_was_overtaken_is_unknown(clock: ScriptedClock, failure: str) -> None:
+def test_a_swap_in_doubt_that_was_overtaken_is_unknown(clock: PauseClock, failure: str) -> None:
     inner = Flaky()
     first = inner.put("x", b"1")
     inner.script.append(failure)
@@ -263,7 +258,7 @@ def test_a_swap_in_doubt_that_was_overtaken_is_unknown(clock: ScriptedClock, fai
         with_retries(inner, clock).put_if_match("x", b"2", first)
 
 
-def test_a_swap_not_in_doubt_that_was_overtaken_is_lost(clock: ScriptedClock) -> None:
+def test_a_swap_not_in_doubt_that_was_overtaken_is_lost(clock: PauseClock) -> None:
     inner = Flaky()
     first = inner.put("x", b"1")
     inner.put("x", b"theirs")
@@ -273,7 +268,7 @@ def test_a_swap_not_in_doubt_that_was_overtaken_is_lost(clock: ScriptedClock) ->
         with_retries(inner, clock).put_if_match("x", b"2", first)
 
 
-def test_a_create_in_doubt_whose_object_is_gone_is_unknown(clock: ScriptedClock) -> None:
+def test_a_create_in_doubt_whose_object_is_gone_is_unknown(clock: PauseClock) -> None:
     class Deletes(Flaky):
         def head(self, path: str) -> ObjectMeta:
             self.delete(path)
@@ -283,7 +278,7 @@ def test_a_create_in_doubt_whose_object_is_gone_is_unknown(clock: ScriptedClock)
         with_retries(Deletes("after"), clock).put_if_absent("x", b"")
 
 
-def test_a_conflict_without_an_object_is_tried_again(clock: ScriptedClock) -> None:
+def test_a_conflict_without_an_object_is_tried_again(clock: PauseClock) -> None:
     class Undecided(Flaky):
         answers = 3
 
@@ -303,7 +298,7 @@ def test_a_conflict_without_an_object_is_tried_again(clock: ScriptedClock) -> No
         with_retries(never, clock).put_if_absent("x", b"1")
 
 
-def test_a_swap_refused_though_nothing_changed_is_tried_again(clock: ScriptedClock) -> None:
+def test_a_swap_refused_though_nothing_changed_is_tried_again(clock: PauseClock) -> None:
     class Undecided(Flaky):
         answers = 3
 
@@ -326,7 +321,7 @@ def test_a_swap_refused_though_nothing_changed_is_tried_again(clock: ScriptedClo
         with_retries(never, clock).put_if_match("x", b"2", never.put("x", b"1"))
 
 
-def test_running_out_of_time_in_doubt_says_so(clock: ScriptedClock) -> None:
+def test_running_out_of_time_in_doubt_says_so(clock: PauseClock) -> None:
     with pytest.raises(Unavailable, match="whether it was written is unknown: 503"):
         with_retries(Flaky(*["before"] * 99), clock).put_if_absent("x", b"")
     with pytest.raises(Unavailable) as certain:
@@ -334,7 +329,7 @@ def test_running_out_of_time_in_doubt_says_so(clock: ScriptedClock) -> None:
     assert "unknown" not in str(certain.value)
 
 
-def test_the_readback_is_patient_too(clock: ScriptedClock) -> None:
+def test_the_readback_is_patient_too(clock: PauseClock) -> None:
     inner = Flaky("after")
     inner.reads.extend(["before", "before"])
 
@@ -343,7 +338,7 @@ def test_the_readback_is_patient_too(clock: ScriptedClock) -> None:
     assert inner.calls == ["put_if_absent", "put_if_absent", "head", "head", "head"]
 
 
-def test_one_token_serves_all_tries(clock: ScriptedClock) -> None:
+def test_one_token_serves_all_tries(clock: PauseClock) -> None:
     seen: list[str | None] = []
 
     class Recorder(Flaky):

@@ -16,7 +16,7 @@ from flagstone.store.commit_log.sqlite import SqliteCommitLog
 from flagstone.store.local import LocalStore
 from flagstone.store.port import ObjectExists, ObjectMissing
 from flagstone.store.two_phase import TwoPhaseStore
-from unit.store.two_phase_rig import Crash, CrashAt, World
+from kit.two_phase import Crash, FailAt, TwoPhaseWorld
 
 pytestmark = pytest.mark.slow
 
@@ -74,12 +74,12 @@ CASES = {
 
 
 @pytest.fixture
-def worlds(tmp_path: Path) -> Iterator[Callable[[], World]]:
+def worlds(tmp_path: Path) -> Iterator[Callable[[], TwoPhaseWorld]]:
     """Makes fresh worlds, each with its own log."""
-    made: list[World] = []
+    made: list[TwoPhaseWorld] = []
 
-    def make() -> World:
-        made.append(World(SqliteCommitLog(tmp_path / f"{len(made)}.db", synchronous="OFF")))
+    def make() -> TwoPhaseWorld:
+        made.append(TwoPhaseWorld(SqliteCommitLog(tmp_path / f"{len(made)}.db", synchronous="OFF")))
         return made[-1]
 
     yield make
@@ -87,14 +87,16 @@ def worlds(tmp_path: Path) -> Iterator[Callable[[], World]]:
         world.log.close()
 
 
-def crashed(make: Callable[[], World], prepare: Write, write: Write) -> Iterator[tuple[World, bool]]:
+def crashed(
+    make: Callable[[], TwoPhaseWorld], prepare: Write, write: Write
+) -> Iterator[tuple[TwoPhaseWorld, bool]]:
     """One world for each point at which the write can be stopped, and whether it was acknowledged."""
     for call in itertools.count():
         for moment in ("before", "after"):
             world = make()
             prepare(world.process())
             try:
-                write(world.process(CrashAt(call, moment)))
+                write(world.process(FailAt(call, moment)))
             except Crash:
                 yield world, False
             else:
@@ -109,7 +111,7 @@ def read(store: TwoPhaseStore) -> bytes | None:
         return None
 
 
-def check_final(world: World, expected: bytes | None) -> None:
+def check_final(world: TwoPhaseWorld, expected: bytes | None) -> None:
     """After repair and collection the base holds exactly what readers see."""
     store = world.process()
     store.recover()
@@ -122,7 +124,7 @@ def check_final(world: World, expected: bytes | None) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_reader_after_the_crash_sees_old_or_new_and_stays_with_it(
-    worlds: Callable[[], World], case: str
+    worlds: Callable[[], TwoPhaseWorld], case: str
 ) -> None:
     prepare, write, old, new = CASES[case]
     seen = []
@@ -138,7 +140,7 @@ def test_a_reader_after_the_crash_sees_old_or_new_and_stays_with_it(
 
 @pytest.mark.parametrize("case", CASES)
 def test_recovery_after_the_crash_agrees_with_what_readers_then_see(
-    worlds: Callable[[], World], case: str
+    worlds: Callable[[], TwoPhaseWorld], case: str
 ) -> None:
     prepare, write, old, new = CASES[case]
     for world, acknowledged in crashed(worlds, prepare, write):
@@ -151,14 +153,14 @@ def test_recovery_after_the_crash_agrees_with_what_readers_then_see(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_recovery_may_itself_die_at_every_step(worlds: Callable[[], World], case: str) -> None:
+def test_recovery_may_itself_die_at_every_step(worlds: Callable[[], TwoPhaseWorld], case: str) -> None:
     prepare, write, old, new = CASES[case]
     for point in itertools.count():
         finished_all = True
         for world, acknowledged in crashed(worlds, prepare, write):
             finished = True
             try:
-                world.process(CrashAt(point, "after")).recover()
+                world.process(FailAt(point, "after")).recover()
             except Crash:
                 finished = False
             finished_all &= finished
@@ -170,13 +172,13 @@ def test_recovery_may_itself_die_at_every_step(worlds: Callable[[], World], case
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_collection_may_itself_die_at_every_step(worlds: Callable[[], World], case: str) -> None:
+def test_collection_may_itself_die_at_every_step(worlds: Callable[[], TwoPhaseWorld], case: str) -> None:
     prepare, write, old, new = CASES[case]
     for point in itertools.count():
         finished_all = True
         for world, acknowledged in crashed(worlds, prepare, write):
             try:
-                world.process(CrashAt(point, "after")).collect_garbage(min_age_ms=0)
+                world.process(FailAt(point, "after")).collect_garbage(min_age_ms=0)
             except Crash:
                 finished_all = False
             found = read(world.process())
@@ -186,7 +188,9 @@ def test_collection_may_itself_die_at_every_step(worlds: Callable[[], World], ca
             return
 
 
-def test_a_rival_creator_after_the_crash_wins_or_finds_the_object(worlds: Callable[[], World]) -> None:
+def test_a_rival_creator_after_the_crash_wins_or_finds_the_object(
+    worlds: Callable[[], TwoPhaseWorld],
+) -> None:
     for world, acknowledged in crashed(worlds, _absent, _create):
         rival = world.process()
         try:
@@ -200,14 +204,14 @@ def test_a_rival_creator_after_the_crash_wins_or_finds_the_object(worlds: Callab
             check_final(world, b"rival")
 
 
-def test_a_listing_after_the_crash_shows_every_decided_object(worlds: Callable[[], World]) -> None:
+def test_a_listing_after_the_crash_shows_every_decided_object(worlds: Callable[[], TwoPhaseWorld]) -> None:
     for world, acknowledged in crashed(worlds, _absent, _create):
         listed = [meta.path for meta in world.process().list("gc")]
         assert listed == ([PATH] if read(world.process()) else [])
         assert listed or not acknowledged
 
 
-def test_range_reads_after_the_crash_find_every_decided_object(worlds: Callable[[], World]) -> None:
+def test_range_reads_after_the_crash_find_every_decided_object(worlds: Callable[[], TwoPhaseWorld]) -> None:
     for world, _ in crashed(worlds, _absent, _create):
         store = world.process()
         try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flagstone import Admin, InvalidRequest, Settings
+from flagstone import Admin, InvalidRequest
 from flagstone.db.open import open_database
 from flagstone.db.reader.feed import open_feed
 from flagstone.errors import Unavailable
@@ -23,8 +23,7 @@ from flagstone.store.memory import MemoryStore
 from flagstone.store.port import ObjectExists, ObjectMissing
 from flagstone.store.two_phase import TwoPhaseStore
 from flagstone.testing.faults import Crashed, Fault, FaultyStore
-
-QUIET = Settings(compactor_options=None, garbage_collector_options=None)
+from kit.databases import QUIET
 
 
 class Rig:

@@ -19,7 +19,7 @@ import pytest
 from flagstone.store.commit_log.sqlite import SqliteCommitLog
 from flagstone.store.port import ObjectChanged, ObjectExists, ObjectMissing
 from flagstone.store.two_phase import TwoPhaseStore
-from unit.store.two_phase_rig import Crash, PlainStore, Stepped, World
+from kit.two_phase import Crash, PlainStore, Stepped, TwoPhaseWorld
 
 pytestmark = pytest.mark.slow
 
@@ -125,7 +125,7 @@ def _perform(store: TwoPhaseStore, operation: Operation) -> str | None:
 
 
 def _process(
-    world: World, scheduler: Scheduler, history: list[Operation], name: str, kinds: list[str]
+    world: TwoPhaseWorld, scheduler: Scheduler, history: list[Operation], name: str, kinds: list[str]
 ) -> Callable[[Callable[..., None]], None]:
     def begin(kind: str, value: str | None, expected: str | None = None) -> Operation:
         operation = Operation(kind, value, expected, scheduler.now)
@@ -225,7 +225,7 @@ MENUS = {
 @pytest.mark.parametrize("menu", MENUS)
 def test_every_interleaving_looks_like_one_register(tmp_path: Path, menu: str, deaths: float) -> None:
     exists, kinds = MENUS[menu]
-    world = World(SqliteCommitLog(tmp_path / "commits.db", synchronous="OFF"))
+    world = TwoPhaseWorld(SqliteCommitLog(tmp_path / "commits.db", synchronous="OFF"))
     for seed in range(120):
         world.base = PlainStore()
         for record in list(world.log.records("")):

@@ -12,9 +12,9 @@ from flagstone.errors import InvalidRequest, Unavailable
 from flagstone.store.commit_log import CommitRecord, RecordState, postgres, sqlite
 from flagstone.store.commit_log.dynamodb import DynamoDbCommitLog
 from flagstone.store.commit_log.postgres import PostgresCommitLog
+from kit.two_phase import TwoPhaseWorld
 from servers.commit_logs import NewLog
 from unit.store.test_two_phase_crashes import CASES, check_final, crashed, read
-from unit.store.two_phase_rig import World
 
 PENDING, COMMITTED, DELETED = RecordState.PENDING, RecordState.COMMITTED, RecordState.DELETED
 
@@ -111,7 +111,7 @@ def test_records_come_page_by_page(new_log: NewLog, monkeypatch: pytest.MonkeyPa
 def test_a_writer_may_die_at_every_step_on_every_log(new_log: NewLog, case: str) -> None:
     prepare, write, old, new = CASES[case]
     seen = []
-    for world, acknowledged in crashed(lambda: World(new_log()), prepare, write):
+    for world, acknowledged in crashed(lambda: TwoPhaseWorld(new_log()), prepare, write):
         found = read(world.process())
         assert found == new if acknowledged else found in (old, new)
         seen.append(found)

@@ -13,14 +13,14 @@ from golden.corpus import databases
 from golden.reading import PlainReader
 
 if TYPE_CHECKING:
-    from unit.wal.conftest import Log
+    from kit.wal import WalFiles
 
 PATHS = DbPaths("db")
 
 
-def test_a_log_without_files_ends_where_replay_begins(log: Log, pool: IoPool) -> None:
-    assert find_frontier(log.store, PATHS, WalId(0), pool=pool) == 0
-    assert log.requests == {"head": 1}
+def test_a_log_without_files_ends_where_replay_begins(wal: WalFiles, pool: IoPool) -> None:
+    assert find_frontier(wal.store, PATHS, WalId(0), pool=pool) == 0
+    assert wal.requests == {"head": 1}
 
 
 @pytest.mark.parametrize(
@@ -35,51 +35,51 @@ def test_a_log_without_files_ends_where_replay_begins(log: Log, pool: IoPool) ->
     ],
 )
 def test_an_ordinary_open_takes_few_requests(
-    log: Log, pool: IoPool, replay_after: int, last: int, expected: int, requests: int
+    wal: WalFiles, pool: IoPool, replay_after: int, last: int, expected: int, requests: int
 ) -> None:
-    log.add_files(1, last)
+    wal.add_files(1, last)
 
-    found = find_frontier(log.store, PATHS, WalId(replay_after), expected=WalId(expected), pool=pool)
+    found = find_frontier(wal.store, PATHS, WalId(replay_after), expected=WalId(expected), pool=pool)
 
     assert found == last
-    assert log.requests == {"head": requests}
+    assert wal.requests == {"head": requests}
 
 
 @pytest.mark.parametrize(("last", "requests"), [(7, 1), (8, 2), (9, 4), (10, 4)])
-def test_without_a_pool_probing_stops_at_the_first_miss(log: Log, last: int, requests: int) -> None:
-    log.add_files(1, last)
+def test_without_a_pool_probing_stops_at_the_first_miss(wal: WalFiles, last: int, requests: int) -> None:
+    wal.add_files(1, last)
 
-    assert find_frontier(log.store, PATHS, WalId(7)) == last
-    assert log.requests == {"head": requests}
-
-
-def test_thousands_of_files_are_passed_in_a_few_rounds(log: Log, pool: IoPool) -> None:
-    log.add_files(1, 4096)
-
-    assert find_frontier(log.store, PATHS, WalId(3), expected=WalId(3), pool=pool) == 4096
-    assert log.requests["head"] < 50
+    assert find_frontier(wal.store, PATHS, WalId(7)) == last
+    assert wal.requests == {"head": requests}
 
 
-def test_the_end_is_found_when_the_expected_file_does_not_exist(log: Log, pool: IoPool) -> None:
-    log.add_files(1, 20)
+def test_thousands_of_files_are_passed_in_a_few_rounds(wal: WalFiles, pool: IoPool) -> None:
+    wal.add_files(1, 4096)
 
-    assert find_frontier(log.store, PATHS, WalId(3), expected=WalId(90), pool=pool) == 20
-    assert find_frontier(log.store, PATHS, WalId(3), expected=WalId(90)) == 20
-
-
-def test_a_hole_hides_what_is_behind_it(log: Log) -> None:
-    log.add_files(1, 3)
-    log.remove(2)
-
-    assert find_frontier(log.store, PATHS, WalId(0)) == 1
+    assert find_frontier(wal.store, PATHS, WalId(3), expected=WalId(3), pool=pool) == 4096
+    assert wal.requests["head"] < 50
 
 
-def test_a_hole_below_an_expected_file_does_not_hide_it(log: Log) -> None:
+def test_the_end_is_found_when_the_expected_file_does_not_exist(wal: WalFiles, pool: IoPool) -> None:
+    wal.add_files(1, 20)
+
+    assert find_frontier(wal.store, PATHS, WalId(3), expected=WalId(90), pool=pool) == 20
+    assert find_frontier(wal.store, PATHS, WalId(3), expected=WalId(90)) == 20
+
+
+def test_a_hole_hides_what_is_behind_it(wal: WalFiles) -> None:
+    wal.add_files(1, 3)
+    wal.remove(2)
+
+    assert find_frontier(wal.store, PATHS, WalId(0)) == 1
+
+
+def test_a_hole_below_an_expected_file_does_not_hide_it(wal: WalFiles) -> None:
     # Replay then finds the hole and says so, instead of forgetting everything behind it.
-    log.add_files(1, 5)
-    log.remove(2)
+    wal.add_files(1, 5)
+    wal.remove(2)
 
-    assert find_frontier(log.store, PATHS, WalId(0), expected=WalId(5)) == 5
+    assert find_frontier(wal.store, PATHS, WalId(0), expected=WalId(5)) == 5
 
 
 @pytest.mark.parametrize(("name", "last"), [("crash", 5), ("fencing", 5), ("wal_store", 3), ("gc", 10)])

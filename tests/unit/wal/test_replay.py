@@ -17,10 +17,10 @@ from flagstone.wal.replay import WalTruncated, fetch_in_order, plan_window, repl
 from golden.corpus import databases
 from golden.reading import PlainReader, _visible
 from kit.databases import encode_wal
-from unit.wal.conftest import row
+from kit.wal import row
 
 if TYPE_CHECKING:
-    from unit.wal.conftest import Log
+    from kit.wal import WalFiles
 
 PATHS = DbPaths("db")
 
@@ -30,13 +30,13 @@ def maybe_pool(request: pytest.FixtureRequest, pool: IoPool) -> IoPool | None:
     return None if request.param == "one by one" else pool
 
 
-def test_files_come_in_order_with_fences_as_empty_ones(log: Log, maybe_pool: IoPool | None) -> None:
-    log.add(1)
-    log.add(2, row(1), row(2))
-    log.add(3)
-    log.add(4, row(3))
+def test_files_come_in_order_with_fences_as_empty_ones(wal: WalFiles, maybe_pool: IoPool | None) -> None:
+    wal.add(1)
+    wal.add(2, row(1), row(2))
+    wal.add(3)
+    wal.add(4, row(3))
 
-    files = list(replay(log.store, PATHS, WalId(0), WalId(4), pool=maybe_pool))
+    files = list(replay(wal.store, PATHS, WalId(0), WalId(4), pool=maybe_pool))
 
     assert [(file.wal_id, file.rows) for file in files] == [
         (1, []),
@@ -45,40 +45,42 @@ def test_files_come_in_order_with_fences_as_empty_ones(log: Log, maybe_pool: IoP
         (4, [row(3)]),
     ]
     assert [file.size > 0 for file in files] == [False, True, False, True]
-    assert log.requests == {"get": 4}
+    assert wal.requests == {"get": 4}
 
 
-def test_files_outside_the_asked_range_are_not_read(log: Log, pool: IoPool) -> None:
-    log.add_files(1, 9)
+def test_files_outside_the_asked_range_are_not_read(wal: WalFiles, pool: IoPool) -> None:
+    wal.add_files(1, 9)
 
-    files = list(replay(log.store, PATHS, WalId(3), WalId(6), pool=pool))
+    files = list(replay(wal.store, PATHS, WalId(3), WalId(6), pool=pool))
 
     assert [file.wal_id for file in files] == [4, 5, 6]
-    assert log.requests == {"get": 3}
+    assert wal.requests == {"get": 3}
 
 
-def test_rows_that_are_in_tables_already_are_left_out(log: Log) -> None:
-    log.add(1, row(1), row(2))
-    log.add(2, row(3), row(4, b"a"), row(4, b"b"))
-    log.add(3, row(5))
+def test_rows_that_are_in_tables_already_are_left_out(wal: WalFiles) -> None:
+    wal.add(1, row(1), row(2))
+    wal.add(2, row(3), row(4, b"a"), row(4, b"b"))
+    wal.add(3, row(5))
 
-    files = list(replay(log.store, PATHS, WalId(0), WalId(3), skip_through_seq=3))
+    files = list(replay(wal.store, PATHS, WalId(0), WalId(3), skip_through_seq=3))
 
     assert [file.rows for file in files] == [[], [row(4, b"a"), row(4, b"b")], [row(5)]]
 
 
-def test_hundreds_of_files_come_in_order_through_a_pool(log: Log, pool: IoPool) -> None:
-    log.add_files(1, 300)
+def test_hundreds_of_files_come_in_order_through_a_pool(wal: WalFiles, pool: IoPool) -> None:
+    wal.add_files(1, 300)
 
-    files = list(replay(log.store, PATHS, WalId(0), WalId(300), pool=pool, parallelism=8))
+    files = list(replay(wal.store, PATHS, WalId(0), WalId(300), pool=pool, parallelism=8))
 
     assert [file.rows[0][1] for file in files] == list(range(1, 301))
 
 
-def test_a_vanished_file_asks_for_a_new_look_at_the_manifest(log: Log, maybe_pool: IoPool | None) -> None:
-    log.add_files(1, 3)
-    log.remove(2)
-    files = replay(log.store, PATHS, WalId(0), WalId(3), pool=maybe_pool)
+def test_a_vanished_file_asks_for_a_new_look_at_the_manifest(
+    wal: WalFiles, maybe_pool: IoPool | None
+) -> None:
+    wal.add_files(1, 3)
+    wal.remove(2)
+    files = replay(wal.store, PATHS, WalId(0), WalId(3), pool=maybe_pool)
 
     assert next(files).wal_id == 1
     with pytest.raises(WalTruncated, match=r"00002\.sst has vanished"):
@@ -86,31 +88,31 @@ def test_a_vanished_file_asks_for_a_new_look_at_the_manifest(log: Log, maybe_poo
 
 
 @pytest.mark.parametrize("seq", [4, 5])
-def test_a_file_that_begins_before_the_one_in_front_ended_is_corrupt(log: Log, seq: int) -> None:
-    log.add(1, row(3), row(5))
-    log.add(2)
-    log.add(3, row(seq))
+def test_a_file_that_begins_before_the_one_in_front_ended_is_corrupt(wal: WalFiles, seq: int) -> None:
+    wal.add(1, row(3), row(5))
+    wal.add(2)
+    wal.add(3, row(seq))
 
     with pytest.raises(CorruptData, match=r"00003\.sst: out-of-order .* 5 in file 1"):
-        list(replay(log.store, PATHS, WalId(0), WalId(3)))
+        list(replay(wal.store, PATHS, WalId(0), WalId(3)))
 
 
-def test_the_order_is_checked_over_rows_that_are_left_out_as_well(log: Log) -> None:
-    log.add(1, row(9))
-    log.add(2, row(8))
+def test_the_order_is_checked_over_rows_that_are_left_out_as_well(wal: WalFiles) -> None:
+    wal.add(1, row(9))
+    wal.add(2, row(8))
 
     with pytest.raises(CorruptData, match="out-of-order"):
-        list(replay(log.store, PATHS, WalId(0), WalId(2), skip_through_seq=50))
+        list(replay(wal.store, PATHS, WalId(0), WalId(2), skip_through_seq=50))
 
 
 @pytest.mark.parametrize("byte", [0, 30, -1])
-def test_a_damaged_file_is_named_with_the_place_of_the_damage(log: Log, byte: int) -> None:
+def test_a_damaged_file_is_named_with_the_place_of_the_damage(wal: WalFiles, byte: int) -> None:
     stored = bytearray(encode_wal([row(1)]))
     stored[byte] ^= 0xFF
-    log.memory.put(PATHS.wal(WalId(1)), bytes(stored))
+    wal.memory.put(PATHS.wal(WalId(1)), bytes(stored))
 
     with pytest.raises(CorruptData) as caught:
-        list(replay(log.store, PATHS, WalId(0), WalId(1)))
+        list(replay(wal.store, PATHS, WalId(0), WalId(1)))
     assert caught.value.object == PATHS.wal(WalId(1))
     assert caught.value.offset is not None
 

@@ -33,7 +33,7 @@ from flagstone.types import RunId, Seq, Ulid, WalId
 DEFAULT = {kind: KindOptions(60_000) for kind in KINDS}
 
 
-class World:
+class GarbageWorld:
     """One database, its parts written by hand, and a collector for it."""
 
     def __init__(
@@ -62,19 +62,19 @@ class World:
         self.store.put(self.paths.table(table.id), b"table" * 10)
         return table
 
-    def write_log(self, count: int = 1, *, data: bytes = b"rows of a log file") -> None:
+    def write_wal(self, count: int = 1, *, data: bytes = b"rows of a log file") -> None:
         for _ in range(count):
             self.last_wal += 1
             self.store.put(self.paths.wal(WalId(self.last_wal)), data)
 
     def fence(self) -> int:
-        self.write_log(data=b"")
+        self.write_wal(data=b"")
         return self.last_wal
 
     def flush(self, table: SsTable | None = None) -> SsTable:
         """One log file, then a table that makes all log files but the last one unneeded."""
         table = table or self.upload()
-        self.write_log()
+        self.write_wal()
         self.seq += 1
         change = Flush(
             tables=((b"", table),),
@@ -164,5 +164,5 @@ class World:
         return [meta.path for meta in self.store.list(f"{self.paths.root}/{folder}")]
 
 
-def no_checkpoint(ids: Iterable[UUID], world: World) -> bool:
+def no_checkpoint(ids: Iterable[UUID], world: GarbageWorld) -> bool:
     return not {entry.id for entry in world.manifests.require_latest().value.checkpoints} & set(ids)

@@ -34,25 +34,25 @@ PATHS = DbPaths("db")
 
 
 class RowExecutor:
-    """Merges sources row by row into tables of at most `rows_per_table` rows.
+    """Merges sources row by row into tables of at most `rows_per_sst` rows.
 
-    `after_table` is called with the number of tables made so far in this run, and may raise.
+    `after_sst` is called with the number of tables made so far in this run, and may raise.
     """
 
     def __init__(
         self,
         store: ObjectStore,
         *,
-        rows_per_table: int = 4,
+        rows_per_sst: int = 4,
         ids: Ids | None = None,
         paths: DbPaths = PATHS,
-        after_table: Callable[[int], None] = lambda _: None,
+        after_sst: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.store = store
         self.paths = paths
-        self.rows_per_table = rows_per_table
+        self.rows_per_sst = rows_per_sst
         self.ids = ids or Ids()
-        self.after_table = after_table
+        self.after_sst = after_sst
         self.made = 0
         self.reused = 0
 
@@ -81,24 +81,24 @@ class RowExecutor:
         done = list(context.subcompactions[0].output_ssts)
         self.reused += len(done)
         if done:
-            ended = table_rows(self.store, done[-1], self.paths)[-1]
+            ended = sst_rows(self.store, done[-1], self.paths)[-1]
             kept = [row for row in kept if (row[0], -row[1]) > (ended[0], -ended[1])]
-        for made, start in enumerate(range(0, len(kept), self.rows_per_table), 1):
+        for made, start in enumerate(range(0, len(kept), self.rows_per_sst), 1):
             if cancelled():
                 raise Cancelled
             builder = SstBuilder(SstOptions(block_bytes=1024))
-            builder.add_rows(kept[start : start + self.rows_per_table])
+            builder.add_rows(kept[start : start + self.rows_per_sst])
             encoded = builder.finish()
             table = SsTable(self.ids.ulid(ulid_ms(task.job_id)), encoded.info)
             self.store.put(self.paths.table(table.id), encoded.data)
             done.append(table)
             self.made += 1
             record(replace(context, subcompactions=(Subcompaction(BytesRange(), tuple(done)),)))
-            self.after_table(made)
+            self.after_sst(made)
         return tuple(done)
 
 
-class World:
+class CompactionWorld:
     """One database; several coordinators and workers may come and go."""
 
     def __init__(
@@ -113,7 +113,7 @@ class World:
         self.executors: list[RowExecutor] = []
         self.seq = 0
 
-    def create(self) -> World:
+    def create(self) -> CompactionWorld:
         self.manifests.create_next(new_manifest(), None)
         return self
 
@@ -262,9 +262,9 @@ def view_rows(
 ) -> list[EntryTuple]:
     table = manifest.table(view)
     visible = view.effective_range(table.info)
-    return [row for row in table_rows(store, table, paths) if row[0] in visible]
+    return [row for row in sst_rows(store, table, paths) if row[0] in visible]
 
 
-def table_rows(store: ObjectStore, table: SsTable, paths: DbPaths = PATHS) -> list[EntryTuple]:
+def sst_rows(store: ObjectStore, table: SsTable, paths: DbPaths = PATHS) -> list[EntryTuple]:
     path = paths.table(table.id)
     return [row for block in decode_sst(store.get(path).data, path).rows() for row in block]
