@@ -29,7 +29,7 @@ def reader(wal: WalFiles, clock: VirtualClock | None = None) -> WalReader:
     return WalReader("db", store=wal.store, clock=clock or VirtualClock())
 
 
-def test_a_change_tells_what_happened_to_which_key_and_where_it_stands(wal: WalFiles) -> None:
+def test_a_change_has_its_operation_key_value_times_sequence_number_and_wal_file(wal: WalFiles) -> None:
     wal.add(
         1,
         (b"a", 7, VALUE, b"1", 10, 99),
@@ -44,14 +44,14 @@ def test_a_change_tells_what_happened_to_which_key_and_where_it_stands(wal: WalF
     ]
 
 
-def test_each_file_costs_one_request_and_the_whole_one_listing(wal: WalFiles) -> None:
+def test_reading_costs_one_request_per_wal_file_and_one_listing(wal: WalFiles) -> None:
     wal.add_files(1, 50)
 
     assert [change.seq for change in reader(wal).changes(11)] == list(range(11, 51))
     assert wal.requests == {"list": 1, "get": 40}
 
 
-def test_files_are_listed_with_their_fences(wal: WalFiles) -> None:
+def test_the_listing_has_every_wal_file_including_fences(wal: WalFiles) -> None:
     wal.add(1)
     wal.add_files(2, 3)
     wal.memory.put("db/wal/notes.txt", b"not ours")
@@ -64,7 +64,7 @@ def test_files_are_listed_with_their_fences(wal: WalFiles) -> None:
     assert [file.wal_id for file in reader(wal).files(3)] == [3]
 
 
-def test_a_range_of_files_ends_before_its_stop(wal: WalFiles) -> None:
+def test_batches_end_before_stop_id(wal: WalFiles) -> None:
     wal.add_files(1, 9)
 
     batches = list(reader(wal).batches(3, stop_id=6))
@@ -73,14 +73,14 @@ def test_a_range_of_files_ends_before_its_stop(wal: WalFiles) -> None:
     assert batches[-1].next_id == 6
 
 
-def test_without_a_start_reading_begins_with_the_oldest_file_left(wal: WalFiles) -> None:
+def test_without_a_start_reading_begins_with_the_oldest_wal_file_left(wal: WalFiles) -> None:
     wal.add_files(1, 5)
     wal.remove(1, 2)
 
     assert [batch.wal_id for batch in reader(wal).batches()] == [3, 4, 5]
 
 
-def test_a_removed_start_is_refused_with_the_first_id_that_can_be_read(wal: WalFiles) -> None:
+def test_a_start_at_a_removed_wal_file_is_refused_with_the_first_id_that_can_be_read(wal: WalFiles) -> None:
     wal.add_files(1, 9)
     wal.remove(1, 2, 3)
 
@@ -90,7 +90,7 @@ def test_a_removed_start_is_refused_with_the_first_id_that_can_be_read(wal: WalF
         reader(wal).read(2)
 
 
-def test_a_file_yet_to_come_is_not_taken_for_a_removed_one(wal: WalFiles) -> None:
+def test_a_wal_file_not_written_yet_is_not_reported_as_removed(wal: WalFiles) -> None:
     wal.add_files(1, 3)
 
     assert list(reader(wal).batches(4)) == []
@@ -99,14 +99,14 @@ def test_a_file_yet_to_come_is_not_taken_for_a_removed_one(wal: WalFiles) -> Non
     assert reader(wal).read(3).changes[0].seq == 3
 
 
-def test_a_file_that_appears_while_it_is_being_missed_was_not_removed(wal: WalFiles) -> None:
+def test_a_wal_file_written_between_get_and_listing_is_not_reported_as_removed(wal: WalFiles) -> None:
     racing = InterposingStore(wal.memory, lambda: wal.add_files(1, 2), op="list")
 
     with pytest.raises(InvalidRequest, match="not reached file 1"):
         WalReader("db", store=racing).read(1)
 
 
-def test_a_hole_with_files_behind_it_is_an_error_once_it_is_reached(wal: WalFiles) -> None:
+def test_a_missing_wal_file_with_later_ones_raises_when_it_is_reached(wal: WalFiles) -> None:
     wal.add_files(1, 5)
     wal.remove(3)
 
@@ -121,7 +121,7 @@ def test_a_hole_with_files_behind_it_is_an_error_once_it_is_reached(wal: WalFile
     assert [batch.wal_id for batch in reader(wal).batches(1, stop_id=3)] == [1, 2]
 
 
-def test_ids_below_one_are_refused(wal: WalFiles) -> None:
+def test_a_wal_id_below_one_is_refused(wal: WalFiles) -> None:
     with pytest.raises(InvalidRequest, match="start at 1"):
         list(reader(wal).batches(0))
 
@@ -142,7 +142,7 @@ class Writing(VirtualClock):
             self.next += 1
 
 
-def test_following_goes_on_with_files_as_they_appear(wal: WalFiles) -> None:
+def test_follow_returns_wal_files_as_they_appear(wal: WalFiles) -> None:
     wal.add_files(1, 3)
     clock = Writing(wal, 4, 6)
 
@@ -152,11 +152,11 @@ def test_following_goes_on_with_files_as_they_appear(wal: WalFiles) -> None:
     assert clock.slept == [0.5] * 3
 
 
-def test_following_an_empty_log_waits_for_its_first_file(wal: WalFiles) -> None:
+def test_follow_of_an_empty_wal_waits_for_the_first_file(wal: WalFiles) -> None:
     assert next(reader(wal, Writing(wal, 1, 1)).follow()).wal_id == 1
 
 
-def test_waiting_costs_two_small_requests_per_poll_and_a_listing_every_half_minute(wal: WalFiles) -> None:
+def test_waiting_costs_two_requests_per_poll_and_a_listing_every_half_minute(wal: WalFiles) -> None:
     class Later(Writing):
         def sleep(self, seconds: float) -> None:
             self.next = 2 if self.monotonic() >= 99 else 3
@@ -175,7 +175,7 @@ def test_waiting_costs_two_small_requests_per_poll_and_a_listing_every_half_minu
     assert wal.requests["list"] == 3, "of the log: whether the file came and went"
 
 
-def test_a_log_without_a_database_is_followed_as_well(wal: WalFiles) -> None:
+def test_a_wal_without_a_manifest_is_followed(wal: WalFiles) -> None:
     wal.add_files(1, 1)
     followed = reader(wal, Writing(wal, 2, 3)).follow(1, poll_interval_s=1, max_poll_interval_s=1)
 
@@ -183,7 +183,7 @@ def test_a_log_without_a_database_is_followed_as_well(wal: WalFiles) -> None:
     assert wal.requests["list"] == 2, "of files and, once in half a minute, of manifests"
 
 
-def test_a_consumer_that_overslept_gets_an_error_instead_of_a_gap(wal: WalFiles) -> None:
+def test_a_consumer_whose_next_wal_file_was_removed_gets_an_error_and_no_gap(wal: WalFiles) -> None:
     class Overslept(Writing):
         def sleep(self, seconds: float) -> None:
             super().sleep(seconds)
@@ -202,7 +202,7 @@ def test_a_consumer_that_overslept_gets_an_error_instead_of_a_gap(wal: WalFiles)
         next(followed)
 
 
-def test_following_ends_when_told_to(wal: WalFiles) -> None:
+def test_follow_ends_when_its_stop_event_is_set(wal: WalFiles) -> None:
     wal.add_files(1, 2)
     stop = Event()
     seen: list[int] = []
@@ -224,7 +224,7 @@ def test_following_ends_when_told_to(wal: WalFiles) -> None:
     assert seen == [1, 2]
 
 
-def test_a_reader_pickles_and_reads_on_the_other_side() -> None:
+def test_an_unpickled_reader_reads_the_same_wal() -> None:
     store = MemoryStore.named("test-wal-tail")
     store.put(DbPaths("db").wal(WalId(1)), encode_wal([row(1)]))
 
@@ -234,7 +234,7 @@ def test_a_reader_pickles_and_reads_on_the_other_side() -> None:
 
 
 @pytest.mark.parametrize("name", ["fencing", "wal_store", "ttl", "merge"])
-def test_the_log_of_the_official_writer_is_read(name: str) -> None:
+def test_the_wal_of_the_official_writer_is_read_in_order(name: str) -> None:
     database = next(database for database in databases() if database.name == name)
     wal_store = None if database.wal_store is None else str(database.wal_store)
 

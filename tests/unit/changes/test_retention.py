@@ -58,7 +58,9 @@ def pinned(*positions: Position, replay_after: int = 100) -> Manifest:
     after=st.integers(0, 2**64 - 1),
     copied=st.booleans(),
 )
-def test_a_position_survives_in_a_name(name: str, next_id: int, after: int, copied: bool) -> None:
+def test_a_position_encoded_in_a_checkpoint_name_decodes_to_itself(
+    name: str, next_id: int, after: int, copied: bool
+) -> None:
     position = Position(WalId(next_id), after, copied=copied)
     try:
         encoded = encode_retention(name, position)
@@ -74,17 +76,17 @@ def test_a_position_survives_in_a_name(name: str, next_id: int, after: int, copi
 @pytest.mark.parametrize(
     "name", [None, "nightly", "flagstone.log-pin/x", "flagstone.log-pin/x?next=a&after=1"]
 )
-def test_other_checkpoints_are_no_pins(name: str | None) -> None:
+def test_a_checkpoint_with_another_name_is_no_retention_checkpoint(name: str | None) -> None:
     assert decode_retention(Checkpoint(SYSTEM_IDS.uuid(), RETENTION_MANIFEST_ID, 1, None, name)) is None
 
 
-def test_a_checkpoint_of_a_real_manifest_is_no_pin_whatever_its_name() -> None:
+def test_a_checkpoint_of_a_real_manifest_is_no_retention_checkpoint_under_any_name() -> None:
     name = encode_retention("x", Position(WalId(3)))
 
     assert decode_retention(Checkpoint(SYSTEM_IDS.uuid(), ManifestId(4), 1, None, name)) is None
 
 
-def test_the_log_is_kept_for_the_slowest_consumer_and_for_those_that_come() -> None:
+def test_the_wal_is_kept_from_the_slowest_consumer_or_from_the_replay_start() -> None:
     assert plan_wal_start(Manifest()) is None
     assert plan_wal_start(pinned(Position(WalId(8)), Position(WalId(5)))) == 4
     assert plan_wal_start(pinned(Position(WalId(300)), replay_after=100)) == 100
@@ -93,7 +95,7 @@ def test_the_log_is_kept_for_the_slowest_consumer_and_for_those_that_come() -> N
 # -- keeping ----------------------------------------------------------------------------------------------
 
 
-def test_what_is_written_and_flushed_while_the_consumer_is_away_is_kept(world: ChangeWorld) -> None:
+def test_wal_files_flushed_while_the_consumer_is_away_are_kept(world: ChangeWorld) -> None:
     world.write(3)
     assert seqs_of(world.reader("c"), limit=2) == [1, 2]
     for _ in range(5):
@@ -114,7 +116,7 @@ def test_what_is_written_and_flushed_while_the_consumer_is_away_is_kept(world: C
     assert seqs_of(world.reader("c")) == [world.last_id - 1, world.last_id]
 
 
-def test_our_own_collector_keeps_it_as_well_and_the_database_is_sound(world: ChangeWorld) -> None:
+def test_our_own_collector_keeps_the_wal_of_a_consumer_and_the_database_verifies(world: ChangeWorld) -> None:
     world.write(3)
     world.flush()
     reader = world.reader("c")
@@ -143,7 +145,7 @@ def test_our_own_collector_keeps_it_as_well_and_the_database_is_sound(world: Cha
 
 
 @pytest.mark.parametrize("kind", ["local", "two-phase"])
-def test_a_pin_works_on_every_store(tmp_path: Path, kind: str) -> None:
+def test_retention_works_on_local_and_two_phase_stores(tmp_path: Path, kind: str) -> None:
     store: ObjectStore = LocalStore(tmp_path / "store")
     if kind == "two-phase":
         store = TwoPhaseStore(store, SqliteCommitLog(tmp_path / "commits.db"))
@@ -160,7 +162,7 @@ def test_a_pin_works_on_every_store(tmp_path: Path, kind: str) -> None:
         admin.collect_garbage(kinds=["wal", "manifest"], min_age=timedelta(0))
 
 
-def test_an_unpinned_consumer_is_told_what_it_missed(world: ChangeWorld) -> None:
+def test_a_start_at_a_collected_wal_file_raises_with_the_first_one_left(world: ChangeWorld) -> None:
     world.write(3)
     world.flush()
     world.write(3)
@@ -171,7 +173,7 @@ def test_an_unpinned_consumer_is_told_what_it_missed(world: ChangeWorld) -> None
         list(world.reader("c").batches(2))
 
 
-def test_a_pin_costs_no_table(world: ChangeWorld) -> None:
+def test_a_retention_checkpoint_keeps_no_sst(world: ChangeWorld) -> None:
     world.write(2)
     seqs_of(world.reader("c"))
 
@@ -181,7 +183,7 @@ def test_a_pin_costs_no_table(world: ChangeWorld) -> None:
     assert world.manifests.require_latest().id > 0
 
 
-def test_a_pin_lives_as_long_as_its_consumer_and_its_lifetime_more(world: ChangeWorld) -> None:
+def test_a_retention_checkpoint_lives_for_its_lifetime_after_the_last_read(world: ChangeWorld) -> None:
     world.write(1)
     reader = world.reader("c", pin_lifetime=timedelta(seconds=60))
     assert seqs_of(reader) == [1]
@@ -202,7 +204,7 @@ def test_a_pin_lives_as_long_as_its_consumer_and_its_lifetime_more(world: Change
         seqs_of(reader)
 
 
-def test_a_new_consumer_begins_with_the_oldest_file_even_if_that_goes_while_it_comes() -> None:
+def test_a_new_consumer_reads_from_the_oldest_wal_file_although_a_collector_runs_meanwhile() -> None:
     nth, interrupted = 0, True
     while interrupted:
         nth += 1
@@ -219,7 +221,7 @@ def test_a_new_consumer_begins_with_the_oldest_file_even_if_that_goes_while_it_c
     assert nth > 10
 
 
-def test_a_consumer_may_begin_where_its_own_records_say(world: ChangeWorld) -> None:
+def test_a_consumer_may_start_at_a_wal_file_instead_of_its_stored_position(world: ChangeWorld) -> None:
     world.write(9)
     reader = world.reader("c")
     assert seqs_of(reader, commit=False) == list(range(1, 10))
@@ -230,7 +232,7 @@ def test_a_consumer_may_begin_where_its_own_records_say(world: ChangeWorld) -> N
     assert world.position("c") == Position(WalId(6))
 
 
-def test_positions_are_told_to_the_store_now_and_then_and_at_the_end(world: ChangeWorld) -> None:
+def test_positions_are_stored_about_every_ten_seconds_and_on_close(world: ChangeWorld) -> None:
     world.write(100)
     with world.reader("c") as reader:
         versions = world.manifests.require_latest().id
@@ -243,7 +245,7 @@ def test_positions_are_told_to_the_store_now_and_then_and_at_the_end(world: Chan
     assert world.position("c") == Position(WalId(101), 100)
 
 
-def test_a_reader_without_a_pin_keeps_no_position(world: ChangeWorld) -> None:
+def test_a_reader_without_a_consumer_name_has_no_position_and_cannot_commit(world: ChangeWorld) -> None:
     world.write(1)
     reader = type(world.reader("c"))("db", store=world.memory)
 
@@ -262,7 +264,7 @@ def test_a_reader_without_a_pin_keeps_no_position(world: ChangeWorld) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("effect", ["crash", "crash_after"])
-def test_a_crash_at_any_request_loses_nothing(effect: str) -> None:
+def test_a_crash_at_any_request_of_a_consumer_loses_no_change(effect: str) -> None:
     nth, finished = 0, False
     while not finished:
         nth += 1
@@ -299,7 +301,7 @@ def test_a_crash_at_any_request_loses_nothing(effect: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("effect", ["error", "lost_reply"])
-def test_a_request_that_fails_or_whose_answer_is_lost_changes_nothing(effect: str) -> None:
+def test_a_failed_request_or_lost_reply_loses_no_change(effect: str) -> None:
     nth, faulted = 0, True
     while faulted:
         nth += 1
@@ -353,7 +355,9 @@ def _others(world: ChangeWorld) -> dict[str, Callable[[], None]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("action", ["place", "place early", "move", "release"])
 @pytest.mark.parametrize("other", _others(ChangeWorld()))
-def test_what_others_do_between_any_two_requests_loses_nothing(action: str, other: str) -> None:
+def test_a_concurrent_writer_collector_or_consumer_between_any_two_requests_loses_no_wal_file(
+    action: str, other: str
+) -> None:
     nth, interrupted = 0, True
     while interrupted:
         nth += 1
@@ -401,7 +405,9 @@ def test_what_others_do_between_any_two_requests_loses_nothing(action: str, othe
         max_size=40,
     )
 )
-def test_a_consumer_gets_every_change_whatever_happens(steps: list[tuple[str, int]]) -> None:
+def test_a_consumer_gets_every_change_after_any_sequence_of_writes_collections_and_crashes(
+    steps: list[tuple[str, int]],
+) -> None:
     world = ChangeWorld()
     reader = world.reader("c")
     assert seqs_of(reader) == []

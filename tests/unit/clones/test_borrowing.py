@@ -89,7 +89,7 @@ def cloned(world: World) -> World:
 @pytest.mark.parametrize(
     "path", ["c", "deep/er/c", "spaced out", "ünï/cödé", "100%/c", "a?b=c", "flagstone.clone/c"]
 )
-def test_the_name_of_a_final_checkpoint_tells_its_clone(path: str) -> None:
+def test_the_name_of_a_final_checkpoint_identifies_its_clone(path: str) -> None:
     entry = Checkpoint(UUID(int=1), ManifestId(3), 0, name=final_name(path))
     assert borrower_of(entry) == path
     assert owner_of(entry, path) is Owner.OURS
@@ -100,14 +100,14 @@ def test_the_name_of_a_final_checkpoint_tells_its_clone(path: str) -> None:
     assert borrower_of(replace(entry, name="nightly")) is None
 
 
-def test_an_unnamed_checkpoint_that_expires_or_pins_its_own_manifest_is_not_a_final_one() -> None:
+def test_an_unnamed_checkpoint_that_expires_or_is_in_its_own_manifest_is_no_final_checkpoint() -> None:
     entry = Checkpoint(UUID(int=1), ManifestId(3), 0)
     assert could_be_final(entry, Manifest())
     assert not could_be_final(entry, Manifest(checkpoints=(entry,)))
     assert not could_be_final(replace(entry, expires_s=9), Manifest())
 
 
-def test_every_lender_of_a_clone_names_it(world: World) -> None:
+def test_every_lender_of_a_clone_has_a_final_checkpoint_with_its_name(world: World) -> None:
     world.write("p", numbered(0, 5))
     world.admin("p").clone("c")
     world.write("c", numbered(5, 8))
@@ -124,7 +124,9 @@ def test_every_lender_of_a_clone_names_it(world: World) -> None:
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["ours", "as SlateDB places it"])
-def test_a_checkpoint_that_a_living_clone_needs_is_deleted_by_force_only(cloned: World, named: bool) -> None:
+def test_a_final_checkpoint_of_an_existing_clone_is_deleted_only_with_force(
+    cloned: World, named: bool
+) -> None:
     if not named:
         forget_names(cloned)
     (final,) = finals(cloned).values()
@@ -161,7 +163,7 @@ def put_another_database_there(world: World) -> None:
 
 @pytest.mark.parametrize("end", [give_up_softly, lose_the_clone, put_another_database_there])
 @pytest.mark.parametrize("named", [True, False], ids=["ours", "as SlateDB places it"])
-def test_a_checkpoint_whose_clone_does_not_live_is_deleted(
+def test_a_final_checkpoint_whose_clone_is_gone_is_deleted_without_force(
     cloned: World, named: bool, end: Callable[[World], None]
 ) -> None:
     if not named:
@@ -174,7 +176,7 @@ def test_a_checkpoint_whose_clone_does_not_live_is_deleted(
     assert finals(cloned) == {}
 
 
-def test_an_unfinished_clone_keeps_its_checkpoints(world: World) -> None:
+def test_a_final_checkpoint_of_an_unfinished_clone_is_not_deleted(world: World) -> None:
     world.write("p", numbered(0, 5))
     dying = FaultyStore(world.store, [Fault("crash", op="put_if_absent", path="c/manifest/*2.manifest")])
     with pytest.raises(Crashed):
@@ -187,7 +189,7 @@ def test_an_unfinished_clone_keeps_its_checkpoints(world: World) -> None:
     assert world.scan("c") == numbered(0, 5)
 
 
-def test_checkpoints_of_users_are_deleted_without_looking_at_other_databases(cloned: World) -> None:
+def test_checkpoints_of_users_are_deleted_without_reading_other_databases(cloned: World) -> None:
     pinned = [
         cloned.admin("p").create_checkpoint(),
         cloned.admin("p").create_checkpoint(name="nightly"),
@@ -200,7 +202,7 @@ def test_checkpoints_of_users_are_deleted_without_looking_at_other_databases(clo
     assert set(finals(cloned)) == {"flagstone.clone/c"}
 
 
-def test_where_the_store_cannot_be_read_as_a_whole_force_is_asked_for(
+def test_an_unnamed_checkpoint_needs_force_if_not_every_database_can_be_read(
     cloned: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forget_names(cloned)
@@ -223,7 +225,7 @@ def test_where_the_store_cannot_be_read_as_a_whole_force_is_asked_for(
 
 
 @pytest.mark.parametrize("way", ["destroy", "collect"])
-def test_a_clone_releases_its_own_checkpoint(cloned: World, way: str) -> None:
+def test_a_destroyed_or_compacted_clone_releases_its_own_final_checkpoint(cloned: World, way: str) -> None:
     cloned.admin("p").clone("other")
     if way == "destroy":
         assert cloned.admin("c").destroy().unreleased == ()
@@ -236,7 +238,7 @@ def test_a_clone_releases_its_own_checkpoint(cloned: World, way: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["destroy", "collect"])
 @pytest.mark.parametrize("named", [True, False], ids=["ours", "as SlateDB places it"])
-def test_a_copy_of_a_clone_releases_nothing(cloned: World, way: str, named: bool) -> None:
+def test_a_copy_of_a_clone_releases_no_final_checkpoint(cloned: World, way: str, named: bool) -> None:
     if not named:
         forget_names(cloned)
     before = finals(cloned)
@@ -275,7 +277,7 @@ def test_the_last_of_a_clone_and_its_copies_releases_a_checkpoint_without_a_name
 
 
 @pytest.mark.parametrize("way", ["destroy", "collect"])
-def test_a_crafted_database_releases_nothing_of_others(cloned: World, way: str) -> None:
+def test_a_forged_database_releases_no_checkpoint_of_others(cloned: World, way: str) -> None:
     admin = cloned.admin("p")
     own = finals(cloned)["flagstone.clone/c"]
     victims = [
@@ -296,7 +298,9 @@ def test_a_crafted_database_releases_nothing_of_others(cloned: World, way: str) 
     assert admin.checkpoints() == before
 
 
-def test_a_crafted_database_at_the_path_of_a_dead_clone_gets_only_what_was_that_clones(cloned: World) -> None:
+def test_a_forged_database_at_the_path_of_a_deleted_clone_releases_only_its_final_checkpoint(
+    cloned: World,
+) -> None:
     cloned.admin("p").clone("other")
     delete_folder(cloned, "c")
     held = finals(cloned)
@@ -307,7 +311,7 @@ def test_a_crafted_database_at_the_path_of_a_dead_clone_gets_only_what_was_that_
     assert set(finals(cloned)) == {"flagstone.clone/other"}
 
 
-def test_a_moved_clone_releases_nothing_and_says_so(cloned: World) -> None:
+def test_a_moved_clone_releases_no_checkpoint_and_reports_it(cloned: World) -> None:
     copy_database(cloned, "c", "moved")
     delete_folder(cloned, "c")
     (kept,) = cloned.admin("moved").destroy().unreleased
@@ -332,7 +336,7 @@ def test_a_clone_of_a_moved_clone_is_independent_of_the_old_path(cloned: World) 
     assert cloned.admin("new").verify().ok
 
 
-def test_a_copy_of_an_unfinished_clone_is_not_finished_with_anothers_checkpoints(world: World) -> None:
+def test_a_copy_of_an_unfinished_clone_is_not_finished(world: World) -> None:
     world.write("p", numbered(0, 5))
     dying = FaultyStore(world.store, [Fault("crash", op="put_if_absent", path="c/manifest/*2.manifest")])
     with pytest.raises(Crashed):
@@ -348,7 +352,7 @@ def test_a_copy_of_an_unfinished_clone_is_not_finished_with_anothers_checkpoints
 
 
 @pytest.mark.slow
-def test_a_release_that_crashes_anywhere_is_made_good_by_destroying_again(world: World) -> None:
+def test_a_release_that_crashes_at_any_call_is_completed_by_destroying_again(world: World) -> None:
     world.write("p", numbered(0, 3))
     world.admin("p").clone("c")
     world.admin("p").clone("other")
@@ -379,7 +383,7 @@ def test_a_release_that_crashes_anywhere_is_made_good_by_destroying_again(world:
     assert nth > 20
 
 
-def test_looking_for_borrowers_passes_over_sst_and_wal_folders(cloned: World) -> None:
+def test_the_search_for_borrowers_skips_sst_and_wal_folders(cloned: World) -> None:
     for number in range(5):
         cloned.write("p", {b"%d" % number: b"v"})
     forget_names(cloned)
@@ -404,7 +408,7 @@ def test_looking_for_borrowers_passes_over_sst_and_wal_folders(cloned: World) ->
     assert sum("/compacted/" in path or "/wal/" in path for path in listed) <= 3 * 2 * 2
 
 
-def test_a_clone_is_not_destroyed_while_the_store_does_not_tell_whose_a_checkpoint_is(cloned: World) -> None:
+def test_a_clone_is_not_destroyed_while_the_store_cannot_be_listed(cloned: World) -> None:
     forget_names(cloned)
     silent = FaultyStore(cloned.store, [Fault("error", nth=None, op="list", path="")])
     with pytest.raises(Unavailable):
@@ -417,7 +421,7 @@ def test_a_clone_is_not_destroyed_while_the_store_does_not_tell_whose_a_checkpoi
 # -- repeating --------------------------------------------------------------------------------------------
 
 
-def test_a_repeated_clone_says_that_a_final_checkpoint_is_gone(cloned: World) -> None:
+def test_repeating_a_clone_whose_final_checkpoint_is_gone_is_refused_with_its_id(cloned: World) -> None:
     (final,) = finals(cloned).values()
     cloned.admin("p").delete_checkpoint(final, force=True)
     with pytest.raises(InvalidRequest, match=rf"{final} in 'p', which no longer exists"):
@@ -429,7 +433,7 @@ def test_a_repeated_clone_says_that_a_final_checkpoint_is_gone(cloned: World) ->
         cloned.admin("q").clone("c")
 
 
-def test_an_unfinished_clone_that_was_opened_for_writing_is_not_gone_on_with(world: World) -> None:
+def test_an_unfinished_clone_that_was_opened_for_writing_is_not_finished(world: World) -> None:
     world.write("p", numbered(0, 5))
     dying = FaultyStore(
         world.store, [Fault("crash_after", op="put_if_absent", path="c/manifest/*1.manifest")]
@@ -465,7 +469,7 @@ def test_an_unfinished_clone_at_the_path_of_a_destroyed_database_is_finished(clo
         cloned.admin("p").clone("c")
 
 
-def test_a_database_created_while_the_clone_is_planned_is_not_taken_for_it(world: World) -> None:
+def test_cloning_to_a_path_where_a_database_is_created_meanwhile_is_refused(world: World) -> None:
     world.write("p", numbered(0, 5))
 
     manifests = ManifestStore(world.store, DbPaths("c"))

@@ -15,7 +15,7 @@ def collect(world: World, path: str) -> None:
     world.admin(path).collect_garbage(min_age=NOW)
 
 
-def test_a_lender_keeps_its_tables_until_the_borrower_has_compacted_them_away(world: World) -> None:
+def test_a_lender_keeps_lent_ssts_until_the_clone_has_compacted_them(world: World) -> None:
     world.write("p", numbered(0, 5))
     lent = set(world.admin("p").manifest().value.ssts)
     world.admin("p").clone("c")
@@ -42,7 +42,7 @@ def test_a_lender_keeps_its_tables_until_the_borrower_has_compacted_them_away(wo
     assert world.scan("c") == numbered(0, 5)
 
 
-def test_parts_of_a_union_collected_and_destroyed_leave_it_whole(world: World) -> None:
+def test_a_union_keeps_its_rows_when_its_parts_are_collected_and_destroyed(world: World) -> None:
     world.write("p", numbered(0, 10))
     world.write("p", numbered(3, 7, b"w"))
     world.admin("p").clone("a", range=(None, b"k005"))
@@ -63,7 +63,7 @@ def test_parts_of_a_union_collected_and_destroyed_leave_it_whole(world: World) -
     assert world.admin("u").verify().ok
 
 
-def test_a_restored_state_survives_collection(world: World) -> None:
+def test_a_restored_state_keeps_its_rows_after_collection(world: World) -> None:
     world.write("p", numbered(0, 5))
     with world.open("p") as db:
         db.put(b"logged", b"1", await_durable=True)

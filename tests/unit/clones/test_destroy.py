@@ -59,7 +59,7 @@ def assert_vacant(world: World, path: str) -> None:
 
 
 @pytest.mark.parametrize("wal_apart", [False, True])
-def test_only_the_residue_is_left_and_a_new_database_begins_empty(wal_apart: bool) -> None:
+def test_destroy_leaves_only_the_residue_and_a_new_database_begins_empty(wal_apart: bool) -> None:
     world = World(wal_store=MemoryStore() if wal_apart else None)
     world.write("p", numbered(0, 5))
     world.write("p/nested", numbered(0, 5))
@@ -78,7 +78,7 @@ def test_only_the_residue_is_left_and_a_new_database_begins_empty(wal_apart: boo
     assert world.scan("p") == numbered(5, 6)
 
 
-def test_live_checkpoints_forbid_it_and_expired_ones_do_not(world: World) -> None:
+def test_live_checkpoints_prevent_a_destruction_and_expired_ones_do_not(world: World) -> None:
     world.write("p", numbered(0, 5))
     admin = world.admin("p")
     admin.create_checkpoint(lifetime=timedelta(seconds=10))
@@ -97,7 +97,7 @@ def test_live_checkpoints_forbid_it_and_expired_ones_do_not(world: World) -> Non
     assert_vacant(world, "p")
 
 
-def test_a_parent_outlives_its_clones_and_is_released_by_their_end(world: World) -> None:
+def test_a_database_with_clones_can_be_destroyed_only_after_them(world: World) -> None:
     world.write("p", numbered(0, 5))
     world.admin("p").clone("c")
     world.admin("c").clone("d")
@@ -113,7 +113,7 @@ def test_a_parent_outlives_its_clones_and_is_released_by_their_end(world: World)
         assert_vacant(world, path)
 
 
-def test_a_dry_run_names_everything_and_touches_nothing(world: World) -> None:
+def test_a_dry_run_lists_every_object_and_changes_none(world: World) -> None:
     world.write("p", numbered(0, 5))
     world.admin("p").clone("c")
     before = world.objects()
@@ -127,7 +127,7 @@ def test_a_dry_run_names_everything_and_touches_nothing(world: World) -> None:
     assert_vacant(world, "c")
 
 
-def test_what_is_not_ours_by_name_is_left_alone(world: World) -> None:
+def test_files_with_foreign_names_are_not_deleted(world: World) -> None:
     world.write("p", numbered(0, 5))
     world.store.put("p/wal/README", b"mine")
     world.store.put("p/notes.txt", b"mine")
@@ -139,7 +139,7 @@ def test_what_is_not_ours_by_name_is_left_alone(world: World) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("effect", ["crash", "crash_after"])
-def test_it_is_finished_by_calling_again_wherever_it_died(effect: str) -> None:
+def test_a_destruction_that_crashes_at_any_call_is_completed_by_repeating_it(effect: str) -> None:
     nth, crashed = 0, True
     while crashed:
         nth += 1
@@ -165,7 +165,7 @@ def test_it_is_finished_by_calling_again_wherever_it_died(effect: str) -> None:
     assert nth > 20
 
 
-def test_a_checkpoint_created_in_the_last_moment_saves_it(world: World) -> None:
+def test_a_checkpoint_created_right_before_the_destruction_prevents_it(world: World) -> None:
     world.write("p", numbered(0, 5))
 
     store = InterposingStore(
@@ -180,7 +180,7 @@ def test_a_checkpoint_created_in_the_last_moment_saves_it(world: World) -> None:
 # -- soft -------------------------------------------------------------------------------------------------
 
 
-def test_a_soft_destruction_keeps_everybody_out_and_everything_in(world: World) -> None:
+def test_a_softly_destroyed_database_refuses_every_use_and_keeps_its_objects(world: World) -> None:
     world.write("p", numbered(0, 5))
     world.write("q", numbered(5, 9))
     pinned = world.admin("p").create_checkpoint()
@@ -211,7 +211,9 @@ def test_a_soft_destruction_keeps_everybody_out_and_everything_in(world: World) 
     assert any("compacted" in path for path in before)
 
 
-def test_collection_waits_for_the_grace_and_for_checkpoints(world: World) -> None:
+def test_collection_deletes_a_destroyed_database_after_its_grace_period_and_its_checkpoints(
+    world: World,
+) -> None:
     world.write("p", numbered(0, 5))
     world.admin("p").clone("c")
     world.admin("c").create_checkpoint(lifetime=2 * HOUR)
@@ -243,7 +245,7 @@ def claim_as_slatedb(world: World, path: str, role: str) -> None:
     manifests.update(lambda now: replace(now.value, **{role: getattr(now.value, role) + 1}))  # type: ignore[arg-type]
 
 
-def test_a_database_that_a_slatedb_writer_opened_after_its_end_is_not_deleted(world: World) -> None:
+def test_a_destroyed_database_that_a_slatedb_writer_opened_is_not_deleted(world: World) -> None:
     world.write("p", numbered(0, 5))
     world.admin("p").destroy(soft=True, grace=HOUR)
     claim_as_slatedb(world, "p", "writer_epoch")
@@ -268,7 +270,7 @@ def test_a_slatedb_compactor_that_restarts_does_not_keep_a_destroyed_database(wo
     assert_vacant(world, "p")
 
 
-def test_hard_after_soft_does_not_wait(world: World) -> None:
+def test_a_hard_destruction_after_a_soft_one_does_not_wait_for_the_grace_period(world: World) -> None:
     world.write("p", numbered(0, 5))
     world.admin("p").destroy(soft=True)
 
@@ -277,7 +279,7 @@ def test_hard_after_soft_does_not_wait(world: World) -> None:
     assert_vacant(world, "p")
 
 
-def test_somebody_who_opens_while_it_is_marked_does_not_get_in(world: World) -> None:
+def test_opening_a_database_during_its_destruction_is_refused(world: World) -> None:
     """The mark comes before the claim, and openers look after their claim: one of them sees the other."""
     world.write("p", numbered(0, 5))
 
@@ -301,11 +303,13 @@ def test_somebody_who_opens_while_it_is_marked_does_not_get_in(world: World) -> 
         (Destroyed(0, 100, 1, 1), Manifest(writer_epoch=1, compactor_epoch=2), Verdict.DUE),
     ],
 )
-def test_the_verdict(mark: Destroyed | None, manifest: Manifest | None, verdict: Verdict) -> None:
+def test_a_destroyed_database_is_due_after_its_grace_period_unless_a_writer_has_claimed_it(
+    mark: Destroyed | None, manifest: Manifest | None, verdict: Verdict
+) -> None:
     assert plan_destruction(mark, manifest, now_ms=100) is verdict
 
 
-def test_a_live_checkpoint_pins(world: World) -> None:
+def test_a_live_checkpoint_defers_the_deletion_of_a_destroyed_database(world: World) -> None:
     pinned = Checkpoint(world.ids.uuid(), ManifestId(1), 0)
     manifest = Manifest(writer_epoch=1, compactor_epoch=1, checkpoints=(pinned,))
     assert plan_destruction(Destroyed(0, 0, 1, 1), manifest, now_ms=100) is Verdict.PINNED

@@ -57,7 +57,7 @@ def world() -> DiffWorld:
     return DiffWorld()
 
 
-def test_added_changed_and_removed_keys_are_told_with_their_rows(world: DiffWorld) -> None:
+def test_added_changed_and_removed_keys_are_returned_with_their_rows(world: DiffWorld) -> None:
     for key in (b"a", b"b", b"c"):
         world.commit(key, VALUE, b"old")
     one, one_seq = world.checkpoint()
@@ -115,7 +115,7 @@ def test_a_compaction_makes_no_difference(world: DiffWorld) -> None:
     assert list(world.diff(one, two)) == []
 
 
-def test_a_range_limits_what_is_compared(world: DiffWorld) -> None:
+def test_a_range_limits_the_compared_keys(world: DiffWorld) -> None:
     one, _ = world.checkpoint()
     for key in (b"a1", b"a2", b"b1", b"c1"):
         world.commit(key, VALUE, b"x")
@@ -127,7 +127,7 @@ def test_a_range_limits_what_is_compared(world: DiffWorld) -> None:
 
 
 @pytest.mark.slow
-def test_tables_that_both_have_are_not_read_from_end_to_end(world: DiffWorld) -> None:
+def test_ssts_that_both_states_have_are_not_read_completely(world: DiffWorld) -> None:
     with world.db.batch() as batch:
         for number in range(20_000):
             batch.put(b"%06d" % number, b"value of a hundred bytes".ljust(100, b"."))
@@ -142,7 +142,7 @@ def test_tables_that_both_have_are_not_read_from_end_to_end(world: DiffWorld) ->
     assert world.counting.totals()["bytes_read"] < size / 10
 
 
-def test_segments_and_clones_are_compared_like_anything_else(world: DiffWorld) -> None:
+def test_segments_and_clones_are_compared(world: DiffWorld) -> None:
     extractor = FixedPrefix("first", 1)
     with flagstone.open("parts", store=world.store, segment_extractor=extractor, settings=IDLE) as db:
         for key in (b"a1", b"a2", b"b1"):
@@ -169,7 +169,7 @@ def test_segments_and_clones_are_compared_like_anything_else(world: DiffWorld) -
             assert [entry.key for entry in diff] == [b"a1", b"b1", b"c1", b"d1"]
 
 
-def test_the_arrow_form_has_the_same_rows(world: DiffWorld) -> None:
+def test_arrow_batches_have_the_same_differences(world: DiffWorld) -> None:
     world.commit(b"a", VALUE, b"old")
     one, _ = world.checkpoint()
     world.commit(b"a", TOMBSTONE)
@@ -192,7 +192,7 @@ def test_the_arrow_form_has_the_same_rows(world: DiffWorld) -> None:
     ]
 
 
-def test_what_cannot_be_compared_is_refused(world: DiffWorld) -> None:
+def test_unknown_checkpoints_missing_operators_and_inverted_ranges_are_refused(world: DiffWorld) -> None:
     world.commit(b"a", MERGE, b"+")
     one, _ = world.checkpoint()
     world.commit(b"a", MERGE, b"+")
@@ -209,7 +209,7 @@ def test_what_cannot_be_compared_is_refused(world: DiffWorld) -> None:
         admin.diff(one.id, two.id, start=b"b", stop=b"a")
 
 
-def test_a_checkpoint_that_goes_while_it_is_compared_is_told(world: DiffWorld) -> None:
+def test_a_checkpoint_deleted_during_a_diff_raises(world: DiffWorld) -> None:
     for number in range(10):
         world.commit(b"%d" % number, VALUE, b"x")
     one, _ = world.checkpoint()
@@ -247,7 +247,7 @@ STEPS = st.one_of(
     deadline=None,
 )
 @given(steps=st.lists(STEPS, min_size=5, max_size=30))
-def test_differences_are_those_of_the_contents(steps: list[tuple[object, ...]]) -> None:
+def test_the_diff_of_any_two_checkpoints_equals_that_of_the_model(steps: list[tuple[object, ...]]) -> None:
     world = DiffWorld()
     world.commit(b"z", VALUE, b"a table needs a row")
     taken = [world.checkpoint()]
@@ -274,7 +274,7 @@ def test_differences_are_those_of_the_contents(steps: list[tuple[object, ...]]) 
     world.db.close()
 
 
-def test_states_without_common_tables_are_read_from_end_to_end(world: DiffWorld) -> None:
+def test_a_diff_plan_leaves_out_the_ssts_that_both_states_have(world: DiffWorld) -> None:
     world.commit(b"a", VALUE, b"1")
     world.db.flush()
     first = world.db.manifest()

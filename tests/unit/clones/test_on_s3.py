@@ -14,7 +14,7 @@ from servers.s3 import S3Server
 
 
 @pytest.mark.slow
-def test_clone_split_unite_restore_and_destroy(seaweedfs: S3Server) -> None:
+def test_clones_projections_unions_and_restores_work_on_s3(seaweedfs: S3Server) -> None:
     # A folder of the bucket as the store, which other tests share; secrets travel because we say so.
     store = resolve(f"{seaweedfs.url}/views", **seaweedfs.options(), pickle_secrets=True)  # type: ignore[arg-type]
 

@@ -73,7 +73,7 @@ def check(reads: Reads) -> None:
     assert list(reads.scan(b"x", b"x")) == []
 
 
-def test_the_open_database_refuses_reads_outside_of_its_range(projected: World) -> None:
+def test_an_open_database_refuses_reads_outside_of_its_range(projected: World) -> None:
     with projected.open("a") as db:
         check(db)
         db.put(b"k003y", b"new")  # the memtable answers first, and refuses as well
@@ -110,7 +110,7 @@ def test_readers_refuse_reads_outside_of_their_range(projected: World, options: 
         check(reader)
 
 
-def test_the_awaited_faces_refuse_reads_outside_of_their_range(projected: World) -> None:
+def test_the_async_interfaces_refuse_reads_outside_of_their_range(projected: World) -> None:
     async def check_all(reads: Any) -> None:
         assert await reads.get(b"k002") == b"v2"
         assert await reads.multi_get([b"k003", b"k0033"]) == [b"v3", None]
@@ -170,7 +170,7 @@ def test_a_clone_and_a_union_pass_the_range_on_to_reads(projected: World) -> Non
         assert dict(db.scan()) == numbered(0, 10)
 
 
-def test_other_databases_answer_for_every_key(world: World) -> None:
+def test_databases_without_a_range_answer_reads_of_every_key(world: World) -> None:
     world.write("p", numbered(0, 3))
     world.admin("p").clone("c")
     for path in ("p", "c"):
@@ -181,7 +181,7 @@ def test_other_databases_answer_for_every_key(world: World) -> None:
             assert reader.get(b"\xff") is None
 
 
-def test_a_projection_to_an_empty_part_refuses_everything_but_that_part(world: World) -> None:
+def test_a_projection_of_an_empty_range_refuses_reads_outside_of_it(world: World) -> None:
     world.write("p", numbered(0, 3))
     world.admin("p").clone("a", range=(b"x", b"y"))
     with world.open("a") as db:
@@ -192,7 +192,7 @@ def test_a_projection_to_an_empty_part_refuses_everything_but_that_part(world: W
 
 
 @pytest.mark.parametrize("border", [b"", b"\0", b"a", b"m", b"m\0", b"m\\", b"z\xff", b"\xff"])
-def test_ranges_contain_what_one_of_them_contains(border: bytes) -> None:
+def test_a_key_is_in_key_ranges_exactly_if_one_of_them_contains_it(border: bytes) -> None:
     ranges = [KeyRange(None, b"a\0"), KeyRange(b"m", b"m\\"), KeyRange(b"z", None)]
     held = KeyRanges(ranges)
 
@@ -211,7 +211,7 @@ def test_ranges_contain_what_one_of_them_contains(border: bytes) -> None:
         assert refused(lambda asked=asked: held.check_scan(asked)) == expected
 
 
-def test_a_source_of_a_union_given_with_a_range_passes_it_on(world: World) -> None:
+def test_a_union_refuses_reads_outside_of_the_range_given_for_its_source(world: World) -> None:
     world.write("p", numbered(0, 10))
     world.write("q", {b"z": b"1"})
     world.admin("p").union(
@@ -237,7 +237,7 @@ def leave_in_the_log(world: World, key: bytes) -> None:
     world.store.put(mark, kept)
 
 
-def test_a_row_that_slatedb_left_in_the_log_outside_is_refused_by_key_and_shown_by_scan(
+def test_a_row_that_slatedb_wrote_outside_of_the_range_is_refused_by_get_and_returned_by_scan(
     projected: World,
 ) -> None:
     async def check_awaited() -> None:

@@ -114,9 +114,7 @@ def check_new_database(world: World) -> None:
     assert world.admin("p").verify().ok
 
 
-def test_a_writer_learns_of_the_destruction_before_its_next_acknowledgement(
-    world: World, old: OldWriter
-) -> None:
+def test_a_writer_of_a_destroyed_database_acknowledges_no_further_write(world: World, old: OldWriter) -> None:
     world.admin("p").destroy()
     left = world.objects()
     with pytest.raises(Closed, match=r"destroyed|replaced"):
@@ -124,7 +122,7 @@ def test_a_writer_learns_of_the_destruction_before_its_next_acknowledgement(
     assert world.objects() == left
 
 
-def test_an_opener_whose_wal_files_a_destroyer_deletes_hears_of_the_destruction(
+def test_opening_raises_closed_if_the_database_is_destroyed_during_the_replay(
     world: World, old: OldWriter
 ) -> None:
     for key, value in numbered(5, 8).items():
@@ -139,7 +137,7 @@ def test_an_opener_whose_wal_files_a_destroyer_deletes_hears_of_the_destruction(
     assert ops.index("put_if_absent") < ops.index("get"), "the WAL is fenced before its files are read"
 
 
-def test_a_writer_without_a_wal_learns_it_too(world: World) -> None:
+def test_a_writer_without_a_wal_acknowledges_no_write_after_a_recreation(world: World) -> None:
     world.write("p", numbered(0, 5))
     db = world.open("p", wal_enabled=False)
     recreate(world)
@@ -150,7 +148,7 @@ def test_a_writer_without_a_wal_learns_it_too(world: World) -> None:
 
 
 @pytest.mark.parametrize("part", ["/wal/", "/manifest/", "/compacted/"])
-def test_a_request_in_flight_lands_nowhere_in_the_new_database(
+def test_a_request_of_the_old_writer_in_flight_adds_nothing_to_the_new_database(
     world: World, old: OldWriter, part: str
 ) -> None:
     def work(db: Db) -> None:
@@ -164,7 +162,7 @@ def test_a_request_in_flight_lands_nowhere_in_the_new_database(
 
 
 @pytest.mark.parametrize("part", ["/wal/", "/manifest/"])
-def test_a_request_in_flight_over_a_destruction_alone_is_not_acknowledged(
+def test_a_request_in_flight_during_a_destruction_is_not_acknowledged(
     world: World, old: OldWriter, part: str
 ) -> None:
     old.begin(lambda db: (db.put(b"late", b"1", await_durable=part == "/wal/"), db.flush()), part)
@@ -176,7 +174,7 @@ def test_a_request_in_flight_over_a_destruction_alone_is_not_acknowledged(
         assert dict(db.scan()) == {}
 
 
-def test_ids_epochs_and_sequence_numbers_go_on_over_every_recreation(world: World) -> None:
+def test_ids_epochs_and_sequence_numbers_keep_growing_over_every_recreation(world: World) -> None:
     seen: list[tuple[int, ...]] = []
     wal_ids: set[int] = set()
     for round_number in range(4):
@@ -194,7 +192,7 @@ def test_ids_epochs_and_sequence_numbers_go_on_over_every_recreation(world: Worl
         assert list(numbers) == sorted(set(numbers))
 
 
-def test_the_checkpoint_of_the_mark_is_neither_listed_nor_deleted(world: World) -> None:
+def test_the_destruction_mark_is_neither_listed_as_a_checkpoint_nor_deleted(world: World) -> None:
     world.write("p", numbered(0, 5))
     recreate(world)
     admin = world.admin("p")
@@ -214,7 +212,9 @@ def test_the_checkpoint_of_the_mark_is_neither_listed_nor_deleted(world: World) 
 
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("mode", ["managed", "latest"])
-def test_a_reader_of_the_destroyed_database_is_closed(world: World, mode: Any, again: bool) -> None:
+def test_a_reader_of_a_destroyed_database_raises_closed_on_refresh(
+    world: World, mode: Any, again: bool
+) -> None:
     world.write("p", numbered(0, 5))
     with open_reader(
         "p", store=world.store, mode=mode, clock=world.clock, ids=world.ids, settings=QUIET
@@ -234,7 +234,7 @@ def test_a_reader_of_the_destroyed_database_is_closed(world: World, mode: Any, a
 
 
 @pytest.mark.parametrize("allow_gaps", [False, True])
-def test_a_feed_of_the_destroyed_database_does_not_go_on_with_the_next_one(
+def test_a_feed_of_a_destroyed_database_does_not_continue_with_its_successor(
     world: World, allow_gaps: bool
 ) -> None:
     world.write("p", numbered(0, 5))
@@ -248,7 +248,7 @@ def test_a_feed_of_the_destroyed_database_does_not_go_on_with_the_next_one(
         next(changes)
 
 
-def test_a_stored_position_does_not_fit_the_next_database(world: World) -> None:
+def test_a_position_of_a_destroyed_database_is_refused_by_its_successor(world: World) -> None:
     world.write("p", numbered(0, 5))
     reader = WalReader("p", store=world.store, clock=world.clock, ids=world.ids)
     batches = [*reader.follow(timeout_s=0)]
@@ -270,7 +270,7 @@ def test_a_stored_position_does_not_fit_the_next_database(world: World) -> None:
     )
 
 
-def test_the_named_consumer_of_a_feed_begins_again(world: World) -> None:
+def test_a_consumer_of_a_destroyed_database_starts_with_a_copy_of_its_successor(world: World) -> None:
     world.write("p", numbered(0, 5))
     with open_feed("p", "c", store=world.store, clock=world.clock, ids=world.ids):
         pass
@@ -284,7 +284,7 @@ def test_the_named_consumer_of_a_feed_begins_again(world: World) -> None:
         assert dict(feed.snapshot.scan()) == numbered(100, 120)
 
 
-def test_a_manifest_store_follows_one_database_only(world: World) -> None:
+def test_a_manifest_store_of_a_destroyed_database_raises_closed_after_a_recreation(world: World) -> None:
     world.write("p", numbered(0, 5))
     follower, late = ManifestStore(world.store, PATHS), ManifestStore(world.store, PATHS)
     known = follower.require_latest()
@@ -295,7 +295,7 @@ def test_a_manifest_store_follows_one_database_only(world: World) -> None:
     assert late.require_latest().id > known.id
 
 
-def test_an_old_board_of_compactions_is_closed_and_the_file_goes_on(world: World) -> None:
+def test_an_old_compactor_is_closed_and_the_compactions_file_continues(world: World) -> None:
     world.write("p", numbered(0, 5))
     admin = world.admin("p")
     admin.compact(full=True)
@@ -355,7 +355,7 @@ def test_a_purge_removes_the_residue_after_a_day(world: World) -> None:
     assert world.admin("p").manifest(1).id == 1
 
 
-def test_a_database_created_while_the_destroyer_still_deletes_loses_nothing(world: World) -> None:
+def test_a_database_created_while_the_destroyer_still_deletes_loses_no_row(world: World) -> None:
     """The path is free once it is vacant; what is listed before that is the first database's."""
     world.write("p", numbered(0, 5))
     inner = world.store

@@ -30,7 +30,7 @@ def world(request: pytest.FixtureRequest) -> World:
     return World(wal_store=None if request.param == "one store" else MemoryStore())
 
 
-def test_the_contents_are_those_of_the_checkpoint(world: World) -> None:
+def test_a_restored_database_has_the_rows_of_the_checkpoint(world: World) -> None:
     world.write("p", numbered(0, 10))
     db = world.open("p")
     db.put(b"logged", b"1", await_durable=True)
@@ -60,7 +60,7 @@ def test_the_contents_are_those_of_the_checkpoint(world: World) -> None:
     assert world.admin("p").verify().ok
 
 
-def test_what_was_restored_away_can_be_restored_in_turn(world: World) -> None:
+def test_a_newer_checkpoint_can_be_restored_after_an_older_one(world: World) -> None:
     world.write("p", numbered(0, 5))
     first = world.admin("p").create_checkpoint()
     world.write("p", numbered(0, 5, b"w"))
@@ -75,7 +75,7 @@ def test_what_was_restored_away_can_be_restored_in_turn(world: World) -> None:
     assert world.admin("p").verify().ok
 
 
-def test_a_state_before_a_compaction_comes_back_and_its_jobs_are_failed(world: World) -> None:
+def test_restoring_a_state_before_a_compaction_fails_the_running_jobs(world: World) -> None:
     world.write("p", numbered(0, 5))
     world.write("p", numbered(0, 5, b"w"))
     kept = world.admin("p").create_checkpoint()
@@ -107,7 +107,7 @@ def test_a_state_before_a_compaction_comes_back_and_its_jobs_are_failed(world: W
     assert world.admin("p").verify().ok
 
 
-def test_readers_see_the_restored_state(world: World) -> None:
+def test_an_open_reader_sees_the_restored_state_after_a_refresh(world: World) -> None:
     world.write("p", numbered(0, 5))
     kept = world.admin("p").create_checkpoint()
     db = world.open("p")
@@ -123,7 +123,7 @@ def test_readers_see_the_restored_state(world: World) -> None:
         db.close()
 
 
-def test_a_clone_is_restored_with_what_it_borrowed(world: World) -> None:
+def test_a_restored_clone_borrows_the_ssts_of_its_checkpoint_again(world: World) -> None:
     world.write("p", numbered(0, 5))
     world.admin("p").clone("c")
     kept = world.admin("c").create_checkpoint()
@@ -147,7 +147,7 @@ def test_a_clone_is_restored_with_what_it_borrowed(world: World) -> None:
     assert manifests.require_latest().value.external_dbs[0].sst_ids != ()
 
 
-def test_rows_of_a_segment_without_tables_need_the_extractor(world: World) -> None:
+def test_restoring_wal_rows_of_a_new_segment_needs_the_segment_extractor(world: World) -> None:
     extractor = FixedPrefix("first3", 3)
     world.write("p", {b"aaa1": b"1"}, segment_extractor=extractor)
     db = world.open("p", segment_extractor=extractor)
@@ -169,7 +169,7 @@ def test_rows_of_a_segment_without_tables_need_the_extractor(world: World) -> No
 
 
 @pytest.mark.parametrize("effect", ["crash", "crash_after"])
-def test_a_crash_leaves_the_old_state_or_the_restored_one(effect: str) -> None:
+def test_a_crash_during_a_restore_leaves_the_old_state_or_the_restored_one(effect: str) -> None:
     nth = 0
     crashed = True
     while crashed:
@@ -197,7 +197,7 @@ def test_a_crash_leaves_the_old_state_or_the_restored_one(effect: str) -> None:
     assert nth > 15
 
 
-def test_somebody_who_opens_it_meanwhile_wins(world: World) -> None:
+def test_a_writer_that_opens_the_database_during_a_restore_stops_the_restore(world: World) -> None:
     world.write("p", numbered(0, 5))
     kept = world.admin("p").create_checkpoint()
     opened: list[Db] = []
@@ -221,7 +221,7 @@ def test_somebody_who_opens_it_meanwhile_wins(world: World) -> None:
     assert world.scan("p") == numbered(0, 5) | {b"mine": b"1"}
 
 
-def test_a_checkpoint_that_expires_meanwhile_is_not_restored(world: World) -> None:
+def test_a_checkpoint_that_expires_during_its_restore_is_not_restored(world: World) -> None:
     world.write("p", numbered(0, 5))
     kept = world.admin("p").create_checkpoint(lifetime=timedelta(seconds=10))
     world.write("p", numbered(0, 5, b"w"))

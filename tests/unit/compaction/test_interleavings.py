@@ -142,7 +142,7 @@ class History:
 
 
 @pytest.mark.slow
-def test_whatever_happens_the_rows_stay_and_the_work_gets_done() -> None:
+def test_random_histories_of_coordinators_and_workers_lose_no_row_and_finish_every_job() -> None:
     deaths = jobs = 0
     for seed in range(HISTORIES):
         history = History(seed)

@@ -51,7 +51,7 @@ def submit(world: CompactionWorld, spec: TieredSpec | DrainSpec) -> Ulid:
 # -- starting
 
 
-def test_the_first_start_makes_three_files_and_later_ones_two(world: CompactionWorld) -> None:
+def test_the_first_start_writes_three_compactions_files_and_later_ones_two(world: CompactionWorld) -> None:
     world.coordinator().run_once()
 
     versions = [world.compactions.load(entry.id) for entry in world.compactions.list()]
@@ -64,7 +64,7 @@ def test_the_first_start_makes_three_files_and_later_ones_two(world: CompactionW
     assert world.compactions.require_latest().value == Compactions(2)
 
 
-def test_a_start_has_scheduled_jobs_checked_again_and_leaves_running_ones_alone(
+def test_a_starting_coordinator_checks_scheduled_jobs_again_and_keeps_running_ones(
     world: CompactionWorld,
 ) -> None:
     world.flush_many(4)
@@ -83,7 +83,7 @@ def test_a_start_has_scheduled_jobs_checked_again_and_leaves_running_ones_alone(
     assert statuses[-2:] == [[SUBMITTED], [SCHEDULED]]
 
 
-def test_inside_a_writer_the_role_is_claimed_only_when_there_is_work(world: CompactionWorld) -> None:
+def test_an_embedded_coordinator_claims_its_role_when_there_is_work(world: CompactionWorld) -> None:
     board = world.board()
     coordinator = world.coordinator(board=board, embedded=True)
     world.flush_many(3)
@@ -99,7 +99,9 @@ def test_inside_a_writer_the_role_is_claimed_only_when_there_is_work(world: Comp
     assert world.statuses() == [SCHEDULED]
 
 
-def test_inside_a_writer_the_role_is_claimed_after_a_while_without_work(world: CompactionWorld) -> None:
+def test_an_embedded_coordinator_claims_its_role_after_five_seconds_without_work(
+    world: CompactionWorld,
+) -> None:
     coordinator = world.coordinator(embedded=True)
     world.clock.advance(5000)
 
@@ -111,7 +113,7 @@ def test_inside_a_writer_the_role_is_claimed_after_a_while_without_work(world: C
 # -- the life of a job
 
 
-def test_a_job_goes_through_all_states_between_a_coordinator_and_a_worker_elsewhere(
+def test_a_job_of_a_separate_worker_goes_through_all_states(
     world: CompactionWorld,
 ) -> None:
     world.flush_many(4)
@@ -129,7 +131,7 @@ def test_a_job_goes_through_all_states_between_a_coordinator_and_a_worker_elsewh
     assert world.contents() == before
 
 
-def test_in_one_process_a_job_costs_three_versions_of_the_file(world: CompactionWorld) -> None:
+def test_a_job_of_a_local_worker_costs_three_compactions_files(world: CompactionWorld) -> None:
     world.flush_many(4)
     before = world.contents()
     coordinator, worker = world.pair()
@@ -143,7 +145,7 @@ def test_in_one_process_a_job_costs_three_versions_of_the_file(world: Compaction
     assert world.contents() == before
 
 
-def test_a_commit_is_a_checkpoint_of_the_state_before_then_the_result(world: CompactionWorld) -> None:
+def test_a_commit_creates_a_checkpoint_of_the_state_before_it(world: CompactionWorld) -> None:
     world.flush_many(4)
     world.settle(*world.pair())
 
@@ -159,7 +161,7 @@ def test_a_commit_is_a_checkpoint_of_the_state_before_then_the_result(world: Com
     assert world.manifest.tree.last_compacted_l0 == job.spec.l0_view_ids[0]
 
 
-def test_only_the_newest_finished_job_is_remembered(world: CompactionWorld) -> None:
+def test_the_compactions_file_keeps_only_the_newest_finished_job(world: CompactionWorld) -> None:
     coordinator, worker = world.pair()
     for start in range(0, 12, 4):
         world.flush_many(4, start=start)
@@ -180,7 +182,7 @@ def test_many_rounds_keep_every_row_and_few_sources(world: CompactionWorld) -> N
     assert len(tree.runs) < 8
 
 
-def test_jobs_beyond_the_workers_hands_wait(world: CompactionWorld) -> None:
+def test_a_job_waits_while_the_local_worker_has_no_free_slot(world: CompactionWorld) -> None:
     board = world.board()
     worker = world.worker(CompactionWorkerOptions(max_concurrent_compactions=1), board=board, polls=False)
     coordinator = world.coordinator(board=board, local=LocalWorker("busy", 0))
@@ -210,7 +212,7 @@ def test_a_submitted_job_is_checked_and_scheduled(world: CompactionWorld) -> Non
     assert len(world.manifest.tree.runs) == 1
 
 
-def test_a_submitted_job_that_makes_no_sense_fails(world: CompactionWorld) -> None:
+def test_an_invalid_submitted_job_fails(world: CompactionWorld) -> None:
     coordinator = world.coordinator()
     coordinator.run_once()
     before = world.manifest
@@ -242,9 +244,7 @@ def test_a_drain_is_applied_at_once(world: CompactionWorld) -> None:
 
 
 @pytest.mark.parametrize("drained", [(0,), (1,), (0, 1), (0, 2)])
-def test_a_drain_that_leaves_older_tables_in_l0_fails(
-    world: CompactionWorld, drained: tuple[int, ...]
-) -> None:
+def test_a_drain_that_leaves_older_ssts_in_l0_fails(world: CompactionWorld, drained: tuple[int, ...]) -> None:
     l0 = [world.flush((b"seg%d" % number, b"1"), segment=b"seg") for number in range(3)][::-1]
     coordinator = world.coordinator()
     coordinator.run_once()
@@ -271,7 +271,7 @@ def test_a_drain_of_the_root_tree_fails(world: CompactionWorld) -> None:
     assert [view.id for view in world.manifest.tree.l0] == [only]
 
 
-def test_sources_that_do_not_overlap_are_moved_when_that_is_switched_on(world: CompactionWorld) -> None:
+def test_sources_that_do_not_overlap_are_moved_with_enable_trivial_move(world: CompactionWorld) -> None:
     for number in (2, 0, 3, 1):
         world.flush((b"%d" % number, b"value"))
     tables = {view.sst_id for view in world.manifest.tree.l0}
@@ -309,7 +309,9 @@ def dies_after(tables: int) -> Callable[[int], None]:
     return after_sst
 
 
-def test_a_dead_workers_job_is_finished_by_another_from_what_was_recorded(world: CompactionWorld) -> None:
+def test_the_job_of_a_crashed_worker_is_resumed_by_another_from_its_recorded_ssts(
+    world: CompactionWorld,
+) -> None:
     world.flush_many(4, rows=8)
     before = world.contents()
     coordinator = world.coordinator()
@@ -352,7 +354,7 @@ class Stumbling(RowExecutor):
         return super().run(task, **callbacks)
 
 
-def test_a_failed_job_goes_back_and_is_not_tried_again_at_once(world: CompactionWorld) -> None:
+def test_a_failed_job_is_scheduled_again_with_growing_pauses(world: CompactionWorld) -> None:
     world.flush_many(4)
     executor = Stumbling(world.store, ids=world.ids)
     coordinator, worker = world.pair(executor=executor)
@@ -381,7 +383,7 @@ def test_a_failed_job_goes_back_and_is_not_tried_again_at_once(world: Compaction
     assert worker.status()["setbacks"] == {}
 
 
-def test_tables_made_before_a_failure_are_used_by_the_next_attempt(world: CompactionWorld) -> None:
+def test_ssts_written_before_a_failure_are_used_by_the_next_attempt(world: CompactionWorld) -> None:
     world.flush_many(4)
     before = world.contents()
 
@@ -396,7 +398,7 @@ def test_tables_made_before_a_failure_are_used_by_the_next_attempt(world: Compac
     assert world.contents() == before
 
 
-def test_a_worker_that_stops_gives_its_job_back(world: CompactionWorld) -> None:
+def test_a_stopping_worker_returns_its_running_job(world: CompactionWorld) -> None:
     world.flush_many(4)
     worker = world.worker()
 
@@ -415,7 +417,7 @@ def test_a_worker_that_stops_gives_its_job_back(world: CompactionWorld) -> None:
     assert len(job.context.subcompactions[0].output_ssts) == 1
 
 
-def test_a_worker_that_stops_gives_back_what_it_never_began(world: CompactionWorld) -> None:
+def test_a_stopping_worker_returns_a_job_it_never_started(world: CompactionWorld) -> None:
     world.flush_many(4)
     coordinator, worker = world.pair()
     coordinator.run_once()
@@ -427,7 +429,7 @@ def test_a_worker_that_stops_gives_back_what_it_never_began(world: CompactionWor
     assert (job.status, job.worker) == (SCHEDULED, None)
 
 
-def test_a_worker_whose_job_was_taken_away_reports_nothing(world: CompactionWorld) -> None:
+def test_a_worker_whose_job_was_given_to_another_reports_nothing(world: CompactionWorld) -> None:
     world.flush_many(4)
     worker = world.worker()
     other = Worker("other", world.clock.now_ms())
@@ -447,7 +449,7 @@ def test_a_worker_whose_job_was_taken_away_reports_nothing(world: CompactionWorl
     assert not worker.busy
 
 
-def test_a_job_without_sources_left_fails_instead_of_being_tried_for_ever(world: CompactionWorld) -> None:
+def test_a_job_whose_sources_are_gone_fails(world: CompactionWorld) -> None:
     world.flush_many(4)
     coordinator = world.coordinator()
     coordinator.run_once()
@@ -467,7 +469,7 @@ def test_a_job_without_sources_left_fails_instead_of_being_tried_for_ever(world:
 # -- two coordinators
 
 
-def test_a_newer_coordinator_ends_the_older_one(world: CompactionWorld) -> None:
+def test_a_newer_coordinator_fences_the_older_one(world: CompactionWorld) -> None:
     older, _ = world.pair()
     older.run_once()
     newer = world.coordinator()
@@ -484,7 +486,7 @@ def test_a_newer_coordinator_ends_the_older_one(world: CompactionWorld) -> None:
         older.raise_fenced()
 
 
-def test_a_coordinator_that_lost_its_role_cannot_commit(world: CompactionWorld) -> None:
+def test_a_fenced_coordinator_cannot_commit(world: CompactionWorld) -> None:
     world.flush_many(4)
     coordinator, worker = world.pair()
     coordinator.run_once()
@@ -500,7 +502,7 @@ def test_a_coordinator_that_lost_its_role_cannot_commit(world: CompactionWorld) 
     assert world.manifest == before
 
 
-def test_inside_a_writer_the_role_is_claimed_back_when_writes_wait_and_nobody_compacts(
+def test_an_embedded_coordinator_claims_its_role_again_when_writes_stall_and_no_job_runs(
     world: CompactionWorld,
 ) -> None:
     full = False
@@ -547,7 +549,7 @@ def test_inside_a_writer_the_role_is_claimed_back_when_writes_wait_and_nobody_co
     assert elsewhere.fenced
 
 
-def test_idle_inside_a_writer_the_file_is_looked_at_ever_less_often(world: CompactionWorld) -> None:
+def test_an_idle_embedded_coordinator_makes_few_requests(world: CompactionWorld) -> None:
     counting = CountingStore(world.store, component="test")
     world.store = counting
     board = world.board()
@@ -567,7 +569,7 @@ def test_idle_inside_a_writer_the_file_is_looked_at_ever_less_often(world: Compa
 
 
 @pytest.mark.parametrize("interval", [timedelta(seconds=1), timedelta(seconds=20)])
-def test_a_worker_elsewhere_is_believed_while_it_renews_its_claim(
+def test_a_separate_worker_keeps_its_job_while_it_renews_its_claim(
     world: CompactionWorld, interval: timedelta
 ) -> None:
     world.flush_many(4)

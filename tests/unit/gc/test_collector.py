@@ -48,7 +48,7 @@ def world() -> GarbageWorld:
 # -- metadata ---------------------------------------------------------------------------------------------
 
 
-def test_old_manifests_go_and_the_boundary_is_ahead_of_them(world: GarbageWorld) -> None:
+def test_old_manifests_are_deleted_and_the_boundary_is_advanced_over_them(world: GarbageWorld) -> None:
     world.claim(9)
     pinned = world.checkpoint()
     world.claim(2)
@@ -64,7 +64,7 @@ def test_old_manifests_go_and_the_boundary_is_ahead_of_them(world: GarbageWorld)
     assert world.manifests.require_latest().id == 13
 
 
-def test_young_manifests_stay_and_the_report_says_when_to_come_back(world: GarbageWorld) -> None:
+def test_young_manifests_are_kept_and_the_report_has_the_time_of_the_next_round(world: GarbageWorld) -> None:
     world.claim(3)
     world.advance(20)
     world.claim(1)
@@ -76,7 +76,7 @@ def test_young_manifests_stay_and_the_report_says_when_to_come_back(world: Garba
     assert world.collect("manifest").deleted == 4
 
 
-def test_compactions_files_go_without_exception(world: GarbageWorld) -> None:
+def test_all_compactions_files_but_the_latest_are_deleted(world: GarbageWorld) -> None:
     for _ in range(4):
         world.job()
     world.advance(61)
@@ -85,7 +85,7 @@ def test_compactions_files_go_without_exception(world: GarbageWorld) -> None:
     assert world.compactions.read_boundary() == 4
 
 
-def test_without_boundary_files_versions_go_all_the_same(world: GarbageWorld) -> None:
+def test_without_boundary_files_old_manifests_are_deleted_too(world: GarbageWorld) -> None:
     world.claim(5)
     world.advance(61)
     world.collect("manifest", boundary_files=False)
@@ -93,7 +93,7 @@ def test_without_boundary_files_versions_go_all_the_same(world: GarbageWorld) ->
     assert world.paths_in("gc") == []
 
 
-def test_the_boundary_keeps_advancing_on_a_folder(tmp_path: Path) -> None:
+def test_the_boundary_advances_in_every_round_on_a_local_store(tmp_path: Path) -> None:
     world = GarbageWorld(LocalStore(tmp_path, fsync=False, clock=(clock := VirtualClock())), clock=clock)
     boundaries = []
     for _ in range(3):
@@ -105,7 +105,7 @@ def test_the_boundary_keeps_advancing_on_a_folder(tmp_path: Path) -> None:
     assert world.manifest_ids() == [7]
 
 
-def test_what_a_killed_process_left_of_an_upload_to_a_folder_goes_after_an_hour(tmp_path: Path) -> None:
+def test_a_staging_file_of_a_killed_process_is_deleted_after_an_hour(tmp_path: Path) -> None:
     with flagstone.open(tmp_path / "db", settings=QUIET) as db:
         db.put(b"k", b"v")
     table = next((tmp_path / "db" / "compacted").iterdir())
@@ -127,7 +127,7 @@ def test_what_a_killed_process_left_of_an_upload_to_a_folder_goes_after_an_hour(
     assert table.exists()
 
 
-def test_a_boundary_that_cannot_be_advanced_deletes_nothing(world: GarbageWorld) -> None:
+def test_no_manifest_is_deleted_if_the_boundary_cannot_be_advanced(world: GarbageWorld) -> None:
     world.claim(5)
     world.advance(61)
     faulty = FaultyStore(world.store, [Fault("error", nth=None, op="put_if_absent", path="*.boundary")])
@@ -137,7 +137,7 @@ def test_a_boundary_that_cannot_be_advanced_deletes_nothing(world: GarbageWorld)
     assert not report.ok
 
 
-def test_a_crash_between_boundary_and_deletion_is_repaired_by_the_next_round(world: GarbageWorld) -> None:
+def test_a_crash_between_boundary_and_deletion_is_completed_by_the_next_round(world: GarbageWorld) -> None:
     world.claim(5)
     world.advance(61)
     faulty = FaultyStore(world.store, [Fault("crash", op="delete_many")])
@@ -152,7 +152,7 @@ def test_a_crash_between_boundary_and_deletion_is_repaired_by_the_next_round(wor
 # -- checkpoints ------------------------------------------------------------------------------------------
 
 
-def test_expired_checkpoints_are_removed_and_keep_nothing(world: GarbageWorld) -> None:
+def test_expired_checkpoints_are_removed_and_keep_no_manifest(world: GarbageWorld) -> None:
     world.flush()
     brief = world.checkpoint(lifetime=timedelta(seconds=30))
     lasting = world.checkpoint()
@@ -167,14 +167,14 @@ def test_expired_checkpoints_are_removed_and_keep_nothing(world: GarbageWorld) -
     assert lasting.manifest_id in world.manifest_ids()
 
 
-def test_the_next_expiry_brings_the_collector_back(world: GarbageWorld) -> None:
+def test_the_next_round_is_due_when_the_next_checkpoint_expires(world: GarbageWorld) -> None:
     world.checkpoint(lifetime=timedelta(seconds=300))
     report = world.collect("wal")
     assert report.revisit_in_ms is not None
     assert 299_000 <= report.revisit_in_ms <= 300_000
 
 
-def test_a_collector_whose_clock_is_ahead_ends_no_checkpoint_and_deletes_nothing_young(
+def test_a_collector_whose_clock_is_ahead_removes_no_checkpoint_and_no_young_manifest(
     world: GarbageWorld,
 ) -> None:
     world.claim(3)
@@ -189,7 +189,7 @@ def test_a_collector_whose_clock_is_ahead_ends_no_checkpoint_and_deletes_nothing
 # -- log --------------------------------------------------------------------------------------------------
 
 
-def test_the_log_is_kept_from_where_replay_starts(world: GarbageWorld) -> None:
+def test_wal_files_are_kept_from_the_replay_start_on(world: GarbageWorld) -> None:
     world.write_wal(5)
     world.flush()
     world.write_wal(3)
@@ -199,7 +199,7 @@ def test_the_log_is_kept_from_where_replay_starts(world: GarbageWorld) -> None:
     assert report.of("wal").reasons == {"its rows are in SSTs": 4, "needed to open the database": 5}
 
 
-def test_a_checkpoint_keeps_the_log_its_readers_replay(world: GarbageWorld) -> None:
+def test_a_checkpoint_keeps_the_wal_files_its_readers_replay(world: GarbageWorld) -> None:
     world.write_wal(3)
     world.flush()
     world.write_wal(2)
@@ -232,7 +232,7 @@ def test_fences_are_only_reported_by_default_and_never_deleted_young(world: Garb
     assert world.wal_ids() == [3, 4]
 
 
-def test_a_log_in_another_store_is_collected_there(world: GarbageWorld) -> None:
+def test_a_wal_in_another_store_is_collected_there(world: GarbageWorld) -> None:
     elsewhere = MemoryStore(clock=world.clock)
     world.flush()
     for number in range(1, 4):
@@ -249,7 +249,7 @@ def test_a_log_in_another_store_is_collected_there(world: GarbageWorld) -> None:
 # -- tables -----------------------------------------------------------------------------------------------
 
 
-def test_tables_that_nobody_refers_to_go(world: GarbageWorld) -> None:
+def test_ssts_without_a_reference_are_deleted(world: GarbageWorld) -> None:
     first, second = world.flush(), world.flush()
     world.advance(1)
     run = world.compact()
@@ -264,7 +264,7 @@ def test_tables_that_nobody_refers_to_go(world: GarbageWorld) -> None:
     assert report.of("compacted").bytes == 100
 
 
-def test_tables_of_a_checkpoint_stay_as_long_as_it_does(world: GarbageWorld) -> None:
+def test_ssts_of_a_checkpoint_are_kept_until_it_is_deleted(world: GarbageWorld) -> None:
     old = world.flush()
     held = world.checkpoint()
     world.advance(1)
@@ -279,7 +279,7 @@ def test_tables_of_a_checkpoint_stay_as_long_as_it_does(world: GarbageWorld) -> 
     assert not world.has(old)
 
 
-def test_outputs_of_a_compaction_under_way_stay(world: GarbageWorld) -> None:
+def test_outputs_of_a_running_compaction_job_are_kept(world: GarbageWorld) -> None:
     world.flush()
     world.advance(1)
     orphan = world.upload()
@@ -304,7 +304,7 @@ def test_outputs_of_a_compaction_under_way_stay(world: GarbageWorld) -> None:
     assert ulid_ms(running.id) < ulid_ms(output.id)
 
 
-def test_uploads_of_a_flush_under_way_stay(world: GarbageWorld) -> None:
+def test_uploads_of_a_running_flush_are_kept(world: GarbageWorld) -> None:
     world.flush()
     world.advance(1)
     uploaded = world.upload()
@@ -314,7 +314,7 @@ def test_uploads_of_a_flush_under_way_stay(world: GarbageWorld) -> None:
     world.flush(uploaded)
 
 
-def test_without_a_compactions_file_orphans_go_too(world: GarbageWorld) -> None:
+def test_without_a_compactions_file_orphaned_ssts_are_deleted(world: GarbageWorld) -> None:
     orphan = world.upload()
     world.advance(1)
     world.flush()
@@ -323,7 +323,7 @@ def test_without_a_compactions_file_orphans_go_too(world: GarbageWorld) -> None:
     assert not world.has(orphan)
 
 
-def test_a_job_that_commits_between_the_two_reads_loses_nothing(world: GarbageWorld) -> None:
+def test_a_job_that_commits_between_the_two_reads_keeps_its_outputs(world: GarbageWorld) -> None:
     """The compactions file is read before the manifest: a job seen as finished is in the manifest, too."""
     world.flush()
     world.advance(1)
@@ -352,7 +352,7 @@ def test_a_job_that_commits_between_the_two_reads_loses_nothing(world: GarbageWo
     assert world.has(output)
 
 
-def test_files_of_others_are_never_touched(world: GarbageWorld) -> None:
+def test_foreign_files_are_never_deleted(world: GarbageWorld) -> None:
     world.flush()
     names = [
         "compacted/readme.txt",
@@ -375,7 +375,7 @@ def test_files_of_others_are_never_touched(world: GarbageWorld) -> None:
     assert {"db2/compacted/" + "0" * 26 + ".sst", "db/compacted/deeper/" + "0" * 26 + ".sst"} <= left
 
 
-def test_a_checkpoint_without_its_manifest_stops_what_depends_on_it(world: GarbageWorld) -> None:
+def test_a_checkpoint_without_its_manifest_stops_the_kinds_that_depend_on_it(world: GarbageWorld) -> None:
     old = world.flush()
     stray = replace(world.checkpoint(), id=UUID(int=5), manifest_id=ManifestId(77))
     world.manifests.update(lambda now: add_checkpoint(now.value, stray))
@@ -390,7 +390,7 @@ def test_a_checkpoint_without_its_manifest_stops_what_depends_on_it(world: Garba
     assert report.of("manifest").deleted > 0
 
 
-def test_checkpoints_that_go_under_its_eyes_do_not_confuse_it() -> None:
+def test_checkpoints_deleted_during_a_round_cause_no_error() -> None:
     clock = VirtualClock()
 
     class Meddling(MemoryStore):
@@ -418,7 +418,7 @@ def test_checkpoints_that_go_under_its_eyes_do_not_confuse_it() -> None:
 # -- clones -----------------------------------------------------------------------------------------------
 
 
-def test_a_clone_lets_its_parent_go(world: GarbageWorld) -> None:
+def test_a_clone_that_uses_no_lent_sst_releases_its_final_checkpoint(world: GarbageWorld) -> None:
     parent = GarbageWorld(world.store, root="parent", clock=world.clock)
     parent.flush()
     name = final_name(world.paths.root)
@@ -443,7 +443,7 @@ def test_a_clone_lets_its_parent_go(world: GarbageWorld) -> None:
 # -- the round --------------------------------------------------------------------------------------------
 
 
-def test_a_dry_run_changes_nothing_and_tells_everything(world: GarbageWorld) -> None:
+def test_a_dry_run_changes_nothing_and_reports_what_a_round_deletes(world: GarbageWorld) -> None:
     first = world.flush()
     world.checkpoint(lifetime=timedelta(seconds=10))
     world.advance(1)
@@ -463,7 +463,7 @@ def test_a_dry_run_changes_nothing_and_tells_everything(world: GarbageWorld) -> 
     ]
 
 
-def test_a_second_round_finds_nothing(world: GarbageWorld) -> None:
+def test_a_second_round_deletes_nothing(world: GarbageWorld) -> None:
     for _ in range(4):
         world.flush()
         world.advance(1)
@@ -477,7 +477,7 @@ def test_a_second_round_finds_nothing(world: GarbageWorld) -> None:
     assert second.revisit_in_ms is None
 
 
-def test_no_clock_is_asked_when_nothing_is_unneeded(world: GarbageWorld) -> None:
+def test_the_clock_of_the_store_is_not_read_when_no_object_is_unneeded(world: GarbageWorld) -> None:
     world.flush()
     counting = CountingStore(world.store, component="test")
     Collector(counting, world.paths, {"compacted": KindOptions(0)}, clock=world.clock).collect()
@@ -499,7 +499,7 @@ def test_one_kind_that_fails_does_not_stop_the_others(world: GarbageWorld) -> No
     assert len(world.wal_ids()) == 4
 
 
-def test_a_compactions_file_that_cannot_be_read_is_not_taken_for_none(world: GarbageWorld) -> None:
+def test_an_unreadable_compactions_file_stops_the_deletion_of_ssts(world: GarbageWorld) -> None:
     world.flush()
     world.advance(1)
     orphan = world.upload()
@@ -515,7 +515,7 @@ def test_a_compactions_file_that_cannot_be_read_is_not_taken_for_none(world: Gar
     assert report.of("manifest").deleted > 0
 
 
-def test_a_collector_that_is_told_to_stop_stops(world: GarbageWorld) -> None:
+def test_a_halted_collector_deletes_nothing_and_reports_an_error(world: GarbageWorld) -> None:
     world.claim(5)
     world.advance(61)
     collector = world.collector()
@@ -525,7 +525,7 @@ def test_a_collector_that_is_told_to_stop_stops(world: GarbageWorld) -> None:
     assert len(world.manifest_ids()) == 6
 
 
-def test_an_empty_place_is_refused_and_stays_empty() -> None:
+def test_collecting_an_empty_path_is_refused_and_writes_nothing() -> None:
     store = MemoryStore()
     with pytest.raises(InvalidRequest, match="no database"):
         Collector(store, DbPaths("nothing"), {"wal": KindOptions(0)}).collect()
@@ -543,7 +543,7 @@ def test_unknown_kinds_and_negative_ages_are_refused(world: GarbageWorld) -> Non
         world.collector({"wal": KindOptions(0)}).collect(["compacted"])
 
 
-def test_the_numbers_reach_the_metrics(world: GarbageWorld) -> None:
+def test_a_round_counts_deleted_and_remaining_versions_in_the_metrics(world: GarbageWorld) -> None:
     world.claim(4)
     world.advance(61)
     world.collect()
@@ -553,7 +553,7 @@ def test_the_numbers_reach_the_metrics(world: GarbageWorld) -> None:
     assert values["slatedb.gc.count"] == 1
 
 
-def test_two_collectors_at_once_do_no_harm(world: GarbageWorld) -> None:
+def test_two_concurrent_collectors_keep_the_latest_manifest(world: GarbageWorld) -> None:
     world.claim(10)
     world.advance(61)
     two = world.collector()
@@ -568,7 +568,7 @@ def test_two_collectors_at_once_do_no_harm(world: GarbageWorld) -> None:
 # -- two-phase --------------------------------------------------------------------------------------------
 
 
-def test_leftovers_of_the_two_phase_protocol_go(tmp_path: Path) -> None:
+def test_unused_temporaries_and_records_of_a_two_phase_store_are_deleted(tmp_path: Path) -> None:
     clock = VirtualClock()
     base = MemoryStore(clock=clock)
     log = SqliteCommitLog(tmp_path / "commits.db", synchronous="OFF")

@@ -107,7 +107,7 @@ def test_an_expired_checkpoint_does_not_keep_gc_from_freeing_wal_files(disk: Dis
 
 
 @pytest.mark.slow
-def test_a_full_store_is_not_waited_for(disk: Disk) -> None:
+def test_a_write_to_a_full_store_is_not_retried(disk: Disk) -> None:
     store = RetryingStore(LocalStore(disk.folder))
     disk.quota = 0
     started = SYSTEM_CLOCK.monotonic()

@@ -26,7 +26,7 @@ def store(request: pytest.FixtureRequest) -> ObjectStore:
 
 
 @pytest.mark.slow
-def test_the_clock_of_a_service_is_asked_and_nothing_stays_behind(store: ObjectStore) -> None:
+def test_the_clock_of_a_service_is_read_and_no_object_is_left(store: ObjectStore) -> None:
     path = f"{uuid4()}/gc/clock"
     now_ms = StoreClock(store, path).now_ms()
     assert abs(now_ms - time.time() * 1000) < 3000  # these services run on this machine
@@ -34,7 +34,7 @@ def test_the_clock_of_a_service_is_asked_and_nothing_stays_behind(store: ObjectS
 
 
 @pytest.mark.slow
-def test_age_is_told_by_the_service_and_the_boundary_keeps_advancing(store: ObjectStore) -> None:
+def test_ages_come_from_the_service_and_the_boundary_advances_in_every_round(store: ObjectStore) -> None:
     # The clock of this process stands still, a century off: only the service's clock can tell any age.
     world = GarbageWorld(store, root=str(uuid4()), clock=VirtualClock(1_000_000))
     options: dict[Kind, KindOptions] = {"manifest": KindOptions(3_600_000)}

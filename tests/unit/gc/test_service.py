@@ -35,7 +35,7 @@ def embedded(
     )
 
 
-def test_an_idle_database_costs_nothing_once_it_is_clean() -> None:
+def test_an_idle_database_without_garbage_causes_no_requests() -> None:
     world = GarbageWorld()
     world.flush()
     world.flush()
@@ -52,7 +52,7 @@ def test_an_idle_database_costs_nothing_once_it_is_clean() -> None:
     assert service.status()["skipped"] > 50
 
 
-def test_it_looks_again_when_the_manifest_has_moved_and_once_a_day_anyway() -> None:
+def test_a_round_runs_when_the_manifest_has_changed_and_once_a_day() -> None:
     world = GarbageWorld()
     service = embedded(world, CountingStore(world.store, component="gc"))
 
@@ -71,14 +71,14 @@ def test_it_looks_again_when_the_manifest_has_moved_and_once_a_day_anyway() -> N
     assert pass_time(24 * 3600) == 3
 
 
-def test_the_first_round_comes_soon_after_opening() -> None:
+def test_the_first_round_runs_a_minute_after_opening() -> None:
     world = GarbageWorld()
     service = embedded(world, CountingStore(world.store, component="gc"))
     assert service.run_once() == 60
     assert service.status()["rounds"] == 0
 
 
-def test_without_knowledge_of_the_manifest_every_turn_looks() -> None:
+def test_without_a_known_manifest_id_every_interval_runs_a_round() -> None:
     world = GarbageWorld()
     collector = Collector(world.store, world.paths, OPTIONS, clock=world.clock)
     service = GarbageCollection(collector, OPTIONS, clock=world.clock)
@@ -87,7 +87,7 @@ def test_without_knowledge_of_the_manifest_every_turn_looks() -> None:
     assert service.status()["rounds"] == 4
 
 
-def test_a_failure_is_told_and_tried_again() -> None:
+def test_a_failed_round_is_in_the_status_and_is_repeated() -> None:
     world = GarbageWorld()
     faulty = FaultyStore(world.store, [Fault("error", nth=None, op="get*")])
     service = embedded(world, faulty, current=lambda: 1)
@@ -101,7 +101,9 @@ def test_a_failure_is_told_and_tried_again() -> None:
     assert service.status()["rounds"] == 1
 
 
-def test_a_bug_costs_disk_space_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unexpected_error_is_logged_and_does_not_stop_the_service(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     world = GarbageWorld()
     service = embedded(world, CountingStore(world.store, component="gc"), current=lambda: 1)
     service._collector = None  # type: ignore[assignment]
@@ -111,7 +113,7 @@ def test_a_bug_costs_disk_space_and_nothing_else(caplog: pytest.LogCaptureFixtur
     assert "cannot collect garbage" in caplog.text
 
 
-def test_errors_in_a_report_are_not_settled() -> None:
+def test_a_round_with_errors_in_its_report_is_repeated() -> None:
     world = GarbageWorld()
     world.flush()
     world.flush()
@@ -127,7 +129,7 @@ def test_errors_in_a_report_are_not_settled() -> None:
     assert world.manifest_ids() == [3]
 
 
-def test_nothing_scheduled_means_nothing_done() -> None:
+def test_a_service_without_intervals_runs_no_round() -> None:
     world = GarbageWorld()
     options: dict[Kind, KindOptions] = {"wal": KindOptions(0)}
     service = GarbageCollection(
@@ -136,7 +138,7 @@ def test_nothing_scheduled_means_nothing_done() -> None:
     assert service.run_once() == 3600
 
 
-def test_a_schedule_of_its_own_ends_when_told() -> None:
+def test_a_schedule_ends_when_its_stop_event_is_set() -> None:
     world = GarbageWorld()
     stop = Event()
 
@@ -157,7 +159,7 @@ def test_a_schedule_of_its_own_ends_when_told() -> None:
     assert service.status()["rounds"] == 1
 
 
-def test_what_the_owner_does_with_a_report_cannot_stop_it() -> None:
+def test_an_error_of_the_report_callback_does_not_stop_the_service() -> None:
     world = GarbageWorld()
     world.claim(2)
     world.advance(400)

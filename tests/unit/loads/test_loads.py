@@ -76,7 +76,7 @@ def unpinned(world: ChangeWorld, store: Any = None) -> WalReader:
 # -- delivery -------------------------------------------------------------------------------------------------
 
 
-def test_a_load_comes_between_what_was_written_before_and_after_it(world: ChangeWorld) -> None:
+def test_a_load_is_delivered_between_the_writes_before_and_after_it(world: ChangeWorld) -> None:
     world.write(3)
     world.load({b"a": b"1", b"b": None, b"c": b"+2"})
     world.write(2)
@@ -97,7 +97,7 @@ def test_a_load_comes_between_what_was_written_before_and_after_it(world: Change
     assert load.next_id == 4
 
 
-def test_a_load_that_is_the_last_thing_is_not_waited_for(world: ChangeWorld) -> None:
+def test_a_load_after_the_last_wal_file_is_delivered_without_waiting_for_the_next(world: ChangeWorld) -> None:
     reader = world.reader("c")
     world.write(2)
     assert consume(reader) == world.written
@@ -110,7 +110,7 @@ def test_a_load_that_is_the_last_thing_is_not_waited_for(world: ChangeWorld) -> 
 
 
 @pytest.mark.parametrize("before", [0, 2])
-def test_a_file_that_came_while_it_was_missed_is_not_overtaken_by_a_load(
+def test_a_wal_file_written_while_it_is_missed_is_delivered_before_the_load_behind_it(
     world: ChangeWorld, before: int
 ) -> None:
     class Racing(FaultyStore):
@@ -134,7 +134,7 @@ def test_a_file_that_came_while_it_was_missed_is_not_overtaken_by_a_load(
     assert consume(reader) + consume(reader) == world.written
 
 
-def test_a_consumer_without_a_pin_gets_loads_as_well_for_a_quarter_of_an_hour(world: ChangeWorld) -> None:
+def test_a_consumer_without_a_retention_checkpoint_gets_loads_for_fifteen_minutes(world: ChangeWorld) -> None:
     world.write(2)
     world.load(many(3))
     world.write(1)
@@ -151,7 +151,9 @@ def consume_unpinned(world: ChangeWorld, start: Any = 1, **options: Any) -> list
     return [(change.seq, change.key) for batch in batches for change in batch.changes]
 
 
-def test_who_begins_at_a_file_gets_the_loads_from_there_on(world: ChangeWorld) -> None:
+def test_a_consumer_that_starts_at_a_wal_file_gets_the_loads_placed_after_the_file_before(
+    world: ChangeWorld,
+) -> None:
     world.write(1)
     world.load({b"early": b""})
     world.write(1)
@@ -168,7 +170,7 @@ def test_who_begins_at_a_file_gets_the_loads_from_there_on(world: ChangeWorld) -
     assert consume_unpinned(world, Position(WalId(3), 4)) == [(5, b"w5")]
 
 
-def test_a_large_load_comes_in_pieces_and_goes_on_in_the_middle(
+def test_a_large_load_is_delivered_in_batches_and_resumes_after_any_of_them(
     world: ChangeWorld, small_pieces: None
 ) -> None:
     world.write(1)
@@ -186,7 +188,9 @@ def test_a_large_load_comes_in_pieces_and_goes_on_in_the_middle(
         assert consume_unpinned(world, stored) == whole[used:]
 
 
-def test_a_pin_stands_in_the_middle_of_a_load(world: ChangeWorld, small_pieces: None) -> None:
+def test_a_position_stored_in_the_middle_of_a_load_resumes_there_after_a_compaction(
+    world: ChangeWorld, small_pieces: None
+) -> None:
     reader = world.reader("c")
     world.write(1)
     world.load(many(60))
@@ -203,7 +207,7 @@ def test_a_pin_stands_in_the_middle_of_a_load(world: ChangeWorld, small_pieces: 
     assert got == world.written
 
 
-def test_an_overwriting_load_is_told_and_ends_the_feed(world: ChangeWorld) -> None:
+def test_a_load_that_replaces_all_rows_ends_the_feed_with_an_error(world: ChangeWorld) -> None:
     reader = world.reader("c")
     world.write(1)
     world.load({b"a": b""})
@@ -217,13 +221,13 @@ def test_an_overwriting_load_is_told_and_ends_the_feed(world: ChangeWorld) -> No
     assert consume(reader, allow_gaps=True) == [(world.seq, b"w4")]
 
 
-def test_a_load_that_overwrites_nothing_is_a_load(world: ChangeWorld) -> None:
+def test_a_replacing_load_into_an_empty_database_is_delivered(world: ChangeWorld) -> None:
     world.load({b"a": b""}, replaces_all=True)
 
     assert consume(world.reader("c")) == [(1, b"a")]
 
 
-def test_rows_that_are_in_neither_log_nor_load_are_still_told(world: ChangeWorld) -> None:
+def test_sequence_numbers_in_neither_wal_nor_load_raise_unless_gaps_are_allowed(world: ChangeWorld) -> None:
     reader = world.reader("c")
     world.write(2)
     consume(reader)
@@ -235,7 +239,7 @@ def test_rows_that_are_in_neither_log_nor_load_are_still_told(world: ChangeWorld
     assert consume(reader, allow_gaps=True) == [(6, b"a")]
 
 
-def test_where_gaps_are_normal_they_cost_no_requests_for_what_is_in_tables(world: ChangeWorld) -> None:
+def test_with_gaps_allowed_flushed_rows_cost_no_extra_requests(world: ChangeWorld) -> None:
     for _ in range(20):
         world.write(1)
         world.seq += 5
@@ -251,7 +255,7 @@ def test_where_gaps_are_normal_they_cost_no_requests_for_what_is_in_tables(world
 # -- keeping --------------------------------------------------------------------------------------------------
 
 
-def test_tables_are_kept_for_a_consumer_that_is_away_and_no_longer(world: ChangeWorld) -> None:
+def test_ssts_of_a_load_are_kept_until_the_absent_consumer_has_read_them(world: ChangeWorld) -> None:
     reader = world.reader("c")
     world.write(1)
     assert consume(reader, limit=1) == world.written
@@ -278,7 +282,7 @@ def test_tables_are_kept_for_a_consumer_that_is_away_and_no_longer(world: Change
     assert world.ssts == 1
 
 
-def test_a_pin_that_is_set_in_time_keeps_a_load_from_before_it(world: ChangeWorld) -> None:
+def test_a_retention_checkpoint_placed_in_time_keeps_an_earlier_load(world: ChangeWorld) -> None:
     world.write(1)
     world.load(many(3))
     world.compact()
@@ -290,7 +294,7 @@ def test_a_pin_that_is_set_in_time_keeps_a_load_from_before_it(world: ChangeWorl
     assert consume(reader) == world.written[1:]
 
 
-def test_a_pin_that_is_released_or_expires_keeps_nothing(world: ChangeWorld) -> None:
+def test_a_released_or_expired_retention_checkpoint_keeps_no_load(world: ChangeWorld) -> None:
     for lifetime in (None, timedelta(hours=1)):
         reader = world.reader("c", pin_lifetime=lifetime)
         next(reader.follow(timeout_s=0), None)
@@ -307,7 +311,7 @@ def test_a_pin_that_is_released_or_expires_keeps_nothing(world: ChangeWorld) -> 
         assert world.load_records == []
 
 
-def test_a_pin_that_an_operator_deletes_keeps_nothing(world: ChangeWorld) -> None:
+def test_a_retention_checkpoint_deleted_by_an_administrator_keeps_no_load(world: ChangeWorld) -> None:
     for name in ("one", "other"):
         next(world.reader(name).follow(timeout_s=0), None)
     world.load({b"k": b""})
@@ -320,7 +324,7 @@ def test_a_pin_that_an_operator_deletes_keeps_nothing(world: ChangeWorld) -> Non
         assert len(world.load_records) == left
 
 
-def test_marks_that_nobody_needs_do_not_pile_up(world: ChangeWorld) -> None:
+def test_without_consumers_only_the_newest_load_records_are_kept(world: ChangeWorld) -> None:
     for _ in range(40):
         world.load({b"k": b""})
     assert world.load_records == list(range(25, 41))
@@ -345,7 +349,7 @@ def expiries(manifest: Manifest) -> list[int | None]:
     return [entry.expires_s for entry in manifest.checkpoints]
 
 
-def test_a_mark_says_where_the_load_stands() -> None:
+def test_a_load_record_decodes_with_its_position_or_without_one() -> None:
     entry = mark_at(9, 4, replaces=True, owner="a b&c")
     (held,) = held_loads(Manifest(checkpoints=(entry,)))
     assert held == HeldLoad(
@@ -355,7 +359,7 @@ def test_a_mark_says_where_the_load_stands() -> None:
     assert next(held_loads(Manifest(checkpoints=(old,)))).record.place is None
 
 
-def test_a_mark_lives_as_long_as_the_longest_pin_that_needs_it() -> None:
+def test_a_load_record_expires_with_the_last_retention_checkpoint_that_needs_it() -> None:
     manifest = Manifest(checkpoints=(mark_at(9, 4),))
     spare_s = 1_000 + RECORD_LIFETIME_S
 
@@ -377,7 +381,7 @@ def test_a_mark_lives_as_long_as_the_longest_pin_that_needs_it() -> None:
     assert settled(waiting(Position(WalId(6)), None)) == [spare_s]
 
 
-def test_an_expired_mark_does_not_live_again() -> None:
+def test_an_expired_load_record_is_removed_although_a_consumer_needs_it() -> None:
     expired = settle_load_records(Manifest(checkpoints=(mark_at(9, 4),)), now_s=1_000)
 
     needed = waiting(Position(WalId(1), 0), None)
@@ -388,7 +392,7 @@ def test_an_expired_mark_does_not_live_again() -> None:
     assert settled.checkpoints == (needed,)
 
 
-def test_what_an_overwriting_load_replaced_is_not_kept_for_pins() -> None:
+def test_a_replacing_load_is_not_kept_for_retention_checkpoints() -> None:
     manifest = Manifest(checkpoints=(mark_at(9, 4, replaces=True), waiting(Position(WalId(1), 0), None)))
 
     settled = settle_load_records(manifest, now_s=1_000)
@@ -396,7 +400,7 @@ def test_what_an_overwriting_load_replaced_is_not_kept_for_pins() -> None:
     assert expiries(settled) == [1_000 + RECORD_LIFETIME_S, None]
 
 
-def test_of_two_positions_the_further_counts() -> None:
+def test_further_returns_the_later_of_two_positions() -> None:
     in_the_load = Position(WalId(5), 8, loaded=30)
     assert further(in_the_load, Position(WalId(5), 8, loaded=20)) == in_the_load
     assert further(in_the_load, Position(WalId(5), 9)) == Position(WalId(5), 9)
@@ -443,7 +447,7 @@ class Consumer:
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEPS, max_size=30), crashes=st.booleans())
-def test_everything_arrives_once_whatever_happens(
+def test_every_change_is_delivered_once_after_any_sequence_of_steps(
     small_pieces: None, steps: list[str], *, crashes: bool
 ) -> None:
     world = ChangeWorld(boundary_files=True)

@@ -35,7 +35,7 @@ def test_each_claim_raises_the_epoch(manifests: ManifestStore) -> None:
     assert claimed.value.compactor_epoch == 0
 
 
-def test_the_earlier_writer_is_fenced_for_good(manifests: ManifestStore) -> None:
+def test_an_earlier_writer_stays_fenced(manifests: ManifestStore) -> None:
     first, before = claim_writer(manifests)
     manifests.update(first.guard(touch))
     second, _ = claim_writer(manifests)
@@ -84,7 +84,7 @@ def test_a_coordinator_creates_and_claims_the_compactions_file(
         compactions.update(fence.guard(lambda now: now.value))
 
 
-def test_a_slow_coordinator_finds_the_file_taken(
+def test_a_coordinator_cannot_claim_the_compactions_file_after_a_newer_one(
     manifests: ManifestStore, compactions: CompactionsStore
 ) -> None:
     slow, _ = claim_compactor(manifests)
@@ -101,7 +101,7 @@ def test_a_writer_has_no_claim_to_the_compactions_file() -> None:
         Fence("writer", 1).check(Compactions())
 
 
-def test_of_many_claims_at_once_the_last_owns_the_role(store: MemoryStore) -> None:
+def test_of_many_concurrent_claims_the_last_one_owns_the_role(store: MemoryStore) -> None:
     fences: list[Fence] = []
 
     def work() -> None:

@@ -53,7 +53,7 @@ def with_trees(tree: Tree | None = None, segments: list[Segment] | None = None) 
     return replace_trees(BASE, tree=tree, segments=segments, added=ALL)
 
 
-def test_the_base_is_sound() -> None:
+def test_the_base_manifest_satisfies_every_rule() -> None:
     check_manifest(BASE, None)
     check_manifest(BASE, BASE)
 
@@ -83,7 +83,7 @@ def test_the_base_is_sound() -> None:
         ("l0_order_kept", with_trees(replace(BASE.tree, l0=(view(9), view(10), view(8))))),
     ],
 )
-def test_a_broken_manifest_rule_names_itself(rule: str, following: Manifest) -> None:
+def test_a_violation_of_a_manifest_rule_names_the_rule(rule: str, following: Manifest) -> None:
     if rule.startswith("segments"):
         following = replace(
             following, ssts={view.sst_id: following.ssts[view.sst_id] for view in following.views}
@@ -102,11 +102,11 @@ def test_a_broken_manifest_rule_names_itself(rule: str, following: Manifest) -> 
         with_trees(segments=[]),
     ],
 )
-def test_ordinary_steps_pass(following: Manifest) -> None:
+def test_valid_manifest_changes_satisfy_every_rule(following: Manifest) -> None:
     check_manifest(following, BASE)
 
 
-def test_what_compaction_took_still_bounds_new_ids() -> None:
+def test_new_l0_ids_are_bounded_by_the_last_compacted_l0() -> None:
     drained = with_trees(Tree((), (run(5, 12),), ulid(9)), segments=[])
     early = replace_trees(drained, tree=replace(drained.tree, l0=(view(8, 1),)), added=ALL)
     with pytest.raises(InternalError, match="new_l0_not_older"):
@@ -135,7 +135,7 @@ JOBS = Compactions(3, (job(10, JobStatus.RUNNING), job(11)))
         ("jobs_follow_life_cycle", Compactions(3, (job(10, JobStatus.SUBMITTED), job(11)))),
     ],
 )
-def test_a_broken_compactions_rule_names_itself(rule: str, following: Compactions) -> None:
+def test_a_violation_of_a_compactions_rule_names_the_rule(rule: str, following: Compactions) -> None:
     with pytest.raises(InternalError, match=f"rule {rule}"):
         check_compactions(following, JOBS)
 
@@ -149,6 +149,6 @@ def test_a_broken_compactions_rule_names_itself(rule: str, following: Compaction
         Compactions(3),
     ],
 )
-def test_ordinary_compactions_steps_pass(following: Compactions) -> None:
+def test_valid_compactions_changes_satisfy_every_rule(following: Compactions) -> None:
     check_compactions(following, JOBS)
     check_compactions(following, None)

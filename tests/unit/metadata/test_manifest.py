@@ -55,7 +55,7 @@ def checkpoint(number: int, expires_s: int | None = None) -> Checkpoint:
     return Checkpoint(UUID(int=number), ManifestId(number), 10, expires_s)
 
 
-def test_the_first_manifest() -> None:
+def test_the_first_manifest_is_initialized_and_has_no_clock_tick() -> None:
     first = new_manifest(segment_extractor_name="first3")
     assert first.initialized
     assert first.last_l0_clock_tick == NO_CLOCK_TICK == -(2**63)
@@ -64,7 +64,7 @@ def test_the_first_manifest() -> None:
     assert decode_manifest(encode_manifest(first)) == first
 
 
-def test_flushes_stack_up_and_repeat_harmlessly() -> None:
+def test_flushes_add_ssts_to_l0_and_repeating_one_changes_nothing() -> None:
     points = SequenceTracker().record(100, 60)
     once = apply_flush(new_manifest(), flush(1, points=points))
     assert apply_flush(once, flush(1)) is once
@@ -77,7 +77,7 @@ def test_flushes_stack_up_and_repeat_harmlessly() -> None:
     assert twice.table(twice.tree.l0[0]) == table(20)
 
 
-def test_a_flush_into_segments_touches_each_once() -> None:
+def test_a_flush_adds_one_sst_to_each_segment() -> None:
     manifest = apply_flush(new_manifest(segment_extractor_name="x"), flush(1, prefixes=(b"b", b"a")))
     assert [segment.prefix for segment in manifest.segments] == [b"a", b"b"]
     assert manifest.tree.empty
@@ -87,7 +87,7 @@ def test_a_flush_into_segments_touches_each_once() -> None:
     assert manifest.tree_of(b"c") is None
 
 
-def test_compaction_replaces_sources_and_forgets_their_tables() -> None:
+def test_a_compaction_replaces_its_sources_and_removes_their_ssts() -> None:
     before = apply_flush(apply_flush(new_manifest(), flush(1)), flush(2))
     after = apply_compaction(
         before,
@@ -103,7 +103,7 @@ def test_compaction_replaces_sources_and_forgets_their_tables() -> None:
     assert after.newest_l0 == table(20).id
 
 
-def test_compaction_in_a_segment_leaves_the_others_alone() -> None:
+def test_a_compaction_of_one_segment_changes_no_other() -> None:
     before = apply_flush(new_manifest(), flush(1, prefixes=(b"a", b"b")))
     after = apply_compaction(before, segment=b"a", l0=(table(10).id,), runs=(), destination=None)
     assert set(after.ssts) == {table(11).id}
@@ -111,7 +111,7 @@ def test_compaction_in_a_segment_leaves_the_others_alone() -> None:
     assert drop_empty_segments(before) is before
 
 
-def test_borrowed_tables_leave_the_list_of_their_database() -> None:
+def test_compacted_ssts_are_removed_from_the_list_of_their_lender() -> None:
     db = ExternalDb("parent", UUID(int=1), UUID(int=2), (table(10).id, table(99).id))
     before = replace(apply_flush(new_manifest(), flush(1)), external_dbs=(db,))
     assert before.path_of_owner(table(10).id) == "parent"
@@ -120,7 +120,7 @@ def test_borrowed_tables_leave_the_list_of_their_database() -> None:
     assert after.external_dbs == (replace(db, sst_ids=()),)
 
 
-def test_a_view_of_an_unknown_table_is_refused() -> None:
+def test_a_view_of_an_unknown_sst_is_refused() -> None:
     with pytest.raises(InternalError, match="not described"):
         replace_trees(new_manifest(), tree=Tree((SstView.whole(Ulid(7)),)))
 
@@ -134,7 +134,7 @@ def test_checkpoints_are_added_replaced_and_removed() -> None:
     assert manifest.checkpoint(UUID(int=2)) == checkpoint(2, 50)
 
 
-def test_checkpoints_expire_at_their_second() -> None:
+def test_a_checkpoint_is_removed_from_its_expiry_second_on() -> None:
     manifest = replace(new_manifest(), checkpoints=(checkpoint(1), checkpoint(2, 50)))
     assert remove_expired_checkpoints(manifest, 49) is manifest
     assert remove_expired_checkpoints(manifest, 50).checkpoints == (checkpoint(1),)
@@ -151,7 +151,7 @@ def test_checkpoints_expire_at_their_second() -> None:
         (b"\2\0" + bytes(40), "version 512"),
     ],
 )
-def test_what_is_not_a_manifest_is_refused(data: bytes, problem: str) -> None:
+def test_bytes_that_are_no_manifest_raise_corrupt_data(data: bytes, problem: str) -> None:
     with pytest.raises(CorruptData, match=problem):
         decode_manifest(data)
 
@@ -160,21 +160,21 @@ def broken(**changes: object) -> bytes:
     return encode_manifest(replace(apply_flush(new_manifest(), flush(1)), **changes))  # type: ignore[arg-type]
 
 
-def test_a_stored_view_of_an_unknown_table_is_damage() -> None:
+def test_a_stored_view_of_an_unknown_sst_raises_corrupt_data() -> None:
     with pytest.raises(CorruptData, match="does not describe"):
         decode_manifest(broken(ssts={}))
     with pytest.raises(CorruptData, match="does not describe"):
         decode_manifest(broken(segments=(Segment(b"a", Tree((SstView.whole(Ulid(7)),))),)))
 
 
-def test_a_visible_range_must_not_exclude_its_start() -> None:
+def test_a_stored_view_that_excludes_its_start_raises_corrupt_data() -> None:
     odd = BytesRange(start=Bound(BoundKind.EXCLUDED, b"k"))
     run = SortedRun(RunId(1), (SstView(Ulid(1), table(10).id, odd),))
     with pytest.raises(CorruptData, match="exclude its start"):
         decode_manifest(broken(tree=Tree((), (run,))))
 
 
-def test_a_damaged_tracker_is_noticed() -> None:
+def test_a_damaged_sequence_tracker_raises_corrupt_data() -> None:
     data = encode_manifest(new_manifest())
     at = data.index(b"\x01" + bytes(12))
     with pytest.raises(CorruptData, match="tracker") as caught:
@@ -182,5 +182,5 @@ def test_a_damaged_tracker_is_noticed() -> None:
     assert caught.value.offset is not None
 
 
-def test_manifests_are_values() -> None:
+def test_two_new_manifests_are_equal() -> None:
     assert new_manifest() == Manifest()

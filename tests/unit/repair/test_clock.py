@@ -35,7 +35,7 @@ def glitched(*, flushed: bool) -> RepairWorld:
 
 
 @pytest.mark.parametrize("flushed", [False, True])
-def test_repair_lets_writes_go_on(*, flushed: bool) -> None:
+def test_after_the_repair_of_a_clock_ahead_writes_are_accepted(*, flushed: bool) -> None:
     world = glitched(flushed=flushed)
 
     report = world.repair()
@@ -63,14 +63,14 @@ def test_a_ttl_in_the_wal_counts_from_the_repair() -> None:
     assert b"short" not in world.rows()
 
 
-def test_a_few_seconds_ahead_are_not_a_defect() -> None:
+def test_a_clock_a_few_seconds_ahead_is_no_defect() -> None:
     world = RepairWorld()
     world.write_and_crash({b"a": b"1"}, flushed=1)
     world.clock.shift_wall(-9_000)
     assert world.plan().sound
 
 
-def test_after_a_compaction_the_marker_of_l0_is_reset_too() -> None:
+def test_a_repair_after_a_compaction_resets_last_compacted_l0() -> None:
     world = RepairWorld()
     world.write_and_crash({b"a": b"1"}, flushed=1)
     world.clock.shift_wall(YEAR_MS)

@@ -45,7 +45,7 @@ def test_an_unreadable_newest_manifest_is_replaced_by_the_one_before(world: Repa
 
 
 @pytest.mark.parametrize("folder", ["manifest", "compactions"])
-def test_what_a_later_release_wrote_is_left_alone(world: RepairWorld, folder: str) -> None:
+def test_metadata_of_a_later_release_is_left_alone(world: RepairWorld, folder: str) -> None:
     newest, _ = world.manifest()
     path = (
         PATHS.manifest(ManifestId(newest + 1))
@@ -254,7 +254,9 @@ def test_a_boundary_above_the_newest_manifest_is_stepped_over(world: RepairWorld
 @pytest.mark.slow
 @pytest.mark.parametrize("content", [b"junk", b"", b"18446744073709551615"])
 @pytest.mark.parametrize("of", ["manifest", "compactions"])
-def test_a_boundary_that_is_none_is_rewritten(world: RepairWorld, content: bytes, of: str) -> None:
+def test_an_unreadable_or_too_large_boundary_is_rewritten(
+    world: RepairWorld, content: bytes, of: str
+) -> None:
     newest, _ = world.manifest()
     world.store.put(PATHS.boundary(of), content)  # type: ignore[arg-type]
 

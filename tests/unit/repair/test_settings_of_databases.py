@@ -108,7 +108,7 @@ def test_a_consumer_whose_wal_file_is_given_up_is_named() -> None:
     assert world.rows() == {b"a": b"1", b"c": b"2"}
 
 
-def test_a_two_phase_store_is_repaired(tmp_path: Path) -> None:
+def test_a_database_on_a_two_phase_store_is_repaired(tmp_path: Path) -> None:
     log = SqliteCommitLog(tmp_path / "log.db", synchronous="OFF")
     store = TwoPhaseStore(MemoryStore(), log)
     db = open_database("db", store=store, settings=IDLE)

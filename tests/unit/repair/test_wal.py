@@ -44,7 +44,7 @@ def test_a_sound_database_has_nothing_to_repair(world: RepairWorld) -> None:
     assert world.objects("db") == before
 
 
-def test_a_number_that_is_used_again_is_renumbered_and_no_row_is_given_up(world: RepairWorld) -> None:
+def test_a_reused_sequence_number_is_renumbered_and_no_row_is_given_up(world: RepairWorld) -> None:
     _, second, third, _ = world.wal_ids()
     reused = world.wal_rows(second)[-1][1]
     # A torn batch: rows under the number that the next file uses again.
@@ -66,7 +66,7 @@ def test_a_number_that_is_used_again_is_renumbered_and_no_row_is_given_up(world:
     assert any(path.endswith(PATHS.wal(WalId(third)).rpartition("/")[2]) for path in report.kept_aside)
 
 
-def test_the_later_write_in_the_wal_wins_over_a_row_with_the_same_number(world: RepairWorld) -> None:
+def test_the_later_write_in_the_wal_wins_over_a_row_with_the_same_sequence_number(world: RepairWorld) -> None:
     _, second, third, _ = world.wal_ids()
     number = world.wal_rows(third)[0][1]
     created = world.wal_rows(second)[-1][4]
@@ -77,7 +77,7 @@ def test_the_later_write_in_the_wal_wins_over_a_row_with_the_same_number(world: 
     assert world.rows() == world.model, "file three wrote a=3 after the torn a"
 
 
-def test_a_whole_wal_that_starts_over_with_old_numbers_is_kept(world: RepairWorld) -> None:
+def test_a_wal_file_that_starts_over_with_old_sequence_numbers_is_kept(world: RepairWorld) -> None:
     ids = world.wal_ids()
     rows = world.wal_rows(ids[-1])
     world.put_wal(ids[-1], [(row[0], 1, *row[2:]) for row in rows])
@@ -88,7 +88,9 @@ def test_a_whole_wal_that_starts_over_with_old_numbers_is_kept(world: RepairWorl
     assert world.rows() == world.model
 
 
-def test_a_number_used_twice_inside_a_file_keeps_both_writes_in_order(world: RepairWorld) -> None:
+def test_a_sequence_number_used_twice_inside_a_wal_file_keeps_both_writes_in_order(
+    world: RepairWorld,
+) -> None:
     last = world.wal_ids()[-1]
     (row,) = world.wal_rows(last)
     world.put_wal(last, [(b"e", row[1], VALUE, b"torn", row[4], None), row])
@@ -98,7 +100,7 @@ def test_a_number_used_twice_inside_a_file_keeps_both_writes_in_order(world: Rep
     assert world.rows() == world.model
 
 
-def test_a_reused_number_that_opening_would_take_for_flushed_is_kept(world: RepairWorld) -> None:
+def test_a_row_whose_reused_sequence_number_counts_as_flushed_is_kept(world: RepairWorld) -> None:
     # The first file's rows are in an SST. The second one begins with a number of the first: opening would skip it.
     first, second, *_ = world.wal_ids()
     flushed = world.wal_rows(first)[-1][1]
@@ -110,7 +112,7 @@ def test_a_reused_number_that_opening_would_take_for_flushed_is_kept(world: Repa
     assert world.rows() == world.model
 
 
-def test_rows_behind_a_hole_are_kept(world: RepairWorld) -> None:
+def test_rows_behind_a_missing_wal_file_are_kept(world: RepairWorld) -> None:
     second = world.wal_ids()[1]
     world.store.delete(PATHS.wal(WalId(second)))
 
@@ -125,7 +127,7 @@ def test_rows_behind_a_hole_are_kept(world: RepairWorld) -> None:
     assert world.rows() == world.model
 
 
-def test_a_wal_whose_last_files_are_missing_is_mended_and_says_so() -> None:
+def test_a_wal_whose_last_file_is_missing_is_repaired_and_reported() -> None:
     world = RepairWorld()
     world.write_and_crash({b"a": b"1"}, {b"b": b"2"}, {b"c": b"3"})
     with world.open() as db:  # closing records the last WAL file in the manifest
@@ -145,9 +147,7 @@ def test_a_wal_whose_last_files_are_missing_is_mended_and_says_so() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 9, 10, 11, 40])
 @pytest.mark.parametrize("which", ["middle", "last"])
-def test_a_file_that_was_cut_short_is_given_up_and_nothing_else(
-    world: RepairWorld, which: str, size: int
-) -> None:
+def test_a_truncated_wal_file_is_given_up_and_no_other(world: RepairWorld, which: str, size: int) -> None:
     wal_id = world.wal_ids()[1 if which == "middle" else -1]
     path = PATHS.wal(WalId(wal_id))
     lost = {row[0] for row in world.wal_rows(wal_id)}
@@ -166,7 +166,7 @@ def test_a_file_that_was_cut_short_is_given_up_and_nothing_else(
     assert len(world.store.get(copy).data) == size, "what was removed can be put back by hand"
 
 
-def test_sound_blocks_of_a_damaged_file_are_kept() -> None:
+def test_sound_blocks_of_a_damaged_wal_file_are_kept() -> None:
     world = RepairWorld()
     world.write_and_crash({b"%04d" % number: bytes(1000) for number in range(200)}, {b"z": b"last"})
     wal_id = world.wal_ids()[0]
@@ -184,7 +184,7 @@ def test_sound_blocks_of_a_damaged_file_are_kept() -> None:
     assert "rows of its sound blocks are kept" in report.defects[0].gives_up
 
 
-def test_a_damaged_file_behind_the_start_of_the_wal_costs_nothing(world: RepairWorld) -> None:
+def test_a_damaged_wal_file_before_the_replay_start_costs_no_row(world: RepairWorld) -> None:
     with world.open() as db:
         db.flush()
     path = PATHS.wal(WalId(world.wal_ids()[0]))
@@ -198,7 +198,7 @@ def test_a_damaged_file_behind_the_start_of_the_wal_costs_nothing(world: RepairW
         world.store.head(path)
 
 
-def test_a_writer_at_work_is_fenced_by_a_repair(world: RepairWorld) -> None:
+def test_a_running_writer_is_fenced_by_a_repair(world: RepairWorld) -> None:
     with world.open() as writer:
         writer.put(b"live", b"1", await_durable=True)
         world.store.delete(PATHS.wal(WalId(world.wal_ids()[1])))
@@ -210,5 +210,5 @@ def test_a_writer_at_work_is_fenced_by_a_repair(world: RepairWorld) -> None:
     assert b"late" not in rows
 
 
-def test_the_rig_can_tell_an_ordered_wal_from_another(world: RepairWorld) -> None:
+def test_the_wal_of_these_tests_has_ascending_sequence_numbers(world: RepairWorld) -> None:
     assert sequences(world) == [[1, 2], [3], [4, 5], [6]]

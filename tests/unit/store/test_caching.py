@@ -64,7 +64,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def test_the_second_read_needs_no_request(world: World) -> None:
+def test_a_repeated_read_needs_no_request(world: World) -> None:
     assert world.store.get_range(TABLE, 5000, 5010) == CONTENT[5000:5010]
     assert world.requests() == {"get_range": 1}
 
@@ -74,7 +74,7 @@ def test_the_second_read_needs_no_request(world: World) -> None:
     assert (world.metric("part_access_count"), world.metric("part_hit_count")) == (2, 1)
 
 
-def test_missing_neighbours_come_in_one_request(world: World) -> None:
+def test_adjacent_missing_parts_are_fetched_in_one_request(world: World) -> None:
     world.store.get_range(TABLE, 3 * PART, 3 * PART + 1)
     world.requests()
 
@@ -106,7 +106,7 @@ def test_whole_objects_and_tails_come_from_the_cache_too(world: World) -> None:
     assert world.requests() == {}
 
 
-def test_another_process_finds_the_parts(world: World, tmp_path: Path) -> None:
+def test_another_process_reads_the_cached_parts(world: World, tmp_path: Path) -> None:
     world.store.get_range(TABLE, 0, len(CONTENT))
     other = CachingStore(world.counted, folder=tmp_path, max_bytes=1 << 20, part_bytes=PART)
     world.requests()
@@ -156,7 +156,7 @@ def test_damaged_parts_are_fetched_again(world: World, damage: Callable[[Path], 
     assert world.requests() == {}
 
 
-def test_a_part_under_another_parts_name_is_damaged(world: World) -> None:
+def test_a_part_under_the_name_of_another_is_fetched_again(world: World) -> None:
     world.store.get_range(TABLE, 0, 2 * PART)
     first, second = world.files()
     second.write_bytes(first.read_bytes())
@@ -164,7 +164,7 @@ def test_a_part_under_another_parts_name_is_damaged(world: World) -> None:
     assert world.store.get_range(TABLE, 0, 2 * PART) == CONTENT[: 2 * PART]
 
 
-def test_the_cache_stays_within_its_size_and_keeps_what_was_used_last(tmp_path: Path) -> None:
+def test_the_cache_stays_within_its_size_and_keeps_the_parts_used_last(tmp_path: Path) -> None:
     world = World(tmp_path, max_bytes=20 * PART)
     tables = [f"db/compacted/{number:026d}.sst" for number in range(40)]
     for table in tables:
@@ -228,7 +228,7 @@ def test_a_failed_fetch_fails_only_its_caller(world: World) -> None:
     assert world.store.get_range(TABLE, 0, 10) == CONTENT[:10]
 
 
-def test_puts_fill_the_cache_on_demand(tmp_path: Path) -> None:
+def test_puts_fill_the_cache_with_cache_on_put(tmp_path: Path) -> None:
     world = World(tmp_path, cache_on_put=True)
     world.store.put("db/compacted/new.sst", CONTENT)
     world.requests()
@@ -238,7 +238,7 @@ def test_puts_fill_the_cache_on_demand(tmp_path: Path) -> None:
     assert world.requests() == {}
 
 
-def test_deleted_tables_are_gone(world: World) -> None:
+def test_a_deleted_sst_is_removed_from_the_cache(world: World) -> None:
     world.store.get(TABLE)
     world.store.delete(TABLE)
 
@@ -248,7 +248,7 @@ def test_deleted_tables_are_gone(world: World) -> None:
             read(TABLE)
 
 
-def test_the_log_passes_through_uncached(world: World) -> None:
+def test_wal_files_are_not_cached(world: World) -> None:
     path = "db/wal/00000000000000000001.sst"
     world.store.put_if_absent(path, b"log")
     for _ in range(2):
@@ -259,7 +259,7 @@ def test_the_log_passes_through_uncached(world: World) -> None:
 
 
 @pytest.mark.parametrize("folder", ["manifest", "compactions", "gc"])
-def test_metadata_must_not_come_near_it(world: World, folder: str) -> None:
+def test_metadata_through_a_cache_raises_internal_error(world: World, folder: str) -> None:
     path = f"db/{folder}/x"
     store = world.store
     version = world.inner.put(path, b"")
@@ -285,7 +285,7 @@ def test_metadata_must_not_come_near_it(world: World, folder: str) -> None:
     assert world.requests() == {}
 
 
-def test_sizes_are_checked(tmp_path: Path) -> None:
+def test_a_cache_too_small_for_its_parts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="too small"):
         CachingStore(MemoryStore(), folder=tmp_path, max_bytes=1 << 20)
 
@@ -309,13 +309,13 @@ def test_a_preload_evicts_nothing(tmp_path: Path) -> None:
     assert world.metric("evicted_keys") == 0
 
 
-def test_a_preload_of_a_table_that_is_gone_says_so(world: World) -> None:
+def test_a_preload_of_a_missing_sst_raises_object_missing(world: World) -> None:
     world.inner.delete(TABLE)
     with pytest.raises(ObjectMissing):
         world.store.preload(TABLE, len(CONTENT))
 
 
-def test_what_others_wrote_is_measured_after_the_scan_interval(tmp_path: Path) -> None:
+def test_parts_of_other_processes_are_counted_after_the_scan_interval(tmp_path: Path) -> None:
     clock, metrics = VirtualClock(), Metrics()
     inner = MemoryStore()
     inner.put(TABLE, CONTENT)

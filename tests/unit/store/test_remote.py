@@ -88,11 +88,13 @@ def store() -> RemoteStore:
         (ConnectionResetError("reset"), "get", Unavailable),
     ],
 )
-def test_each_failure_has_one_meaning(error: Exception, verb: str, kind: type[FlagstoneError]) -> None:
+def test_every_error_of_the_client_becomes_one_of_our_errors(
+    error: Exception, verb: str, kind: type[FlagstoneError]
+) -> None:
     assert type(outcome(error, verb, "x")) is kind
 
 
-def test_only_the_first_line_is_told_without_queries_and_secrets() -> None:
+def test_an_error_text_is_the_first_line_without_queries_and_secrets() -> None:
     error = raw.GenericError(
         f"GET http://user:{SECRET}@h/x?sig=abc&se=1 failed for {SECRET}\n\nDebug source: more"
     )
@@ -100,7 +102,9 @@ def test_only_the_first_line_is_told_without_queries_and_secrets() -> None:
     assert first_line(error, [SECRET]) == "GET http://h/x failed for ***"
 
 
-def test_no_secret_gets_out(store: RemoteStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_reprs_errors_and_logs_contain_no_secret(
+    store: RemoteStore, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     shown = [repr(store), str(store), store.url]
     version = ObjectVersion(etag='"x"')
@@ -126,7 +130,7 @@ def test_no_secret_gets_out(store: RemoteStore, caplog: pytest.LogCaptureFixture
     assert "Debug source" not in "".join(shown)
 
 
-def test_secrets_do_not_travel_unless_told_to(store: RemoteStore) -> None:
+def test_a_pickled_store_has_no_secrets_without_pickle_secrets(store: RemoteStore) -> None:
     carried = pickle.dumps(store)
     arrived = pickle.loads(carried)
     again = pickle.loads(pickle.dumps(arrived))
@@ -144,7 +148,7 @@ def test_secrets_do_not_travel_unless_told_to(store: RemoteStore) -> None:
     assert repr(pickle.loads(pickle.dumps(told))) == repr(told)
 
 
-def test_refused_options_and_urls_name_what_is_right() -> None:
+def test_refused_options_and_urls_get_a_hint_and_show_no_secret() -> None:
     cases = {
         ("s3://b", "acess_key"): "did you mean 'access_key_id'",
         ("s3://b", "aws_secret_access_key"): "did you mean 'secret_access_key'",
@@ -165,7 +169,7 @@ def test_refused_options_and_urls_name_what_is_right() -> None:
     assert SECRET not in str(error.value)
 
 
-def test_urls_come_back_as_they_were_meant() -> None:
+def test_urls_are_normalized() -> None:
     cases = {
         "s3://b": "s3://b",
         "s3a://b/x/y/": "s3://b/x/y",
@@ -179,7 +183,7 @@ def test_urls_come_back_as_they_were_meant() -> None:
         assert RemoteStore(store.url).url == meant
 
 
-def test_a_generation_is_needed_to_swap_on_gcs() -> None:
+def test_a_conditional_update_on_gcs_needs_a_generation() -> None:
     with pytest.raises(InvalidRequest, match="listing"):
         RemoteStore("gs://b").put_if_match("x", b"", ObjectVersion(etag='"x"'))
 

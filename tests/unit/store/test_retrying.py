@@ -134,7 +134,7 @@ def test_pauses_double_up_to_the_longest_with_jitter(clock: PauseClock) -> None:
         assert longest / 2 <= pause <= longest
 
 
-def test_the_deadline_ends_in_unavailable_with_the_story(clock: PauseClock) -> None:
+def test_after_the_deadline_unavailable_has_attempts_time_and_cause(clock: PauseClock) -> None:
     store = with_retries(
         Flaky(*["before"] * 99), clock, deadline_s=10, initial_backoff_s=1, max_backoff_s=1, jitter=0
     )
@@ -154,13 +154,13 @@ def test_attempts_can_be_bounded(clock: PauseClock) -> None:
     assert inner.calls == ["put"] * 3
 
 
-def test_wrong_requests_are_not_repeated(clock: PauseClock) -> None:
+def test_invalid_requests_are_not_repeated(clock: PauseClock) -> None:
     with pytest.raises(InvalidRequest):
         with_retries(Flaky(), clock).put("a//b", b"")
     assert clock.pauses == []
 
 
-def test_a_broken_listing_continues_where_it_was(clock: PauseClock) -> None:
+def test_a_broken_listing_continues_after_its_last_object(clock: PauseClock) -> None:
     inner = Flaky()
     for number in range(7):
         inner.put(f"f/{number}", b"")
@@ -187,7 +187,7 @@ def test_a_create_whose_answer_was_lost_succeeds(
 
 
 @pytest.mark.parametrize("script", [["after"], ["before"], ["before", "after"]])
-def test_a_swap_whose_answer_was_lost_succeeds(clock: PauseClock, script: list[str]) -> None:
+def test_an_update_whose_answer_was_lost_succeeds(clock: PauseClock, script: list[str]) -> None:
     inner = Flaky()
     first = inner.put("x", b"1")
     inner.script.extend(script)
@@ -198,7 +198,7 @@ def test_a_swap_whose_answer_was_lost_succeeds(clock: PauseClock, script: list[s
     assert MemoryStore.get(inner, "x").data == b"2"
 
 
-def test_a_conflict_the_layer_below_made_itself_is_recognised(clock: PauseClock) -> None:
+def test_a_create_that_the_layer_below_repeats_succeeds(clock: PauseClock) -> None:
     class RetriesBlindly(Flaky):
         def put_if_absent(self, path: str, data: bytes, *, token: str | None = None) -> ObjectVersion:
             super().put_if_absent(path, data, token=token)
@@ -210,7 +210,7 @@ def test_a_conflict_the_layer_below_made_itself_is_recognised(clock: PauseClock)
 
 
 @pytest.mark.parametrize("script", [[], ["refused"]])
-def test_a_lost_create_is_lost(clock: PauseClock, script: list[str]) -> None:
+def test_a_create_of_an_existing_object_raises_object_exists(clock: PauseClock, script: list[str]) -> None:
     inner = Flaky(*script, keeps_tokens=False)
     MemoryStore.put_if_absent(inner, "x", b"", token="theirs")
 
@@ -218,7 +218,9 @@ def test_a_lost_create_is_lost(clock: PauseClock, script: list[str]) -> None:
         with_retries(inner, clock).put_if_absent("x", b"")
 
 
-def test_a_create_in_doubt_loses_to_a_foreign_token(clock: PauseClock) -> None:
+def test_an_uncertain_create_raises_object_exists_if_the_object_has_a_foreign_token(
+    clock: PauseClock,
+) -> None:
     inner = Flaky("before")
     inner.then = lambda: MemoryStore.put_if_absent(inner, "x", b"", token="theirs")
 
@@ -226,7 +228,9 @@ def test_a_create_in_doubt_loses_to_a_foreign_token(clock: PauseClock) -> None:
         with_retries(inner, clock).put_if_absent("x", b"")
 
 
-def test_without_tokens_different_bytes_mean_lost(clock: PauseClock) -> None:
+def test_without_tokens_an_uncertain_create_raises_object_exists_if_the_bytes_differ(
+    clock: PauseClock,
+) -> None:
     inner = Flaky("before", keeps_tokens=False)
     inner.then = lambda: MemoryStore.put_if_absent(inner, "x", b"theirs")
 
@@ -236,7 +240,7 @@ def test_without_tokens_different_bytes_mean_lost(clock: PauseClock) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"same"])
 @pytest.mark.parametrize("ours", [True, False])
-def test_without_tokens_equal_bytes_in_doubt_are_not_guessed_at(
+def test_without_tokens_an_uncertain_create_raises_unavailable_if_the_bytes_are_equal(
     clock: PauseClock, content: bytes, ours: bool
 ) -> None:
     inner = Flaky("after" if ours else "before", keeps_tokens=False)
@@ -248,7 +252,7 @@ def test_without_tokens_equal_bytes_in_doubt_are_not_guessed_at(
 
 
 @pytest.mark.parametrize("failure", ["before", "after"])
-def test_a_swap_in_doubt_that_was_overtaken_is_unknown(clock: PauseClock, failure: str) -> None:
+def test_an_uncertain_update_that_was_overwritten_raises_unavailable(clock: PauseClock, failure: str) -> None:
     inner = Flaky()
     first = inner.put("x", b"1")
     inner.script.append(failure)
@@ -258,7 +262,7 @@ def test_a_swap_in_doubt_that_was_overtaken_is_unknown(clock: PauseClock, failur
         with_retries(inner, clock).put_if_match("x", b"2", first)
 
 
-def test_a_swap_not_in_doubt_that_was_overtaken_is_lost(clock: PauseClock) -> None:
+def test_a_refused_update_that_was_overwritten_raises_object_changed(clock: PauseClock) -> None:
     inner = Flaky()
     first = inner.put("x", b"1")
     inner.put("x", b"theirs")
@@ -268,7 +272,7 @@ def test_a_swap_not_in_doubt_that_was_overtaken_is_lost(clock: PauseClock) -> No
         with_retries(inner, clock).put_if_match("x", b"2", first)
 
 
-def test_a_create_in_doubt_whose_object_is_gone_is_unknown(clock: PauseClock) -> None:
+def test_an_uncertain_create_whose_object_is_gone_raises_unavailable(clock: PauseClock) -> None:
     class Deletes(Flaky):
         def head(self, path: str) -> ObjectMeta:
             self.delete(path)
@@ -278,7 +282,7 @@ def test_a_create_in_doubt_whose_object_is_gone_is_unknown(clock: PauseClock) ->
         with_retries(Deletes("after"), clock).put_if_absent("x", b"")
 
 
-def test_a_conflict_without_an_object_is_tried_again(clock: PauseClock) -> None:
+def test_a_create_refused_although_there_is_no_object_is_tried_again(clock: PauseClock) -> None:
     class Undecided(Flaky):
         answers = 3
 
@@ -298,7 +302,7 @@ def test_a_conflict_without_an_object_is_tried_again(clock: PauseClock) -> None:
         with_retries(never, clock).put_if_absent("x", b"1")
 
 
-def test_a_swap_refused_though_nothing_changed_is_tried_again(clock: PauseClock) -> None:
+def test_an_update_refused_although_nothing_changed_is_tried_again(clock: PauseClock) -> None:
     class Undecided(Flaky):
         answers = 3
 
@@ -321,7 +325,7 @@ def test_a_swap_refused_though_nothing_changed_is_tried_again(clock: PauseClock)
         with_retries(never, clock).put_if_match("x", b"2", never.put("x", b"1"))
 
 
-def test_running_out_of_time_in_doubt_says_so(clock: PauseClock) -> None:
+def test_an_uncertain_create_after_the_deadline_raises_unavailable_as_unknown(clock: PauseClock) -> None:
     with pytest.raises(Unavailable, match="whether it was written is unknown: 503"):
         with_retries(Flaky(*["before"] * 99), clock).put_if_absent("x", b"")
     with pytest.raises(Unavailable) as certain:
@@ -329,7 +333,7 @@ def test_running_out_of_time_in_doubt_says_so(clock: PauseClock) -> None:
     assert "unknown" not in str(certain.value)
 
 
-def test_the_readback_is_patient_too(clock: PauseClock) -> None:
+def test_the_check_after_an_uncertain_create_is_retried(clock: PauseClock) -> None:
     inner = Flaky("after")
     inner.reads.extend(["before", "before"])
 
@@ -338,7 +342,7 @@ def test_the_readback_is_patient_too(clock: PauseClock) -> None:
     assert inner.calls == ["put_if_absent", "put_if_absent", "head", "head", "head"]
 
 
-def test_one_token_serves_all_tries(clock: PauseClock) -> None:
+def test_all_attempts_of_a_create_use_one_token(clock: PauseClock) -> None:
     seen: list[str | None] = []
 
     class Recorder(Flaky):
@@ -356,7 +360,7 @@ def test_one_token_serves_all_tries(clock: PauseClock) -> None:
     assert seen[3] != seen[0]
 
 
-def test_the_policy_is_checked_and_travels() -> None:
+def test_invalid_policies_are_refused_and_valid_ones_are_pickled() -> None:
     with pytest.raises(InvalidRequest):
         RetryPolicy(initial_backoff_s=2, max_backoff_s=1)
     with pytest.raises(InvalidRequest):

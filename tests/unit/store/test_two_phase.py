@@ -49,7 +49,7 @@ def test_a_second_creator_is_refused_and_leaves_nothing(world: TwoPhaseWorld) ->
     assert world.base.temporaries() == []
 
 
-def test_an_object_written_before_the_log_existed_is_not_created_again(world: TwoPhaseWorld) -> None:
+def test_an_object_without_a_commit_record_is_not_created_again(world: TwoPhaseWorld) -> None:
     world.base.put("manifest/1", b"old")
     with pytest.raises(ObjectExists):
         world.process().put_if_absent("manifest/1", b"new")
@@ -136,7 +136,7 @@ def test_a_plain_put_to_a_new_path_needs_no_temporary(world: TwoPhaseWorld) -> N
     assert calls == ["find", "put"]
 
 
-def test_range_reads_do_not_ask_the_log(world: TwoPhaseWorld) -> None:
+def test_range_reads_do_not_read_the_commit_log(world: TwoPhaseWorld) -> None:
     world.process().put_if_absent("wal/1", b"0123456789")
     calls: list[str] = []
     store = world.process(lambda name, moment: calls.append(name) if moment == "before" else None)
@@ -218,7 +218,7 @@ def test_an_in_flight_copy_does_not_bring_back_a_deleted_object(world: TwoPhaseW
     assert list(world.base.list("")) == []
 
 
-def test_a_mirror_left_outdated_by_a_crash_is_repaired_by_recovery(world: TwoPhaseWorld) -> None:
+def test_an_outdated_destination_left_by_a_crash_is_repaired_by_recovery(world: TwoPhaseWorld) -> None:
     store = world.process()
     store.put_if_match("gc/boundary", b"2", store.put_if_absent("gc/boundary", b"1"))
     world.base.put("gc/boundary", b"1")
@@ -228,7 +228,7 @@ def test_a_mirror_left_outdated_by_a_crash_is_repaired_by_recovery(world: TwoPha
     assert store.recover().repaired == []
 
 
-def test_collection_spares_young_temporaries_and_named_ones(world: TwoPhaseWorld) -> None:
+def test_collection_keeps_young_temporaries_and_sources_of_current_versions(world: TwoPhaseWorld) -> None:
     store = world.process()
     store.put_if_match("gc/boundary", b"2", store.put_if_absent("gc/boundary", b"1"))
     [kept] = world.base.temporaries()
@@ -260,7 +260,7 @@ def test_a_decided_write_without_its_source_is_reported_as_damage(world: TwoPhas
     assert world.process().recover().broken == ["wal/1"]
 
 
-def test_a_log_that_forgot_its_answer_does_not_make_the_winner_lose(world: TwoPhaseWorld) -> None:
+def test_a_create_succeeds_although_the_answer_of_the_commit_log_was_lost(world: TwoPhaseWorld) -> None:
     class LostAnswers(Stepped):
         """A client that repeats each insertion, as one does whose first answer was lost."""
 
@@ -294,7 +294,7 @@ def test_four_threads_counting_in_one_object_lose_no_increment(world: TwoPhaseWo
     world.check_settled()
 
 
-def test_the_store_pickles_by_reference_to_its_base_and_log(tmp_path: Path) -> None:
+def test_an_unpickled_two_phase_store_uses_the_same_base_and_commit_log(tmp_path: Path) -> None:
     base = MemoryStore.named("two-phase-pickle")
     store = TwoPhaseStore(base, SqliteCommitLog(tmp_path / "commits.db", synchronous="OFF"))
     store.put_if_absent("a", b"1")
@@ -303,7 +303,7 @@ def test_the_store_pickles_by_reference_to_its_base_and_log(tmp_path: Path) -> N
         copy.put_if_absent("a", b"2")
 
 
-def test_a_log_opened_before_a_fork_works_on_both_sides(tmp_path: Path) -> None:
+def test_a_commit_log_opened_before_a_fork_works_in_both_processes(tmp_path: Path) -> None:
     log = SqliteCommitLog(tmp_path / "commits.db")
     assert log.insert(CommitRecord("parent", "s", 1, RecordState.PENDING, 0))
     child = multiprocessing.get_context("fork").Process(target=_insert_or_die, args=(log, "child"))
@@ -320,6 +320,6 @@ def _insert_or_die(log: SqliteCommitLog, destination: str) -> None:
     os._exit(0 if won and log.find("parent") is not None else 1)
 
 
-def test_a_log_in_a_missing_folder_says_so(tmp_path: Path) -> None:
+def test_a_commit_log_in_a_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="folder of the commit log does not exist"):
         SqliteCommitLog(tmp_path / "nowhere" / "commits.db").find("a")

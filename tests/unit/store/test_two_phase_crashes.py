@@ -123,7 +123,7 @@ def check_final(world: TwoPhaseWorld, expected: bytes | None) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_reader_after_the_crash_sees_old_or_new_and_stays_with_it(
+def test_readers_after_a_crash_see_the_old_or_the_new_object_and_never_the_other_later(
     worlds: Callable[[], TwoPhaseWorld], case: str
 ) -> None:
     prepare, write, old, new = CASES[case]
@@ -139,7 +139,7 @@ def test_a_reader_after_the_crash_sees_old_or_new_and_stays_with_it(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_recovery_after_the_crash_agrees_with_what_readers_then_see(
+def test_recovery_after_a_crash_leaves_the_object_that_readers_then_see(
     worlds: Callable[[], TwoPhaseWorld], case: str
 ) -> None:
     prepare, write, old, new = CASES[case]
@@ -153,7 +153,9 @@ def test_recovery_after_the_crash_agrees_with_what_readers_then_see(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_recovery_may_itself_die_at_every_step(worlds: Callable[[], TwoPhaseWorld], case: str) -> None:
+def test_a_recovery_that_crashes_at_any_step_leaves_the_old_or_the_new_object(
+    worlds: Callable[[], TwoPhaseWorld], case: str
+) -> None:
     prepare, write, old, new = CASES[case]
     for point in itertools.count():
         finished_all = True
@@ -172,7 +174,9 @@ def test_recovery_may_itself_die_at_every_step(worlds: Callable[[], TwoPhaseWorl
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_collection_may_itself_die_at_every_step(worlds: Callable[[], TwoPhaseWorld], case: str) -> None:
+def test_a_collection_that_crashes_at_any_step_leaves_the_old_or_the_new_object(
+    worlds: Callable[[], TwoPhaseWorld], case: str
+) -> None:
     prepare, write, old, new = CASES[case]
     for point in itertools.count():
         finished_all = True
@@ -188,7 +192,7 @@ def test_collection_may_itself_die_at_every_step(worlds: Callable[[], TwoPhaseWo
             return
 
 
-def test_a_rival_creator_after_the_crash_wins_or_finds_the_object(
+def test_another_creator_after_a_crash_succeeds_or_finds_the_object(
     worlds: Callable[[], TwoPhaseWorld],
 ) -> None:
     for world, acknowledged in crashed(worlds, _absent, _create):
@@ -204,14 +208,14 @@ def test_a_rival_creator_after_the_crash_wins_or_finds_the_object(
             check_final(world, b"rival")
 
 
-def test_a_listing_after_the_crash_shows_every_decided_object(worlds: Callable[[], TwoPhaseWorld]) -> None:
+def test_a_listing_after_a_crash_has_every_decided_object(worlds: Callable[[], TwoPhaseWorld]) -> None:
     for world, acknowledged in crashed(worlds, _absent, _create):
         listed = [meta.path for meta in world.process().list("gc")]
         assert listed == ([PATH] if read(world.process()) else [])
         assert listed or not acknowledged
 
 
-def test_range_reads_after_the_crash_find_every_decided_object(worlds: Callable[[], TwoPhaseWorld]) -> None:
+def test_range_reads_after_a_crash_find_every_decided_object(worlds: Callable[[], TwoPhaseWorld]) -> None:
     for world, _ in crashed(worlds, _absent, _create):
         store = world.process()
         try:
@@ -257,7 +261,7 @@ for number in range(1_000_000):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("die_at", [2, 3, 4, 5, 25, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 48])
-def test_a_killed_process_loses_nothing_that_it_acknowledged(tmp_path: Path, die_at: int) -> None:
+def test_a_killed_process_loses_no_acknowledged_write(tmp_path: Path, die_at: int) -> None:
     (tmp_path / "objects").mkdir()
     child = subprocess.run(
         [sys.executable, "-c", CHILD, str(tmp_path), str(die_at)],

@@ -59,7 +59,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     made.log.close()
 
 
-def test_records_and_temporaries_die_with_the_database(rig: Rig) -> None:
+def test_destroy_deletes_the_records_and_temporaries_of_the_database(rig: Rig) -> None:
     rig.write("db", b"a", b"b")
     rig.write("db/nested", b"n")
     rig.write("neighbour", b"n")
@@ -84,7 +84,7 @@ def test_records_and_temporaries_die_with_the_database(rig: Rig) -> None:
     assert rig.keys("db/nested") == [b"n"]
 
 
-def test_a_database_is_created_again_and_again(rig: Rig) -> None:
+def test_one_path_can_have_many_databases_one_after_the_other(rig: Rig) -> None:
     for number in range(3):
         rig.write("db", b"%d" % number)
         assert rig.keys("db") == [b"%d" % number]
@@ -110,7 +110,7 @@ def test_a_purge_leaves_no_record(rig: Rig) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("effect", ["crash", "crash_after"])
-def test_a_destruction_that_died_is_finished_on_a_two_phase_store(tmp_path: Path, effect: Any) -> None:
+def test_a_crashed_destruction_is_completed_on_a_two_phase_store(tmp_path: Path, effect: Any) -> None:
     for nth in range(1, 80, 9):
         (tmp_path / str(nth)).mkdir()
         rig = Rig(tmp_path / str(nth))
@@ -148,7 +148,7 @@ class Contradicting(MemoryStore):
         raise ObjectMissing(path)
 
 
-def test_a_boundary_is_given_up_when_the_answers_of_the_store_contradict_each_other() -> None:
+def test_advancing_a_boundary_raises_unavailable_if_the_store_contradicts_itself() -> None:
     with pytest.raises(Unavailable, match="could not be advanced to 7"):
         Boundary(Contradicting(), "db/gc/manifest.boundary").advance(7)
 
@@ -179,7 +179,7 @@ class Restless:
 
 @pytest.mark.parametrize("state", [RecordState.COMMITTED, RecordState.PENDING])
 @pytest.mark.parametrize("call", ["get", "head", "put", "delete", "delete_many", "put_if_absent"])
-def test_every_call_ends_although_its_record_never_stands_still(
+def test_every_call_ends_although_its_commit_record_keeps_changing(
     rig: Rig, call: str, state: RecordState
 ) -> None:
     store = TwoPhaseStore(rig.base, Restless(rig.log, state))

@@ -223,7 +223,7 @@ MENUS = {
 
 @pytest.mark.parametrize("deaths", [0.0, 0.02])
 @pytest.mark.parametrize("menu", MENUS)
-def test_every_interleaving_looks_like_one_register(tmp_path: Path, menu: str, deaths: float) -> None:
+def test_every_interleaving_is_linearizable(tmp_path: Path, menu: str, deaths: float) -> None:
     exists, kinds = MENUS[menu]
     world = TwoPhaseWorld(SqliteCommitLog(tmp_path / "commits.db", synchronous="OFF"))
     for seed in range(120):
@@ -255,7 +255,7 @@ def test_every_interleaving_looks_like_one_register(tmp_path: Path, menu: str, d
     world.log.close()
 
 
-def test_the_judge_rejects_a_lost_update() -> None:
+def test_the_linearizability_check_rejects_a_lost_update() -> None:
     history = [
         Operation("get", None, None, 0, 1, "first"),
         Operation("update", "a", "first", 2, 3, "done"),

@@ -47,7 +47,7 @@ def change_byte(file: Path, offset: int, bits: int = 0xFF) -> None:
     file.write_bytes(data)
 
 
-def test_a_flipped_byte_in_a_table_is_named_by_object_and_offset(compaction: Path) -> None:
+def test_a_flipped_byte_in_an_sst_is_reported_with_object_and_offset(compaction: Path) -> None:
     table = referenced_table(compaction)
     change_byte(table, 20)
 
@@ -63,7 +63,7 @@ def test_a_flipped_byte_in_a_table_is_named_by_object_and_offset(compaction: Pat
 @pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=40)
-def test_any_changed_byte_of_any_table_or_wal_file_is_found(data: st.DataObject) -> None:
+def test_any_changed_byte_of_an_sst_or_wal_file_is_reported(data: st.DataObject) -> None:
     files = sorted((DATA / "basic/db/wal").iterdir()) + sorted((DATA / "basic/db/compacted").iterdir())
     chosen = data.draw(st.sampled_from([file for file in files if file.stat().st_size > 10]))
     offset = data.draw(st.integers(0, chosen.stat().st_size - 1))
@@ -84,27 +84,27 @@ def test_any_changed_byte_of_any_table_or_wal_file_is_found(data: st.DataObject)
     assert {finding.object for finding in report.damage} == {str(chosen.relative_to(DATA / "basic"))}
 
 
-def test_a_missing_table_is_damage_and_names_who_needs_it(compaction: Path) -> None:
+def test_a_missing_sst_is_damage_that_names_the_manifest_referring_to_it(compaction: Path) -> None:
     table = referenced_table(compaction)
     table.unlink()
     problems = [str(finding) for finding in verify(compaction).damage]
     assert any(table.name in problem and "refers to it" in problem for problem in problems)
 
 
-def test_a_truncated_table_is_damage(compaction: Path) -> None:
+def test_a_truncated_sst_is_damage(compaction: Path) -> None:
     table = referenced_table(compaction)
     table.write_bytes(table.read_bytes()[:-3])
     assert [finding.object for finding in verify(compaction).damage] == [f"db/compacted/{table.name}"]
 
 
-def test_a_table_swapped_for_another_is_damage(compaction: Path) -> None:
+def test_an_sst_replaced_by_another_one_is_damage(compaction: Path) -> None:
     table = referenced_table(compaction)
     other = next(file for file in sorted(table.parent.iterdir()) if file.read_bytes() != table.read_bytes())
     shutil.copy(other, table)
     assert any("SsTableInfo differs" in finding.problem for finding in verify(compaction).damage)
 
 
-def test_a_hole_in_the_log_hides_what_is_behind_it(tmp_path: Path) -> None:
+def test_a_missing_wal_file_is_damage_that_counts_the_files_behind_it(tmp_path: Path) -> None:
     shutil.copytree(DATA / "crash", tmp_path / "store")
     (tmp_path / "store/db/wal/00000000000000000004.sst").unlink()
     problems = [str(finding) for finding in verify(tmp_path / "store").damage]
@@ -113,7 +113,7 @@ def test_a_hole_in_the_log_hides_what_is_behind_it(tmp_path: Path) -> None:
     ]
 
 
-def test_a_log_file_out_of_order_is_damage(tmp_path: Path) -> None:
+def test_a_wal_file_out_of_order_is_damage(tmp_path: Path) -> None:
     shutil.copytree(DATA / "crash", tmp_path / "store")
     wal = tmp_path / "store/db/wal"
     shutil.copy(wal / "00000000000000000004.sst", wal / "00000000000000000005.sst")
@@ -151,7 +151,7 @@ def test_orphans_and_foreign_files_are_notes(compaction: Path) -> None:
     assert {finding.severity for finding in report.findings} == {"note"}
 
 
-def test_a_lending_database_without_our_checkpoint_is_a_warning(tmp_path: Path) -> None:
+def test_a_lender_without_our_final_checkpoint_is_a_warning(tmp_path: Path) -> None:
     shutil.copytree(DATA / "clone", tmp_path / "store")
     newest = max((tmp_path / "store/parent/manifest").iterdir())
     shutil.copy(tmp_path / "store/parent/manifest/00000000000000000001.manifest", newest)
@@ -162,12 +162,12 @@ def test_a_lending_database_without_our_checkpoint_is_a_warning(tmp_path: Path) 
     )
 
 
-def test_no_database_is_a_bad_request_not_damage(tmp_path: Path) -> None:
+def test_verifying_an_empty_path_raises_invalid_request(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="no database at"):
         verify(tmp_path)
 
 
-def test_the_report_is_plain_data(compaction: Path) -> None:
+def test_a_report_as_a_dictionary_has_the_counts_of_objects_and_rows(compaction: Path) -> None:
     described = verify(compaction).to_dict()
     assert described["ok"] is True
     assert described["objects"]["table"] == 11
@@ -193,7 +193,7 @@ class ElsewhereChecker:
 
 
 @pytest.mark.parametrize("name", ["compaction", "crash", "checkpoints", "gc", "basic"])
-def test_whoever_reads_the_tables_the_report_is_the_same(name: str, tmp_path: Path) -> None:
+def test_a_remote_checker_gives_the_same_report(name: str, tmp_path: Path) -> None:
     shutil.copytree(DATA / name, tmp_path / "store")
     files = [file for file in (tmp_path / "store/db").rglob("*.sst") if file.stat().st_size > 10]
     for file in sorted(files)[::3]:
@@ -209,7 +209,7 @@ def test_whoever_reads_the_tables_the_report_is_the_same(name: str, tmp_path: Pa
 
 
 @given(sizes=st.lists(st.integers(0, 1 << 27), max_size=40))
-def test_few_objects_and_few_bytes_are_fetched_at_once(sizes: list[int]) -> None:
+def test_batches_have_at_most_eight_objects_and_64_mib(sizes: list[int]) -> None:
     subjects = [Subject(str(at), SstType.COMPACTED, size) for at, size in enumerate(sizes)]
     batches = list(plan_batches(subjects))
     assert [subject for batch in batches for subject in batch] == subjects

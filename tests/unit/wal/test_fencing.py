@@ -22,13 +22,13 @@ def unneeded() -> Manifest:
     raise AssertionError("the manifest was read again without need")
 
 
-def test_the_fence_is_an_empty_file(wal: WalFiles) -> None:
+def test_the_fence_is_an_empty_wal_file(wal: WalFiles) -> None:
     assert write_fence(wal.store, PATHS, WalId(1), Manifest(), refresh=unneeded) == 1
     assert wal.memory.get(PATHS.wal(WalId(1))).data == b""
     assert wal.requests == {"put_if_absent": 1}
 
 
-def test_files_that_came_first_are_passed_with_a_look_at_the_manifest_each(wal: WalFiles) -> None:
+def test_the_fence_goes_behind_existing_files_and_reads_the_manifest_for_each(wal: WalFiles) -> None:
     wal.add_files(1, 4)
     looks = 0
 
@@ -41,7 +41,7 @@ def test_files_that_came_first_are_passed_with_a_look_at_the_manifest_each(wal: 
     assert looks == 2
 
 
-def test_whoever_claimed_the_database_later_stops_the_search(wal: WalFiles) -> None:
+def test_a_newer_claim_stops_the_placing_of_a_fence(wal: WalFiles) -> None:
     wal.add(1)
 
     def refresh() -> Manifest:
@@ -52,7 +52,7 @@ def test_whoever_claimed_the_database_later_stops_the_search(wal: WalFiles) -> N
     assert [meta.path for meta in wal.memory.list("db/wal")] == [PATHS.wal(WalId(1))]
 
 
-def test_a_candidate_that_replay_would_pass_over_is_not_used(wal: WalFiles) -> None:
+def test_a_fence_is_not_placed_where_replay_skips_it(wal: WalFiles) -> None:
     # The former writer flushed and collected its log between our search for its end and our claim.
     wal.add_files(1, 8)
     wal.remove(1, 2, 3, 4)
@@ -61,20 +61,20 @@ def test_a_candidate_that_replay_would_pass_over_is_not_used(wal: WalFiles) -> N
     assert write_fence(wal.store, PATHS, WalId(3), claimed, refresh=unneeded) == 9
 
 
-def test_the_last_file_that_replay_passes_over_is_not_used_either(wal: WalFiles) -> None:
+def test_a_fence_is_not_placed_at_the_last_file_that_replay_skips(wal: WalFiles) -> None:
     claimed = Manifest(replay_after_wal_id=WalId(3), wal_id_last_seen=WalId(3))
 
     assert write_fence(wal.store, PATHS, WalId(3), claimed, refresh=unneeded) == 4
 
 
-def test_the_log_may_move_on_while_the_fence_is_being_placed(wal: WalFiles) -> None:
+def test_a_fence_goes_behind_files_flushed_while_it_is_placed(wal: WalFiles) -> None:
     wal.add_files(1, 8)
     moved = Manifest(replay_after_wal_id=WalId(8), wal_id_last_seen=WalId(8))
 
     assert write_fence(wal.store, PATHS, WalId(2), Manifest(), refresh=lambda: moved) == 9
 
 
-def test_a_fenced_writer_cannot_use_the_id_and_the_next_claimant_goes_behind_it(wal: WalFiles) -> None:
+def test_a_fenced_writer_cannot_use_the_wal_id_and_the_next_fence_goes_behind_it(wal: WalFiles) -> None:
     fence = write_fence(wal.store, PATHS, WalId(1), Manifest(), refresh=unneeded)
 
     with pytest.raises(ObjectExists):
@@ -82,7 +82,7 @@ def test_a_fenced_writer_cannot_use_the_id_and_the_next_claimant_goes_behind_it(
     assert write_fence(wal.store, PATHS, fence, Manifest(), refresh=Manifest) == fence + 1
 
 
-def test_a_busy_former_writer_is_overtaken() -> None:
+def test_a_fence_is_placed_behind_a_writer_that_keeps_flushing() -> None:
     class Busy(MemoryStore):
         """Its owner flushes one more file right before each of the first three attempts."""
 

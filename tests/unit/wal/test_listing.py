@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 PATHS = DbPaths("db")
 
 
-def test_a_log_without_files_ends_where_replay_begins(wal: WalFiles, pool: IoPool) -> None:
+def test_an_empty_wal_ends_at_the_replay_start(wal: WalFiles, pool: IoPool) -> None:
     assert find_frontier(wal.store, PATHS, WalId(0), pool=pool) == 0
     assert wal.requests == {"head": 1}
 
@@ -53,7 +53,7 @@ def test_without_a_pool_probing_stops_at_the_first_miss(wal: WalFiles, last: int
     assert wal.requests == {"head": requests}
 
 
-def test_thousands_of_files_are_passed_in_a_few_rounds(wal: WalFiles, pool: IoPool) -> None:
+def test_the_end_of_thousands_of_wal_files_is_found_with_few_requests(wal: WalFiles, pool: IoPool) -> None:
     wal.add_files(1, 4096)
 
     assert find_frontier(wal.store, PATHS, WalId(3), expected=WalId(3), pool=pool) == 4096
@@ -67,14 +67,14 @@ def test_the_end_is_found_when_the_expected_file_does_not_exist(wal: WalFiles, p
     assert find_frontier(wal.store, PATHS, WalId(3), expected=WalId(90)) == 20
 
 
-def test_a_hole_hides_what_is_behind_it(wal: WalFiles) -> None:
+def test_a_missing_wal_file_ends_the_wal(wal: WalFiles) -> None:
     wal.add_files(1, 3)
     wal.remove(2)
 
     assert find_frontier(wal.store, PATHS, WalId(0)) == 1
 
 
-def test_a_hole_below_an_expected_file_does_not_hide_it(wal: WalFiles) -> None:
+def test_a_missing_wal_file_below_the_expected_one_does_not_end_the_wal(wal: WalFiles) -> None:
     # Replay then finds the hole and says so, instead of forgetting everything behind it.
     wal.add_files(1, 5)
     wal.remove(2)
@@ -84,7 +84,7 @@ def test_a_hole_below_an_expected_file_does_not_hide_it(wal: WalFiles) -> None:
 
 @pytest.mark.parametrize(("name", "last"), [("crash", 5), ("fencing", 5), ("wal_store", 3), ("gc", 10)])
 @pytest.mark.parametrize("hinted", [True, False])
-def test_the_end_of_a_log_of_the_official_writer_is_found(name: str, last: int, hinted: bool) -> None:
+def test_the_end_of_a_wal_of_the_official_writer_is_found(name: str, last: int, hinted: bool) -> None:
     database = next(database for database in databases() if database.name == name)
     manifest = PlainReader(database).manifests.require_latest().value
     found = find_frontier(

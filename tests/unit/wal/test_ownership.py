@@ -20,7 +20,7 @@ class Manifest:
         self.refresh = refresh
 
 
-def test_one_look_is_trusted_for_a_while() -> None:
+def test_a_read_of_the_manifest_is_trusted_for_twenty_seconds() -> None:
     clock, looks = VirtualClock(), []
     ownership = Ownership(Manifest(lambda: looks.append(clock.monotonic())), clock=clock)
     for _ in range(100):
@@ -29,7 +29,7 @@ def test_one_look_is_trusted_for_a_while() -> None:
     assert looks == [0.0, 20.0, 40.0, 60.0, 80.0]
 
 
-def test_time_is_counted_from_before_the_look() -> None:
+def test_the_twenty_seconds_count_from_before_the_read() -> None:
     clock, looks = VirtualClock(), []
 
     def slow() -> None:
@@ -42,7 +42,7 @@ def test_time_is_counted_from_before_the_look() -> None:
     assert len(looks) == 2
 
 
-def test_a_wall_clock_that_jumps_ahead_means_a_machine_that_slept() -> None:
+def test_after_a_jump_of_the_wall_clock_the_manifest_is_read_again() -> None:
     clock, looks = VirtualClock(), []
     ownership = Ownership(Manifest(lambda: looks.append(1)), clock=clock)
     ownership.ensure()
@@ -52,7 +52,7 @@ def test_a_wall_clock_that_jumps_ahead_means_a_machine_that_slept() -> None:
 
 
 @pytest.mark.parametrize("error", [Closed("replaced", reason="fenced"), Unavailable("no answer")])
-def test_without_a_good_answer_nothing_is_trusted(error: Exception) -> None:
+def test_a_failed_read_of_the_manifest_is_not_trusted(error: Exception) -> None:
     answers: list[Exception | None] = [error, error, None]
 
     def ask() -> None:
@@ -69,7 +69,7 @@ def test_without_a_good_answer_nothing_is_trusted(error: Exception) -> None:
     assert answers == []
 
 
-def test_who_has_fences_deleted_asks_after_every_file() -> None:
+def test_with_fences_deleted_the_manifest_is_read_after_every_wal_file() -> None:
     assert trusted_s(Settings()) == TRUSTED_S
     assert trusted_s(Settings(garbage_collector_options=None)) == TRUSTED_S
     deleting = GarbageCollectorOptions(wal_fence_options=GcFenceOptions(dry_run=False))

@@ -30,7 +30,9 @@ def maybe_pool(request: pytest.FixtureRequest, pool: IoPool) -> IoPool | None:
     return None if request.param == "one by one" else pool
 
 
-def test_files_come_in_order_with_fences_as_empty_ones(wal: WalFiles, maybe_pool: IoPool | None) -> None:
+def test_replay_returns_wal_files_in_order_and_fences_without_rows(
+    wal: WalFiles, maybe_pool: IoPool | None
+) -> None:
     wal.add(1)
     wal.add(2, row(1), row(2))
     wal.add(3)
@@ -48,7 +50,7 @@ def test_files_come_in_order_with_fences_as_empty_ones(wal: WalFiles, maybe_pool
     assert wal.requests == {"get": 4}
 
 
-def test_files_outside_the_asked_range_are_not_read(wal: WalFiles, pool: IoPool) -> None:
+def test_wal_files_outside_of_the_requested_range_are_not_read(wal: WalFiles, pool: IoPool) -> None:
     wal.add_files(1, 9)
 
     files = list(replay(wal.store, PATHS, WalId(3), WalId(6), pool=pool))
@@ -57,7 +59,7 @@ def test_files_outside_the_asked_range_are_not_read(wal: WalFiles, pool: IoPool)
     assert wal.requests == {"get": 3}
 
 
-def test_rows_that_are_in_tables_already_are_left_out(wal: WalFiles) -> None:
+def test_rows_that_are_already_in_ssts_are_left_out(wal: WalFiles) -> None:
     wal.add(1, row(1), row(2))
     wal.add(2, row(3), row(4, b"a"), row(4, b"b"))
     wal.add(3, row(5))
@@ -67,7 +69,7 @@ def test_rows_that_are_in_tables_already_are_left_out(wal: WalFiles) -> None:
     assert [file.rows for file in files] == [[], [row(4, b"a"), row(4, b"b")], [row(5)]]
 
 
-def test_hundreds_of_files_come_in_order_through_a_pool(wal: WalFiles, pool: IoPool) -> None:
+def test_hundreds_of_wal_files_are_read_in_order_through_a_pool(wal: WalFiles, pool: IoPool) -> None:
     wal.add_files(1, 300)
 
     files = list(replay(wal.store, PATHS, WalId(0), WalId(300), pool=pool, parallelism=8))
@@ -75,9 +77,7 @@ def test_hundreds_of_files_come_in_order_through_a_pool(wal: WalFiles, pool: IoP
     assert [file.rows[0][1] for file in files] == list(range(1, 301))
 
 
-def test_a_vanished_file_asks_for_a_new_look_at_the_manifest(
-    wal: WalFiles, maybe_pool: IoPool | None
-) -> None:
+def test_a_missing_wal_file_raises_wal_truncated(wal: WalFiles, maybe_pool: IoPool | None) -> None:
     wal.add_files(1, 3)
     wal.remove(2)
     files = replay(wal.store, PATHS, WalId(0), WalId(3), pool=maybe_pool)
@@ -88,7 +88,9 @@ def test_a_vanished_file_asks_for_a_new_look_at_the_manifest(
 
 
 @pytest.mark.parametrize("seq", [4, 5])
-def test_a_file_that_begins_before_the_one_in_front_ended_is_corrupt(wal: WalFiles, seq: int) -> None:
+def test_a_wal_file_that_begins_before_the_end_of_its_predecessor_raises_corrupt_data(
+    wal: WalFiles, seq: int
+) -> None:
     wal.add(1, row(3), row(5))
     wal.add(2)
     wal.add(3, row(seq))
@@ -97,7 +99,7 @@ def test_a_file_that_begins_before_the_one_in_front_ended_is_corrupt(wal: WalFil
         list(replay(wal.store, PATHS, WalId(0), WalId(3)))
 
 
-def test_the_order_is_checked_over_rows_that_are_left_out_as_well(wal: WalFiles) -> None:
+def test_the_order_of_left_out_rows_is_checked(wal: WalFiles) -> None:
     wal.add(1, row(9))
     wal.add(2, row(8))
 
@@ -106,7 +108,7 @@ def test_the_order_is_checked_over_rows_that_are_left_out_as_well(wal: WalFiles)
 
 
 @pytest.mark.parametrize("byte", [0, 30, -1])
-def test_a_damaged_file_is_named_with_the_place_of_the_damage(wal: WalFiles, byte: int) -> None:
+def test_a_damaged_wal_file_raises_corrupt_data_with_object_and_offset(wal: WalFiles, byte: int) -> None:
     stored = bytearray(encode_wal([row(1)]))
     stored[byte] ^= 0xFF
     wal.memory.put(PATHS.wal(WalId(1)), bytes(stored))
@@ -117,7 +119,7 @@ def test_a_damaged_file_is_named_with_the_place_of_the_damage(wal: WalFiles, byt
     assert caught.value.offset is not None
 
 
-def test_an_outage_comes_through(pool: IoPool) -> None:
+def test_an_outage_during_a_replay_raises_unavailable(pool: IoPool) -> None:
     class Down(MemoryStore):
         def get(self, path: str) -> StoredObject:
             raise Unavailable("down")
@@ -146,7 +148,7 @@ class Gauge(MemoryStore):
         return found
 
 
-def test_what_is_read_ahead_stays_within_its_budget(pool: IoPool) -> None:
+def test_read_ahead_stays_within_its_budget(pool: IoPool) -> None:
     store = Gauge()
     for wal_id in range(1, 60):
         store.put(PATHS.wal(WalId(wal_id)), bytes(1000))
@@ -159,7 +161,7 @@ def test_what_is_read_ahead_stays_within_its_budget(pool: IoPool) -> None:
     assert 2000 <= store.most <= 5000
 
 
-def test_the_window_grows_with_what_was_learnt_and_is_never_empty() -> None:
+def test_the_read_ahead_window_grows_and_is_never_empty() -> None:
     def window(fetched: int, largest: int) -> int:
         return plan_window(fetched=fetched, largest_bytes=largest, parallelism=8, max_bytes=100)
 
@@ -167,7 +169,7 @@ def test_the_window_grows_with_what_was_learnt_and_is_never_empty() -> None:
     assert [window(9, largest) for largest in (0, 10, 25, 50, 99, 100, 1000)] == [8, 8, 4, 2, 1, 1, 1]
 
 
-def test_giving_up_halfway_cancels_what_has_not_started() -> None:
+def test_closing_a_replay_cancels_the_reads_that_have_not_started() -> None:
     class Slow(MemoryStore):
         """From the seventh file on it answers only when told to."""
 
@@ -196,7 +198,7 @@ def test_giving_up_halfway_cancels_what_has_not_started() -> None:
 
 
 @pytest.mark.parametrize("name", ["crash", "fencing", "wal_store", "gc", "codec_zstd", "merge", "ttl"])
-def test_a_log_of_the_official_writer_gives_back_its_rows(name: str, pool: IoPool) -> None:
+def test_replaying_a_wal_of_the_official_writer_gives_its_rows(name: str, pool: IoPool) -> None:
     database = next(database for database in databases() if database.name == name)
     reader = PlainReader(database)
     manifest = reader.manifests.require_latest().value
