@@ -49,7 +49,7 @@ def run_with(faults: list[Fault], *, together: bool) -> tuple[int, bool]:
     assert all(job.status is JobStatus.COMPLETED for job in healthy.jobs())
     assert Verifier(inner, PATHS, clock=clock).verify().ok
     # One checkpoint for each commit, for any number of attempts.
-    assert len({pin.id for pin in healthy.manifest.checkpoints}) == len(healthy.manifest.checkpoints)
+    assert len({entry.id for entry in healthy.manifest.checkpoints}) == len(healthy.manifest.checkpoints)
     return calls, ended
 
 

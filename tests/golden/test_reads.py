@@ -45,7 +45,7 @@ def test_gets_and_scans_return_what_the_wheel_read(database: GoldenDatabase, cap
     table = scan_arrow(tables, view, request).read_all()
     assert table.column("key").to_pylist() == [key for key, _ in pairs]
     assert table.column("value").to_pylist() == [value for _, value in pairs]
-    asked = [*expected, b"a key nobody wrote", *(key + b"\0" for key in expected)]
+    asked = [*expected, b"a key that was never written", *(key + b"\0" for key in expected)]
     rows = [
         visible_row(found, max_seq=MAX_SEQ, now_ms=NOW_MS, include_expired=True, merge_operator=Append())
         for found in multi_get(tables, view, asked, MAX_SEQ)

@@ -1,6 +1,6 @@
-"""A database in memory with everything that compacts it, driven step by step, without threads.
+"""A database in memory with coordinators and workers that a test drives step by step, without threads.
 
-`RowExecutor` merges row by row with `retain`: slow, obvious, and an oracle for the real one.
+`RowExecutor` merges row by row with `retain`: a slow and simple model of the real executor.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ PATHS = DbPaths("db")
 
 
 class RowExecutor:
-    """Merges sources row by row into tables of at most `rows_per_sst` rows.
+    """Merges sources row by row into SSTs of at most `rows_per_sst` rows.
 
-    `after_sst` is called with the number of tables made so far in this run, and may raise.
+    `after_sst` is called with the number of SSTs made so far in this run, and may raise.
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class RowExecutor:
             builder = SstBuilder(SstOptions(block_bytes=1024))
             builder.add_rows(kept[start : start + self.rows_per_sst])
             encoded = builder.finish()
-            table = SsTable(self.ids.ulid(ulid_ms(task.job_id)), encoded.info)
-            self.store.put(self.paths.table(table.id), encoded.data)
-            done.append(table)
+            sst = SsTable(self.ids.ulid(ulid_ms(task.job_id)), encoded.info)
+            self.store.put(self.paths.table(sst.id), encoded.data)
+            done.append(sst)
             self.made += 1
             record(replace(context, subcompactions=(Subcompaction(BytesRange(), tuple(done)),)))
             self.after_sst(made)
@@ -99,7 +99,7 @@ class RowExecutor:
 
 
 class CompactionWorld:
-    """One database; several coordinators and workers may come and go."""
+    """One database with any number of coordinators and workers."""
 
     def __init__(
         self, store: ObjectStore | None = None, *, clock: Clock | None = None, seed: int = 7
@@ -120,7 +120,7 @@ class CompactionWorld:
     # -- a writer
 
     def flush(self, *rows: tuple[bytes, bytes | None], segment: bytes = b"") -> Ulid:
-        """Each row is a write of its own; the table enters L0 of the segment."""
+        """Add an SST to L0 of the segment; each row is a write of its own."""
         entries: list[EntryTuple] = []
         for key, value in rows:
             self.seq += 1
@@ -130,15 +130,15 @@ class CompactionWorld:
         builder.add_rows(sorted(entries, key=lambda row: (row[0], -row[1])))
         encoded = builder.finish()
         newest = self.manifests.require_latest().value.newest_l0
-        table = SsTable(self.ids.ulid(0 if newest is None else ulid_ms(newest)), encoded.info)
-        self.store.put(PATHS.table(table.id), encoded.data)
+        sst = SsTable(self.ids.ulid(0 if newest is None else ulid_ms(newest)), encoded.info)
+        self.store.put(PATHS.table(sst.id), encoded.data)
         seq = Seq(self.seq)
-        done = Flush(((segment, table),), WalId(0), WalId(0), self.seq, seq, seq)
+        done = Flush(((segment, sst),), WalId(0), WalId(0), self.seq, seq, seq)
         self.manifests.update(lambda now: apply_flush(now.value, done))
-        return table.id
+        return sst.id
 
     def flush_many(self, count: int, *, start: int = 0, rows: int = 4) -> None:
-        """Tables that overlap: each writes some of its own keys and overwrites some of the one before."""
+        """Add SSTs that overlap: each has new keys and overwrites some keys of the one before."""
         for number in range(start, start + count):
             keys = [b"key%04d" % (number * rows // 2 + offset) for offset in range(rows)]
             self.flush(*((key, b"%d" % number) for key in keys), (b"gone%d" % (number % 3), None))
@@ -183,25 +183,25 @@ class CompactionWorld:
         )
 
     def pair(self, options: CompactorOptions | None = None, **more: Any) -> tuple[Coordinator, Worker]:
-        """Coordinator and worker of one process, around one board."""
+        """Coordinator and worker of one process, with one shared state."""
         board = self.board()
         worker = self.worker(board=board, polls=False, follows=lambda: True, **more)
         local = LocalWorker(worker.id, worker.slots)
         return self.coordinator(options, board=board, local=local), worker
 
     def settle(self, *services: Any, rounds: int = 50) -> None:
-        """Let the services take turns until none of them changes anything any more."""
+        """Run the services in turn until none of them changes anything."""
         quiet = 0
         while quiet < 2:
             rounds -= 1
-            assert rounds, f"never comes to rest: {self.jobs()}"
+            assert rounds, f"the services never stop making changes: {self.jobs()}"
             before = self.versions()
             for service in services:
                 service.run_once()
             self.clock.advance(6000)
             quiet = quiet + 1 if self.versions() == before else 0
 
-    # -- looking
+    # -- inspecting
 
     def versions(self) -> tuple[int, int]:
         jobs = self.compactions.latest()
@@ -223,7 +223,7 @@ class CompactionWorld:
         return [job.status for job in self.jobs()]
 
     def edit_job(self, edit: Callable[[Job], Job], **_: Any) -> None:
-        """Edit the newest job, as some other process would."""
+        """Edit the newest job, as another process does."""
 
         def change(now: Any) -> Any:
             jobs = (*now.value.jobs[:-1], edit(now.value.jobs[-1]))
@@ -232,12 +232,12 @@ class CompactionWorld:
         self.compactions.update(change)
 
     def contents(self) -> dict[bytes, bytes]:
-        """What a reader sees in the tables of the current manifest."""
+        """The rows that a reader finds in the SSTs of the latest manifest."""
         return contents(self.store, self.manifest)
 
 
 def contents(store: ObjectStore, manifest: Manifest, paths: DbPaths = PATHS) -> dict[bytes, bytes]:
-    """Every visible row, found by asking the sources in reading order as point reads do: the first that has it."""
+    """Every visible row, taken from the first source in reading order that has its key, as point reads do."""
     found: dict[bytes, bytes] = {}
     seen: set[bytes] = set()
     for tree in manifest.trees:
@@ -260,11 +260,11 @@ def contents(store: ObjectStore, manifest: Manifest, paths: DbPaths = PATHS) -> 
 def view_rows(
     store: ObjectStore, manifest: Manifest, view: SstView, paths: DbPaths = PATHS
 ) -> list[EntryTuple]:
-    table = manifest.table(view)
-    visible = view.effective_range(table.info)
-    return [row for row in sst_rows(store, table, paths) if row[0] in visible]
+    sst = manifest.table(view)
+    visible = view.effective_range(sst.info)
+    return [row for row in sst_rows(store, sst, paths) if row[0] in visible]
 
 
-def sst_rows(store: ObjectStore, table: SsTable, paths: DbPaths = PATHS) -> list[EntryTuple]:
-    path = paths.table(table.id)
+def sst_rows(store: ObjectStore, sst: SsTable, paths: DbPaths = PATHS) -> list[EntryTuple]:
+    path = paths.table(sst.id)
     return [row for block in decode_sst(store.get(path).data, path).rows() for row in block]

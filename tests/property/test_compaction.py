@@ -109,7 +109,7 @@ def test_compacted_ssts_equal_those_of_the_model(
     with replaced_kernels(form, KERNELS):
         # Any other destination than run 0 is not the last run; without sources every one is.
         found = rig.run(rig.spec(0 if last else 9)) if sources else ()
-    assert [rig.data(table) for table in found] == expected
+    assert [rig.data(sst) for sst in found] == expected
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -131,8 +131,8 @@ def test_a_resumed_job_writes_the_same_ssts_as_an_uninterrupted_one(
         rig.set_barrier(0, CLOCK_MS)
         again = rig.run(context=recorded)
     assert rig.rows(again) == rig.rows(whole)
-    kept = {table.id for part in recorded.subcompactions for table in part.output_ssts}
-    assert kept <= {table.id for table in again}
+    kept = {sst.id for part in recorded.subcompactions for sst in part.output_ssts}
+    assert kept <= {sst.id for sst in again}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -160,7 +160,7 @@ def test_rows_outside_of_visible_ranges_are_not_compacted(
     policy = RetentionPolicy(min_seq=30, clock_ms=CLOCK_MS, keep_tombstones=False, merge_operator=Append())
     with replaced_kernels(form, KERNELS):
         found = rig.run()
-    assert [rig.data(table) for table in found] == by_hand([visible], policy)
+    assert [rig.data(sst) for sst in found] == by_hand([visible], policy)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -127,7 +127,7 @@ def test_a_wal_id_below_one_is_refused(wal: WalFiles) -> None:
 
 
 class Writing(VirtualClock):
-    """A clock whose every sleep lets the writer add one more file; after `files` of them time just passes."""
+    """A clock on which the writer adds one WAL file during every sleep, from `first` to `last`."""
 
     def __init__(self, wal: WalFiles, first: int, last: int) -> None:
         super().__init__()
@@ -170,9 +170,9 @@ def test_waiting_costs_two_requests_per_poll_and_a_listing_every_half_minute(wal
     wal.store.reset()
 
     assert next(followed).wal_id == 2
-    # For the next file and the next manifest; every half minute, and once a minute, the boundary of manifests as well.
+    # One for the next WAL file and one for the next manifest, and sometimes one for the boundary of manifests.
     assert wal.requests["get"] <= 2 * 101 + 3 * 3 + 2
-    assert wal.requests["list"] == 3, "of the log: whether the file came and went"
+    assert wal.requests["list"] == 3, "of WAL files: whether the next one was written and removed"
 
 
 def test_a_wal_without_a_manifest_is_followed(wal: WalFiles) -> None:
@@ -180,18 +180,18 @@ def test_a_wal_without_a_manifest_is_followed(wal: WalFiles) -> None:
     followed = reader(wal, Writing(wal, 2, 3)).follow(1, poll_interval_s=1, max_poll_interval_s=1)
 
     assert [next(followed).wal_id for _ in range(3)] == [1, 2, 3]
-    assert wal.requests["list"] == 2, "of files and, once in half a minute, of manifests"
+    assert wal.requests["list"] == 2, "of WAL files and, every half minute, of manifests"
 
 
 def test_a_consumer_whose_next_wal_file_was_removed_gets_an_error_and_no_gap(wal: WalFiles) -> None:
-    class Overslept(Writing):
+    class Collecting(Writing):
         def sleep(self, seconds: float) -> None:
             super().sleep(seconds)
             if self.next == 6:
                 self.wal.remove(1, 2, 3, 4)
 
     wal.add_files(1, 2)
-    clock = Overslept(wal, 6, 5)
+    clock = Collecting(wal, 6, 5)
     followed = reader(wal, clock).follow(1, poll_interval_s=3600)
     assert [next(followed).wal_id, next(followed).wal_id] == [1, 2]
     wal.add_files(3, 5)

@@ -1,4 +1,4 @@
-"""Pins: no collector deletes what a consumer has not read, whatever happens in between."""
+"""Retention checkpoints: no collector deletes a WAL file that a consumer has not read."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def world() -> ChangeWorld:
     return ChangeWorld()
 
 
-def pinned(*positions: Position, replay_after: int = 100) -> Manifest:
+def with_retentions(*positions: Position, replay_after: int = 100) -> Manifest:
     return Manifest(
         replay_after_wal_id=WalId(replay_after),
         checkpoints=tuple(
@@ -49,7 +49,7 @@ def pinned(*positions: Position, replay_after: int = 100) -> Manifest:
     )
 
 
-# -- what a pin says --------------------------------------------------------------------------------------
+# -- names ------------------------------------------------------------------------------------------------
 
 
 @given(
@@ -88,8 +88,8 @@ def test_a_checkpoint_of_a_real_manifest_is_no_retention_checkpoint_under_any_na
 
 def test_the_wal_is_kept_from_the_slowest_consumer_or_from_the_replay_start() -> None:
     assert plan_wal_start(Manifest()) is None
-    assert plan_wal_start(pinned(Position(WalId(8)), Position(WalId(5)))) == 4
-    assert plan_wal_start(pinned(Position(WalId(300)), replay_after=100)) == 100
+    assert plan_wal_start(with_retentions(Position(WalId(8)), Position(WalId(5)))) == 4
+    assert plan_wal_start(with_retentions(Position(WalId(300)), replay_after=100)) == 100
 
 
 # -- keeping ----------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def test_wal_files_flushed_while_the_consumer_is_away_are_kept(world: ChangeWorl
     reader.close()
     world.collect()
 
-    # The end of the log stays in any case: the latest manifest needs it.
+    # The latest manifest needs the last WAL file in any case.
     assert world.wal_ids() == [world.last_id]
     world.write(2)
     world.flush()
@@ -139,7 +139,7 @@ def test_our_own_collector_keeps_the_wal_of_a_consumer_and_the_database_verifies
     admin.collect_garbage(kinds=["wal", "manifest"], min_age=timedelta(0))
     assert world.wal_ids() == [13]
     assert admin.verify().ok
-    # A pin can be placed again, although nothing named manifest 0 in between.
+    # A retention checkpoint can be placed again, although no checkpoint referred to manifest 0 in between.
     world.write(1)
     assert seqs_of(world.reader("c")) == [13, 14]
 
@@ -239,9 +239,9 @@ def test_positions_are_stored_about_every_ten_seconds_and_on_close(world: Change
         for batch in reader.follow(timeout_s=0):
             world.clock.advance(1000)
             reader.commit(batch)
-        told = world.manifests.require_latest().id - versions
+        stored = world.manifests.require_latest().id - versions
 
-    assert 9 <= told <= 12
+    assert 9 <= stored <= 12
     assert world.position("c") == Position(WalId(101), 100)
 
 
@@ -328,26 +328,26 @@ def _others(world: ChangeWorld) -> dict[str, Callable[[], None]]:
     def another_moves() -> None:
         world.retention("slow").move(Position(WalId(7)))
 
-    def another_goes() -> None:
+    def another_is_released() -> None:
         world.retention("slow").release()
 
-    def the_writer_goes_on() -> None:
+    def the_writer_continues() -> None:
         world.write(3)
         world.flush()
         world.collect()
 
     def all_of_it() -> None:
-        the_writer_goes_on()
+        the_writer_continues()
         another_begins()
-        the_writer_goes_on()
+        the_writer_continues()
         another_moves()
-        the_writer_goes_on()
+        the_writer_continues()
 
     return {
         "another begins": another_begins,
         "another moves": another_moves,
-        "another goes": another_goes,
-        "the writer goes on": the_writer_goes_on,
+        "another is released": another_is_released,
+        "the writer continues": the_writer_continues,
         "all of it": all_of_it,
     }
 

@@ -1,4 +1,4 @@
-"""The fixture of these tests."""
+"""The fixture of the tests of clones: an empty store."""
 
 from __future__ import annotations
 

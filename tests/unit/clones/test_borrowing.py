@@ -1,4 +1,4 @@
-"""Final checkpoints: they have the name of their clone, living clones keep them, and only their clone releases them."""
+"""Final checkpoints: each has the name of its clone, is kept while the clone exists, and is released only by it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def delete_folder(world: World, path: str) -> None:
 
 
 def forget_names(world: World, path: str = "p") -> None:
-    """As if SlateDB had placed the checkpoints."""
+    """Remove the names, because SlateDB creates final checkpoints without one."""
 
     manifests = ManifestStore(world.store, DbPaths(path))
     manifests.update(
@@ -63,13 +63,13 @@ def collect(world: World, *paths: str) -> None:
 
 
 def detach(world: World, path: str) -> None:
-    """Let a clone rewrite what it borrows, and its collector release it."""
+    """Compact a clone, so that it borrows nothing, and let its collector release the final checkpoints."""
     world.admin(path).compact(full=True)
     collect(world, path)
     collect(world, path)
 
 
-def craft(world: World, path: str, *checkpoints: UUID, lender: str = "p") -> None:
+def forge(world: World, path: str, *checkpoints: UUID, lender: str = "p") -> None:
     """A database that lists checkpoints of another one as its own."""
     world.write(path, {b"a": b"1"})
     entries = tuple(ExternalDb(lender, UUID(int=number), id_, ()) for number, id_ in enumerate(checkpoints))
@@ -123,7 +123,7 @@ def test_every_lender_of_a_clone_has_a_final_checkpoint_with_its_name(world: Wor
 # -- deleting ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("named", [True, False], ids=["ours", "as SlateDB places it"])
+@pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
 def test_a_final_checkpoint_of_an_existing_clone_is_deleted_only_with_force(
     cloned: World, named: bool
 ) -> None:
@@ -148,21 +148,21 @@ def test_a_final_checkpoint_of_an_existing_clone_is_deleted_only_with_force(
     assert finals(cloned) == {}
 
 
-def give_up_softly(world: World) -> None:
+def destroy_softly(world: World) -> None:
     world.admin("c").destroy(soft=True)
 
 
-def lose_the_clone(world: World) -> None:
-    delete_folder(world, "c")  # as SlateDB's delete_db does, which releases nothing
+def delete_the_clone(world: World) -> None:
+    delete_folder(world, "c")  # as delete_db of SlateDB does, which releases no checkpoint
 
 
-def put_another_database_there(world: World) -> None:
+def create_another_database_there(world: World) -> None:
     delete_folder(world, "c")
     world.write("c", {b"a": b"1"})
 
 
-@pytest.mark.parametrize("end", [give_up_softly, lose_the_clone, put_another_database_there])
-@pytest.mark.parametrize("named", [True, False], ids=["ours", "as SlateDB places it"])
+@pytest.mark.parametrize("end", [destroy_softly, delete_the_clone, create_another_database_there])
+@pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
 def test_a_final_checkpoint_whose_clone_is_gone_is_deleted_without_force(
     cloned: World, named: bool, end: Callable[[World], None]
 ) -> None:
@@ -190,14 +190,14 @@ def test_a_final_checkpoint_of_an_unfinished_clone_is_not_deleted(world: World) 
 
 
 def test_checkpoints_of_users_are_deleted_without_reading_other_databases(cloned: World) -> None:
-    pinned = [
+    saved = [
         cloned.admin("p").create_checkpoint(),
         cloned.admin("p").create_checkpoint(name="nightly"),
         cloned.admin("p").create_checkpoint(timedelta(hours=1)),
         cloned.admin("p").create_checkpoint(name="flagstone.clone/c"),  # not listed by that clone
     ]
     cloned.store.put("broken/manifest/00000000000000000001.manifest", b"damaged")
-    for entry in pinned:
+    for entry in saved:
         cloned.admin("p").delete_checkpoint(entry.id)
     assert set(finals(cloned)) == {"flagstone.clone/c"}
 
@@ -237,14 +237,14 @@ def test_a_destroyed_or_compacted_clone_releases_its_own_final_checkpoint(cloned
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["destroy", "collect"])
-@pytest.mark.parametrize("named", [True, False], ids=["ours", "as SlateDB places it"])
+@pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
 def test_a_copy_of_a_clone_releases_no_final_checkpoint(cloned: World, way: str, named: bool) -> None:
     if not named:
         forget_names(cloned)
     before = finals(cloned)
     copy_database(cloned, "c", "x")
     warned = [str(finding) for finding in cloned.admin("x").verify().findings]
-    assert any("was copied or moved" in said for said in warned) == named
+    assert any("was copied or moved" in finding for finding in warned) == named
     assert not cloned.admin("c").verify().findings
 
     if way == "destroy":
@@ -253,10 +253,8 @@ def test_a_copy_of_a_clone_releases_no_final_checkpoint(cloned: World, way: str,
     else:
         detach(cloned, "x")
         assert cloned.scan("x") == numbered(0, 5)
-        left = cloned.admin("x").manifest().value.external_dbs
-        assert (
-            left == ()
-        ) == named  # provably another's, so the copy forgets it; or not provable, so it stays
+        # The name proves that the checkpoint is another clone's; without a name the copy keeps its entry.
+        assert (cloned.admin("x").manifest().value.external_dbs == ()) == named
 
     assert finals(cloned) == before
     cloned.write("p", numbered(0, 5, b"w"))
@@ -287,7 +285,7 @@ def test_a_forged_database_releases_no_checkpoint_of_others(cloned: World, way: 
         admin.create_checkpoint(timedelta(days=9)).id,
     ]
     before = admin.checkpoints()
-    craft(cloned, "x", *victims)
+    forge(cloned, "x", *victims)
 
     if way == "destroy":
         assert len(cloned.admin("x").destroy().unreleased) == len(victims)
@@ -304,7 +302,7 @@ def test_a_forged_database_at_the_path_of_a_deleted_clone_releases_only_its_fina
     cloned.admin("p").clone("other")
     delete_folder(cloned, "c")
     held = finals(cloned)
-    craft(cloned, "c", *held.values())
+    forge(cloned, "c", *held.values())
 
     cloned.admin("c").destroy()
 
@@ -318,14 +316,14 @@ def test_a_moved_clone_releases_no_checkpoint_and_reports_it(cloned: World) -> N
 
     assert "is kept for the clone at 'c', not for 'moved'" in kept
     (final,) = finals(cloned).values()
-    cloned.admin("p").delete_checkpoint(final)  # no clone lives at 'c'
+    cloned.admin("p").delete_checkpoint(final)  # there is no clone at 'c'
 
 
 def test_a_clone_of_a_moved_clone_is_independent_of_the_old_path(cloned: World) -> None:
     copy_database(cloned, "c", "moved")
     delete_folder(cloned, "c")
     cloned.admin("moved").clone("new")
-    collect(cloned, "new")  # it uses no SST of 'moved' itself, and lets it go
+    collect(cloned, "new")  # it uses no SST of 'moved' itself, and releases it
     cloned.admin("moved").destroy()
     cloned.admin("p").delete_checkpoint(finals(cloned)["flagstone.clone/c"])
     cloned.write("p", numbered(0, 5, b"w"))
@@ -374,7 +372,7 @@ def test_a_release_that_crashes_at_any_call_is_completed_by_destroying_again(wor
             try:
                 assert again.admin("d").destroy().unreleased == ()
             except InvalidRequest as refusal:
-                assert "no database" in str(refusal)  # it died behind the last step
+                assert "no database" in str(refusal)  # it crashed after the last step
         with pytest.raises(InvalidRequest, match="no database"):
             again.admin("d").manifest()
         assert set(finals(again, "p")) == {"flagstone.clone/c", "flagstone.clone/other"}, nth
@@ -442,7 +440,7 @@ def test_an_unfinished_clone_that_was_opened_for_writing_is_not_finished(world: 
         Cloner(dying, clock=world.clock, ids=world.ids).clone(
             "c", [CloneSource("p", None, KeyRange(b"k001"))]
         )
-    # SlateDB's writer does not mind that a database is not initialized.
+    # A writer of SlateDB opens a database that is not initialized.
     ManifestStore(world.store, DbPaths("c")).update(lambda now: replace(now.value, writer_epoch=9))
     before = world.objects()
 

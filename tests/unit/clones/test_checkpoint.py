@@ -1,4 +1,4 @@
-"""Checkpoints: what they pin, how long, and what is refused."""
+"""Checkpoints: what they keep, how long, and which calls are refused."""
 
 from __future__ import annotations
 
@@ -174,9 +174,9 @@ def test_an_expired_checkpoint_is_refused_as_a_source(world: World) -> None:
 
 def test_a_retention_checkpoint_is_refused_as_a_source(world: World) -> None:
     world.write("p", numbered(0, 5))
-    pin = Checkpoint(UNKNOWN, ManifestId(0), 0)
+    retention = Checkpoint(UNKNOWN, ManifestId(0), 0)
     manifests = ManifestStore(world.store, DbPaths("p"), clock=world.clock)
-    manifests.update(lambda now: add_checkpoint(now.value, pin))
+    manifests.update(lambda now: add_checkpoint(now.value, retention))
     before = world.objects()
 
     for call in (

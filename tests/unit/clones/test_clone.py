@@ -1,4 +1,4 @@
-"""Clones: what they hold, that they can be finished, and what is refused."""
+"""Clones: their rows, how an unfinished one is finished, and which calls are refused."""
 
 from __future__ import annotations
 
@@ -75,10 +75,10 @@ def test_a_clone_of_a_clone_borrows_from_both(world: World) -> None:
 
 def test_a_clone_of_a_given_checkpoint_has_its_rows_and_creates_no_source_checkpoint(world: World) -> None:
     world.write("p", numbered(0, 5))
-    pinned = world.admin("p").create_checkpoint(name="mine")
+    saved = world.admin("p").create_checkpoint(name="mine")
     world.write("p", numbered(0, 5, b"w"))
 
-    world.admin("p").clone("c", checkpoint=str(pinned.id))
+    world.admin("p").clone("c", checkpoint=str(saved.id))
 
     assert world.scan("c") == numbered(0, 5)
     assert [entry.name for entry in world.admin("p").checkpoints()] == ["mine", "flagstone.clone/c"]
@@ -116,7 +116,7 @@ def test_the_same_call_of_many_threads_makes_one_clone(world: World) -> None:
         for future in (*clones, *unions):
             try:
                 made.add((future.result().id, str(future.result().value)))
-            except InvalidRequest as refusal:  # it began when the clone was finished
+            except InvalidRequest as refusal:  # its call began after the clone was finished
                 assert "a finished clone" in str(refusal)
 
     assert len(made) == 2
@@ -156,13 +156,13 @@ def test_a_clone_made_during_writes_has_one_state_of_its_source(world: World) ->
 def test_another_call_for_the_path_of_a_clone_is_refused(world: World) -> None:
     world.write("p", numbered(0, 5))
     world.write("q", numbered(0, 5))
-    pinned = world.admin("p").create_checkpoint()
+    saved = world.admin("p").create_checkpoint()
     world.admin("p").clone("c")
     before = world.objects()
 
     for call in (
         lambda: world.admin("q").clone("c"),
-        lambda: world.admin("p").clone("c", checkpoint=pinned.id),
+        lambda: world.admin("p").clone("c", checkpoint=saved.id),
         lambda: world.admin("p").clone("c", range=(b"k001", None)),
         lambda: world.admin("p").clone("q"),
         lambda: world.admin("p").clone("p"),
@@ -223,7 +223,7 @@ def test_a_clone_whose_source_checkpoint_is_gone_is_refused_until_it_is_destroye
         Cloner(dying, clock=world.clock, ids=world.ids).clone("c", [CloneSource("p")])
     world.clock.advance(400_000)
     for entry in world.admin("p").checkpoints():
-        world.admin("p").delete_checkpoint(entry.id)  # as garbage collection does with the expired
+        world.admin("p").delete_checkpoint(entry.id)  # as garbage collection does after their expiry
 
     with pytest.raises(InvalidRequest, match="destroy the unfinished clone at 'c'"):
         world.admin("p").clone("c")
@@ -262,7 +262,7 @@ def test_a_fence_of_another_writer_in_an_unfinished_clone_is_not_overwritten(wor
         Cloner(dying, clock=world.clock, ids=world.ids).clone("c", [CloneSource("p")])
     manifest = world.admin("c").manifest().value
     fence = DbPaths("c").wal(manifest.wal_id_last_seen)
-    world.store.put(fence, b"")  # a SlateDB writer does not mind that it is not initialized
+    world.store.put(fence, b"")  # a writer of SlateDB opens a database that is not initialized
 
     with pytest.raises(InvalidRequest, match="opened for writing"):
         world.admin("p").clone("c")
@@ -334,19 +334,19 @@ def test_clones_and_unions_of_projections_inherit_the_writable_range(world: Worl
 def test_rows_that_slatedb_wrote_outside_of_the_range_are_returned_by_scans(world: World) -> None:
     world.write("p", numbered(0, 10))
     world.admin("p").clone("a", range=(None, b"k005"))
-    mark = DbPaths("a").own("origin")
-    kept = world.store.get(mark).data
-    world.store.delete(mark)  # now we are as ignorant as SlateDB
+    origin = DbPaths("a").own("origin")
+    kept = world.store.get(origin).data
+    world.store.delete(origin)  # SlateDB does not know it
     with world.open("a") as db:
         db.put(b"zzz", b"1", await_durable=True)
         db.put(b"zzz", b"2")
         db.flush("wal")
-        pinned = db.checkpoint(scope="durable")
-    world.admin("a").clone("b", checkpoint=pinned.id)
-    world.store.put(mark, kept)
+        saved = db.checkpoint(scope="durable")
+    world.admin("a").clone("b", checkpoint=saved.id)
+    world.store.put(origin, kept)
     world.store.put(DbPaths("b").own("origin"), kept)
 
-    for path in ("a", "b"):  # in a table, and in the log
+    for path in ("a", "b"):  # in an SST, and in the WAL
         with world.open(path) as db:
             assert dict(db.scan()) == numbered(0, 5) | {b"zzz": b"2"}
 
@@ -396,7 +396,7 @@ def test_a_projection_of_a_range_without_rows_borrows_no_sst(world: World) -> No
     assert world.scan("a") == {b"y": b"1"}
 
 
-# -- places -----------------------------------------------------------------------------------------------
+# -- paths ------------------------------------------------------------------------------------------------
 
 
 def test_the_path_of_a_clone_may_be_absolute_relative_a_url_or_a_name(

@@ -1,4 +1,4 @@
-"""Garbage collection beside clones: what is lent stays, and goes when nobody borrows it any more."""
+"""Garbage collection beside clones: lent SSTs are kept until no clone uses them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_lender_keeps_lent_ssts_until_the_clone_has_compacted_them(world: Worl
     collect(world, "p")
 
     left = set(world.objects("p/compacted"))
-    assert not left & {DbPaths("p").table(table) for table in lent}
+    assert not left & {DbPaths("p").table(sst_id) for sst_id in lent}
     assert len(left) <= 2
     assert world.scan("p") == numbered(0, 5, b"w") | numbered(0, 1, b"x")
     assert world.scan("c") == numbered(0, 5)
@@ -67,11 +67,11 @@ def test_a_restored_state_keeps_its_rows_after_collection(world: World) -> None:
     world.write("p", numbered(0, 5))
     with world.open("p") as db:
         db.put(b"logged", b"1", await_durable=True)
-        pinned = db.checkpoint(scope="durable")
+        saved = db.checkpoint(scope="durable")
         db.put(b"later", b"1")
     world.admin("p").compact(full=True)
-    world.admin("p").restore(pinned.id)
-    world.admin("p").delete_checkpoint(pinned.id)
+    world.admin("p").restore(saved.id)
+    world.admin("p").delete_checkpoint(saved.id)
 
     for _ in range(3):
         collect(world, "p")

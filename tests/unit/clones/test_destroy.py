@@ -1,4 +1,4 @@
-"""Destroying databases: who is kept out, what is deleted in which order, and that it can be finished."""
+"""Destroying databases: what is refused, what is deleted in which order, and how a crash is completed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def collect(world: World, path: str, *, dry_run: bool = False) -> Destruction:
 
 
 def assert_vacant(world: World, path: str) -> None:
-    """Nothing but the residue is left: one manifest, the end of the WAL, boundaries, perhaps a compactions file."""
+    """Only the residue is left: one manifest, the end of the WAL, boundaries, perhaps a compactions file."""
     paths, left = DbPaths(path), set(world.objects(path)) - set(world.objects(f"{path}/nested"))
     wal_store = world.wal_store or world.store
     wal_files = list(wal_store.list(paths.wal_folder))
@@ -157,7 +157,7 @@ def test_a_destruction_that_crashes_at_any_call_is_completed_by_repeating_it(eff
             if load_destroyed(world.store, DbPaths("c")) is not None:
                 with pytest.raises(InvalidRequest, match="destroyed"):
                     world.open("c")
-            with suppress(InvalidRequest):  # it may have been finished
+            with suppress(InvalidRequest):  # it may be complete
                 world.admin("c").destroy()
         assert_vacant(world, "c")
         assert not [entry for entry in world.admin("p").checkpoints() if entry.expires_s is None]
@@ -183,7 +183,7 @@ def test_a_checkpoint_created_right_before_the_destruction_prevents_it(world: Wo
 def test_a_softly_destroyed_database_refuses_every_use_and_keeps_its_objects(world: World) -> None:
     world.write("p", numbered(0, 5))
     world.write("q", numbered(5, 9))
-    pinned = world.admin("p").create_checkpoint()
+    saved = world.admin("p").create_checkpoint()
     db = world.open("p")
     db.put(b"late", b"1", await_durable=True)
 
@@ -203,7 +203,7 @@ def test_a_softly_destroyed_database_refuses_every_use_and_keeps_its_objects(wor
         lambda: world.admin("q").clone("p"),
         lambda: world.admin("q").union("u", ["p"]),
         lambda: world.admin("p").create_checkpoint(),
-        lambda: world.admin("p").restore(pinned.id),
+        lambda: world.admin("p").restore(saved.id),
     ):
         with pytest.raises(InvalidRequest, match="destroyed"):
             call()
@@ -240,7 +240,7 @@ def test_collection_deletes_a_destroyed_database_after_its_grace_period_and_its_
 
 
 def claim_as_slatedb(world: World, path: str, role: str) -> None:
-    """Raise an epoch as a process does that knows nothing of marks."""
+    """Raise an epoch as SlateDB does, which does not know destruction marks."""
     manifests = ManifestStore(world.store, DbPaths(path), check=lambda *_: None)
     manifests.update(lambda now: replace(now.value, **{role: getattr(now.value, role) + 1}))  # type: ignore[arg-type]
 
@@ -280,7 +280,7 @@ def test_a_hard_destruction_after_a_soft_one_does_not_wait_for_the_grace_period(
 
 
 def test_opening_a_database_during_its_destruction_is_refused(world: World) -> None:
-    """The mark comes before the claim, and openers look after their claim: one of them sees the other."""
+    """The destroyer marks before it claims, and an opener reads after its claim: one of them sees the other."""
     world.write("p", numbered(0, 5))
 
     destroy = partial(world.admin("p").destroy, soft=True)
@@ -310,6 +310,6 @@ def test_a_destroyed_database_is_due_after_its_grace_period_unless_a_writer_has_
 
 
 def test_a_live_checkpoint_defers_the_deletion_of_a_destroyed_database(world: World) -> None:
-    pinned = Checkpoint(world.ids.uuid(), ManifestId(1), 0)
-    manifest = Manifest(writer_epoch=1, compactor_epoch=1, checkpoints=(pinned,))
+    saved = Checkpoint(world.ids.uuid(), ManifestId(1), 0)
+    manifest = Manifest(writer_epoch=1, compactor_epoch=1, checkpoints=(saved,))
     assert plan_destruction(Destroyed(0, 0, 1, 1), manifest, now_ms=100) is Verdict.PINNED

@@ -1,4 +1,4 @@
-"""A softly destroyed database takes no claim, no checkpoint and no edit any more, and so can always be deleted."""
+"""A softly destroyed database accepts no claim, checkpoint or edit, so it can always be deleted."""
 
 from __future__ import annotations
 

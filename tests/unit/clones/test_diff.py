@@ -1,4 +1,4 @@
-"""Differences between two checkpoints: those of the contents, found where the tables differ."""
+"""Differences between the rows of two checkpoints, found in the SSTs that only one of them has."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_segments_and_clones_are_compared(world: DiffWorld) -> None:
         db.put(b"c1", b"new")
         db.delete(b"b1")
         db.flush()
-        db.put(b"d1", b"in the log", await_durable=True)
+        db.put(b"d1", b"in the WAL", await_durable=True)
         two = db.checkpoint(scope="durable")
         three = db.checkpoint()
         with flagstone.open_reader("copy", store=world.store, as_of=4) as former:
@@ -249,7 +249,7 @@ STEPS = st.one_of(
 @given(steps=st.lists(STEPS, min_size=5, max_size=30))
 def test_the_diff_of_any_two_checkpoints_equals_that_of_the_model(steps: list[tuple[object, ...]]) -> None:
     world = DiffWorld()
-    world.commit(b"z", VALUE, b"a table needs a row")
+    world.commit(b"z", VALUE, b"an SST needs a row")
     taken = [world.checkpoint()]
     for step in steps:
         match step:

@@ -1,4 +1,4 @@
-"""Former states: exact, or refused."""
+"""Reads of former states: exact, or refused."""
 
 from __future__ import annotations
 
@@ -90,11 +90,11 @@ def test_a_time_without_a_zone_is_refused() -> None:
 # -- which state shows a moment ---------------------------------------------------------------------------
 
 
-def state(number: int, *, flushed: int, barrier: int, tick: int = 0, pinned: bool = True) -> Base:
+def state(number: int, *, flushed: int, barrier: int, tick: int = 0, saved: bool = True) -> Base:
     manifest = Manifest(
         last_l0_seq=Seq(flushed), recent_snapshot_min_seq=Seq(barrier), last_l0_clock_tick=tick
     )
-    return Base(Versioned(number, manifest), flagstone.runtime.ids.SYSTEM_IDS.uuid() if pinned else None)
+    return Base(Versioned(number, manifest), flagstone.runtime.ids.SYSTEM_IDS.uuid() if saved else None)
 
 
 def test_ssts_are_readable_from_the_snapshot_minimum_on() -> None:
@@ -110,7 +110,7 @@ def test_the_newest_base_that_shows_a_sequence_number_is_chosen() -> None:
     old, middle, latest = (
         state(1, flushed=10, barrier=10),
         state(5, flushed=20, barrier=15),
-        state(9, flushed=30, barrier=30, pinned=False),
+        state(9, flushed=30, barrier=30, saved=False),
     )
     bases = [latest, middle, old]
 
@@ -125,7 +125,7 @@ def test_the_newest_base_that_shows_a_sequence_number_is_chosen() -> None:
 def test_a_time_is_read_from_a_base_whose_ssts_are_not_newer() -> None:
     old, latest = (
         state(1, flushed=10, barrier=10, tick=1000),
-        state(9, flushed=30, barrier=30, tick=3000, pinned=False),
+        state(9, flushed=30, barrier=30, tick=3000, saved=False),
     )
 
     assert plan_base([latest, old], Moment(time_ms=3000))[0] is latest
@@ -144,11 +144,11 @@ def test_a_time_before_all_ssts_is_found_in_the_sequence_tracker() -> None:
 
 
 def test_older_bases_are_not_loaded_when_a_newer_one_suffices() -> None:
-    latest = state(9, flushed=30, barrier=30, tick=3000, pinned=False)
+    latest = state(9, flushed=30, barrier=30, tick=3000, saved=False)
 
     def bases() -> Iterator[Base]:
         yield latest
-        raise AssertionError("one was enough")
+        raise AssertionError("an older base was loaded")
 
     assert plan_base(bases(), Moment(30))[0] is latest
     assert plan_base(bases(), Moment(time_ms=3000))[0] is latest
@@ -311,13 +311,13 @@ def test_a_retention_checkpoint_is_refused_as_a_base(history: History) -> None:
     seq = history.commit(b"a", VALUE, b"1")
     history.db.flush()
     list(flagstone.WalReader("db", store=history.store, pin="p", clock=history.clock).follow(timeout_s=0))
-    (pin,) = ManifestStore(history.store, DbPaths("db")).require_latest().value.checkpoints
+    (retention,) = ManifestStore(history.store, DbPaths("db")).require_latest().value.checkpoints
 
     assert history.read(seq) == history.expected(seq)
     with pytest.raises(InvalidRequest, match="no state to begin with"):
-        history.read(seq, checkpoint=pin.id)
+        history.read(seq, checkpoint=retention.id)
     with pytest.raises(InvalidRequest, match="only keeps the WAL for the consumer 'p'"):
-        flagstone.open_reader("db", store=history.store, checkpoint=pin.id)
+        flagstone.open_reader("db", store=history.store, checkpoint=retention.id)
 
 
 def test_a_reader_of_a_former_state_holds_a_checkpoint_until_it_is_closed(history: History) -> None:
@@ -406,7 +406,7 @@ def test_a_snapshot_as_of_a_dropped_or_future_sequence_number_is_refused(history
         history.db.snapshot(as_of=at(0))  # type: ignore[arg-type]
 
 
-# -- whatever happens, exact or refused -------------------------------------------------------------------
+# -- random histories -------------------------------------------------------------------------------------
 
 STEPS = st.one_of(
     st.tuples(
@@ -434,7 +434,7 @@ STEPS = st.one_of(
 @given(steps=st.lists(STEPS, min_size=5, max_size=30))
 def test_every_sequence_number_is_read_exactly_or_refused(steps: list[tuple[object, ...]]) -> None:
     history, snapshots = History(), ExitStack()
-    history.commit(b"z", VALUE, b"a table needs a row")
+    history.commit(b"z", VALUE, b"an SST needs a row")
     with snapshots:
         for step in steps:
             _perform(history, snapshots, step)
@@ -444,7 +444,7 @@ def test_every_sequence_number_is_read_exactly_or_refused(steps: list[tuple[obje
             with suppress(InvalidRequest):
                 assert history.read(seq, mode="latest") == history.expected(seq)
             with suppress(InvalidRequest):
-                # A time before all tables may be rounded down, never up.
+                # A time before all SSTs may be rounded down, never up.
                 assert history.read(time, mode="latest") in [history.expected(s) for s in range(seq + 1)]
         assert history.read(history.model.last_seq) == history.expected(history.model.last_seq)
     history.db.close()

@@ -1,4 +1,4 @@
-"""The whole life of clones on a real object store."""
+"""Clones on a real object store, from their creation to their destruction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from servers.s3 import S3Server
 
 @pytest.mark.slow
 def test_clones_projections_unions_and_restores_work_on_s3(seaweedfs: S3Server) -> None:
-    # A folder of the bucket as the store, which other tests share; secrets travel because we say so.
+    # Other tests share the bucket, so the store is a folder of it.
     store = resolve(f"{seaweedfs.url}/views", **seaweedfs.options(), pickle_secrets=True)  # type: ignore[arg-type]
 
     def admin(path: str) -> Admin:
@@ -26,14 +26,14 @@ def test_clones_projections_unions_and_restores_work_on_s3(seaweedfs: S3Server) 
         for key, value in rows.items():
             db.put(key, value)
         db.flush()
-        pinned = db.checkpoint(name="then")
+        saved = db.checkpoint(name="then")
         db.put(b"k00", b"later")
 
-    admin("p").clone("c", checkpoint=pinned.id)
+    admin("p").clone("c", checkpoint=saved.id)
     admin("p").clone("a", range=(None, b"k05"))
     admin("p").clone("b", range=(b"k05", None))
     admin("a").union(f"{seaweedfs.url}/views/u", ["b"])
-    admin("p").restore(pinned.id)
+    admin("p").restore(saved.id)
 
     later = rows | {b"k00": b"later"}
     for path, expected in (("p", rows), ("c", rows), ("u", later)):

@@ -1,4 +1,4 @@
-"""Projection of single manifests: which views stay, and how far they show."""
+"""Projection of single manifests: which views are kept, and their visible ranges."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from flagstone.metadata.manifest import ExternalDb, Manifest, Segment, SsTable, 
 from flagstone.types import KeyRange, RunId, Ulid
 
 
-def table(number: int, first: bytes, last: bytes | None) -> SsTable:
+def sst(number: int, first: bytes, last: bytes | None) -> SsTable:
     return SsTable(Ulid(number << 80), SsTableInfo(first, last, 100, 10, 100, 0))
 
 
-def manifest(*tables: SsTable, tree: Tree, **fields: object) -> Manifest:
-    return Manifest(ssts={t.id: t for t in tables}, tree=tree, **fields)  # type: ignore[arg-type]
+def manifest(*ssts: SsTable, tree: Tree, **fields: object) -> Manifest:
+    return Manifest(ssts={t.id: t for t in ssts}, tree=tree, **fields)  # type: ignore[arg-type]
 
 
-ONE, TWO, THREE = table(1, b"a", b"k"), table(2, b"k", b"p"), table(3, b"c", b"d")
+ONE, TWO, THREE = sst(1, b"a", b"k"), sst(2, b"k", b"p"), sst(3, b"c", b"d")
 
 
 def test_the_last_key_of_an_sst_is_included_and_the_end_of_a_range_is_excluded() -> None:
@@ -74,7 +74,7 @@ def test_a_wider_projection_of_a_projection_adds_no_keys() -> None:
 
 
 def test_an_sst_without_a_last_key_ends_at_the_next_one() -> None:
-    endless = table(1, b"a", None)
+    endless = sst(1, b"a", None)
     run = SortedRun(RunId(0), (SstView.whole(endless.id), SstView.whole(TWO.id)))
 
     projected = project(manifest(endless, TWO, tree=Tree(runs=(run,))), KeyRange(b"k", None))

@@ -1,4 +1,4 @@
-"""Reads of a projection: what lies wholly outside of its range is refused, as a write is; the rest is answered."""
+"""Reads of a projection: a read wholly outside of its range is refused, as a write is."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def check(reads: Reads) -> None:
 def test_an_open_database_refuses_reads_outside_of_its_range(projected: World) -> None:
     with projected.open("a") as db:
         check(db)
-        db.put(b"k003y", b"new")  # the memtable answers first, and refuses as well
+        db.put(b"k003y", b"new")  # reads through the memtable are refused, too
         db.delete(b"k003y")
         check(db)
         for wanted in ({"durable_only": True}, {"dirty": True}):
@@ -223,18 +223,18 @@ def test_a_union_refuses_reads_outside_of_the_range_given_for_its_source(world: 
             db.get(b"k003")
 
 
-def leave_in_the_log(world: World, key: bytes) -> None:
-    """What SlateDB's writer leaves that dies before it can flush: it knows nothing of the range."""
-    mark = DbPaths("a").own("origin")
-    kept = world.store.get(mark).data
-    world.store.delete(mark)
+def leave_in_the_wal(world: World, key: bytes) -> None:
+    """Write a row as a writer of SlateDB does that crashes before a flush: it does not know the writable range."""
+    origin = DbPaths("a").own("origin")
+    kept = world.store.get(origin).data
+    world.store.delete(origin)
     dying = FaultyStore(world.store)
     db = flagstone.open("a", store=dying)
     db.put(key, b"1", await_durable=True)
     dying.crash()
     with suppress(Crashed, flagstone.FlagstoneError):
         db.close()
-    world.store.put(mark, kept)
+    world.store.put(origin, kept)
 
 
 def test_a_row_that_slatedb_wrote_outside_of_the_range_is_refused_by_get_and_returned_by_scan(
@@ -246,10 +246,10 @@ def test_a_row_that_slatedb_wrote_outside_of_the_range_is_refused_by_get_and_ret
                 await db.get(b"outside")
             assert (b"outside", b"1") in [pair async for pair in db.scan()]
 
-    leave_in_the_log(projected, b"outside")
+    leave_in_the_wal(projected, b"outside")
     with projected.open("a") as db:
         with pytest.raises(InvalidRequest, match="outside"):
             db.get(b"outside")
         assert dict(db.scan())[b"outside"] == b"1"
-    leave_in_the_log(projected, b"outside")
+    leave_in_the_wal(projected, b"outside")
     asyncio.run(check_awaited())

@@ -1,4 +1,4 @@
-"""A database created where another one was destroyed: no id is used twice, and no old handle takes part in it."""
+"""A database created at the path of a destroyed one: no id is used twice, and old handles are closed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ QUIET = ReaderSettings(manifest_poll_interval=timedelta(minutes=5))
 
 
 class Delaying(FaultyStore):
-    """Holds the first write to a path with `part` in it, once armed, until it is let go: a request in flight."""
+    """Delays the first write to a path with `part` in it until `go` is set: a request in flight."""
 
     def __init__(self, inner: MemoryStore) -> None:
         super().__init__(inner)
@@ -105,7 +105,7 @@ def recreate(world: World) -> None:
 
 
 def check_new_database(world: World) -> None:
-    """All that the second database acknowledged, and nothing of the first one."""
+    """The database has every row that the second one acknowledged, and none of the first."""
     assert world.scan("p") == numbered(100, 120)
     with world.open("p", create=False) as db:
         assert dict(db.scan()) == numbered(100, 120)
@@ -221,7 +221,7 @@ def test_a_reader_of_a_destroyed_database_raises_closed_on_refresh(
     ) as reader:
         assert dict(reader.scan()) == numbered(0, 5)
         if mode == "managed":
-            # What destroying waits for, and a reader that stalls for too long loses.
+            # Destroying waits until the reader checkpoint has expired.
             world.clock.advance(3_600_000)
         if again:
             recreate(world)
@@ -264,7 +264,7 @@ def test_a_position_of_a_destroyed_database_is_refused_by_its_successor(world: W
         position = batches[-1].position._replace(next_id=WalId(next_id))
         with pytest.raises(InvalidRequest):
             [*fresh.follow(position, timeout_s=0)]
-    # One that begins now reads the second database from its beginning.
+    # A new consumer reads the second database from its beginning.
     assert [change.key for batch in fresh.follow(timeout_s=0) for change in batch.changes] == list(
         numbered(100, 120)
     )
@@ -356,7 +356,7 @@ def test_a_purge_removes_the_residue_after_a_day(world: World) -> None:
 
 
 def test_a_database_created_while_the_destroyer_still_deletes_loses_no_row(world: World) -> None:
-    """The path is free once it is vacant; what is listed before that is the first database's."""
+    """The destroyer lists the objects of the first database before the path becomes vacant."""
     world.write("p", numbered(0, 5))
     inner = world.store
 

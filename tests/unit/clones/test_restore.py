@@ -1,4 +1,4 @@
-"""Restoring a checkpoint: exactly its contents, above everything that was used since."""
+"""Restoring a checkpoint: its rows come back under new ids, epochs and sequence numbers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kit.faults import InterposingStore
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(params=["one store", "log apart"])
+@pytest.fixture(params=["one store", "WAL apart"])
 def world(request: pytest.FixtureRequest) -> World:
     return World(wal_store=None if request.param == "one store" else MemoryStore())
 
@@ -47,7 +47,7 @@ def test_a_restored_database_has_the_rows_of_the_checkpoint(world: World) -> Non
 
     assert expected == numbered(0, 9) | {b"logged": b"1"}
     assert world.scan("p") == expected
-    assert restored.last_l0_seq > before.last_l0_seq  # the log went on behind the tables
+    assert restored.last_l0_seq > before.last_l0_seq  # the WAL has rows that are not in SSTs
     assert restored.replay_after_wal_id == restored.wal_id_last_seen > before.wal_id_last_seen
     assert restored.writer_epoch == before.writer_epoch + 1
     assert restored.checkpoints == before.checkpoints
@@ -164,7 +164,7 @@ def test_restoring_wal_rows_of_a_new_segment_needs_the_segment_extractor(world: 
         db.close()
 
     assert world.scan("p") == {b"aaa1": b"1", b"aaa2": b"2", b"bbb1": b"1"}
-    world.admin("p").restore(kept.id)  # now its segment is known
+    world.admin("p").restore(kept.id)  # now the manifest has its segment
     assert world.scan("p") == {b"aaa1": b"1", b"aaa2": b"2", b"bbb1": b"1"}
 
 

@@ -1,4 +1,4 @@
-"""Unions: databases with different keys as one."""
+"""Unions of databases with different keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flagstone.types import KeyRange, RunId, Ulid
 from kit.databases import World, numbered
 
 
-def table(number: int, first: bytes, last: bytes | None) -> SsTable:
+def sst(number: int, first: bytes, last: bytes | None) -> SsTable:
     return SsTable(Ulid(number), SsTableInfo(first, last, 100, 10, 100, 0))
 
 
@@ -27,9 +27,9 @@ def view(held: SsTable, start: bytes | None = None, stop: bytes | None = None) -
     return SstView(held.id, held.id, shown)
 
 
-def source(path: str, tables: list[SsTable], tree: Tree) -> CheckpointedSource:
-    """A database whose tables all belong to `parent`."""
-    held = {t.id: t for t in tables}
+def source(path: str, ssts: list[SsTable], tree: Tree) -> CheckpointedSource:
+    """A database whose SSTs all belong to `parent`."""
+    held = {t.id: t for t in ssts}
     lender = ExternalDb("parent", UUID(int=1), UUID(int=2), tuple(held))
     return CheckpointedSource(path, UUID(int=3), Manifest(ssts=held, tree=tree, external_dbs=(lender,)))
 
@@ -125,7 +125,7 @@ def test_sources_with_different_segment_extractors_are_refused(world: World) -> 
 
 
 def test_copied_ssts_with_one_id_in_two_databases_are_both_kept(world: World) -> None:
-    """Ids are random; only copied files have the same ones."""
+    """Ids are random, so only copied files have the same ones."""
     world.write("a", numbered(0, 10))
     for path, data in world.objects("a").items():
         world.store.put("b" + path[1:], data)
@@ -145,10 +145,10 @@ def test_copied_ssts_with_one_id_in_two_databases_are_both_kept(world: World) ->
 
 def test_parts_of_one_sorted_run_are_joined_and_other_runs_keep_their_order() -> None:
     one, two, three, four = (
-        table(1, b"a", b"m"),
-        table(2, b"n", b"z"),
-        table(3, b"a", b"z"),
-        table(4, b"a", b"z"),
+        sst(1, b"a", b"m"),
+        sst(2, b"n", b"z"),
+        sst(3, b"a", b"z"),
+        sst(4, b"a", b"z"),
     )
     left = source(
         "left",
@@ -180,7 +180,7 @@ def test_parts_of_one_sorted_run_are_joined_and_other_runs_keep_their_order() ->
 
 
 def test_a_gap_between_two_views_of_an_sst_stays() -> None:
-    whole = table(1, b"a", b"z")
+    whole = sst(1, b"a", b"z")
     left = source("left", [whole], Tree(l0=(view(whole, b"a", b"g"),)))
     right = source("right", [whole], Tree(l0=(view(whole, b"h", None),)))
 
@@ -195,7 +195,7 @@ def test_a_gap_between_two_views_of_an_sst_stays() -> None:
 
 
 def test_l0_lists_that_disagree_keep_their_own_order() -> None:
-    one, two = table(1, b"a", b"z"), table(2, b"a", b"z")
+    one, two = sst(1, b"a", b"z"), sst(2, b"a", b"z")
     left = source("left", [one, two], Tree(l0=(view(one, None, b"k"), view(two, None, b"k"))))
     right = source("right", [one, two], Tree(l0=(view(two, b"k", None), view(one, b"k", None))))
 
@@ -208,9 +208,9 @@ def test_l0_lists_that_disagree_keep_their_own_order() -> None:
 
 
 def test_an_sst_without_a_last_key_reaches_to_the_next_one() -> None:
-    one, two = table(1, b"a", None), table(2, b"m", b"p")
+    one, two = sst(1, b"a", None), sst(2, b"m", b"p")
     left = source("left", [one, two], Tree(runs=(SortedRun(RunId(0), (view(one), view(two))),)))
-    right = source("right", [table(3, b"q", b"z")], Tree(l0=(view(table(3, b"q", b"z")),)))
+    right = source("right", [sst(3, b"q", b"z")], Tree(l0=(view(sst(3, b"q", b"z")),)))
 
     assert len(unite([left, right]).ssts) == 3
     endless = replace(left, manifest=replace(left.manifest, tree=Tree(l0=(view(one),)), ssts={one.id: one}))

@@ -1,4 +1,4 @@
-"""Ranges given for the sources of a union are adjacent; a gap or an overlap is named, and nothing is made."""
+"""Ranges given for the sources of a union must be adjacent; a gap or an overlap is refused."""
 
 from __future__ import annotations
 
@@ -90,9 +90,9 @@ def test_sources_without_ranges_need_not_touch(parts: World) -> None:
 def held(number: int, keys: list[bytes]) -> CheckpointedSource:
     if not keys:
         return CheckpointedSource(f"db-{number}", UUID(int=number), Manifest())
-    table = SsTable(Ulid(number), SsTableInfo(min(keys), max(keys), 100, 10, 100, 0))
-    tree = Tree((SstView.whole(table.id),), ())
-    return CheckpointedSource(f"db-{number}", UUID(int=number), Manifest(ssts={table.id: table}, tree=tree))
+    sst = SsTable(Ulid(number), SsTableInfo(min(keys), max(keys), 100, 10, 100, 0))
+    tree = Tree((SstView.whole(sst.id),), ())
+    return CheckpointedSource(f"db-{number}", UUID(int=number), Manifest(ssts={sst.id: sst}, tree=tree))
 
 
 bounds = st.none() | short_keys(max_size=2)

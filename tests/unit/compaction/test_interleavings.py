@@ -1,4 +1,4 @@
-"""Coordinators and workers come, go, die and overtake each other in any order: the rows are always the same.
+"""Coordinators and workers start, stop and crash in any order: the rows are always the same.
 
 Every seed is one history. `COMPACTION_HISTORIES=600` runs more of them than an ordinary run.
 """
@@ -25,11 +25,11 @@ STEPS = 80
 
 
 class Killed(BaseException):
-    """The process that was executing is gone, and says nothing more."""
+    """The process that ran the job was killed."""
 
 
 class MortalExecutor(RowExecutor):
-    """After any table it may renew its claim, lose its job to the clock, or be killed."""
+    """After any SST it may renew its claim, lose its job because time passes, or be killed."""
 
     def __init__(self, history: History) -> None:
         super().__init__(history.world.store, ids=history.world.ids, rows_per_sst=3)
@@ -92,7 +92,7 @@ class History:
                 self.model[key] = value
 
     def start(self) -> None:
-        """A process with a coordinator, a worker, or both; earlier ones do not know of it."""
+        """Start a process with a coordinator, a worker, or both."""
         kind = self.random.choice(["both", "coordinator", "worker"])
         executor = MortalExecutor(self)
         if kind == "both":
@@ -159,7 +159,7 @@ def test_random_histories_of_coordinators_and_workers_lose_no_row_and_finish_eve
             error.add_note(f"seed {seed}")
             raise
         deaths += history.deaths
-        jobs += sum(1 for pin in world.manifest.checkpoints)
+        jobs += len(world.manifest.checkpoints)
     assert deaths
     assert jobs > HISTORIES
     print(f"{HISTORIES} histories, {jobs} commits, {deaths} workers killed in the middle of a job")

@@ -1,4 +1,4 @@
-"""The size-tiered choice by small examples; `tests/interop/test_picker.py` compares it with the wheel's."""
+"""The size-tiered picker by small examples; `tests/interop/test_picker.py` compares it with the wheel's."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Shape:
     """Trees by the sizes of their sources: L0 newest first, then runs as (id, size) by descending id."""
 
     def __init__(self) -> None:
-        self.tables: list[SsTable] = []
+        self.ssts: list[SsTable] = []
 
     def view(self, size: int) -> SstView:
-        # Ids as large as real ones, so that they cannot be taken for run ids.
-        table_id = Ulid((1_700_000_000_000 << 80) + len(self.tables))
+        # Ids as large as real ones, so that they cannot be mistaken for run ids.
+        sst_id = Ulid((1_700_000_000_000 << 80) + len(self.ssts))
         info = SsTableInfo(b"a", b"z", size, 0, size, 0)
-        self.tables.append(SsTable(table_id, info))
-        return SstView.whole(table_id)
+        self.ssts.append(SsTable(sst_id, info))
+        return SstView.whole(sst_id)
 
     def tree(self, l0: list[int], runs: list[tuple[int, int]]) -> Tree:
         return Tree(
@@ -36,7 +36,7 @@ class Shape:
 def manifest(l0: list[int], runs: list[tuple[int, int]]) -> Manifest:
     shape = Shape()
     tree = shape.tree(l0, runs)
-    return replace_trees(new_manifest(), tree=tree, added=shape.tables)
+    return replace_trees(new_manifest(), tree=tree, added=shape.ssts)
 
 
 def l0_ids(tree: Tree) -> tuple[Ulid, ...]:
@@ -99,7 +99,7 @@ def test_a_new_sorted_run_is_above_the_destinations_of_unfinished_jobs() -> None
 def test_no_more_jobs_than_allowed_run_at_once() -> None:
     shape = Shape()
     segments = [Segment(b"%d" % number, shape.tree([10] * (4 + number), [])) for number in range(6)]
-    state = replace_trees(new_manifest(segment_extractor_name="x"), segments=segments, added=shape.tables)
+    state = replace_trees(new_manifest(segment_extractor_name="x"), segments=segments, added=shape.ssts)
     specs = plan_compactions(state, Compactions(), DEFAULTS)
     assert [spec.segment for spec in specs] == [b"5", b"4", b"3", b"2"]
     assert [spec.destination for spec in specs] == [0, 1, 2, 3]
@@ -114,7 +114,7 @@ def test_sizes_are_compared_in_single_precision() -> None:
     single = CompactorOptions(
         scheduler_options=SchedulerOptions(min_compaction_sources=2, include_size_threshold=1.0)
     )
-    # The first is not too large for itself, though its rounded size is smaller.
+    # The first run is not compared with its own rounded size, which is smaller.
     assert plan_compactions(manifest([], [(2, 2**24 + 1), (1, 5)]), Compactions(), single)
 
 
@@ -127,7 +127,7 @@ def test_a_full_compaction_takes_all_sources_of_each_tree() -> None:
             Segment(b"b", shape.tree([1], [])),
             Segment(b"c", shape.tree([], [(9, 5)])),
         ],
-        added=shape.tables,
+        added=shape.ssts,
     )
     trees = {segment.prefix: segment.tree for segment in state.segments}
     assert plan_full(state, Compactions()) == [

@@ -1,4 +1,4 @@
-"""Coordinator and workers on one database, step by step: every state of a job, and who may change it."""
+"""Coordinator and workers on one database, step by step: every state of a job, and which process changes it."""
 
 from __future__ import annotations
 
@@ -150,14 +150,14 @@ def test_a_commit_creates_a_checkpoint_of_the_state_before_it(world: CompactionW
     world.settle(*world.pair())
 
     (job,) = world.jobs()
-    pin = world.manifest.checkpoint(checkpoint_id(job.id))
-    assert pin is not None
-    assert pin.expires_s is not None
-    assert pin.expires_s - pin.created_s == 900
-    pinned = world.manifests.load(pin.manifest_id)
-    assert len(pinned.tree.l0) == 4
-    assert pinned.checkpoint(pin.id) == pin
-    assert pin.manifest_id == world.manifest_id - 1
+    kept = world.manifest.checkpoint(checkpoint_id(job.id))
+    assert kept is not None
+    assert kept.expires_s is not None
+    assert kept.expires_s - kept.created_s == 900
+    before = world.manifests.load(kept.manifest_id)
+    assert len(before.tree.l0) == 4
+    assert before.checkpoint(kept.id) == kept
+    assert kept.manifest_id == world.manifest_id - 1
     assert world.manifest.tree.last_compacted_l0 == job.spec.l0_view_ids[0]
 
 
@@ -230,7 +230,7 @@ def test_a_drain_is_applied_at_once(world: CompactionWorld) -> None:
     oldest = world.flush((b"seg1", b"1"), segment=b"seg")
     newest = world.flush((b"seg2", b"1"), segment=b"seg")
     coordinator.run_once()
-    # The order in which a drain names its sources says nothing: the marker moves to the newest.
+    # `last_compacted_l0` becomes the newest source, whatever the order of the sources.
     submit(world, DrainSpec(b"seg", (oldest, newest)))
     world.clock.advance(5000)
 
@@ -249,7 +249,7 @@ def test_a_drain_that_leaves_older_ssts_in_l0_fails(world: CompactionWorld, drai
     coordinator = world.coordinator()
     coordinator.run_once()
     before = world.manifest
-    submit(world, DrainSpec(b"seg", tuple(l0[place] for place in drained)))
+    submit(world, DrainSpec(b"seg", tuple(l0[index] for index in drained)))
     world.clock.advance(5000)
 
     coordinator.run_once()
@@ -274,14 +274,14 @@ def test_a_drain_of_the_root_tree_fails(world: CompactionWorld) -> None:
 def test_sources_that_do_not_overlap_are_moved_with_enable_trivial_move(world: CompactionWorld) -> None:
     for number in (2, 0, 3, 1):
         world.flush((b"%d" % number, b"value"))
-    tables = {view.sst_id for view in world.manifest.tree.l0}
+    ssts = {view.sst_id for view in world.manifest.tree.l0}
     before = world.contents()
     coordinator = world.coordinator(CompactorOptions(enable_trivial_move=True))
 
     coordinator.run_once()
 
     (run,) = world.manifest.tree.runs
-    assert {view.sst_id for view in run.views} == tables
+    assert {view.sst_id for view in run.views} == ssts
     firsts = [world.manifest.table(view).info.first_entry for view in run.views]
     assert firsts == [b"0", b"1", b"2", b"3"]
     assert world.statuses() == [COMPLETED]
@@ -298,12 +298,12 @@ def test_sources_that_overlap_are_not_moved(world: CompactionWorld) -> None:
 
 
 class Died(BaseException):
-    """The process is gone."""
+    """The process crashed."""
 
 
-def dies_after(tables: int) -> Callable[[int], None]:
+def dies_after(ssts: int) -> Callable[[int], None]:
     def after_sst(made: int) -> None:
-        if made == tables:
+        if made == ssts:
             raise Died
 
     return after_sst
@@ -316,7 +316,7 @@ def test_the_job_of_a_crashed_worker_is_resumed_by_another_from_its_recorded_sst
     before = world.contents()
     coordinator = world.coordinator()
     coordinator.run_once()
-    # A worker that recorded two tables and was never heard of again.
+    # A worker that recorded two SSTs and then crashed.
     first = RowExecutor(world.store, ids=world.ids)
     contexts: list[JobContext] = []
     (job,) = world.jobs()
@@ -342,7 +342,7 @@ def test_the_job_of_a_crashed_worker_is_resumed_by_another_from_its_recorded_sst
 
 
 class Stumbling(RowExecutor):
-    """Fails before its first table as long as it is told to."""
+    """Fails before its first SST while `broken` is set."""
 
     attempts = 0
     broken = True
@@ -519,17 +519,17 @@ def test_an_embedded_coordinator_claims_its_role_again_when_writes_stall_and_no_
     for _ in range(20):
         world.clock.advance(15_000)
         embedded.run_once()
-    assert embedded.fenced  # no reason to come back
+    assert embedded.fenced  # writes do not stall
 
     requests = len(watched.calls)
     for _ in range(50):
         embedded.run_once()
-    assert len(watched.calls) == requests  # however often it is woken
+    assert len(watched.calls) == requests  # further calls within the interval make none
 
     watched.faults.append(Fault("error"))
     world.clock.advance(15_000)
     embedded.run_once()
-    assert embedded.fenced  # a store that hiccups is no reason either
+    assert embedded.fenced  # a failed request changes nothing
 
     full = True
     for _ in range(10):
@@ -537,7 +537,7 @@ def test_an_embedded_coordinator_claims_its_role_again_when_writes_stall_and_no_
         elsewhere.run_once()
         world.edit_job(lambda job: replace(job, status=RUNNING, worker=Worker("w", world.clock.now_ms())))
         embedded.run_once()
-    assert embedded.fenced  # the other one is alive
+    assert embedded.fenced  # the other coordinator is at work
 
     for _ in range(6):
         world.clock.advance(15_000)

@@ -1,4 +1,4 @@
-"""Each rule of a valid compaction, with what people are told when it is broken."""
+"""The rules of a valid compaction job, and the reason given for an invalid one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flagstone.types import RunId, Ulid
 from unit.compaction.test_picker import Shape
 
 NEWEST, MIDDLE, OLDEST = (Ulid((1_700_000_000_000 << 80) + number) for number in range(3))
-# The two in L0 of segment `deep`, made after the eight tables of the other trees.
+# The two in L0 of segment `deep`, made after the eight SSTs of the other trees.
 NEW, OLD = (Ulid((1_700_000_000_000 << 80) + number) for number in (8, 9))
 NONE = Compactions()
 
@@ -25,7 +25,7 @@ def state() -> Manifest:
     other = shape.tree([1], [(9, 1)])
     deep = shape.tree([1, 1], [(7, 1), (4, 1), (1, 1)])
     segments = [Segment(b"deep", deep), Segment(b"seg", other)]
-    return replace_trees(new_manifest(), tree=tree, segments=segments, added=shape.tables)
+    return replace_trees(new_manifest(), tree=tree, segments=segments, added=shape.ssts)
 
 
 def tiered(l0: tuple[Ulid, ...], runs: tuple[int, ...], destination: int, segment: bytes = b"") -> TieredSpec:

@@ -1,4 +1,4 @@
-"""Filters: names, prefixes, and what old and unknown ones mean."""
+"""Filters: names, prefixes, and how old and unknown ones are read."""
 
 from __future__ import annotations
 

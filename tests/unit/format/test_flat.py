@@ -1,4 +1,4 @@
-"""FlatBuffers: exact bytes out, and nothing but values or CorruptData in."""
+"""FlatBuffers: the exact bytes are written, and any bytes decode to values or raise `CorruptData`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Crafted parts of SSTs: bounded in memory, and named, whatever they claim."""
+"""Forged parts of SSTs raise `CorruptData` without using much memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole rounds on a small database: what goes, what stays, and in which order it happens."""
+"""Rounds on a small database: which objects are deleted, which are kept, and in which order."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ def world() -> GarbageWorld:
 
 def test_old_manifests_are_deleted_and_the_boundary_is_advanced_over_them(world: GarbageWorld) -> None:
     world.claim(9)
-    pinned = world.checkpoint()
+    saved = world.checkpoint()
     world.claim(2)
     world.advance(61)
     report = world.collect("manifest")
 
-    assert world.manifest_ids() == [pinned.manifest_id, 13]
+    assert world.manifest_ids() == [saved.manifest_id, 13]
     assert world.manifests.read_boundary() == 12
     assert report.of("manifest").reasons == {"superseded": 11, "named by a checkpoint": 1, "the latest": 1}
     assert (report.of("manifest").examined, report.of("manifest").kept, report.deleted) == (13, 2, 11)
     assert report.of("manifest").bytes > 0
-    assert world.manifests.load(pinned.manifest_id).checkpoints
+    assert world.manifests.load(saved.manifest_id).checkpoints
     assert world.manifests.require_latest().id == 13
 
 
@@ -108,11 +108,11 @@ def test_the_boundary_advances_in_every_round_on_a_local_store(tmp_path: Path) -
 def test_a_staging_file_of_a_killed_process_is_deleted_after_an_hour(tmp_path: Path) -> None:
     with flagstone.open(tmp_path / "db", settings=QUIET) as db:
         db.put(b"k", b"v")
-    table = next((tmp_path / "db" / "compacted").iterdir())
+    sst = next((tmp_path / "db" / "compacted").iterdir())
     left, fresh, elsewhere = (
-        Path(f"{table}#1"),
-        Path(f"{table}#2"),
-        tmp_path / "other" / "compacted" / f"{table.name}#1",
+        Path(f"{sst}#1"),
+        Path(f"{sst}#2"),
+        tmp_path / "other" / "compacted" / f"{sst.name}#1",
     )
     elsewhere.parent.mkdir(parents=True)
     for path in (left, fresh, elsewhere):
@@ -124,7 +124,7 @@ def test_a_staging_file_of_a_killed_process_is_deleted_after_an_hour(tmp_path: P
     assert left.exists()
     admin.collect_garbage(min_age=timedelta())
     assert (left.exists(), fresh.exists(), elsewhere.exists()) == (False, True, True)
-    assert table.exists()
+    assert sst.exists()
 
 
 def test_no_manifest_is_deleted_if_the_boundary_cannot_be_advanced(world: GarbageWorld) -> None:
@@ -186,7 +186,7 @@ def test_a_collector_whose_clock_is_ahead_removes_no_checkpoint_and_no_young_man
     assert "checkpoint" not in report.kinds or report.of("checkpoint").deleted == 0
 
 
-# -- log --------------------------------------------------------------------------------------------------
+# -- WAL --------------------------------------------------------------------------------------------------
 
 
 def test_wal_files_are_kept_from_the_replay_start_on(world: GarbageWorld) -> None:
@@ -236,7 +236,7 @@ def test_a_wal_in_another_store_is_collected_there(world: GarbageWorld) -> None:
     elsewhere = MemoryStore(clock=world.clock)
     world.flush()
     for number in range(1, 4):
-        elsewhere.put(world.paths.wal(WalId(number)), b"rows of a log file")
+        elsewhere.put(world.paths.wal(WalId(number)), b"rows of a WAL file")
     world.manifests.update(lambda now: replace(now.value, replay_after_wal_id=WalId(3)))
     world.advance(61)
     Collector(
@@ -246,7 +246,7 @@ def test_a_wal_in_another_store_is_collected_there(world: GarbageWorld) -> None:
     assert world.wal_ids() == [1]
 
 
-# -- tables -----------------------------------------------------------------------------------------------
+# -- SSTs -------------------------------------------------------------------------------------------------
 
 
 def test_ssts_without_a_reference_are_deleted(world: GarbageWorld) -> None:
@@ -324,7 +324,7 @@ def test_without_a_compactions_file_orphaned_ssts_are_deleted(world: GarbageWorl
 
 
 def test_a_job_that_commits_between_the_two_reads_keeps_its_outputs(world: GarbageWorld) -> None:
-    """The compactions file is read before the manifest: a job seen as finished is in the manifest, too."""
+    """The compactions file is read before the manifest: the outputs of a finished job are then in the manifest."""
     world.flush()
     world.advance(1)
     job = world.job(JobStatus.COMPACTED)
@@ -395,23 +395,23 @@ def test_checkpoints_deleted_during_a_round_cause_no_error() -> None:
 
     class Meddling(MemoryStore):
         def get(self, path: str) -> StoredObject:
-            held = [entry for entry in pinned if path == DbPaths("db").manifest(entry.manifest_id)]
+            held = [entry for entry in saved if path == DbPaths("db").manifest(entry.manifest_id)]
             for entry in held:
-                pinned.remove(entry)
+                saved.remove(entry)
                 delete_checkpoint(ManifestStore(self, DbPaths("db")), entry.id)
                 super().delete(path)
             return super().get(path)
 
-    pinned: list[Checkpoint] = []
+    saved: list[Checkpoint] = []
     world = GarbageWorld(Meddling(clock=clock), clock=clock)
-    table = world.flush()
+    sst = world.flush()
     kept = world.checkpoint()
-    pinned += [world.checkpoint() for _ in range(5)]
+    saved += [world.checkpoint() for _ in range(5)]
     world.compact()
     report = world.collect()
     assert report.ok, report.errors
-    assert pinned == []
-    assert world.has(table)
+    assert saved == []
+    assert world.has(sst)
     assert not no_checkpoint([kept.id], world)
 
 

@@ -1,4 +1,4 @@
-"""A folder without room for another byte: garbage collection and destroy still run, and make room."""
+"""On a full disk, garbage collection and destroy still run and make room."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kit.databases import IDLE
 
 
 class Disk:
-    """A folder with a quota: what does not fit is refused as the kernel refuses it. Empty files always fit."""
+    """A folder with a quota: a write that does not fit raises ENOSPC. Empty files always fit."""
 
     def __init__(self, folder: Path, stage: Callable[..., str]) -> None:
         self.folder = folder
@@ -80,7 +80,7 @@ def test_gc_frees_wal_files_when_no_byte_can_be_written(disk: Disk) -> None:
 
     assert report.ok, report.errors
     assert report.of("wal").deleted >= 8
-    assert report.of("manifest").deleted >= 4, "the room that the log gave back is enough for the boundary"
+    assert report.of("manifest").deleted >= 4, "the bytes of the deleted WAL files suffice for the boundary"
     assert SYSTEM_CLOCK.monotonic() - started < 10
     with flagstone.open(path, settings=IDLE) as db:
         assert db.get(b"key") == b"4" * 500
@@ -91,7 +91,7 @@ def test_an_expired_checkpoint_does_not_keep_gc_from_freeing_wal_files(disk: Dis
     path = _written(disk.folder)
     Admin(path).create_checkpoint(timedelta(seconds=1))
     SYSTEM_CLOCK.sleep(2.0)
-    disk.quota = 0  # not even what is freed comes back, as on a disk that others fill
+    disk.quota = 0  # freed bytes do not become available, as on a disk that other processes fill
     before = _wal_files(path)
 
     report = Admin(path).collect_garbage(min_age=timedelta(milliseconds=1))

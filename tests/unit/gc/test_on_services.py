@@ -1,4 +1,4 @@
-"""The same on real services: their clocks tell whole seconds, and boundaries are swapped under their own versions."""
+"""Garbage collection on real services, whose object times have whole seconds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_clock_of_a_service_is_read_and_no_object_is_left(store: ObjectStore
 
 @pytest.mark.slow
 def test_ages_come_from_the_service_and_the_boundary_advances_in_every_round(store: ObjectStore) -> None:
-    # The clock of this process stands still, a century off: only the service's clock can tell any age.
+    # The clock of this process stands still at 1970: ages can come only from the clock of the service.
     world = GarbageWorld(store, root=str(uuid4()), clock=VirtualClock(1_000_000))
     options: dict[Kind, KindOptions] = {"manifest": KindOptions(3_600_000)}
     for round_number in (1, 2):

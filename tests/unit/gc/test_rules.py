@@ -1,4 +1,4 @@
-"""The rules by themselves: what a plan must and must not contain, whatever the database looks like."""
+"""The rules of collection without a store: what a plan deletes and what it keeps."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def ulid(ms: int, low: int = 0) -> Ulid:
 
 
 def with_l0(*times_ms: int) -> Manifest:
-    tables = [SsTable(ulid(ms), SsTableInfo(b"a", b"z", 1, 1, 1, 0)) for ms in times_ms]
+    ssts = [SsTable(ulid(ms), SsTableInfo(b"a", b"z", 1, 1, 1, 0)) for ms in times_ms]
     return Manifest(
-        ssts={table.id: table for table in tables},
-        tree=Tree(l0=tuple(SstView.whole(table.id) for table in reversed(tables))),
+        ssts={sst.id: sst for sst in ssts},
+        tree=Tree(l0=tuple(SstView.whole(sst.id) for sst in reversed(ssts))),
     )
 
 
@@ -150,8 +150,8 @@ def test_an_object_that_the_rules_keep_is_kept_at_any_age() -> None:
     assert apply_age(plan, now_ms=10**9, min_age_ms=0) == plan
 
 
-def external(path: str, number: int, *tables: int) -> ExternalDb:
-    return ExternalDb(path, UUID(int=number), UUID(int=100 + number), tuple(ulid(ms) for ms in tables))
+def external(path: str, number: int, *ssts: int) -> ExternalDb:
+    return ExternalDb(path, UUID(int=number), UUID(int=100 + number), tuple(ulid(ms) for ms in ssts))
 
 
 def test_a_lender_is_released_when_no_reachable_manifest_uses_its_ssts() -> None:

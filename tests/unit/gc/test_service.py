@@ -1,4 +1,4 @@
-"""Collection in the background: when it looks, what idleness costs, and that its failures stay its own."""
+"""Collection in the background: when it runs, what an idle database costs, and how failures are handled."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_an_idle_database_without_garbage_causes_no_requests() -> None:
         assert delay is not None
         world.advance(delay)
         spent.append(sum(counting.totals()["requests"].values()))
-    assert service.status()["rounds"] == 2  # the second when what was too young had come of age
+    assert service.status()["rounds"] == 2  # the second one when the young objects are old enough
     assert spent[-1] == spent[5]
     assert service.status()["skipped"] > 50
 
@@ -142,7 +142,7 @@ def test_a_schedule_ends_when_its_stop_event_is_set() -> None:
     world = GarbageWorld()
     stop = Event()
 
-    def heard(_: object) -> None:
+    def collected(_: object) -> None:
         stop.set()
 
     world.claim(2)
@@ -152,7 +152,7 @@ def test_a_schedule_ends_when_its_stop_event_is_set() -> None:
         Collector(world.store, world.paths, options, clock=world.clock),
         options,
         clock=world.clock,
-        collected=heard,
+        collected=collected,
     )
     world.advance(1)
     run_until(service, stop)

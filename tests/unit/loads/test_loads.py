@@ -1,4 +1,4 @@
-"""Bulk loads among the changes: delivered at their place, once, and kept until everybody has them."""
+"""Bulk loads among the changes: delivered once, in order, and kept until every consumer has read them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def world() -> ChangeWorld:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every block of a table becomes a batch of its own."""
+    """Every block of an SST becomes a batch of its own."""
     monkeypatch.setattr(flagstone.loads.rows, "PIECE_BYTES", 1)
 
 
@@ -59,7 +59,7 @@ def many(count: int, value: bytes = b"x" * 90) -> dict[bytes, bytes | None]:
 def consume(
     reader: WalReader, start: Any = None, *, limit: int | None = None, **options: Any
 ) -> list[tuple[int, bytes]]:
-    """Number and key of everything there is; commits each batch."""
+    """The sequence number and key of every change that there is now; commits each batch."""
     found = []
     for number, batch in enumerate(reader.follow(start, timeout_s=0, **options), 1):
         found += [(change.seq, change.key) for change in batch.changes]
@@ -114,7 +114,7 @@ def test_a_wal_file_written_while_it_is_missed_is_delivered_before_the_load_behi
     world: ChangeWorld, before: int
 ) -> None:
     class Racing(FaultyStore):
-        """Right after a file was found missing it is written, and a load is committed behind it."""
+        """Writes a WAL file right after it was found missing, and commits a load behind it."""
 
         armed = True
 
@@ -249,7 +249,7 @@ def test_with_gaps_allowed_flushed_rows_cost_no_extra_requests(world: ChangeWorl
     rows = list(unpinned(world, store).follow(1, timeout_s=0, allow_gaps=True))
 
     assert len(rows) == 20
-    assert store.totals()["requests"]["get"] <= 20 + 1 + 3 + 3 + 1  # and which database it is
+    assert store.totals()["requests"]["get"] <= 20 + 1 + 3 + 3 + 1  # the last one reads which database it is
 
 
 # -- keeping --------------------------------------------------------------------------------------------------
@@ -334,9 +334,9 @@ def test_without_consumers_only_the_newest_load_records_are_kept(world: ChangeWo
     assert world.load_records == list(range(25, 81))
 
 
-def mark_at(seq: int, wal_id: int, *, created_s: int = 1_000, **options: Any) -> Checkpoint:
-    mark = LoadRecord("done", Seq(seq), 0, place=LoadPosition(Seq(seq - 1), WalId(wal_id)), **options)
-    return Checkpoint(SYSTEM_IDS.uuid(), ManifestId(7), created_s, None, encode_load(mark))
+def record_at(seq: int, wal_id: int, *, created_s: int = 1_000, **options: Any) -> Checkpoint:
+    record = LoadRecord("done", Seq(seq), 0, place=LoadPosition(Seq(seq - 1), WalId(wal_id)), **options)
+    return Checkpoint(SYSTEM_IDS.uuid(), ManifestId(7), created_s, None, encode_load(record))
 
 
 def waiting(position: Position, expires_s: int | None) -> Checkpoint:
@@ -350,7 +350,7 @@ def expiries(manifest: Manifest) -> list[int | None]:
 
 
 def test_a_load_record_decodes_with_its_position_or_without_one() -> None:
-    entry = mark_at(9, 4, replaces=True, owner="a b&c")
+    entry = record_at(9, 4, replaces=True, owner="a b&c")
     (held,) = held_loads(Manifest(checkpoints=(entry,)))
     assert held == HeldLoad(
         entry, LoadRecord("done", Seq(9), 0, "", "a b&c", LoadPosition(Seq(8), WalId(4)), replaces=True)
@@ -360,7 +360,7 @@ def test_a_load_record_decodes_with_its_position_or_without_one() -> None:
 
 
 def test_a_load_record_expires_with_the_last_retention_checkpoint_that_needs_it() -> None:
-    manifest = Manifest(checkpoints=(mark_at(9, 4),))
+    manifest = Manifest(checkpoints=(record_at(9, 4),))
     spare_s = 1_000 + RECORD_LIFETIME_S
 
     def settled(*consumers: Checkpoint) -> list[int | None]:
@@ -382,7 +382,7 @@ def test_a_load_record_expires_with_the_last_retention_checkpoint_that_needs_it(
 
 
 def test_an_expired_load_record_is_removed_although_a_consumer_needs_it() -> None:
-    expired = settle_load_records(Manifest(checkpoints=(mark_at(9, 4),)), now_s=1_000)
+    expired = settle_load_records(Manifest(checkpoints=(record_at(9, 4),)), now_s=1_000)
 
     needed = waiting(Position(WalId(1), 0), None)
     settled = settle_load_records(
@@ -393,7 +393,7 @@ def test_an_expired_load_record_is_removed_although_a_consumer_needs_it() -> Non
 
 
 def test_a_replacing_load_is_not_kept_for_retention_checkpoints() -> None:
-    manifest = Manifest(checkpoints=(mark_at(9, 4, replaces=True), waiting(Position(WalId(1), 0), None)))
+    manifest = Manifest(checkpoints=(record_at(9, 4, replaces=True), waiting(Position(WalId(1), 0), None)))
 
     settled = settle_load_records(manifest, now_s=1_000)
 
@@ -420,7 +420,7 @@ STEPS = st.sampled_from(
 
 
 class Consumer:
-    """Keeps what it got and where it was together, as a table and its offset in one transaction are."""
+    """Stores changes and position together, as a consumer does that writes both in one transaction."""
 
     def __init__(self, world: ChangeWorld) -> None:
         self.world = world
@@ -476,11 +476,11 @@ def test_every_change_is_delivered_once_after_any_sequence_of_steps(
             case "consume":
                 consumer.consume(None)
             case _ if crashes:
-                consumer.follow(consumer.stored)  # what was committed since the last look is not in the pin
+                consumer.follow(consumer.stored)  # later than the position of the retention checkpoint
             case _:
                 consumer.reader.close()
                 consumer.follow()
-    # A version that was collected as soon as it had a successor hides the next one for a minute.
+    # Where collected manifests left a gap, a reader finds the latest manifest after a minute.
     world.clock.advance(60_001)
     consumer.consume(None)
 

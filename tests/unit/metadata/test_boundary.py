@@ -1,4 +1,4 @@
-"""The boundary object: it only grows, is never forgotten and never read from a cache."""
+"""The boundary: it only grows, must not be deleted, and is never read from a cache."""
 
 from __future__ import annotations
 

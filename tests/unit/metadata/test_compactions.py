@@ -1,4 +1,4 @@
-"""The compactions file: life cycle, edits and what version 1 means."""
+"""The compactions file: life cycle, edits and how version 1 is read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from flagstone.metadata.manifest_codec import ULID
 from flagstone.types import KeyRange, RunId, Seq, Ulid
 
 SPEC = TieredSpec((Ulid(5), Ulid(4)), (RunId(7), RunId(3)), RunId(3), b"seg")
-TABLE = SsTable(Ulid(9 << 80), SsTableInfo(b"a", b"z", 10, 5, 10, 0))
+SST = SsTable(Ulid(9 << 80), SsTableInfo(b"a", b"z", 10, 5, 10, 0))
 
 
 def job(number: int, status: JobStatus = JobStatus.SUBMITTED) -> Job:
@@ -46,12 +46,12 @@ def test_an_empty_compactions_file_has_the_known_bytes() -> None:
 
 def test_an_encoded_compactions_file_decodes_to_the_same_jobs() -> None:
     context = JobContext(
-        (Subcompaction(BytesRange.of(KeyRange(None, b"m")), (TABLE,)), Subcompaction(BytesRange())), Seq(77)
+        (Subcompaction(BytesRange.of(KeyRange(None, b"m")), (SST,)), Subcompaction(BytesRange())), Seq(77)
     )
     held = Compactions(
         3,
         (
-            Job(Ulid(1), SPEC, JobStatus.COMPACTED, (TABLE,), Worker("w", 99)),
+            Job(Ulid(1), SPEC, JobStatus.COMPACTED, (SST,), Worker("w", 99)),
             Job(Ulid(2), DrainSpec(b"seg", (Ulid(8),), (RunId(1),)), JobStatus.FAILED),
             Job(Ulid(3), SPEC, JobStatus.RUNNING, (), Worker("", 0), context),
         ),
@@ -66,7 +66,7 @@ def test_jobs_are_read_in_order_of_their_ids() -> None:
 
 @pytest.mark.parametrize("status", [JobStatus.SUBMITTED, JobStatus.SCHEDULED, JobStatus.RUNNING])
 def test_outputs_of_an_unfinished_job_are_ignored(status: JobStatus) -> None:
-    held = Compactions(0, (replace(job(1, status), output_ssts=(TABLE,)),))
+    held = Compactions(0, (replace(job(1, status), output_ssts=(SST,)),))
     assert decode_compactions(encode_compactions(held)).jobs[0].output_ssts == ()
 
 

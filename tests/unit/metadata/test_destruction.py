@@ -1,4 +1,4 @@
-"""The mark in the manifest: its name, what it forbids, and what the next database takes over."""
+"""The destruction mark in the manifest: its name, the edits it forbids, and what the next database inherits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Epochs: the later claim wins, and the earlier owner can do nothing more."""
+"""Epochs: the later claim owns the role, and every edit of the earlier owner is refused."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_an_earlier_writer_stays_fenced(manifests: ManifestStore) -> None:
         manifests.update(first.guard(touch))
     assert caught.value.reason == "fenced"
     with pytest.raises(Closed, match="epoch 2"):
-        first.check(before.value)  # even an old manifest does not bring it back
+        first.check(before.value)  # not even by an old manifest
     manifests.update(second.guard(touch))
     assert manifests.require_latest().value.last_l0_seq == 2
 
@@ -93,7 +93,7 @@ def test_a_coordinator_cannot_claim_the_compactions_file_after_a_newer_one(
     with pytest.raises(Closed):
         claim_compactions(compactions, slow)
     with pytest.raises(Closed):
-        claim_compactions(compactions, fast)  # a second claim with one epoch is nobody's right
+        claim_compactions(compactions, fast)  # one epoch claims the file only once
 
 
 def test_a_writer_has_no_claim_to_the_compactions_file() -> None:

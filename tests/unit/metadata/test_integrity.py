@@ -1,4 +1,4 @@
-"""The checksums of manifests, compactions files and boundaries, which the format has no place for."""
+"""The checksums that we append to manifests, compactions files and boundaries."""
 
 from __future__ import annotations
 

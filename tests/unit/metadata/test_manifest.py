@@ -33,7 +33,7 @@ from flagstone.metadata.manifest_codec import decode_manifest, encode_manifest
 from flagstone.types import ManifestId, RunId, Seq, Ulid, WalId
 
 
-def table(number: int) -> SsTable:
+def sst(number: int) -> SsTable:
     return SsTable(Ulid(number << 80), SsTableInfo(b"a", b"z", 10, 5, 10, 0))
 
 
@@ -41,7 +41,7 @@ def flush(
     number: int, *, prefixes: tuple[bytes, ...] = (b"",), points: SequenceTracker | None = None
 ) -> Flush:
     return Flush(
-        tables=tuple((prefix, table(10 * number + i)) for i, prefix in enumerate(prefixes)),
+        tables=tuple((prefix, sst(10 * number + i)) for i, prefix in enumerate(prefixes)),
         replay_after_wal_id=WalId(number),
         wal_id_last_seen=WalId(number + 1),
         last_clock_tick=1000 * number,
@@ -71,10 +71,10 @@ def test_flushes_add_ssts_to_l0_and_repeating_one_changes_nothing() -> None:
     twice = apply_flush(once, flush(2))
     check_manifest(twice, once)
     assert [view.id >> 80 for view in twice.tree.l0] == [20, 10]
-    assert set(twice.ssts) == {table(20).id, table(10).id}
+    assert set(twice.ssts) == {sst(20).id, sst(10).id}
     assert (twice.last_l0_seq, twice.replay_after_wal_id, twice.wal_id_last_seen) == (200, 2, 3)
     assert twice.sequence_tracker == points
-    assert twice.table(twice.tree.l0[0]) == table(20)
+    assert twice.table(twice.tree.l0[0]) == sst(20)
 
 
 def test_a_flush_adds_one_sst_to_each_segment() -> None:
@@ -92,31 +92,31 @@ def test_a_compaction_replaces_its_sources_and_removes_their_ssts() -> None:
     after = apply_compaction(
         before,
         segment=b"",
-        l0=(table(20).id, table(10).id),
+        l0=(sst(20).id, sst(10).id),
         runs=(),
         destination=RunId(0),
-        output=(table(30), table(31)),
+        output=(sst(30), sst(31)),
     )
     check_manifest(after, before)
-    assert set(after.ssts) == {table(30).id, table(31).id}
+    assert set(after.ssts) == {sst(30).id, sst(31).id}
     assert list(after.run_ids) == [0]
-    assert after.newest_l0 == table(20).id
+    assert after.newest_l0 == sst(20).id
 
 
 def test_a_compaction_of_one_segment_changes_no_other() -> None:
     before = apply_flush(new_manifest(), flush(1, prefixes=(b"a", b"b")))
-    after = apply_compaction(before, segment=b"a", l0=(table(10).id,), runs=(), destination=None)
-    assert set(after.ssts) == {table(11).id}
+    after = apply_compaction(before, segment=b"a", l0=(sst(10).id,), runs=(), destination=None)
+    assert set(after.ssts) == {sst(11).id}
     assert [segment.prefix for segment in drop_empty_segments(after).segments] == [b"b"]
     assert drop_empty_segments(before) is before
 
 
 def test_compacted_ssts_are_removed_from_the_list_of_their_lender() -> None:
-    db = ExternalDb("parent", UUID(int=1), UUID(int=2), (table(10).id, table(99).id))
+    db = ExternalDb("parent", UUID(int=1), UUID(int=2), (sst(10).id, sst(99).id))
     before = replace(apply_flush(new_manifest(), flush(1)), external_dbs=(db,))
-    assert before.path_of_owner(table(10).id) == "parent"
-    assert before.path_of_owner(table(20).id) is None
-    after = apply_compaction(before, segment=b"", l0=(table(10).id,), runs=(), destination=None)
+    assert before.path_of_owner(sst(10).id) == "parent"
+    assert before.path_of_owner(sst(20).id) is None
+    after = apply_compaction(before, segment=b"", l0=(sst(10).id,), runs=(), destination=None)
     assert after.external_dbs == (replace(db, sst_ids=()),)
 
 
@@ -169,7 +169,7 @@ def test_a_stored_view_of_an_unknown_sst_raises_corrupt_data() -> None:
 
 def test_a_stored_view_that_excludes_its_start_raises_corrupt_data() -> None:
     odd = BytesRange(start=Bound(BoundKind.EXCLUDED, b"k"))
-    run = SortedRun(RunId(1), (SstView(Ulid(1), table(10).id, odd),))
+    run = SortedRun(RunId(1), (SstView(Ulid(1), sst(10).id, odd),))
     with pytest.raises(CorruptData, match="exclude its start"):
         decode_manifest(broken(tree=Tree((), (run,))))
 

@@ -87,7 +87,7 @@ def test_a_reader_finds_the_latest_version_however_far_behind_it_is(
 
 
 def test_reading_the_latest_version_costs_two_requests() -> None:
-    store = Counted()
+    store = RecordingStore()
     manifests = ManifestStore(store, PATHS)
     grow_to(manifests, 2)
     manifests.require_latest()
@@ -209,7 +209,7 @@ def test_a_boundary_without_any_version_raises_corrupt_data(
 
 
 def stalled_writer(store: MemoryStore) -> tuple[ManifestStore, Versioned[Manifest]]:
-    """A writer that read version 3 and fell asleep; versions 4 to 9 came and went, 10 is current."""
+    """A writer that read version 3 and stalled; versions 4 to 9 are collected, and 10 is the latest."""
     manifests = ManifestStore(store, PATHS)
     grow_to(manifests, 3)
     stalled = ManifestStore(store, PATHS)
@@ -235,14 +235,14 @@ def test_a_reader_ignores_the_version_that_a_stalled_writer_left_behind_the_boun
     stalled, base = stalled_writer(store)
     with pytest.raises(SequencedConflict):
         stalled.create_next(next_epoch(base), base)
-    assert store.get(path(4)).data  # it is there, and `reader` finds it when it probes after 3
+    assert store.get(path(4)).data  # it exists, and `reader` finds it when it probes after 3
     assert reader.require_latest().id == 10
 
 
 def test_without_the_boundary_check_a_stalled_writer_commits(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The proof that the two tests above can fail: without the check, the stale write passes for committed."""
+    """Proves that the two tests above can fail: without the check the stale write counts as committed."""
     stalled, base = stalled_writer(store)
     monkeypatch.setattr(Boundary, "admits", lambda self, created_id: True)
     assert stalled.create_next(next_epoch(base), base).id == 4
@@ -313,8 +313,8 @@ def test_a_version_is_stored_as_encoded_with_a_checksum(manifests: ManifestStore
     assert store.get(path(2)).data == seal_metadata(encode_manifest(manifests.load(2)), path(2))
 
 
-class Counted(MemoryStore):
-    """Remembers what it is asked."""
+class RecordingStore(MemoryStore):
+    """Records every get, list and create."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -341,7 +341,7 @@ BOUNDARY = "get db/gc/manifest.boundary"
 
 
 def test_polling_costs_one_request_and_once_a_minute_two(clock: VirtualClock) -> None:
-    store = Counted()
+    store = RecordingStore()
     manifests = ManifestStore(store, PATHS, clock=clock)
     grow_to(manifests, 2)
     store.taken()
@@ -355,7 +355,7 @@ def test_polling_costs_one_request_and_once_a_minute_two(clock: VirtualClock) ->
 
 
 def test_a_poll_that_finds_a_new_version_reads_the_boundary(clock: VirtualClock) -> None:
-    store = Counted()
+    store = RecordingStore()
     manifests, other = ManifestStore(store, PATHS, clock=clock), ManifestStore(store, PATHS, clock=clock)
     grow_to(manifests, 2)
     other.update(next_epoch)
@@ -373,12 +373,12 @@ def test_a_poll_after_a_suspension_finds_the_latest_version_behind_a_gap(
     assert sleeper.poll().id == 3
     grow_to(manifests, 10)
     manifests.delete(range(1, 10), bounded=False)
-    clock.shift_wall(61_000)  # suspended: the wall clock moved on, elapsed time did not
+    clock.shift_wall(61_000)  # as after a suspension: only the wall clock advances
     assert sleeper.poll().id == 10
 
 
 def test_an_update_of_our_own_recent_version_reads_no_version_first(clock: VirtualClock) -> None:
-    store = Counted()
+    store = RecordingStore()
     manifests = ManifestStore(store, PATHS, clock=clock)
     grow_to(manifests, 2)
     store.taken()
@@ -387,11 +387,11 @@ def test_an_update_of_our_own_recent_version_reads_no_version_first(clock: Virtu
     assert store.taken() == [f"put {path(3)}", BOUNDARY]
     clock.sleep(61)
     assert manifests.update(next_epoch).id == 4
-    assert store.taken()[0].startswith("list"), "too long ago to assume anything"
+    assert store.taken()[0].startswith("list"), "too long ago to assume that it is the latest"
 
 
 def test_a_version_of_another_process_is_assumed_to_be_current_for_a_moment(clock: VirtualClock) -> None:
-    store = Counted()
+    store = RecordingStore()
     grow_to(ManifestStore(store, PATHS), 2)
     manifests = ManifestStore(store, PATHS, clock=clock)
     manifests.require_latest()
@@ -416,7 +416,7 @@ def test_an_edit_that_refuses_or_changes_nothing_is_repeated_on_the_latest_versi
     def only_after_a_claim(now: Versioned[Manifest]) -> Manifest:
         seen.append(now.id)
         if not now.value.compactor_epoch:
-            raise InvalidRequest("nobody has claimed it")
+            raise InvalidRequest("the role is not claimed")
         return next_epoch(now)
 
     assert manifests.update(only_after_a_claim).id == 4

@@ -1,4 +1,4 @@
-"""A clock that ran ahead: writes are refused until time catches up, unless repair resets what it stored."""
+"""A clock that ran ahead: writes are refused until time catches up, unless repair resets the stored times."""
 
 from __future__ import annotations
 

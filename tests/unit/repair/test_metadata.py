@@ -1,4 +1,4 @@
-"""Manifests, boundaries, compactions files and half-made databases."""
+"""Manifests, boundaries, compactions files and unfinished databases."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_checkpoint_whose_ssts_are_gone_is_deleted() -> None:
     with world.open() as db:
         db.put(b"c", b"4")
         db.flush()
-    # The current state does not need it: as after a compaction.
+    # The latest manifest does not need the SST, as after a compaction.
     manifest_id, manifest = world.manifest()
 
     tree = replace(manifest.tree, l0=tuple(view for view in manifest.tree.l0 if view.sst_id != lost))
@@ -145,7 +145,7 @@ def test_an_sst_that_is_gone_leaves_the_manifest_and_its_keys_are_named() -> Non
     world = RepairWorld()
     world.write_and_crash({b"a": b"1"}, {b"b": b"2"}, {b"c": b"3"}, flushed=3)
     _, manifest = world.manifest()
-    lost = next(sst_id for sst_id, table in manifest.ssts.items() if table.info.first_entry == b"b")
+    lost = next(sst_id for sst_id, sst in manifest.ssts.items() if sst.info.first_entry == b"b")
     path = PATHS.table(lost)
     world.store.delete(path)
     for wal_id in world.wal_ids():
@@ -173,7 +173,7 @@ def test_an_sst_that_is_gone_is_made_again_from_the_wal() -> None:
     assert [(defect.kind, defect.gives_up) for defect in report.defects] == [("missing sst", "")] * 3
     assert report.losses.ssts == ()
     _, repaired = world.manifest()
-    assert len(repaired.tree.l0) == 3, "each stands where the lost one stood"
+    assert len(repaired.tree.l0) == 3, "each is at the position of the lost one"
     assert world.rows() == world.model
 
 
@@ -289,8 +289,8 @@ def test_an_unreadable_compactions_file_is_replaced(world: RepairWorld) -> None:
 
 def test_a_job_whose_output_is_gone_is_marked_as_failed(world: RepairWorld) -> None:
     _, manifest = world.manifest()
-    table = replace(next(iter(manifest.ssts.values())), id=world.ids.ulid())
-    job = _job(world, status=JobStatus.COMPACTED, output_ssts=(table,))
+    sst = replace(next(iter(manifest.ssts.values())), id=world.ids.ulid())
+    job = _job(world, status=JobStatus.COMPACTED, output_ssts=(sst,))
     job = replace(job, id=type(job.id)(job.id - (1 << 80)))
     world.store.put(PATHS.compactions(CompactionsId(1)), encode_compactions(Compactions(0, (job,))))
 
@@ -300,7 +300,7 @@ def test_a_job_whose_output_is_gone_is_marked_as_failed(world: RepairWorld) -> N
     assert [found.status for found in latest.jobs] == [JobStatus.FAILED]
 
 
-# -- half-made databases ----------------------------------------------------------------------------------
+# -- unfinished databases ---------------------------------------------------------------------------------
 
 
 def test_wal_files_without_a_manifest_become_a_database_again() -> None:
@@ -356,7 +356,7 @@ def test_a_clone_that_is_not_finished_is_finished(world: RepairWorld) -> None:
 
     paths = type(PATHS)("clone")
     world.admin().clone("clone")
-    # As if the maker had died before the last manifest.
+    # As after a crash before the last manifest.
     world.store.delete(paths.manifest(ManifestId(2)))
     admin = world.admin("clone")
     with pytest.raises(InvalidRequest):
@@ -409,8 +409,8 @@ def test_a_crash_at_any_request_of_a_repair_leaves_a_database_that_can_be_repair
             newest, manifest = world.manifest()
             ahead = world.clock.now_ms() + 10**9
             world.put_manifest(newest, replace(manifest, last_l0_clock_tick=ahead))
-        died = _repair_that_dies(world, step)
-        if not died:
+        crashed = _repair_that_crashes(world, step)
+        if not crashed:
             assert world.plan().sound
             assert world.rows() == world.model
             assert step > 3
@@ -424,7 +424,7 @@ def test_a_crash_at_any_request_of_a_repair_leaves_a_database_that_can_be_repair
     pytest.fail("a repair takes fewer writes than that")
 
 
-def _repair_that_dies(world: RepairWorld, step: int) -> bool:
+def _repair_that_crashes(world: RepairWorld, step: int) -> bool:
     """Repair, and crash at the `step`-th write; returns whether there was such a write."""
     store = FaultyStore(world.store, [Fault("crash", nth=step, op="[pcd]*")])  # put*, copy, delete*
     try:

@@ -26,16 +26,16 @@ from kit.faults import InterposingStore
 from kit.repair import PATHS, RepairWorld
 
 
-def reuse_a_number(store: MemoryStore | TwoPhaseStore) -> None:
-    """Let the last WAL file with rows begin with a number of the one before."""
+def reuse_a_sequence_number(store: MemoryStore | TwoPhaseStore) -> None:
+    """Give the last WAL file with rows a sequence number of an earlier one."""
     paths = [meta.path for meta in store.list(PATHS.wal_folder) if meta.size]
     rows = decode_wal(store.get(paths[-1]).data, paths[-1])
     store.put(paths[-1], encode_wal([(row[0], 1, *row[2:]) for row in rows]))
 
 
 def test_a_wal_in_a_store_of_its_own_is_repaired_there() -> None:
-    main, log = MemoryStore(), MemoryStore()
-    db = open_database("db", store=main, wal_store=log, settings=IDLE)
+    main, wal_store = MemoryStore(), MemoryStore()
+    db = open_database("db", store=main, wal_store=wal_store, settings=IDLE)
     for key in (b"a", b"b", b"c"):
         db.put(key, b"value")
         db.flush("wal")
@@ -43,16 +43,16 @@ def test_a_wal_in_a_store_of_its_own_is_repaired_there() -> None:
     db.close()
     for meta in list(main.list("db")):
         main.put(meta.path, left[meta.path]) if meta.path in left else main.delete(meta.path)
-    reuse_a_number(log)
-    admin = Admin("db", store=main, wal_store=log)
+    reuse_a_sequence_number(wal_store)
+    admin = Admin("db", store=main, wal_store=wal_store)
     assert not admin.repair().sound
 
     report = admin.repair(plan_only=False)
 
     assert report.applied
     assert admin.verify().ok
-    assert all(log.get(path).data for path in report.kept_aside)
-    with open_database("db", store=main, wal_store=log, settings=IDLE) as db:
+    assert all(wal_store.get(path).data for path in report.kept_aside)
+    with open_database("db", store=main, wal_store=wal_store, settings=IDLE) as db:
         assert [key for key, _ in db.scan()] == [b"a", b"b", b"c"]
 
 
@@ -71,7 +71,7 @@ def test_rows_go_to_their_segments_and_a_new_segment_needs_the_extractor() -> No
     db.put(b"bbb/1", b"3")
     db.flush("wal")
     world.crash(db)
-    reuse_a_number(world.store)
+    reuse_a_sequence_number(world.store)
     before = world.objects("db")
     with pytest.raises(InvalidRequest, match="segment_extractor"):
         world.admin().repair(plan_only=False)
@@ -115,7 +115,7 @@ def test_a_database_on_a_two_phase_store_is_repaired(tmp_path: Path) -> None:
     for key in (b"a", b"b", b"c"):
         db.put(key, b"value")
         db.flush("wal")
-    reuse_a_number(store)
+    reuse_a_sequence_number(store)
     admin = Admin("db", store=store, ids=SYSTEM_IDS)
 
     report = admin.repair(plan_only=False)
@@ -165,7 +165,7 @@ def test_a_plan_beside_a_busy_writer_finds_nothing() -> None:
 def test_a_writer_that_opens_the_database_during_a_repair_loses_no_acknowledged_row(at: int) -> None:
     world = RepairWorld()
     world.write_and_crash({b"a": b"1"}, {b"b": b"2"}, {b"c": b"3"}, flushed=2)
-    # Opening takes the reused number for flushed and skips it in silence, so a writer can open this database.
+    # Opening takes the reused sequence number for flushed and skips it, so a writer can open this database.
     _, second, third = world.wal_ids()
     (row,) = world.wal_rows(third)
     world.store.put(PATHS.wal(WalId(second)), b"")

@@ -47,7 +47,7 @@ def test_a_sound_database_has_nothing_to_repair(world: RepairWorld) -> None:
 def test_a_reused_sequence_number_is_renumbered_and_no_row_is_given_up(world: RepairWorld) -> None:
     _, second, third, _ = world.wal_ids()
     reused = world.wal_rows(second)[-1][1]
-    # A torn batch: rows under the number that the next file uses again.
+    # A torn batch: its rows have a sequence number that the next WAL file uses again.
     torn = (b"torn", reused + 1, VALUE, b"half", world.wal_rows(second)[-1][4], None)
     world.put_wal(second, [*world.wal_rows(second), torn])
     must_not_open(world)
@@ -74,7 +74,7 @@ def test_the_later_write_in_the_wal_wins_over_a_row_with_the_same_sequence_numbe
 
     world.repair()
 
-    assert world.rows() == world.model, "file three wrote a=3 after the torn a"
+    assert world.rows() == world.model, "the third file wrote a=3 after the torn row"
 
 
 def test_a_wal_file_that_starts_over_with_old_sequence_numbers_is_kept(world: RepairWorld) -> None:
@@ -101,7 +101,7 @@ def test_a_sequence_number_used_twice_inside_a_wal_file_keeps_both_writes_in_ord
 
 
 def test_a_row_whose_reused_sequence_number_counts_as_flushed_is_kept(world: RepairWorld) -> None:
-    # The first file's rows are in an SST. The second one begins with a number of the first: opening would skip it.
+    # The rows of the first file are in an SST. The second begins with a sequence number of the first: opening skips it.
     first, second, *_ = world.wal_ids()
     flushed = world.wal_rows(first)[-1][1]
     (row,) = world.wal_rows(second)
@@ -163,7 +163,7 @@ def test_a_truncated_wal_file_is_given_up_and_no_other(world: RepairWorld, which
         del world.model[key]
     assert world.rows() == world.model
     copy = next(kept for kept in report.kept_aside if kept.endswith(path.rpartition("/")[2]))
-    assert len(world.store.get(copy).data) == size, "what was removed can be put back by hand"
+    assert len(world.store.get(copy).data) == size, "the removed bytes can be put back by hand"
 
 
 def test_sound_blocks_of_a_damaged_wal_file_are_kept() -> None:

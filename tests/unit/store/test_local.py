@@ -1,4 +1,4 @@
-"""What the folder store promises beyond the contract: durability, crashes, other processes, SlateDB beside it."""
+"""The local store beyond the contract: durability, crashes, other processes, and SlateDB on the same folder."""
 
 from __future__ import annotations
 

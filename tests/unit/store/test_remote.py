@@ -1,4 +1,4 @@
-"""The remote adapter without a remote: errors, secrets, pickles and forks."""
+"""The remote store without a server: errors, secrets, pickles and forks."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ OPTIONS = {
     "session_token": f"ST{SECRET}",
     "allow_http": True,
 }
-SAID = "Generic S3 error: Error performing PUT http://h/b/x?X-Sig=abc in 1ms - "
-STATUS = SAID + "Server returned non-2xx status code: "
+PREFIX = "Generic S3 error: Error performing PUT http://h/b/x?X-Sig=abc in 1ms - "
+STATUS = PREFIX + "Server returned non-2xx status code: "
 
 
 @pytest.fixture(autouse=True)
-def no_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the client from asking a metadata service for credentials: these tests talk to nobody."""
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the client from requesting credentials of a metadata service: these tests use no network."""
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "from-environment")
@@ -82,9 +82,9 @@ def store() -> RemoteStore:
             InvalidRequest,
         ),
         (raw.GenericError(STATUS + "501 Not Implemented"), "put_if_absent", InvalidRequest),
-        (raw.GenericError(SAID + "HTTP error: builder error"), "get", InvalidRequest),
-        (raw.GenericError(SAID + "HTTP error: error sending request"), "put", Unavailable),
-        (raw.GenericError(SAID + "operation timed out"), "put_if_absent", Unavailable),
+        (raw.GenericError(PREFIX + "HTTP error: builder error"), "get", InvalidRequest),
+        (raw.GenericError(PREFIX + "HTTP error: error sending request"), "put", Unavailable),
+        (raw.GenericError(PREFIX + "operation timed out"), "put_if_absent", Unavailable),
         (ConnectionResetError("reset"), "get", Unavailable),
     ],
 )
@@ -140,12 +140,12 @@ def test_a_pickled_store_has_no_secrets_without_pickle_secrets(store: RemoteStor
     assert "'region': 'us-east-1'" in repr(arrived)
     assert "secret_access_key" not in repr(arrived)
     for other in (arrived, again):
-        # The environment's credentials sign the request, which then finds nobody listening.
+        # The credentials of the environment sign the request, which then fails because no server listens.
         with pytest.raises(Unavailable, match=r"http://127.0.0.1:1/bucket/folder/x") as error:
             other.get("x")
         assert "secret_access_key" in error.value.__notes__[0]
-    told = RemoteStore("s3://bucket/folder", options=OPTIONS, pickle_secrets=True)
-    assert repr(pickle.loads(pickle.dumps(told))) == repr(told)
+    with_secrets = RemoteStore("s3://bucket/folder", options=OPTIONS, pickle_secrets=True)
+    assert repr(pickle.loads(pickle.dumps(with_secrets))) == repr(with_secrets)
 
 
 def test_refused_options_and_urls_get_a_hint_and_show_no_secret() -> None:
@@ -226,14 +226,14 @@ def run_forking(before: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_fork_after_io_is_refused_instead_of_hanging() -> None:
-    told = run_forking("use(store)").stdout.splitlines()
+    lines = run_forking("use(store)").stdout.splitlines()
 
-    assert told[0].startswith("Unavailable")
-    assert [line.split()[0] for line in told[1:]] == ["InvalidRequest", "InvalidRequest"]
-    assert "spawn" in told[1]
+    assert lines[0].startswith("Unavailable")
+    assert [line.split()[0] for line in lines[1:]] == ["InvalidRequest", "InvalidRequest"]
+    assert "spawn" in lines[1]
 
 
 def test_a_fork_before_io_works() -> None:
-    told = run_forking("").stdout.splitlines()
+    lines = run_forking("").stdout.splitlines()
 
-    assert [line.split()[0] for line in told] == ["Unavailable", "Unavailable"]
+    assert [line.split()[0] for line in lines] == ["Unavailable", "Unavailable"]

@@ -1,4 +1,4 @@
-"""A bad answer of the store, or of the disk: dropped from the cache, asked for once more, and never kept."""
+"""A bad answer of the store or of the disk cache is read once more and never kept."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_damage_of_the_object_itself_is_raised_after_the_second_read(store: Lyin
                 reader.get(KEYS[0])
             assert caught.value.object == path
             assert store.asked == 2
-            assert not any(tmp_path.rglob("*.part")), "nothing of it is kept"
+            assert not any(tmp_path.rglob("*.part")), "no part of it is cached"
 
 
 @pytest.mark.parametrize("at", [0, 13, 40, -1])

@@ -121,5 +121,7 @@ def test_the_native_client_loads_only_when_it_is_needed() -> None:
         "resolve('s3://b')\n"
         "print('obstore' in sys.modules)\n"
     )
-    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert told.split() == ["False", "True"]
+    printed = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout
+    assert printed.split() == ["False", "True"]

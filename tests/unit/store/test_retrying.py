@@ -1,4 +1,4 @@
-"""Every way an answer can get lost, and what the caller must be told."""
+"""Every way in which an answer can get lost, and the result or error that the caller gets."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class PauseClock(VirtualClock):
 
 
 class Flaky(MemoryStore):
-    """Fails as scripted: "before" the effect, "after" it (the answer is lost), "refused" for sure, or "ok".
+    """Fails as scripted: "before" the effect, "after" it (the answer is lost), "refused" without effect, or "ok".
 
-    `then` runs once after a scripted failure, as the rest of the world would in that moment.
+    `then` runs once after a scripted failure, as another process does in that moment.
     """
 
     def __init__(self, *script: str, keeps_tokens: bool = True) -> None:
@@ -55,19 +55,19 @@ class Flaky(MemoryStore):
         self.calls.append(verb)
         match script.popleft() if script else "ok":
             case "before":
-                self._world()
+                self._run_then()
                 raise Unavailable("503")
             case "refused":
-                self._world()
+                self._run_then()
                 raise NotWritten("disk full")
             case "after":
                 act()
-                self._world()
+                self._run_then()
                 raise Unavailable("timed out")
             case _:
                 return act()
 
-    def _world(self) -> None:
+    def _run_then(self) -> None:
         then, self.then = self.then, None
         if then is not None:
             then()

@@ -1,4 +1,4 @@
-"""What the two-phase store promises when nobody crashes."""
+"""The two-phase store without crashes."""
 
 from __future__ import annotations
 
@@ -107,12 +107,12 @@ def test_a_deleted_path_is_refused_to_creators_until_its_record_is_forgotten(wor
     with pytest.raises(ObjectMissing):
         store.get("wal/1")
     with pytest.raises(ObjectExists):
-        store.put_if_absent("wal/1", b"zombie")
+        store.put_if_absent("wal/1", b"late")
     assert store.collect_garbage().records == []
     world.clock.sleep(DAY_MS / 1000)
     assert store.collect_garbage(dry_run=True).records == ["wal/1"]
     assert store.collect_garbage().records == ["wal/1"]
-    assert store.put_if_absent("wal/1", b"anew")
+    assert store.put_if_absent("wal/1", b"again")
 
 
 def test_a_plain_put_replaces_what_was_written_conditionally_or_deleted(world: TwoPhaseWorld) -> None:
@@ -262,7 +262,7 @@ def test_a_decided_write_without_its_source_is_reported_as_damage(world: TwoPhas
 
 def test_a_create_succeeds_although_the_answer_of_the_commit_log_was_lost(world: TwoPhaseWorld) -> None:
     class LostAnswers(Stepped):
-        """A client that repeats each insertion, as one does whose first answer was lost."""
+        """A client that repeats each insertion, as after a lost answer."""
 
         def insert(self, record: CommitRecord) -> bool:
             self._target.insert(record)

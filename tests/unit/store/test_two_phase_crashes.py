@@ -1,4 +1,4 @@
-"""A two-phase writer dies at every single step; whoever comes next finds the old state or the new one."""
+"""A two-phase writer crashes at every step; the next process finds the old object or the new one."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ CASES = {
 
 @pytest.fixture
 def worlds(tmp_path: Path) -> Iterator[Callable[[], TwoPhaseWorld]]:
-    """Makes fresh worlds, each with its own log."""
+    """Makes worlds, each with a commit log of its own."""
     made: list[TwoPhaseWorld] = []
 
     def make() -> TwoPhaseWorld:
@@ -90,7 +90,7 @@ def worlds(tmp_path: Path) -> Iterator[Callable[[], TwoPhaseWorld]]:
 def crashed(
     make: Callable[[], TwoPhaseWorld], prepare: Write, write: Write
 ) -> Iterator[tuple[TwoPhaseWorld, bool]]:
-    """One world for each point at which the write can be stopped, and whether it was acknowledged."""
+    """One world for each point at which the write can crash, and whether the write was acknowledged."""
     for call in itertools.count():
         for moment in ("before", "after"):
             world = make()
@@ -112,7 +112,7 @@ def read(store: TwoPhaseStore) -> bytes | None:
 
 
 def check_final(world: TwoPhaseWorld, expected: bytes | None) -> None:
-    """After repair and collection the base holds exactly what readers see."""
+    """After recovery and collection the base has exactly the objects that readers see."""
     store = world.process()
     store.recover()
     store.collect_garbage(min_age_ms=0)
@@ -133,7 +133,7 @@ def test_readers_after_a_crash_see_the_old_or_the_new_object_and_never_the_other
         assert found == new if acknowledged else found in (old, new)
         seen.append(found)
         check_final(world, found)
-    # The commit point is a point: once the new state was seen, later crashes never show the old one.
+    # There is one commit point: from it on, no crash shows the old object.
     assert seen == sorted(seen, key=lambda found: found == new)
     assert {*seen} == {old, new}
 

@@ -1,4 +1,4 @@
-"""Destroying a database on a two-phase store: its records and temporaries go with it, and its path is used again."""
+"""Destroying a database on a two-phase store deletes its records and temporaries and frees its path."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_crashed_destruction_is_completed_on_a_two_phase_store(tmp_path: Path,
         try:
             Admin("db", store=dying).destroy()
         except Crashed:
-            with suppress(InvalidRequest):  # it was finished before
+            with suppress(InvalidRequest):  # it was complete
                 Admin("db", store=rig.store).destroy()
         assert rig.temporaries("db") == []
         assert {record.state for record in rig.records("db")} == {RecordState.COMMITTED}
@@ -139,7 +139,7 @@ def test_an_intent_whose_temporary_is_gone_does_not_break_a_listing(rig: Rig) ->
 
 
 class Contradicting(MemoryStore):
-    """Says that an object exists when it is created, and that it is missing when it is read."""
+    """Refuses every create because the object exists, and every read because it is missing."""
 
     def put_if_absent(self, path: str, data: bytes, *, token: str | None = None) -> Any:
         raise ObjectExists(path)
@@ -154,18 +154,18 @@ def test_advancing_a_boundary_raises_unavailable_if_the_store_contradicts_itself
 
 
 class Restless:
-    """A commit log in which another process changes every record after each look."""
+    """A commit log in which another process changes every record after each read."""
 
     def __init__(self, inner: SqliteCommitLog, state: RecordState) -> None:
         self.inner = inner
         self.state = state
-        self.looks = 0
+        self.reads = 0
 
     def find(self, destination: str) -> CommitRecord | None:
-        self.looks += 1
-        assert self.looks < 10_000, "this does not end"
+        self.reads += 1
+        assert self.reads < 10_000, "the call does not end"
         source = f"{destination}.{SYSTEM_IDS.uuid()}.{checksum(b'x')}"
-        return CommitRecord(destination, source, self.looks, self.state, 0)
+        return CommitRecord(destination, source, self.reads, self.state, 0)
 
     def replace(self, old: CommitRecord, new: CommitRecord) -> bool:
         return False

@@ -1,4 +1,4 @@
-"""What every commit log must do, and the two-phase protocol on each of them."""
+"""The contract of commit logs, and the two-phase protocol on each of them."""
 
 from __future__ import annotations
 

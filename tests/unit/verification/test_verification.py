@@ -1,4 +1,4 @@
-"""`verify` finds what is damaged, names object and offset, and cries wolf at nothing else."""
+"""`verify` reports damage with object and offset, and reports no damage of sound objects."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def verify(folder: Path) -> Report:
 
 @pytest.fixture
 def compaction(tmp_path: Path) -> Path:
-    """A copy of a database with runs, an L0, tombstones, a log and compactions files."""
+    """A copy of a database with sorted runs, an L0, tombstones, WAL files and compactions files."""
     shutil.copytree(DATA / "compaction", tmp_path / "store")
     return tmp_path / "store"
 
 
-def referenced_table(folder: Path) -> Path:
-    """A table that the latest manifest refers to: one whose loss is damage."""
-    for table in sorted((folder / "db/compacted").iterdir()):
-        hidden = table.rename(table.with_suffix(".hidden"))
+def referenced_sst(folder: Path) -> Path:
+    """An SST that the latest manifest refers to: its loss is damage."""
+    for sst in sorted((folder / "db/compacted").iterdir()):
+        hidden = sst.rename(sst.with_suffix(".hidden"))
         lost = not verify(folder).ok
-        hidden.rename(table)
+        hidden.rename(sst)
         if lost:
-            return table
-    raise AssertionError("no referenced table")
+            return sst
+    raise AssertionError("no referenced SST")
 
 
 def change_byte(file: Path, offset: int, bits: int = 0xFF) -> None:
@@ -48,14 +48,14 @@ def change_byte(file: Path, offset: int, bits: int = 0xFF) -> None:
 
 
 def test_a_flipped_byte_in_an_sst_is_reported_with_object_and_offset(compaction: Path) -> None:
-    table = referenced_table(compaction)
-    change_byte(table, 20)
+    sst = referenced_sst(compaction)
+    change_byte(sst, 20)
 
     report = verify(compaction)
 
     assert not report.ok
     finding = report.damage[0]
-    assert finding.object == f"db/compacted/{table.name}"
+    assert finding.object == f"db/compacted/{sst.name}"
     assert finding.offset == 0, "block 0 begins there; its checksum covers byte 20"
     assert "checksum" in finding.problem
 
@@ -85,22 +85,22 @@ def test_any_changed_byte_of_an_sst_or_wal_file_is_reported(data: st.DataObject)
 
 
 def test_a_missing_sst_is_damage_that_names_the_manifest_referring_to_it(compaction: Path) -> None:
-    table = referenced_table(compaction)
-    table.unlink()
+    sst = referenced_sst(compaction)
+    sst.unlink()
     problems = [str(finding) for finding in verify(compaction).damage]
-    assert any(table.name in problem and "refers to it" in problem for problem in problems)
+    assert any(sst.name in problem and "refers to it" in problem for problem in problems)
 
 
 def test_a_truncated_sst_is_damage(compaction: Path) -> None:
-    table = referenced_table(compaction)
-    table.write_bytes(table.read_bytes()[:-3])
-    assert [finding.object for finding in verify(compaction).damage] == [f"db/compacted/{table.name}"]
+    sst = referenced_sst(compaction)
+    sst.write_bytes(sst.read_bytes()[:-3])
+    assert [finding.object for finding in verify(compaction).damage] == [f"db/compacted/{sst.name}"]
 
 
 def test_an_sst_replaced_by_another_one_is_damage(compaction: Path) -> None:
-    table = referenced_table(compaction)
-    other = next(file for file in sorted(table.parent.iterdir()) if file.read_bytes() != table.read_bytes())
-    shutil.copy(other, table)
+    sst = referenced_sst(compaction)
+    other = next(file for file in sorted(sst.parent.iterdir()) if file.read_bytes() != sst.read_bytes())
+    shutil.copy(other, sst)
     assert any("SsTableInfo differs" in finding.problem for finding in verify(compaction).damage)
 
 
@@ -175,7 +175,7 @@ def test_a_report_as_a_dictionary_has_the_counts_of_objects_and_rows(compaction:
 
 
 class ElsewhereChecker:
-    """Checks as if on other machines: each object for itself, in any order, with results that travelled."""
+    """Checks as other machines do: each object on its own, in any order, with pickled results."""
 
     def __init__(self, folder: Path) -> None:
         store = resolve(folder)
@@ -186,9 +186,9 @@ class ElsewhereChecker:
         found: dict[str, SstCheck | None] = {}
         for subject in reversed(subjects):
             self.seen.append(subject.path)
-            travelled = pickle.dumps(next(self._local.check([subject])))
-            assert len(travelled) < 2_000, "what travels is small, whatever the table"
-            found[subject.path] = pickle.loads(travelled)
+            pickled = pickle.dumps(next(self._local.check([subject])))
+            assert len(pickled) < 2_000, "a result is small for an SST of any size"
+            found[subject.path] = pickle.loads(pickled)
         return [found[subject.path] for subject in subjects]
 
 

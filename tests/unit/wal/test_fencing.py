@@ -30,15 +30,15 @@ def test_the_fence_is_an_empty_wal_file(wal: WalFiles) -> None:
 
 def test_the_fence_goes_behind_existing_files_and_reads_the_manifest_for_each(wal: WalFiles) -> None:
     wal.add_files(1, 4)
-    looks = 0
+    reads = 0
 
     def refresh() -> Manifest:
-        nonlocal looks
-        looks += 1
+        nonlocal reads
+        reads += 1
         return Manifest()
 
     assert write_fence(wal.store, PATHS, WalId(3), Manifest(), refresh=refresh) == 5
-    assert looks == 2
+    assert reads == 2
 
 
 def test_a_newer_claim_stops_the_placing_of_a_fence(wal: WalFiles) -> None:
@@ -53,7 +53,7 @@ def test_a_newer_claim_stops_the_placing_of_a_fence(wal: WalFiles) -> None:
 
 
 def test_a_fence_is_not_placed_where_replay_skips_it(wal: WalFiles) -> None:
-    # The former writer flushed and collected its log between our search for its end and our claim.
+    # The former writer flushed and collected its WAL between our search for its end and our claim.
     wal.add_files(1, 8)
     wal.remove(1, 2, 3, 4)
     claimed = Manifest(replay_after_wal_id=WalId(6), wal_id_last_seen=WalId(8))
@@ -84,7 +84,7 @@ def test_a_fenced_writer_cannot_use_the_wal_id_and_the_next_fence_goes_behind_it
 
 def test_a_fence_is_placed_behind_a_writer_that_keeps_flushing() -> None:
     class Busy(MemoryStore):
-        """Its owner flushes one more file right before each of the first three attempts."""
+        """The former writer flushes one more WAL file right before each of the first three attempts."""
 
         flushes = 3
 

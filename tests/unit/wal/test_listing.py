@@ -26,9 +26,9 @@ def test_an_empty_wal_ends_at_the_replay_start(wal: WalFiles, pool: IoPool) -> N
 @pytest.mark.parametrize(
     ("replay_after", "last", "expected", "requests"),
     [
-        (7, 7, 7, 1),  # a clean close with everything in tables
+        (7, 7, 7, 1),  # a clean close with all rows in SSTs
         (4, 7, 7, 2),  # a clean close without flushing memtables
-        (7, 8, 7, 5),  # a crash after one or two files that no manifest has seen
+        (7, 8, 7, 5),  # a crash after one or two files that no manifest records
         (7, 9, 7, 5),
         (4, 8, 7, 6),
         (4, 9, 7, 6),
@@ -75,7 +75,7 @@ def test_a_missing_wal_file_ends_the_wal(wal: WalFiles) -> None:
 
 
 def test_a_missing_wal_file_below_the_expected_one_does_not_end_the_wal(wal: WalFiles) -> None:
-    # Replay then finds the hole and says so, instead of forgetting everything behind it.
+    # Replay then raises at the missing file, instead of ignoring the files behind it.
     wal.add_files(1, 5)
     wal.remove(2)
 

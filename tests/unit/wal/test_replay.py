@@ -129,7 +129,7 @@ def test_an_outage_during_a_replay_raises_unavailable(pool: IoPool) -> None:
 
 
 class Gauge(MemoryStore):
-    """Knows how many bytes were handed out and not yet used."""
+    """Counts the bytes that were returned and not used yet."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class Gauge(MemoryStore):
 
     @property
     def url(self) -> str:
-        return "far://away"  # what is near is not read ahead
+        return "far://away"  # a local store is not read ahead
 
     def get(self, path: str) -> StoredObject:
         found = super().get(path)
@@ -171,7 +171,7 @@ def test_the_read_ahead_window_grows_and_is_never_empty() -> None:
 
 def test_closing_a_replay_cancels_the_reads_that_have_not_started() -> None:
     class Slow(MemoryStore):
-        """From the seventh file on it answers only when told to."""
+        """From the seventh file on it answers only when `answer` is set."""
 
         answer = Event()
         asked = 0
@@ -206,8 +206,8 @@ def test_replaying_a_wal_of_the_official_writer_gives_its_rows(name: str, pool: 
     last = find_frontier(store, paths, manifest.replay_after_wal_id, pool=pool)
 
     rows: dict[bytes, dict[int, EntryTuple]] = {}
-    for table_row in reader._table_rows(manifest):
-        rows.setdefault(table_row[0], {})[table_row[1]] = table_row
+    for sst_row in reader._table_rows(manifest):
+        rows.setdefault(sst_row[0], {})[sst_row[1]] = sst_row
     for file in replay(
         store, paths, manifest.replay_after_wal_id, last, skip_through_seq=manifest.last_l0_seq, pool=pool
     ):

@@ -1,4 +1,4 @@
-"""Compaction on demand beside a coordinator that answers, one that does not, and jobs that are in the way."""
+"""Compaction on demand beside a coordinator that answers, one that does not, and jobs of other processes."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_compaction_that_loses_the_role_continues_under_the_new_coordinator(wo
 
 
 def busy_elsewhere(world: CompactionWorld) -> tuple[Coordinator, Callable[[Progress], None]]:
-    """A coordinator whose worker is busy with L0 for ever."""
+    """A coordinator whose worker never finishes a job of L0."""
     coordinator = world.coordinator()
     coordinator.run_once()
     assert [job.status for job in world.jobs()][-1] is JobStatus.SCHEDULED
