@@ -222,7 +222,7 @@ class CompactionWorld:
     def statuses(self) -> list[JobStatus]:
         return [job.status for job in self.jobs()]
 
-    def edit_job(self, edit: Callable[[Job], Job], **_: Any) -> None:
+    def edit_job(self, edit: Callable[[Job], Job]) -> None:
         """Edit the newest job, as another process does."""
 
         def change(now: Any) -> Any:

@@ -7,8 +7,12 @@ from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import pytest
+
 from flagstone.changes.change import Change
 from flagstone.clones.checkpoint import create_checkpoint
+from flagstone.clones.clone import Cloner
+from flagstone.clones.origin import CloneSource
 from flagstone.config import Settings
 from flagstone.db.admin.admin import Admin
 from flagstone.db.open import open_database
@@ -28,8 +32,9 @@ from flagstone.sst.builder import SstBuilder, SstOptions
 from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
+from flagstone.testing.faults import Crashed, Fault, FaultyStore
 from flagstone.testing.model import Model
-from flagstone.types import EntryTuple, RunId
+from flagstone.types import EntryTuple, KeyRange, RunId
 
 Rows = dict[bytes, bytes]
 Found = TypeVar("Found")
@@ -120,6 +125,12 @@ class World:
                 db.put(key, value)
             db.flush()
         self.clock.advance(1_000)
+
+    def crash_while_cloning(self, fault: Fault, keys: KeyRange | None = None) -> None:
+        """Begin to clone `p` to `c`; the process crashes at the fault, and the clone stays unfinished."""
+        store = FaultyStore(self.store, [fault])
+        with pytest.raises(Crashed):
+            Cloner(store, clock=self.clock, ids=self.ids).clone("c", [CloneSource("p", None, keys)])
 
     def scan(self, path: str, checkpoint: Any = None) -> Rows:
         with open_reader(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -213,12 +212,10 @@ fuzzed = pytest.mark.parametrize(
 
 
 def survive(decode: Callable[[bytes], object], data: bytes) -> None:
-    started = time.perf_counter()
     try:
         decode(data)
     except CorruptData as error:
         assert error.offset is not None
-    assert time.perf_counter() - started < 1
 
 
 @fuzzed

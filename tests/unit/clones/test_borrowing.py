@@ -178,9 +178,7 @@ def test_a_final_checkpoint_whose_clone_is_gone_is_deleted_without_force(
 
 def test_a_final_checkpoint_of_an_unfinished_clone_is_not_deleted(world: World) -> None:
     world.write("p", numbered(0, 5))
-    dying = FaultyStore(world.store, [Fault("crash", op="put_if_absent", path="c/manifest/*2.manifest")])
-    with pytest.raises(Crashed):
-        Cloner(dying, clock=world.clock, ids=world.ids).clone("c", [CloneSource("p")])
+    world.crash_while_cloning(Fault("crash", op="put_if_absent", path="c/manifest/*2.manifest"))
     (final,) = finals(world).values()
 
     with pytest.raises(InvalidRequest, match="the clone at 'c'"):
@@ -336,9 +334,7 @@ def test_a_clone_of_a_moved_clone_is_independent_of_the_old_path(cloned: World) 
 
 def test_a_copy_of_an_unfinished_clone_is_not_finished(world: World) -> None:
     world.write("p", numbered(0, 5))
-    dying = FaultyStore(world.store, [Fault("crash", op="put_if_absent", path="c/manifest/*2.manifest")])
-    with pytest.raises(Crashed):
-        Cloner(dying, clock=world.clock, ids=world.ids).clone("c", [CloneSource("p")])
+    world.crash_while_cloning(Fault("crash", op="put_if_absent", path="c/manifest/*2.manifest"))
     copy_database(world, "c", "x")
 
     with pytest.raises(InvalidRequest, match="a copy; destroy it and clone again"):
@@ -433,13 +429,9 @@ def test_repeating_a_clone_whose_final_checkpoint_is_gone_is_refused_with_its_id
 
 def test_an_unfinished_clone_that_was_opened_for_writing_is_not_finished(world: World) -> None:
     world.write("p", numbered(0, 5))
-    dying = FaultyStore(
-        world.store, [Fault("crash_after", op="put_if_absent", path="c/manifest/*1.manifest")]
+    world.crash_while_cloning(
+        Fault("crash_after", op="put_if_absent", path="c/manifest/*1.manifest"), KeyRange(b"k001")
     )
-    with pytest.raises(Crashed):
-        Cloner(dying, clock=world.clock, ids=world.ids).clone(
-            "c", [CloneSource("p", None, KeyRange(b"k001"))]
-        )
     # A writer of SlateDB opens a database that is not initialized.
     ManifestStore(world.store, DbPaths("c")).update(lambda now: replace(now.value, writer_epoch=9))
     before = world.objects()
@@ -454,9 +446,7 @@ def test_an_unfinished_clone_that_was_opened_for_writing_is_not_finished(world: 
 def test_an_unfinished_clone_at_the_path_of_a_destroyed_database_is_finished(cloned: World) -> None:
     cloned.admin("c").destroy()
     assert finals(cloned) == {}
-    dying = FaultyStore(cloned.store, [Fault("crash_after", op="put_if_absent", path="p/manifest/*", nth=2)])
-    with pytest.raises(Crashed):
-        Cloner(dying, clock=cloned.clock, ids=cloned.ids).clone("c", [CloneSource("p")])
+    cloned.crash_while_cloning(Fault("crash_after", op="put_if_absent", path="p/manifest/*", nth=2))
     assert not cloned.admin("c").manifest().value.initialized
 
     cloned.admin("p").clone("c")

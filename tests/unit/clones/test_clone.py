@@ -10,13 +10,12 @@ import pytest
 
 import flagstone
 from flagstone import Admin, InvalidRequest, KeyRange
-from flagstone.clones.clone import Cloner
-from flagstone.clones.origin import CloneSource, load_origin
+from flagstone.clones.origin import load_origin
 from flagstone.metadata.stores import ManifestStore
 from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.resolve import resolve_neighbour
-from flagstone.testing.faults import Crashed, Fault, FaultyStore
+from flagstone.testing.faults import Fault
 from kit.databases import World, numbered
 
 
@@ -176,9 +175,7 @@ def test_another_call_for_the_path_of_a_clone_is_refused(world: World) -> None:
 
 def test_an_unfinished_clone_is_finished_by_the_same_call_and_by_no_other(world: World) -> None:
     world.write("p", numbered(0, 5))
-    dying = FaultyStore(world.store, [Fault("crash_after", op="put_if_absent", path="c/manifest/*")])
-    with pytest.raises(Crashed):
-        Cloner(dying, clock=world.clock, ids=world.ids).clone("c", [CloneSource("p")])
+    world.crash_while_cloning(Fault("crash_after", op="put_if_absent", path="c/manifest/*"))
     assert not world.admin("c").manifest().value.initialized
     before = world.objects()
 
@@ -199,11 +196,9 @@ def test_an_unfinished_clone_is_finished_by_the_same_call_and_by_no_other(world:
 
 def test_no_other_database_is_created_at_the_path_of_an_unfinished_clone(world: World) -> None:
     world.write("p", numbered(0, 5))
-    dying = FaultyStore(world.store, [Fault("crash_after", op="put_if_absent", path="c/flagstone/origin")])
-    with pytest.raises(Crashed):
-        Cloner(dying, clock=world.clock, ids=world.ids).clone(
-            "c", [CloneSource("p", None, KeyRange(b"k003"))]
-        )
+    world.crash_while_cloning(
+        Fault("crash_after", op="put_if_absent", path="c/flagstone/origin"), KeyRange(b"k003")
+    )
     before = world.objects()
 
     with pytest.raises(InvalidRequest, match="a clone was begun"):
@@ -218,9 +213,7 @@ def test_no_other_database_is_created_at_the_path_of_an_unfinished_clone(world: 
 
 def test_a_clone_whose_source_checkpoint_is_gone_is_refused_until_it_is_destroyed(world: World) -> None:
     world.write("p", numbered(0, 5))
-    dying = FaultyStore(world.store, [Fault("crash_after", op="put_if_absent", path="c/manifest/*")])
-    with pytest.raises(Crashed):
-        Cloner(dying, clock=world.clock, ids=world.ids).clone("c", [CloneSource("p")])
+    world.crash_while_cloning(Fault("crash_after", op="put_if_absent", path="c/manifest/*"))
     world.clock.advance(400_000)
     for entry in world.admin("p").checkpoints():
         world.admin("p").delete_checkpoint(entry.id)  # as garbage collection does after their expiry
@@ -235,9 +228,7 @@ def test_a_clone_whose_source_checkpoint_is_gone_is_refused_until_it_is_destroye
 
 def test_an_unfinished_clone_is_finished_from_an_expired_checkpoint_that_still_exists(world: World) -> None:
     world.write("p", numbered(0, 5))
-    dying = FaultyStore(world.store, [Fault("crash_after", op="put_if_absent", path="c/manifest/*")])
-    with pytest.raises(Crashed):
-        Cloner(dying, clock=world.clock, ids=world.ids).clone("c", [CloneSource("p")])
+    world.crash_while_cloning(Fault("crash_after", op="put_if_absent", path="c/manifest/*"))
     world.clock.advance(400_000)
 
     world.admin("p").clone("c")
@@ -257,9 +248,7 @@ def test_a_wal_in_a_store_of_its_own_is_copied_there() -> None:
 
 def test_a_fence_of_another_writer_in_an_unfinished_clone_is_not_overwritten(world: World) -> None:
     world.write("p", numbered(0, 5))
-    dying = FaultyStore(world.store, [Fault("crash_after", op="put_if_absent", path="c/manifest/*")])
-    with pytest.raises(Crashed):
-        Cloner(dying, clock=world.clock, ids=world.ids).clone("c", [CloneSource("p")])
+    world.crash_while_cloning(Fault("crash_after", op="put_if_absent", path="c/manifest/*"))
     manifest = world.admin("c").manifest().value
     fence = DbPaths("c").wal(manifest.wal_id_last_seen)
     world.store.put(fence, b"")  # a writer of SlateDB opens a database that is not initialized
