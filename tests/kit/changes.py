@@ -22,16 +22,14 @@ from flagstone.metadata.sequenced import Versioned
 from flagstone.metadata.stores import ManifestStore
 from flagstone.runtime.clock import VirtualClock
 from flagstone.runtime.ids import Ids
-from flagstone.sst.builder import SstOptions
 from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectMissing, ObjectStore
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, ManifestId, RunId, Seq, WalId
 from kit.databases import encode_wal
-from kit.ssts import build
+from kit.ssts import SMALL_BLOCKS, build
 
 PATHS = DbPaths("db")
-SMALL_BLOCKS = SstOptions(block_bytes=1024)
 
 
 class ChangeWorld:

@@ -24,11 +24,11 @@ from flagstone.runtime.clock import Clock, VirtualClock
 from flagstone.runtime.ids import Ids, ulid_ms
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.pool import IoPool
-from flagstone.sst.builder import SstBuilder, SstOptions
 from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
 from flagstone.types import MAX_SEQ, TOMBSTONE, VALUE, EntryTuple, Seq, Ulid, WalId
+from kit.ssts import SMALL_BLOCKS, build, ordered
 
 PATHS = DbPaths("db")
 
@@ -71,8 +71,7 @@ class RowExecutor:
         assert tree is not None
         views = [view for view in tree.l0 if view.id in task.spec.l0_view_ids]
         views += [view for run in tree.runs if run.id in task.spec.sorted_runs for view in run.views]
-        rows = [row for view in views for row in view_rows(self.store, manifest, view, self.paths)]
-        rows.sort(key=lambda row: (row[0], -row[1]))
+        rows = ordered(row for view in views for row in view_rows(self.store, manifest, view, self.paths))
         last = not tree.runs or tree.runs[-1].id == task.spec.destination
         policy = RetentionPolicy(
             min_seq=context.retention_min_seq, clock_ms=manifest.last_l0_clock_tick, keep_tombstones=not last
@@ -86,9 +85,7 @@ class RowExecutor:
         for made, start in enumerate(range(0, len(kept), self.rows_per_sst), 1):
             if cancelled():
                 raise Cancelled
-            builder = SstBuilder(SstOptions(block_bytes=1024))
-            builder.add_rows(kept[start : start + self.rows_per_sst])
-            encoded = builder.finish()
+            encoded = build(kept[start : start + self.rows_per_sst], SMALL_BLOCKS)
             sst = SsTable(self.ids.ulid(ulid_ms(task.job_id)), encoded.info)
             self.store.put(self.paths.table(sst.id), encoded.data)
             done.append(sst)
@@ -126,9 +123,7 @@ class CompactionWorld:
             self.seq += 1
             kind = TOMBSTONE if value is None else VALUE
             entries.append((key, self.seq, kind, value or b"", self.seq, None))
-        builder = SstBuilder(SstOptions(block_bytes=1024))
-        builder.add_rows(sorted(entries, key=lambda row: (row[0], -row[1])))
-        encoded = builder.finish()
+        encoded = build(ordered(entries), SMALL_BLOCKS)
         newest = self.manifests.require_latest().value.newest_l0
         sst = SsTable(self.ids.ulid(0 if newest is None else ulid_ms(newest)), encoded.info)
         self.store.put(PATHS.table(sst.id), encoded.data)

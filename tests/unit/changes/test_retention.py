@@ -247,7 +247,7 @@ def test_positions_are_stored_about_every_ten_seconds_and_on_close(world: Change
 
 def test_a_reader_without_a_consumer_name_has_no_position_and_cannot_commit(world: ChangeWorld) -> None:
     world.write(1)
-    reader = type(world.reader("c"))("db", store=world.memory)
+    reader = world.reader(None)
 
     assert reader.position is None
     with pytest.raises(InvalidRequest, match="name its consumer"):

@@ -26,7 +26,7 @@ from flagstone.sst.store import SstGone
 from flagstone.store.memory import MemoryStore
 from flagstone.testing.faults import Fault, FaultyStore
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, KeyRange, RunId
-from kit.compaction import JOB, PATHS, SMALL, Rig
+from kit.executor import JOB, PATHS, SMALL, ExecutorRig
 from kit.ssts import build, ordered
 
 
@@ -43,14 +43,14 @@ def many(first_seq: int, count: int = 400, step: int = 1) -> list[EntryTuple]:
     ]
 
 
-def rig_of_overlapping_ssts(**changes: object) -> Rig:
-    rig = Rig(**changes)  # type: ignore[arg-type]
+def rig_of_overlapping_ssts(**changes: object) -> ExecutorRig:
+    rig = ExecutorRig(**changes)  # type: ignore[arg-type]
     rig.set_sources([many(3000), many(2000, step=2), many(1000, step=3), many(1)], min_seq=9000, clock_ms=0)
     return rig
 
 
 def test_l0_views_and_sorted_runs_of_several_ssts_are_merged() -> None:
-    rig = Rig()
+    rig = ExecutorRig()
     newest = rig.add_sst([row(b"a", 9), row(b"m", 8, b"", TOMBSTONE)])
     older = rig.add_sst([row(b"m", 7), row(b"x", 6)])
     run = [rig.add_sst([row(b"a", 5)]), rig.add_sst([row(b"m", 4), row(b"n", 3)])]
@@ -62,7 +62,7 @@ def test_l0_views_and_sorted_runs_of_several_ssts_are_merged() -> None:
 
 
 def test_a_sorted_run_above_the_last_keeps_its_tombstones() -> None:
-    rig = Rig()
+    rig = ExecutorRig()
     view = rig.add_sst([row(b"a", 9, b"", TOMBSTONE)])
     rig.set_tree([view], [(0, [rig.add_sst([row(b"a", 5)])])])
     rig.set_barrier(100, 0)
@@ -72,7 +72,7 @@ def test_a_sorted_run_above_the_last_keeps_its_tombstones() -> None:
 
 
 def test_expired_rows_are_dropped_and_counted() -> None:
-    rig = Rig()
+    rig = ExecutorRig()
     rig.set_sources([[row(b"a", 2, expires_ms=50), row(b"b", 1, expires_ms=51)]], min_seq=9, clock_ms=50)
     assert [kept[0] for kept in rig.rows(rig.run())] == [b"b"]
     purged = f"{metric_names.COMPACTOR_EXPIRED_ENTRIES_PURGED}{{entry_type=value}}"
@@ -80,7 +80,7 @@ def test_expired_rows_are_dropped_and_counted() -> None:
 
 
 def test_a_job_of_a_segment_merges_the_ssts_of_that_segment() -> None:
-    rig = Rig()
+    rig = ExecutorRig()
     rig.set_tree([rig.add_sst([row(b"zzz", 1)])])
     rig.set_barrier(9, 0)
     view = rig.add_sst([row(b"seg-1", 2)])
@@ -90,7 +90,7 @@ def test_a_job_of_a_segment_merges_the_ssts_of_that_segment() -> None:
 
 
 def test_ssts_of_a_lender_are_read_from_its_path() -> None:
-    rig = Rig()
+    rig = ExecutorRig()
     mine, theirs = rig.add_sst([row(b"a", 2)]), rig.add_sst([row(b"b", 1)], owner="parent")
     external = ExternalDb("parent", UUID(int=1), None, (theirs.sst_id,))
     rig.set_tree([mine, theirs])
@@ -101,7 +101,7 @@ def test_ssts_of_a_lender_are_read_from_its_path() -> None:
 
 @pytest.mark.parametrize("codec", list(Codec))
 def test_every_codec_is_read_and_written(codec: Codec) -> None:
-    rig = Rig(options=replace(SMALL, codec=codec), max_sst_bytes=4000)
+    rig = ExecutorRig(options=replace(SMALL, codec=codec), max_sst_bytes=4000)
     rig.set_sources([many(1000, step=2), many(1)], min_seq=9000, clock_ms=0)
     other = Codec.ZSTD if codec is Codec.NONE else Codec.NONE
     mixed = rig.add_sst(many(5000, 100), options=replace(SMALL, codec=other))
@@ -120,7 +120,7 @@ def test_ssts_of_the_first_format_are_read() -> None:
         row(b"abd", 1, b"under", expires_ms=70),
         row(b"b", 4, b"op", MERGE),
     ]
-    rig = Rig()
+    rig = ExecutorRig()
     view = rig.add_encoded(sst_v1(old))
     rig.set_tree([rig.add_sst([row(b"abc", 9)]), view])
     rig.set_barrier(0, 0)
@@ -158,7 +158,7 @@ def test_the_ids_of_new_ssts_are_not_older_than_their_job() -> None:
 
 
 def test_a_resumed_job_keeps_its_recorded_retention_limit() -> None:
-    rig = Rig()
+    rig = ExecutorRig()
     rig.set_sources([[row(b"k", 9)], [row(b"k", 5)], [row(b"k", 1)]], min_seq=3, clock_ms=0)
     whole = rig.rows(rig.run())
     assert [kept[1] for kept in whole] == [9, 5, 1]
@@ -203,7 +203,7 @@ def test_a_failed_upload_fails_the_job_and_stops_the_other_ranges() -> None:
 
 
 def test_a_damaged_block_raises_corrupt_data_with_object_and_block() -> None:
-    rig = Rig()
+    rig = ExecutorRig()
     view = rig.add_sst(many(1))
     rig.set_tree([view])
     path = PATHS.table(view.sst_id)
@@ -218,7 +218,7 @@ def test_a_damaged_block_raises_corrupt_data_with_object_and_block() -> None:
 
 
 def test_a_damaged_block_with_a_valid_checksum_raises_corrupt_data_with_object_and_block() -> None:
-    rig = Rig(bytes_to_fetch=1)
+    rig = ExecutorRig(bytes_to_fetch=1)
     view = rig.add_sst(many(1))
     path = PATHS.table(view.sst_id)
     data = bytearray(rig.store.get(path).data)
@@ -235,7 +235,7 @@ def test_a_damaged_block_with_a_valid_checksum_raises_corrupt_data_with_object_a
 
 
 def test_rows_out_of_order_in_a_source_are_never_written() -> None:
-    rig = Rig()
+    rig = ExecutorRig()
     first, second = rig.add_sst([row(b"m", 1)]), rig.add_sst([row(b"a", 2)])
     rig.set_tree(runs=[(0, [first, second])])
     with pytest.raises(CorruptData, match="ascend"):
@@ -244,7 +244,7 @@ def test_rows_out_of_order_in_a_source_are_never_written() -> None:
 
 
 def test_a_missing_sst_and_a_missing_source_fail_the_job() -> None:
-    rig = Rig()
+    rig = ExecutorRig()
     view = rig.add_sst(many(1))
     rig.set_tree([view])
     with pytest.raises(InvalidRequest, match="out of date"):
@@ -257,7 +257,7 @@ def test_a_missing_sst_and_a_missing_source_fail_the_job() -> None:
 
 
 def test_operands_without_a_merge_operator_fail_the_job() -> None:
-    rig = Rig(merge_operator=None)
+    rig = ExecutorRig(merge_operator=None)
     rig.set_sources([[row(b"a", 2, b"+", MERGE)]], min_seq=0, clock_ms=0)
     with pytest.raises(InvalidRequest, match="merge_operator"):
         rig.run()
@@ -272,7 +272,7 @@ def test_sources_are_read_in_few_requests_of_bounded_size() -> None:
             sizes.append(stop - start)
             return super().get_range(path, start, stop)
 
-    rig = Rig(store=Watching(inner), bytes_to_fetch=8000)
+    rig = ExecutorRig(store=Watching(inner), bytes_to_fetch=8000)
     rig.set_sources([many(1, 2000)], min_seq=9000, clock_ms=0)
     view = rig.manifest.tree.runs[0].views[0]
     info = rig.manifest.table(view).info
@@ -286,7 +286,7 @@ def test_sources_are_read_in_few_requests_of_bounded_size() -> None:
 
 def test_only_blocks_of_visible_keys_are_read() -> None:
     store = FaultyStore(MemoryStore())
-    rig = Rig(store=store, bytes_to_fetch=1)
+    rig = ExecutorRig(store=store, bytes_to_fetch=1)
     whole = rig.add_sst(many(1, 2000))
     seen = BytesRange.of(KeyRange(b"key-000500", b"key-000502"))
     rig.set_tree([SstView(rig.ids.ulid(), whole.sst_id, seen)])
@@ -324,7 +324,7 @@ def test_the_ssts_of_the_first_format_in_these_tests_have_that_format() -> None:
 
 
 def test_many_operands_of_one_key_are_merged_with_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig(options=SMALL)
+    rig = ExecutorRig(options=SMALL)
     sources = [
         [row(b"hot", seq, b"%d," % seq, MERGE) for seq in range(first + 6000, first, -1)]
         for first in (12_000, 6000, 0)

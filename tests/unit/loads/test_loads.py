@@ -69,10 +69,6 @@ def consume(
     return found
 
 
-def unpinned(world: ChangeWorld, store: Any = None) -> WalReader:
-    return WalReader("db", store=store or world.memory, clock=world.clock, ids=world.ids)
-
-
 # -- delivery -------------------------------------------------------------------------------------------------
 
 
@@ -138,16 +134,16 @@ def test_a_consumer_without_a_retention_checkpoint_gets_loads_for_fifteen_minute
     world.write(2)
     world.load(many(3))
     world.write(1)
-    assert consume_unpinned(world) == world.written
+    assert consume_without_retention(world) == world.written
     world.clock.advance(RECORD_LIFETIME_S * 1000)
     world.collect()
     with pytest.raises(InvalidRequest, match="sequence numbers 3 to 3 are not in the WAL"):
-        consume_unpinned(world, 2)
-    assert consume_unpinned(world, 2, allow_gaps=True) == [(2, b"w2"), (4, b"w4")]
+        consume_without_retention(world, 2)
+    assert consume_without_retention(world, 2, allow_gaps=True) == [(2, b"w2"), (4, b"w4")]
 
 
-def consume_unpinned(world: ChangeWorld, start: Any = 1, **options: Any) -> list[tuple[int, bytes]]:
-    batches = unpinned(world).follow(start, timeout_s=0, **options)
+def consume_without_retention(world: ChangeWorld, start: Any = 1, **options: Any) -> list[tuple[int, bytes]]:
+    batches = world.reader(None).follow(start, timeout_s=0, **options)
     return [(change.seq, change.key) for batch in batches for change in batch.changes]
 
 
@@ -163,11 +159,11 @@ def test_a_consumer_that_starts_at_a_wal_file_gets_the_loads_placed_after_the_fi
     world.fence()
     world.write(1)
 
-    assert [key for _, key in consume_unpinned(world, 2)] == [b"early", b"w3", b"later", b"w5"]
-    assert [key for _, key in consume_unpinned(world, 3)] == [b"later", b"w5"]
-    assert [key for _, key in consume_unpinned(world, 4)] == [b"later", b"w5"]
-    assert [key for _, key in consume_unpinned(world, 5)] == [b"w5"]
-    assert consume_unpinned(world, Position(WalId(3), 4)) == [(5, b"w5")]
+    assert [key for _, key in consume_without_retention(world, 2)] == [b"early", b"w3", b"later", b"w5"]
+    assert [key for _, key in consume_without_retention(world, 3)] == [b"later", b"w5"]
+    assert [key for _, key in consume_without_retention(world, 4)] == [b"later", b"w5"]
+    assert [key for _, key in consume_without_retention(world, 5)] == [b"w5"]
+    assert consume_without_retention(world, Position(WalId(3), 4)) == [(5, b"w5")]
 
 
 def test_a_large_load_is_delivered_in_batches_and_resumes_after_any_of_them(
@@ -178,14 +174,14 @@ def test_a_large_load_is_delivered_in_batches_and_resumes_after_any_of_them(
     world.write(1)
     whole = world.written
 
-    batches = list(unpinned(world).follow(1, timeout_s=0))
+    batches = list(world.reader(None).follow(1, timeout_s=0))
 
     assert [(change.seq, change.key) for batch in batches for change in batch.changes] == whole
     assert len(batches) > 10
     for number, batch in enumerate(batches):
         used = sum(len(before.changes) for before in batches[: number + 1])
         stored = json.loads(json.dumps(batch.position))
-        assert consume_unpinned(world, stored) == whole[used:]
+        assert consume_without_retention(world, stored) == whole[used:]
 
 
 def test_a_position_stored_in_the_middle_of_a_load_resumes_there_after_a_compaction(
@@ -246,7 +242,7 @@ def test_with_gaps_allowed_flushed_rows_cost_no_extra_requests(world: ChangeWorl
     world.flush()
     store = CountingStore(world.memory, component="test")
 
-    rows = list(unpinned(world, store).follow(1, timeout_s=0, allow_gaps=True))
+    rows = list(world.reader(None, store).follow(1, timeout_s=0, allow_gaps=True))
 
     assert len(rows) == 20
     assert store.totals()["requests"]["get"] <= 20 + 1 + 3 + 3 + 1  # the last one reads which database it is

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -152,37 +153,21 @@ def test_recovery_after_a_crash_leaves_the_object_that_readers_then_see(
         check_final(world, found)
 
 
+@pytest.mark.parametrize(
+    "repair",
+    [TwoPhaseStore.recover, partial(TwoPhaseStore.collect_garbage, min_age_ms=0)],
+    ids=["recover", "collect"],
+)
 @pytest.mark.parametrize("case", CASES)
-def test_a_recovery_that_crashes_at_any_step_leaves_the_old_or_the_new_object(
-    worlds: Callable[[], TwoPhaseWorld], case: str
-) -> None:
-    prepare, write, old, new = CASES[case]
-    for point in itertools.count():
-        finished_all = True
-        for world, acknowledged in crashed(worlds, prepare, write):
-            finished = True
-            try:
-                world.process(FailAt(point, "after")).recover()
-            except Crash:
-                finished = False
-            finished_all &= finished
-            found = read(world.process())
-            assert found == new if acknowledged else found in (old, new)
-            check_final(world, found)
-        if finished_all:
-            return
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_collection_that_crashes_at_any_step_leaves_the_old_or_the_new_object(
-    worlds: Callable[[], TwoPhaseWorld], case: str
+def test_a_recovery_or_collection_that_crashes_at_any_step_leaves_the_old_or_the_new_object(
+    worlds: Callable[[], TwoPhaseWorld], case: str, repair: Callable[[TwoPhaseStore], object]
 ) -> None:
     prepare, write, old, new = CASES[case]
     for point in itertools.count():
         finished_all = True
         for world, acknowledged in crashed(worlds, prepare, write):
             try:
-                world.process(FailAt(point, "after")).collect_garbage(min_age_ms=0)
+                repair(world.process(FailAt(point, "after")))
             except Crash:
                 finished_all = False
             found = read(world.process())

@@ -33,7 +33,7 @@ SMALL = SstOptions(block_bytes=1024, min_filter_keys=3)
 
 
 @dataclass
-class Rig:
+class ExecutorRig:
     """A store with SSTs to compact: `l0` newest first, then sorted runs by descending id."""
 
     store: ObjectStore = field(default_factory=MemoryStore)
