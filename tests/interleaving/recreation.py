@@ -90,7 +90,7 @@ class Recreation:
         self._store = WatchedStore()
         self.acknowledged_late: set[str] = set()
         opened = open_inline(self._store, 1)
-        self._old = (opened.fence, opened.fence_id)
+        self._old = (opened.fence, opened.recovered.last_wal_id)
         actors: dict[str, Callable[[], Any]] = {"old": self._write_old}
         if in_turn:
             actors["destroyer"] = lambda: (self._destroy("destroyer"), self._create("destroyer"))[1]
@@ -114,7 +114,7 @@ class Recreation:
             found = open_inline(self._store, 9)
         except InvalidRequest:
             return "the new database is lost" if any(entry.rows for entry in written) else None
-        now = incarnation(found.manifest.value)
+        now = incarnation(found.recovered.manifest.value)
         for entry in written:
             lost = set(entry.rows) - visible_rows(found, entry.rows)
             if entry.incarnation == now and lost:
@@ -167,9 +167,9 @@ class Recreation:
     def _create(self, actor: str) -> Written:
         store = self._wrapped(actor)
         opened = open_inline(store, 6)
-        made = incarnation(opened.manifest.value)
-        rows = (opened.last_seq + 1, opened.last_seq + 2)
-        return Written(made, tuple(write_rows(store, opened.fence_id + 1, rows)))
+        made = incarnation(opened.recovered.manifest.value)
+        rows = (opened.recovered.last_seq + 1, opened.recovered.last_seq + 2)
+        return Written(made, tuple(write_rows(store, opened.recovered.last_wal_id + 1, rows)))
 
     # -- inside -------------------------------------------------------------------------------------------
 

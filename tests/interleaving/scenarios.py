@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -23,6 +24,7 @@ from flagstone.runtime.clock import VirtualClock
 from flagstone.runtime.ids import Ids
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.pool import IoPool
+from flagstone.runtime.service import Supervisor
 from flagstone.store.commit_log import CommitRecord, RecordState
 from flagstone.store.intents import IntentBroken
 from flagstone.store.memory import MemoryStore
@@ -30,7 +32,7 @@ from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectVersion
 from flagstone.store.two_phase import TwoPhaseStore
 from flagstone.types import MAX_SEQ, VALUE, WalId
-from flagstone.wal.writer import Ownership, WalSource, WalWriter
+from flagstone.wal.writer import Ownership, WalOptions, WalWriter
 from interleaving.thread_explorer import Stage
 from kit.databases import encode_wal
 
@@ -107,7 +109,7 @@ def _identity(record: CommitRecord) -> tuple[str, int, str, str]:
 
 def visible_rows(opened: Opened, seqs: Iterable[int]) -> set[int]:
     """Which of the rows `b"k<sequence number>"` an opened database replayed."""
-    memtables = opened.memtables.tables()
+    memtables = opened.recovered.memtables.tables()
     return {seq for seq in seqs if any(memtable.get(b"k%d" % seq, MAX_SEQ) for memtable in memtables)}
 
 
@@ -140,6 +142,23 @@ class RowWriter(WalWriter):
         return encode_wal(spans)
 
 
+class RowSource:
+    """Rows for `RowWriter`, one for each WAL file; `durable` has the rows that were reported as durable."""
+
+    def __init__(self, seqs: Iterable[int], on_durable: Callable[[WalId], None]) -> None:
+        self.waiting = list(seqs)
+        self.durable: list[int] = []
+        self._on_durable = on_durable
+
+    def seal_wal(self) -> tuple[list[Any], int]:
+        seq = self.waiting.pop(0)
+        return [row(seq)], seq
+
+    def note_logged(self, wal_id: WalId, last_seq: int) -> None:
+        self._on_durable(wal_id)
+        self.durable.append(last_seq)
+
+
 def write_rows(
     store: Any,
     next_id: int,
@@ -149,34 +168,22 @@ def write_rows(
     check_ownership: Callable[[], None] = lambda: None,
 ) -> list[int]:
     """Write one WAL file per row; the rows reported as durable before the writer ended or was fenced."""
-    durable: list[int] = []
-    waiting = list(seqs)
-
-    def seal() -> tuple[list[Any], int]:
-        seq = waiting.pop(0)
-        return [row(seq)], seq
-
-    def logged(wal_id: WalId, seq: int) -> None:
-        on_durable(wal_id)
-        durable.append(seq)
-
+    source = RowSource(seqs, on_durable)
     writer = RowWriter(
         store,
         PATHS,
-        WalSource(seal, logged, lambda: Closed("fenced", reason="fenced"), check_ownership),
-        next_id=WalId(next_id),
-        codec=Codec.NONE,
-        flush_interval_s=None,
-        max_retries=0,
+        source,
+        SimpleNamespace(ensure=check_ownership, lost=lambda: Closed("fenced", reason="fenced")),  # type: ignore[arg-type]
+        WalOptions(first_id=WalId(next_id), codec=Codec.NONE, flush_interval_s=None, max_retries=0),
         clock=VirtualClock(START_MS),
         ids=Ids(2),
         metrics=Metrics(),
-        wake=lambda: None,
+        supervisor=Supervisor(),
     )
     with suppress(Closed):
-        while waiting:
+        while source.waiting:
             writer.write_file()
-    return durable
+    return source.durable
 
 
 def unexpected_errors(outcomes: Mapping[str, Any], expected: tuple[type[BaseException], ...]) -> str | None:
@@ -302,9 +309,8 @@ class Duel:
 
     def _write(self, store: Any, fence: Fence, fence_id: WalId, first_seq: int, files: int) -> list[int]:
         manifests = manifests_in(store, 1)
-        ownership = Ownership(
-            lambda: fence.check(manifests.require_latest().value), clock=VirtualClock(START_MS), limit_s=0
-        )
+        manifest = SimpleNamespace(refresh=lambda: fence.check(manifests.require_latest().value))
+        ownership = Ownership(manifest, clock=VirtualClock(START_MS), limit_s=0)
         seqs = range(first_seq, first_seq + files)
         if self._checks_epoch:
             return write_rows(store, fence_id + 1, seqs, check_ownership=ownership.ensure)
@@ -314,7 +320,7 @@ class Duel:
         store = self._wrapped("second")
         opened = open_inline(store, 1)
         rows = visible_rows(opened, range(1, 1 + self._files))
-        durable = self._write(store, opened.fence, opened.fence_id, 101, 1)
+        durable = self._write(store, opened.fence, opened.recovered.last_wal_id, 101, 1)
         if not durable:
             return []
         last = WalId(opened.recovered.last_wal_id + 1)
