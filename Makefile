@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 WORKERS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Compiled test modules are kept: to compile them anew takes a fifth of the inner loop.
+# Compiled test modules are kept: compiling them again takes a fifth of the inner loop.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
@@ -34,11 +34,12 @@ quick: setup ## the inner loop: fast tests only, under a minute
 	@$(BIN)/ruff check --quiet .
 	HYPOTHESIS_PROFILE=quick $(PYTEST) -n $(WORKERS) -q -m 'not slow and not spark'
 
-check: setup ## lint, types and layer contracts
+check: setup ## lint, types, layer contracts and prose
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tests/architecture/prose.py
 
 format: setup ## format the code
 	$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format .
@@ -48,7 +49,7 @@ long: setup ## tests that take half a minute and more, properties with 200 examp
 	HYPOTHESIS_PROFILE=long timeout 1200 $(PYTEST) -n $(WORKERS) tests/property tests/unit/clones tests/unit/db --timeout 600
 
 faults: setup ## a fault at every store call of every operation, long races on every server, at most 30 minutes
-	SWEEP_STRIDE=1 LONG_RACES=1 timeout 1800 $(PYTEST) -n $(WORKERS) -rP tests/faults tests/contract/test_races.py tests/spark/test_hand_over_faults.py tests/spark/test_stream_sink.py --timeout 600
+	SWEEP_STRIDE=1 LONG_RACES=1 timeout 1800 $(PYTEST) -n $(WORKERS) -rP tests/faults tests/contract/test_races.py tests/spark/test_load_request_faults.py tests/spark/test_stream_sink.py --timeout 600
 
 fuzz: setup ## 10,000 damaged inputs against every decoder, compiled and interpreted
 	HYPOTHESIS_PROFILE=fuzz timeout 3000 $(PYTEST) -n $(WORKERS) tests/property --timeout 1500

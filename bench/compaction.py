@@ -24,14 +24,14 @@ from typing import Any
 from bench.harness import FLAGSTONE, ROCKS, WHEEL, Measurement, sized, write_markdown
 from bench.machine import scratch_place
 
-TABLES = 8
+SSTS = 8
 VALUE_BYTES = sized({100: 120_000, 1000: 16_000}, quickly={100: 1_000})
 """Rows per SST by size of the values: 111 and 130 MB of keys and values."""
 ROUNDS = sized(3, quickly=1)
 
 
-def rows(value_bytes: int, table: int) -> list[tuple[bytes, bytes]]:
-    source = random.Random(1000 * value_bytes + table)
+def rows(value_bytes: int, sst: int) -> list[tuple[bytes, bytes]]:
+    source = random.Random(1000 * value_bytes + sst)
     numbers = sorted(source.sample(range(10_000_000), VALUE_BYTES[value_bytes]))
     noise = source.randbytes(4096 + value_bytes)
     return [(b"%016d" % number, noise[number & 4095 :][:value_bytes]) for number in numbers]
@@ -49,16 +49,16 @@ def prepare_flagstone(folder: Path, value_bytes: int) -> None:
         max_unflushed_bytes=1 << 30,
     )
     with flagstone.open("db", store=str(folder), store_options={"fsync": False}, settings=settings) as db:
-        for table in range(TABLES):
-            for key, value in rows(value_bytes, table):
+        for sst in range(SSTS):
+            for key, value in rows(value_bytes, sst):
                 db.put(key, value)
             db.flush("memtable")
 
 
 def prepare_rocksdict(folder: Path, value_bytes: int) -> None:
     db = _open_rocksdict(folder)
-    for table in range(TABLES):
-        for key, value in rows(value_bytes, table):
+    for sst in range(SSTS):
+        for key, value in rows(value_bytes, sst):
             db[key] = value
         db.flush()
     db.close()
@@ -99,12 +99,12 @@ def compact_flagstone(folder: Path, **changes: int) -> Callable[[], None]:
         spec=TieredSpec(tuple(view.id for view in manifest.tree.l0), (), RunId(0)),
         manifest=manifest,
     )
-    assert len(task.spec.l0_view_ids) == TABLES
+    assert len(task.spec.l0_view_ids) == SSTS
     return lambda: _used(executor.run(task, record=lambda _: None, cancelled=lambda: False))
 
 
-def _used(tables: tuple[Any, ...]) -> None:
-    assert tables
+def _used(ssts: tuple[Any, ...]) -> None:
+    assert ssts
 
 
 def compact_flagstone_alone(folder: Path) -> Callable[[], None]:
@@ -141,7 +141,7 @@ def compact_wheel(folder: Path) -> Callable[[], None]:
     async def work() -> None:
         manifest = await admin.read_manifest(None)
         sources = [SourceId.SST_VIEW(view.id) for view in manifest.l0]
-        assert len(sources) == TABLES
+        assert len(sources) == SSTS
         job = await admin.submit_compaction(
             CompactionSpec.TIERED(segment=b"", sources=sources, destination=0)
         )
@@ -194,7 +194,7 @@ def run() -> str:
             prepared.mkdir()
             prepare_flagstone(prepared, value_bytes)
             prepare_rocksdict(prepared, value_bytes)
-            megabytes = TABLES * count * (16 + value_bytes) / 1e6
+            megabytes = SSTS * count * (16 + value_bytes) / 1e6
             results: dict[str, list[list[float]]] = {name: [] for name in CONTENDERS}
             for _ in range(ROUNDS):
                 for name in random.sample(list(CONTENDERS), len(CONTENDERS)):
@@ -233,7 +233,7 @@ def run() -> str:
         table,
         [
             "16-byte keys, random and overlapping; MB are of keys and values that go in. Processor time is of the whole",
-            "process while it compacts; memory includes what the process needs besides. Uncompressed, 4 KiB blocks, bloom",
+            "process while it compacts; memory is that of the whole process. Uncompressed, 4 KiB blocks, bloom",
             "filters of 10 bits per key, folders in memory without fsync, default settings of each engine otherwise.",
         ],
         basis=f"Medians of {ROUNDS} rounds; each is the second compaction of a fresh process.",

@@ -253,7 +253,7 @@ def _point_operations(root: Path) -> list[Measurement]:
     for peer in peers:
         peer.flush()
         assert peer.get_all(sample[:10]) == 10
-    found.append(gets("get, in a table, warm", sample))
+    found.append(gets("get, in an SST, warm", sample))
     found.append(gets("get, absent", absent))
     timings = interleave({peer.name: peer.scan_all for peer in peers}, rounds=ROUNDS)
     rates = {name: KEYS / timing.median / 1e3 for name, timing in timings.items()}

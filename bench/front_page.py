@@ -23,7 +23,7 @@ ENGINES: Final = {
 LINES: Final = (
     ("put, not waiting", "engine", "put, no durability wait"),
     ("get, from memory", "engine", "get, in the memtable"),
-    ("get, from a warm SST", "engine", "get, in a table, warm"),
+    ("get, from a warm SST", "engine", "get, in an SST, warm"),
     ("full scan", "engine", "full scan"),
     ("durable put, one caller, fsync", "engine", "durable put, one caller, fsync"),
     ("flush", "engine", "flush of 56 MB"),

@@ -65,7 +65,7 @@ def run() -> str:
 
         return work
 
-    def table() -> bytes:
+    def sst() -> bytes:
         output = OutputWriter(SstOptions(), max_bytes=sys.maxsize)
         output.write_columns(row_columns(batch), 0, seq=1, created_ms=1)
         built = output.finish()
@@ -73,9 +73,9 @@ def run() -> str:
         return built.data
 
     reader, writer, index = "block_reader", "block_writer", "index"
-    data = table()
+    data = sst()
 
-    def read_table() -> pa.RecordBatch:
+    def read_sst() -> pa.RecordBatch:
         image = decode_sst(data, "bench")
         return columns.decode_columns([image.block(number) for number in range(len(image.index))])
 
@@ -97,8 +97,8 @@ def run() -> str:
             lambda: slow[index].encode_index(offsets, separators), 5000, "µs",
         ),
         "blocks to Arrow": (lambda: columns.decode_columns(raws), megabytes, None, 0, "MB/s"),
-        "Arrow to a whole table (blocks, CRC, bloom, index, stats)": (table, megabytes, None, 0, "MB/s"),
-        "whole table to Arrow (CRC checked)": (read_table, megabytes, None, 0, "MB/s"),
+        "Arrow to a whole SST (blocks, CRC, bloom, index, stats)": (sst, megabytes, None, 0, "MB/s"),
+        "whole SST to Arrow (CRC checked)": (read_sst, megabytes, None, 0, "MB/s"),
     }  # fmt: skip
     contenders: dict[str, Callable[[], object]] = {}
     for name, (fast, _, slowly, _, _) in cases.items():

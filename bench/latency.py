@@ -31,7 +31,7 @@ WRITERS: Final = (1, 8, 64)
 SECONDS: Final = sized(6.0, quickly=0.1)
 """How long each workload of writers lasts."""
 PACED: Final = (("100 durable puts/s, 8 writers", 100, 8, True), ("1,000 durable puts/s, 64 writers", 1000, 64, True),
-                ("1,000 puts/s, nobody waits", 1000, 1, False))  # fmt: skip
+                ("1,000 puts/s, no caller waits", 1000, 1, False))  # fmt: skip
 GETS: Final = sized(200, quickly=5)
 OPENINGS: Final = sized(5, quickly=1)
 READ_AHEAD_BYTES: Final = 16 << 20
@@ -233,8 +233,8 @@ def run() -> str:
         ["what", *names],
         [[what, *(described[name][what] for name in names)] for what in described[names[0]]],
         [
-            "Durable puts of 20 + 100 bytes by threads that each wait for their own. One upload is under way at a time: who comes",
-            "while it is waits for its end and then for the next one, which all of them share. So one writer waits one round trip,",
+            "Durable puts of 20 + 100 bytes by threads that each wait for their own. One upload is under way at a time. A put that comes",
+            "during an upload waits for its end and then for the next one, which such puts share. So one writer waits one round trip,",
             "many wait up to two, and requests do not grow with the number of writers.",
             f"Reads of a database of {ROWS:,} rows ({READ_BYTES / 1e6:.0f} MB) in one sorted run. Default settings.",
             "",

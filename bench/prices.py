@@ -29,9 +29,9 @@ class Prices:
 
     def requests(self, counted: Mapping[str, float]) -> float:
         """Dollars for requests by kind: put, list, copy, get, head, delete."""
-        dear = sum(counted.get(kind, 0) for kind in ("put", "list", "copy"))
+        expensive = sum(counted.get(kind, 0) for kind in ("put", "list", "copy"))
         cheap = sum(counted.get(kind, 0) for kind in ("get", "head"))
-        return self.put * dear + self.get * cheap
+        return self.put * expensive + self.get * cheap
 
     def moved(self, *, sent: float, received: float) -> float:
         """Dollars for bytes sent to the store and received from it."""

@@ -300,7 +300,7 @@ def run() -> str:
         rows,
         [
             f"A server on this machine that waits as S3 does, default settings of both, {ROWS:,} rows of {KEY_BYTES} + {len(VALUE)} bytes in",
-            "one sorted run for the reads, nothing cached. Requests are those that arrive meanwhile, also from the background,",
+            "one sorted run for the reads, nothing cached. Requests are all that arrive during the work, background included,",
             "divided by the number of puts, gets, openings or scans. By default the wheel uploads its WAL every 100 ms and a writer",
             "waits for that; Flagstone uploads as soon as a caller waits. In a scan Flagstone reads ahead; by default the wheel reads",
             "one block after the other.",

@@ -22,7 +22,7 @@ from bench.harness import FLAGSTONE, WHEEL, Measurement, sized, write_markdown
 from bench.prices import S3_STANDARD
 
 ROWS: Final = sized(100_000, quickly=4_000)
-TABLES: Final = 4
+SSTS: Final = 4
 PUTS: Final = sized(1000, quickly=20)
 GETS: Final = sized(1000, quickly=20)
 SETTLING_S: Final = sized(75, quickly=1)
@@ -31,7 +31,7 @@ IDLE_S: Final = sized(60, quickly=2)
 MINUTES_A_MONTH: Final = 30 * 24 * 60
 
 QUIET: Final = {"compactor_options": None, "garbage_collector_options": None}
-MANY_TABLES: Final = {"l0_max_ssts": 1000, "l0_max_ssts_per_key": 1000}
+MANY_SSTS: Final = {"l0_max_ssts": 1000, "l0_max_ssts_per_key": 1000}
 
 Count = Counter[str]
 """Requests by kind: get (with head), put, list, delete, copy."""
@@ -201,26 +201,26 @@ def _measure_work(contender: Contender) -> dict[str, Count]:
     value = random.Random(7).randbytes(100)
     numbers = random.Random(8).sample(range(ROWS), ROWS)
     found: dict[str, Count] = {}
-    contender.open(**QUIET, **MANY_TABLES)
+    contender.open(**QUIET, **MANY_SSTS)
     found["open, new database"] = contender.count()
-    for part in range(TABLES):
-        contender.load(numbers[part::TABLES], value)
+    for part in range(SSTS):
+        contender.load(numbers[part::SSTS], value)
         contender.flush()
     contender.close()
-    contender.open(**QUIET, **MANY_TABLES)
+    contender.open(**QUIET, **MANY_SSTS)
     found["open, existing database"] = contender.count()
     chosen = [key(number) for number in random.Random(9).sample(range(ROWS), GETS)]
     before = contender.count()
     assert contender.get_all(chosen) == GETS
     found[f"{GETS:,} cold gets"] = contender.count() - before
     contender.close()
-    contender.open(**QUIET, **MANY_TABLES)
+    contender.open(**QUIET, **MANY_SSTS)
     before = contender.count()
     assert contender.scan_all() == ROWS
     found["cold full scan"] = contender.count() - before
     contender.close()
     # With the wheel's default of 100 ms this would take minutes, in which it would also poll more.
-    contender.open(**QUIET, **MANY_TABLES, flush_interval="2ms")
+    contender.open(**QUIET, **MANY_SSTS, flush_interval="2ms")
     before = contender.count()
     contender.put_durably(PUTS, value)
     found[f"{PUTS:,} durable puts, one caller"] = contender.count() - before
@@ -281,7 +281,7 @@ def run() -> str:
         rows,
         [
             (
-                f"{ROWS:,} rows of 16 + 100 bytes in {TABLES} SSTs; one process, local folders. Each figure is the "
+                f"{ROWS:,} rows of 16 + 100 bytes in {SSTS} SSTs; one process, local folders. Each figure is the "
                 "sum, then what it consists of; get includes head. The wheel's metric counts each put twice, as the "
                 "objects it leaves behind show; its puts are halved here."
             ),

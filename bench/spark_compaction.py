@@ -25,7 +25,7 @@ from bench.harness import sized, write_markdown
 MEGABYTES = sized(2_300, quickly=20)
 ROUNDS = sized(3, quickly=1)
 LOADS = 4
-L0_TABLES = 3
+L0_SSTS = 3
 KEY_BYTES, VALUE_BYTES = 16, 200
 DELETED = 0.1
 KEYS_PER_ROW = 1.5
@@ -90,17 +90,17 @@ def prepare(store: Path, megabytes: int) -> int:
         commit_load(plan, options, write_ssts(batches(load, rows), plan, options))
     settings = flagstone.Settings(compactor_options=None, garbage_collector_options=None)
     with flagstone.open("base", store=str(store), store_options=OPTIONS, settings=settings) as db:
-        for table in range(L0_TABLES):
-            for number in range(table, int(rows * KEYS_PER_ROW), max(1, rows // 5_000)):
+        for sst in range(L0_SSTS):
+            for number in range(sst, int(rows * KEYS_PER_ROW), max(1, rows // 5_000)):
                 if number % 7:
-                    db.put(b"%016d" % number, b"of L0 %d" % table)
+                    db.put(b"%016d" % number, b"of L0 %d" % sst)
                 else:
                     db.delete(b"%016d" % number)
             db.flush("memtable")
     manifest = flagstone.Admin("base", store=str(store)).manifest().value
     assert len(manifest.tree.runs) == LOADS
-    assert len(manifest.tree.l0) == L0_TABLES
-    return sum(table.info.estimated_size for table in manifest.ssts.values())
+    assert len(manifest.tree.l0) == L0_SSTS
+    return sum(sst.info.estimated_size for sst in manifest.ssts.values())
 
 
 def measure(name: str, store: str, path: str) -> None:
@@ -210,10 +210,10 @@ def run(megabytes: int = MEGABYTES, rounds: int = ROUNDS) -> str:
     return write_markdown(
         "spark-compaction",
         "Distributed compaction on Spark",
-        ["who merges", "time", "MB/s", "against one executor"],
+        ["merged by", "time", "MB/s", "against one executor"],
         table,
         [
-            f"{size / 1e9:.2f} GB in {LOADS} overlapping runs and {L0_TABLES} SSTs in L0 become one sorted run of {rows:,} rows:",
+            f"{size / 1e9:.2f} GB in {LOADS} overlapping runs and {L0_SSTS} SSTs in L0 become one sorted run of {rows:,} rows:",
             f"{KEY_BYTES}-byte keys, {VALUE_BYTES}-byte values, two of three rows overwritten, every tenth a deletion.",
             f"Executors are processes with one core (local-cluster), jobs are cut into {TASKS} ranges; sessions were warm.",
             "This process uses its default of four threads. Keys, values, sequence numbers and times of every row of every",

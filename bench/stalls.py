@@ -155,9 +155,9 @@ def run() -> str:
         "Stalls: puts beside a compaction in the same process",
         *compared(measurements),
         [
-            f"{compaction.VALUE_BYTES[VALUE_BYTES] * compaction.TABLES * 116 / 1e6:.0f} MB in eight overlapping SSTs are merged by",
+            f"{compaction.VALUE_BYTES[VALUE_BYTES] * compaction.SSTS * 116 / 1e6:.0f} MB in eight overlapping SSTs are merged by",
             f"threads while another puts rows one by one. Puts while it lasted: {counted}.",
-            "Two things are waited for: a turn on the processor, and the interpreter's lock, which the kernels release.",
+            "A put waits for two things: a turn on the processor, and the interpreter's lock, which the kernels release.",
         ],
         basis=f"Medians of {ROUNDS} rounds of interleaved processes.",
         measurements=[one for one in measurements if "p99," in one.what],

@@ -2,8 +2,8 @@
 
     python examples/feature_store.py
 
-A load is one commit, so a model never sees half of a refresh. Training reads the same database as a DataFrame of one
-moment; serving decodes single rows. Both sides share a schema, because the bytes contain no names.
+A load is one commit, so a model never sees half of a refresh. Training reads the same database as a consistent
+DataFrame; serving decodes single rows. Both sides share a schema, because the bytes contain no names.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def main(spark: SparkSession, folder: Path, *, users: int = 20_000) -> None:
     )
     row = training.where(f"user = {asked[0]}").collect()[0].asDict()
     assert {name: row[name] for name in FEATURES.names} == after[0]
-    print(f"the training set has {training.count():,} rows; what was served is what it trains on")
+    print(f"the training set has {training.count():,} rows; training uses the rows that were served")
     server.close()
 
 

@@ -115,7 +115,7 @@ def main(spark: SparkSession, folder: Path, *, products: int = 5000) -> None:
     assert load_night(spark, catalogue, nights[1], prices(100, "12.5"))
     show("one price in a hundred changed")
     assert not load_night(spark, catalogue, nights[2], prices(1000, "'to be announced'"))
-    show("a load with prices that are none was refused")
+    show("a load with invalid prices was refused")
     assert catalogue.current() == nights[1]
     assert load_night(spark, catalogue, nights[3], prices(100, "13.0"))
     show("the next one was fine")

@@ -53,17 +53,17 @@ def create_app(url: str | Path, *, ttl: timedelta = timedelta(minutes=30)) -> Fa
     app = FastAPI(lifespan=lifespan)
 
     @app.post("/sessions", status_code=201)
-    async def log_in(who: LogIn) -> dict[str, str]:
+    async def log_in(request: LogIn) -> dict[str, str]:
         token, since = secrets.token_urlsafe(16), time.time_ns()
 
         async def begin(tx: AsyncTransaction) -> dict[str, str]:
             # Serializable: if two log-ins count the sessions at once, one of them runs again and counts the other.
-            mine = [(int(at), key) async for key, at in tx.scan(prefix=keys.encode("user", who.user))]
+            mine = [(int(at), key) async for key, at in tx.scan(prefix=keys.encode("user", request.user))]
             for _, oldest in sorted(mine)[: max(0, len(mine) + 1 - MAX_SESSIONS)]:
                 await _end(tx, oldest)
-            value = json.dumps({"user": who.user, "since": since}).encode()
+            value = json.dumps({"user": request.user, "since": since}).encode()
             await tx.put(keys.encode("session", token), value, ttl=ttl)
-            await tx.put(keys.encode("user", who.user, token), b"%d" % since, ttl=ttl)
+            await tx.put(keys.encode("user", request.user, token), b"%d" % since, ttl=ttl)
             return {"token": token}
 
         return await _transact(app.state.db, begin)

@@ -39,7 +39,7 @@ def compact(stage: Stage, spark: SparkSession, db: flagstone.Db, url: Path) -> N
 
 
 def analyse(stage: Stage, spark: SparkSession, shop: Shop, url: Path) -> None:
-    stage.act("6 Analyse", "the live database as a DataFrame of one moment")
+    stage.act("6 Analyse", "the live database as a consistent DataFrame")
     count, cents = shop.totals()
     fresh = range(shop.orders, shop.orders + new_orders(shop))
     count["new"], cents["new"] = len(fresh), sum(map(cents_of, fresh))

@@ -15,7 +15,7 @@ DURABLE_PUTS = 200
 def serve(stage: Stage, db: flagstone.Db, shop: Shop) -> None:
     stage.act("2 Serve", "a Python process reads and writes the same database")
     reads = min(shop.orders, 20_000)
-    numbers = [place * shop.orders // reads for place in range(reads)]
+    numbers = [at * shop.orders // reads for at in range(reads)]
     keys = [shop.order_key(number) for number in numbers]
     expected = [
         None if (state := shop.state_of(number)) is None else order_value(number, state) for number in numbers

@@ -27,7 +27,7 @@ import flagstone
 import flagstone.spark as fs
 
 HERE = Path(__file__).parent
-WITHOUT_PIPELINES = "declarative pipelines need more than PySpark: `pip install 'pyspark[pipelines]'` first"
+WITHOUT_PIPELINES = "declarative pipelines need more packages: `pip install 'pyspark[pipelines]'` first"
 
 
 def place_orders(url: Path, numbers: range) -> None:

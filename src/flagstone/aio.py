@@ -1,4 +1,4 @@
-"""Flagstone for an event loop: `flagstone.aio.open`, `open_reader` and `open_feed` take the blocking arguments.
+"""Flagstone for an event loop: `open`, `open_reader` and `open_feed` take the arguments of the blocking functions.
 
 async with flagstone.aio.open("s3://bucket/shop") as db:
     await db.put(b"key", b"value", await_durable=True)
@@ -45,24 +45,24 @@ class _AsyncClosable(Protocol):
 _P = ParamSpec("_P")
 _Result = TypeVar("_Result")
 _Blocking = TypeVar("_Blocking", bound=_Closable)
-_Face = TypeVar("_Face", bound=_AsyncClosable)
+_Async = TypeVar("_Async", bound=_AsyncClosable)
 
 
-class Opening(Generic[_Face]):
+class Opening(Generic[_Async]):
     """A database that is being opened: `await` it, or use it with `async with`, which also closes it.
 
     Opening runs on another thread. If the task is cancelled meanwhile, the database is closed again once it is open.
     """
 
-    def __init__(self, open_blocking: Callable[[], _Blocking], face: Callable[[_Blocking], _Face]) -> None:
-        self._start: Callable[[], Any] = partial(_open, open_blocking, face)
-        self._opened: _Face | None = None
+    def __init__(self, open_blocking: Callable[[], _Blocking], wrap: Callable[[_Blocking], _Async]) -> None:
+        self._start: Callable[[], Any] = partial(_open, open_blocking, wrap)
+        self._opened: _Async | None = None
 
-    def __await__(self) -> Generator[Any, None, _Face]:
-        opened: Generator[Any, None, _Face] = self._start().__await__()
+    def __await__(self) -> Generator[Any, None, _Async]:
+        opened: Generator[Any, None, _Async] = self._start().__await__()
         return opened
 
-    async def __aenter__(self) -> _Face:
+    async def __aenter__(self) -> _Async:
         self._opened = await self
         return self._opened
 
@@ -73,7 +73,7 @@ class Opening(Generic[_Face]):
             await self._opened.close()
 
 
-async def _open(open_blocking: Callable[[], _Blocking], face: Callable[[_Blocking], _Face]) -> _Face:
+async def _open(open_blocking: Callable[[], _Blocking], wrap: Callable[[_Blocking], _Async]) -> _Async:
     loop = asyncio.get_running_loop()
     opening = loop.run_in_executor(None, open_blocking)
 
@@ -82,7 +82,7 @@ async def _open(open_blocking: Callable[[], _Blocking], face: Callable[[_Blockin
             loop.run_in_executor(None, done.result().close)
 
     try:
-        return face(await asyncio.shield(opening))
+        return wrap(await asyncio.shield(opening))
     except asyncio.CancelledError:
         opening.add_done_callback(close_unclaimed)
         raise

@@ -102,7 +102,7 @@ class TestTwoPhaseOverSqlite(TwoPhaseContract):
 
 @pytest.mark.slow
 class TestTwoPhaseOverPostgres(TwoPhaseContract):
-    many_objects = 60  # they are listed by the store below
+    many_objects = 60  # few, because the store below the commit log does the listing
 
     @pytest.fixture
     def store(self, postgres_url: str) -> Iterator[ObjectStore]:

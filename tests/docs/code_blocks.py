@@ -1,23 +1,23 @@
-"""The code blocks of README.md and docs/, and how a page directs what the tests do with them.
+"""The code blocks of README.md and docs/, and the directives by which a page controls how tests run them.
 
 A page is run from top to bottom in one namespace and one folder. The language of a block decides what happens:
 
     python          executed
     sh              run by bash, with `flagstone` on the path; every command must succeed
     toml json yaml  must parse; with title="NAME" it is written to that file, for the blocks below
-    text            nothing to run; with title="Output" it is what the block before must have printed
+    text            not run; with title="Output" it is the expected output of the block before
 
-HTML comments, which no reader sees, direct it where the text of the page would be too long:
+HTML comments, which the site does not show, are directives:
 
     <!-- prepare ... -->             Python that prepares the next blocks; runs in order, like a block
     <!-- not run: REASON -->         the next block is not run; REASON is one of `REASONS`
     <!-- ends with: ERROR -->        the next block ends by raising this
     <!-- services -->                every line of the next block runs until it gets a signal
 
-`s3://bucket` and the like stand for folders of the test, and so does `/tmp`: `located` replaces them. A page with
+`s3://bucket` and similar URLs, and `/tmp`, stand for folders of the test: `located` replaces them. A page with
 `<!-- page: on S3 -->` keeps its buckets and talks to an S3 server.
 
-`python tests/docs/code_blocks.py` counts them.
+`python tests/docs/code_blocks.py` counts the blocks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ REASONS = {
     "installation": "installs packages",
     "make": "a target of the Makefile, which the tests are part of",
 }
-"""Why a block may be left out."""
+"""The allowed reasons for a block that is not run."""
 
 RUNNABLE = frozenset(["python", "sh"])
 FILES = frozenset(["json", "toml", "yaml"])
@@ -66,7 +66,7 @@ class Block:
     services: bool = False
 
     @property
-    def place(self) -> str:
+    def position(self) -> str:
         return f"{self.page.relative_to(PROJECT)}:{self.line}"
 
     @property
@@ -98,14 +98,14 @@ class Page:
 
 
 def pages() -> list[Page]:
-    """Every page that has something to run or to check."""
+    """Every page with blocks to run or to check."""
     paths = [PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", *sorted((PROJECT / "docs").rglob("*.md"))]
     read = [parse(path, path.read_text(encoding="utf-8")) for path in paths]
     return [page for page in read if page.blocks]
 
 
 def parse(path: Path, text: str) -> Page:
-    """The page with its blocks in order; a comment that is no directive of ours is left alone."""
+    """The page with its blocks in order; other comments than directives are ignored."""
     blocks: list[Block] = []
     directives: dict[str, str] = {}
     on_s3 = False
@@ -142,8 +142,8 @@ def _block(path: Path, line: int, found: re.Match[str], directives: dict[str, st
 
 
 def located(code: str, folder: Path, *, buckets: bool = True) -> str:
-    """The code with /tmp, and by default every bucket, as a folder inside `folder`."""
-    # In this order: the folder may itself be in /tmp.
+    """The code with /tmp, and by default every bucket, replaced by a folder inside `folder`."""
+    # /tmp is replaced first, because the folder may itself be in /tmp.
     code = _TEMPORARY.sub(str(folder / "tmp"), code)
     return _BUCKET.sub(lambda match: str(folder / match[1]), code) if buckets else code
 
@@ -155,7 +155,7 @@ def commands(code: str) -> Iterator[str]:
 
 
 def summary() -> str:
-    """How many blocks there are and what becomes of them, for people."""
+    """A text for people: how many blocks there are, and how many are run."""
     shown = [block for page in pages() for block in page.shown]
     run = Counter(block.language for block in shown if block.runs)
     parsed = sum(block.language in FILES for block in shown)

@@ -33,17 +33,17 @@ PARSERS: dict[str, Callable[[str], object]] = {
 
 
 PLAIN_COMMAND = re.compile(r"(?:\.venv/bin/)?flagstone [^|<>;&$`*?#]*\Z")
-"""Nothing for a shell to do."""
+"""A `flagstone` command without shell syntax."""
 
 
 class BlockFailed(AssertionError):
-    """A block did not do what the page says; the message has its position and its output."""
+    """A block did not behave as the page says; the message has its position and its output."""
 
 
 def run_page(page: Page, folder: Path, namespace: dict[str, Any]) -> None:
     """Run every block of the page in `folder`, which is the current one; raises `BlockFailed` at the first failure."""
     (folder / "tmp").mkdir()
-    # As in a checkout: `.venv/bin/flagstone` is there.
+    # Pages use `.venv/bin/flagstone`, as in a checkout.
     (folder / ".venv").symlink_to(Path(sys.prefix))
     printed = ""
     try:
@@ -64,18 +64,18 @@ def run_page(page: Page, folder: Path, namespace: dict[str, Any]) -> None:
 
 
 def _run_python(block: Block, code: str, namespace: dict[str, Any]) -> str:
-    # Blank lines in front, so that tracebacks name the lines of the page.
+    # The blank lines in front make tracebacks show the line numbers of the page.
     program = compile("\n" * block.line + code, str(block.page), "exec")
     out = io.StringIO()
     ended: BaseException | None = None
     try:
         with contextlib.redirect_stdout(out):
             exec(program, namespace)
-    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever a page raises is told below
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - a page may raise anything; reported below
         ended = error
     if (None if ended is None else type(ended).__name__) != block.ends_with:
         story = "".join(traceback.format_exception(ended)) if ended else f"no {block.ends_with} came"
-        raise BlockFailed(f"{block.place}\n{code}\nprinted: {out.getvalue()}\n{story}") from ended
+        raise BlockFailed(f"{block.position}\n{code}\nprinted: {out.getvalue()}\n{story}") from ended
     return out.getvalue()
 
 
@@ -101,7 +101,7 @@ def _run_shell(block: Block, code: str, folder: Path) -> str:
 
 
 def _run_command(block: Block, line: str) -> str:
-    """One `flagstone` command in this process: starting Python for each would take most of the time."""
+    """Run one `flagstone` command in this process, because starting Python takes most of the time."""
     from flagstone.cli.main import app
 
     done = CliRunner().invoke(app, shlex.split(line)[1:])
@@ -110,7 +110,7 @@ def _run_command(block: Block, line: str) -> str:
 
 
 def _run_services(block: Block, code: str, folder: Path, environment: dict[str, str]) -> str:
-    """Start all, wait until each has started, send each a signal; each must end without error."""
+    """Start all services, wait until each has started, send each a signal; each must end without error."""
     lines = list(commands(code))
     running = [
         subprocess.Popen(
@@ -118,11 +118,11 @@ def _run_services(block: Block, code: str, folder: Path, environment: dict[str, 
         )
         for line in lines
     ]
-    said = []
+    started = []
     try:
         for process in running:
             assert process.stderr is not None
-            said.append(next((line for line in process.stderr if "started" in line), "nothing"))
+            started.append(next((line for line in process.stderr if "started" in line), "nothing"))
             process.send_signal(signal.SIGTERM)
         for line, process in zip(lines, running, strict=True):
             _, words = process.communicate(timeout=PATIENCE_S)
@@ -131,7 +131,7 @@ def _run_services(block: Block, code: str, folder: Path, environment: dict[str, 
         for process in running:
             process.kill()
             process.communicate()
-    _check("nothing" not in said, block, "a service did not start", "".join(said))
+    _check("nothing" not in started, block, "a service did not start", "".join(started))
     return ""
 
 
@@ -139,18 +139,18 @@ def _place_file(block: Block, folder: Path) -> None:
     try:
         PARSERS[block.language](block.code)
     except ValueError as error:
-        raise BlockFailed(f"{block.place} is not {block.language}: {error}") from error
+        raise BlockFailed(f"{block.position} is not {block.language}: {error}") from error
     if block.title:
         (folder / block.title).write_text(block.code, encoding="utf-8")
 
 
-def _check(holds: bool, block: Block, what: str, printed: str) -> None:
-    if not holds:
-        raise BlockFailed(f"{block.place}\n{block.code}\n{what}:\n{printed}")
+def _check(ok: bool, block: Block, what: str, printed: str) -> None:
+    if not ok:
+        raise BlockFailed(f"{block.position}\n{block.code}\n{what}:\n{printed}")
 
 
 def _close_all(namespace: dict[str, Any]) -> None:
-    """What a page leaves open or running would disturb the next one."""
+    """Close everything that a page leaves open, because it would disturb the next page."""
     if "spark" in namespace:
         for query in namespace["spark"].streams.active:
             query.stop()

@@ -20,7 +20,7 @@ HIDDEN_COMMAND = re.compile(r"^\s*(?:flagstone |pip install|import |from \S+ imp
 
 def marks_of(page: Page) -> list[pytest.MarkDecorator]:
     slow = page.needs_spark or page.needs_a_shell or page.on_s3
-    # The README is run with every change, other pages on Spark by `make long`: each takes a minute.
+    # The README runs with every change; other pages on Spark take a minute each and run in `make long`.
     long = page.needs_spark and page.name != "README.md"
     return [
         *([pytest.mark.slow] if slow else []),
@@ -45,7 +45,7 @@ def test_the_blocks_of_a_page_run_in_order(
 
 
 def reach(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As an operator does: the address of the server and the credentials come from the environment."""
+    """Set the address of the server and the credentials in the environment, as an operator does."""
     variables = {
         "AWS_ENDPOINT": server.endpoint,
         "AWS_ALLOW_HTTP": "true",
@@ -63,17 +63,21 @@ def reach(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_code_block_names_its_language() -> None:
     for block in (block for page in ALL for block in page.shown):
         assert block.language in LANGUAGES, (
-            f"{block.place} is {block.language!r}; use one of {sorted(LANGUAGES)}"
+            f"{block.position} is {block.language!r}; use one of {sorted(LANGUAGES)}"
         )
         if block.language == "text":
-            assert not HIDDEN_COMMAND.search(block.code), f"{block.place} could be run: say python or sh"
+            assert not HIDDEN_COMMAND.search(block.code), (
+                f"{block.position} could be run: make it python or sh"
+            )
 
 
 def test_every_reason_to_skip_a_block_is_listed_and_used() -> None:
-    given = {block.not_run: block.place for page in ALL for block in page.blocks if block.not_run is not None}
+    given = {
+        block.not_run: block.position for page in ALL for block in page.blocks if block.not_run is not None
+    }
 
     assert set(given) <= set(REASONS), given
-    assert set(REASONS) <= set(given), "a reason that nobody gives any more"
+    assert set(REASONS) <= set(given), "a reason that no block uses any more"
 
 
 def test_the_summary_counts_the_blocks_and_more_than_fifty_run(capsys: pytest.CaptureFixture[str]) -> None:

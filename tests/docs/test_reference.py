@@ -1,4 +1,4 @@
-"""Tables in the documentation agree with the code that they describe."""
+"""The tables of the documentation agree with the code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def written(value: Any) -> str:
 
 
 def plain_fields(section: Any) -> dict[str, str]:
-    """The fields that are no section of their own, with their defaults as a settings file has them."""
+    """The fields that are not sections, with their defaults as written in a settings file."""
     values = section.to_dict()
     return {name: written(value) for name, value in values.items() if not (isinstance(value, dict) and value)}
 
@@ -99,4 +99,4 @@ def test_images_refer_to_no_other_file() -> None:
     for image in (DOCS / "images").glob("*.svg"):
         text = image.read_text(encoding="utf-8").replace('xmlns="http://www.w3.org/2000/svg"', "")
         assert "http" not in text, image.name
-        assert "aria-label=" in text, f"{image.name} says nothing to those who cannot see it"
+        assert "aria-label=" in text, f"{image.name} has no text for screen readers"

@@ -23,7 +23,7 @@ def test_the_site_is_built_without_a_warning_and_needs_no_network(tmp_path: Path
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)],
         cwd=PROJECT,
-        # A proxy that does not answer: every fetch fails at once.
+        # With a proxy that does not answer, every fetch fails at once.
         env={
             **os.environ,
             "NO_MKDOCS_2_WARNING": "1",

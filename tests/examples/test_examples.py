@@ -53,7 +53,7 @@ def test_the_session_store_example_prints_what_it_should(
 @pytest.mark.parametrize(
     ("name", "last_words"),
     [
-        pytest.param("feature_store", "what was served is what it trains on", marks=ON_SPARK),
+        pytest.param("feature_store", "training uses the rows that were served", marks=ON_SPARK),
         pytest.param("cdc_to_parquet", "both equal the database, change for change", marks=ON_SPARK),
         pytest.param("nightly_load", "forgotten: catalogue-2026-11-16", marks=[*ON_SPARK, pytest.mark.long]),
         pytest.param("compaction_fleet", "2,000 rows, all as they were written", marks=ON_SPARK),

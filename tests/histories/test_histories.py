@@ -64,7 +64,7 @@ def one_by_one(reads: Any, keys: list[bytes], **options: Any) -> list[bytes | No
 
 def newest(snapshot: Snapshot, *, durable_only: bool, dirty: bool) -> Any:
     """A snapshot shows what is newest."""
-    return snapshot._place.view(), snapshot._engine.state.committed_seq
+    return snapshot._context.source.view, snapshot._engine.state.committed_seq
 
 
 def at_once(state: WriterState, seq: int) -> None:

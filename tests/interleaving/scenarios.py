@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from flagstone.config import Settings
 from flagstone.db.recovery import Opened, open_for_writing
+from flagstone.db.writer.environment import Environment
 from flagstone.errors import Closed
 from flagstone.format.codec import Codec
 from flagstone.gc.collector import Collector
@@ -24,7 +25,6 @@ from flagstone.runtime.clock import VirtualClock
 from flagstone.runtime.ids import Ids
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.pool import IoPool
-from flagstone.runtime.service import Supervisor
 from flagstone.store.commit_log import CommitRecord, RecordState
 from flagstone.store.intents import IntentBroken
 from flagstone.store.memory import MemoryStore
@@ -109,7 +109,7 @@ def _identity(record: CommitRecord) -> tuple[str, int, str, str]:
 
 def visible_rows(opened: Opened, seqs: Iterable[int]) -> set[int]:
     """Which of the rows `b"k<sequence number>"` an opened database replayed."""
-    memtables = opened.recovered.memtables.tables()
+    memtables = opened.recovered.memtables.newest_first()
     return {seq for seq in seqs if any(memtable.get(b"k%d" % seq, MAX_SEQ) for memtable in memtables)}
 
 
@@ -123,16 +123,17 @@ def manifests_in(store: Any, ids: int) -> ManifestStore:
 
 def open_inline(store: Any, ids: int) -> Opened:
     """Open the database for writing without threads of its own."""
-    return open_for_writing(
-        store,
-        store,
-        PATHS,
-        manifests_in(store, ids),
-        create=True,
-        extractor=None,
-        freeze_bytes=1 << 20,
+    env = Environment(
+        store=store,
+        wal_store=store,
+        paths=PATHS,
+        settings=Settings(),
+        clock=VirtualClock(START_MS),
+        ids=Ids(ids),
+        metrics=Metrics(),
         pool=IoPool(max_workers=0, name="inline"),
     )
+    return open_for_writing(env, manifests_in(store, ids), create=True)
 
 
 class RowWriter(WalWriter):
@@ -159,31 +160,39 @@ class RowSource:
         self.durable.append(last_seq)
 
 
+class EpochCheck:
+    """A manifest for `Ownership`: `refresh` raises `Closed` when a newer writer owns the database."""
+
+    def __init__(self, refresh: Callable[[], None]) -> None:
+        self.refresh = refresh
+
+
 def write_rows(
     store: Any,
     next_id: int,
     seqs: Iterable[int],
     *,
     on_durable: Callable[[WalId], None] = lambda _: None,
-    check_ownership: Callable[[], None] = lambda: None,
+    check_epoch: Callable[[], None] = lambda: None,
 ) -> list[int]:
     """Write one WAL file per row; the rows reported as durable before the writer ended or was fenced."""
-    source = RowSource(seqs, on_durable)
+    rows = RowSource(seqs, on_durable)
+    never_woken: Any = None
     writer = RowWriter(
         store,
         PATHS,
-        source,
-        SimpleNamespace(ensure=check_ownership, lost=lambda: Closed("fenced", reason="fenced")),  # type: ignore[arg-type]
+        rows,
+        Ownership(EpochCheck(check_epoch), clock=VirtualClock(START_MS), limit_s=0),
         WalOptions(first_id=WalId(next_id), codec=Codec.NONE, flush_interval_s=None, max_retries=0),
         clock=VirtualClock(START_MS),
         ids=Ids(2),
         metrics=Metrics(),
-        supervisor=Supervisor(),
+        supervisor=never_woken,
     )
     with suppress(Closed):
-        while source.waiting:
+        while rows.waiting:
             writer.write_file()
-    return source.durable
+    return rows.durable
 
 
 def unexpected_errors(outcomes: Mapping[str, Any], expected: tuple[type[BaseException], ...]) -> str | None:
@@ -309,12 +318,13 @@ class Duel:
 
     def _write(self, store: Any, fence: Fence, fence_id: WalId, first_seq: int, files: int) -> list[int]:
         manifests = manifests_in(store, 1)
-        manifest = SimpleNamespace(refresh=lambda: fence.check(manifests.require_latest().value))
-        ownership = Ownership(manifest, clock=VirtualClock(START_MS), limit_s=0)
         seqs = range(first_seq, first_seq + files)
-        if self._checks_epoch:
-            return write_rows(store, fence_id + 1, seqs, check_ownership=ownership.ensure)
-        return write_rows(store, fence_id + 1, seqs)
+
+        def check_epoch() -> None:
+            if self._checks_epoch:
+                fence.check(manifests.require_latest().value)
+
+        return write_rows(store, fence_id + 1, seqs, check_epoch=check_epoch)
 
     def _replace(self) -> list[int]:
         store = self._wrapped("second")

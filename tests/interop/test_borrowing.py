@@ -19,7 +19,7 @@ from flagstone.metadata.stores import ManifestStore
 from flagstone.store.paths import DbPaths
 from flagstone.testing.faults import Crashed, Fault, FaultyStore
 from flagstone.types import ManifestId
-from interop.test_views import Place, make_parent
+from interop.test_views import SharedFolder, make_parent
 from kit.databases import numbered
 
 NOW = timedelta(0)
@@ -27,8 +27,8 @@ OURS = "flagstone.clone/c"
 
 
 @pytest.fixture
-def place(tmp_path: Path, wheel: Any) -> Place:
-    made = Place(tmp_path, wheel)
+def shared(tmp_path: Path, wheel: Any) -> SharedFolder:
+    made = SharedFolder(tmp_path, wheel)
     make_parent(made, "the wheel's parent", "p", numbered(0, 20), numbered(5, 8, b"w"))
     return made
 
@@ -36,106 +36,110 @@ def place(tmp_path: Path, wheel: Any) -> Place:
 ROWS = numbered(0, 20) | numbered(5, 8, b"w")
 
 
-def finals(place: Place, path: str = "p") -> dict[UUID, str | None]:
-    return {entry.id: entry.name for entry in place.admin(path).checkpoints() if entry.expires_s is None}
+def finals(shared: SharedFolder, path: str = "p") -> dict[UUID, str | None]:
+    return {entry.id: entry.name for entry in shared.admin(path).checkpoints() if entry.expires_s is None}
 
 
-def unfinish(place: Place, path: str) -> None:
-    """What a crash of the wheel before its last step leaves: manifest 1 of the clone, which is not initialized."""
-    place.store.delete(DbPaths(path).manifest(ManifestId(2)))
-    assert not place.admin(path).manifest().value.initialized
+def unfinish(shared: SharedFolder, path: str) -> None:
+    """Leave what a crash of the wheel before its last step leaves: the clone's manifest 1, which is not initialized."""
+    shared.store.delete(DbPaths(path).manifest(ManifestId(2)))
+    assert not shared.admin(path).manifest().value.initialized
 
 
-def begin(place: Place, to: str, source: CloneSource) -> None:
-    """Our clone without its last step."""
-    dying = FaultyStore(place.store, [Fault("crash", op="put_if_absent", path=f"{to}/manifest/*2.manifest")])
+def begin(shared: SharedFolder, to: str, source: CloneSource) -> None:
+    """Begin a clone with Flagstone, and crash before its last step."""
+    dying = FaultyStore(shared.store, [Fault("crash", op="put_if_absent", path=f"{to}/manifest/*2.manifest")])
     with pytest.raises(Crashed):
         Cloner(dying).clone(to, [source])
 
 
-def wheel_error(place: Place, call: str, *arguments: Any) -> str:
+def wheel_error(shared: SharedFolder, call: str, *arguments: Any) -> str:
     with pytest.raises(pytest.fail.Exception) as failed:
-        getattr(place.wheel, call)(place.folder, *arguments)
+        getattr(shared.wheel, call)(shared.folder, *arguments)
     return str(failed.value)
 
 
 @pytest.mark.slow
-def test_the_wheel_lists_and_clones_with_named_final_checkpoints(place: Place) -> None:
-    place.admin("p").clone("c")
-    ((final, name),) = finals(place).items()
+def test_the_wheel_lists_and_clones_with_named_final_checkpoints(shared: SharedFolder) -> None:
+    shared.admin("p").clone("c")
+    ((final, name),) = finals(shared).items()
     assert name == OURS
     assert (str(final), OURS) in [
-        (id_, name) for id_, _, name in place.wheel.list_checkpoints(place.folder, "p")
+        (id_, name) for id_, _, name in shared.wheel.list_checkpoints(shared.folder, "p")
     ]
 
-    place.wheel.clone(
-        place.folder, "c", [("p", None, None)]
-    )  # finds the clone and its checkpoint, and is content
-    place.wheel.clone(place.folder, "d", [("c", None, None)])  # takes its checkpoint in p from the named one
-    place.write_with_wheel("p", {b"k001": b"newer"})
-    place.wheel.run_gc_once(place.folder, "p")
+    shared.wheel.clone(
+        shared.folder, "c", [("p", None, None)]
+    )  # finds the clone and its checkpoint, and does nothing
+    shared.wheel.clone(
+        shared.folder, "d", [("c", None, None)]
+    )  # takes its checkpoint in p from the named one
+    shared.write_with_wheel("p", {b"k001": b"newer"})
+    shared.wheel.run_gc_once(shared.folder, "p")
 
-    assert finals(place)[final] == OURS
-    place.use("c", ROWS, b"k002")
-    place.use("d", ROWS, b"k003")
+    assert finals(shared)[final] == OURS
+    shared.use("c", ROWS, b"k002")
+    shared.use("d", ROWS, b"k003")
 
 
 @pytest.mark.slow
-def test_wheel_and_flagstone_name_the_missing_final_checkpoint(place: Place) -> None:
-    place.admin("p").clone("c")
-    ((final, _),) = finals(place).items()
-    place.wheel.edit_checkpoint(place.folder, "p", str(final), 0)  # deletes it without a question
+def test_wheel_and_flagstone_name_the_missing_final_checkpoint(shared: SharedFolder) -> None:
+    shared.admin("p").clone("c")
+    ((final, _),) = finals(shared).items()
+    shared.wheel.edit_checkpoint(
+        shared.folder, "p", str(final), 0
+    )  # the wheel deletes it although a clone needs it
 
-    said = wheel_error(place, "clone", "c", [("p", None, None)])
-    assert str(final) in said
-    assert "no longer exists" in said
+    error = wheel_error(shared, "clone", "c", [("p", None, None)])
+    assert str(final) in error
+    assert "no longer exists" in error
     with pytest.raises(InvalidRequest, match=rf"{final} in 'p', which no longer exists"):
-        place.admin("p").clone("c")
+        shared.admin("p").clone("c")
 
 
-def test_a_clone_of_the_wheel_keeps_its_checkpoint_until_it_is_destroyed(place: Place) -> None:
-    place.wheel.clone(place.folder, "c", [("p", None, None)])
-    place.wheel.clone(place.folder, "d", [("c", None, None)])
-    assert set(finals(place).values()) == {None}
-    for final in finals(place):
+def test_a_clone_of_the_wheel_keeps_its_checkpoint_until_it_is_destroyed(shared: SharedFolder) -> None:
+    shared.wheel.clone(shared.folder, "c", [("p", None, None)])
+    shared.wheel.clone(shared.folder, "d", [("c", None, None)])
+    assert set(finals(shared).values()) == {None}
+    for final in finals(shared):
         with pytest.raises(InvalidRequest, match=r"the clone at '[cd]' borrows SSTs of 'p'"):
-            place.admin("p").delete_checkpoint(final)
+            shared.admin("p").delete_checkpoint(final)
 
-    assert place.admin("d").destroy().unreleased == ()
-    assert len(finals(place)) == 1
-    assert finals(place, "c") == {}
-    place.agree("c", ROWS)
-    for entry in place.admin("c").checkpoints():
-        place.admin("c").delete_checkpoint(entry.id)  # what cloning it needed for five minutes
-    assert place.admin("c").destroy().unreleased == ()
-    assert finals(place) == {}
-    place.agree("p", ROWS)
+    assert shared.admin("d").destroy().unreleased == ()
+    assert len(finals(shared)) == 1
+    assert finals(shared, "c") == {}
+    shared.agree("c", ROWS)
+    for entry in shared.admin("c").checkpoints():
+        shared.admin("c").delete_checkpoint(entry.id)  # the temporary checkpoint of cloning it
+    assert shared.admin("c").destroy().unreleased == ()
+    assert finals(shared) == {}
+    shared.agree("p", ROWS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("maker", ["us", "the wheel"])
 def test_destroying_a_copy_of_a_clone_keeps_the_final_checkpoint_of_the_original(
-    place: Place, tmp_path: Path, maker: str
+    shared: SharedFolder, tmp_path: Path, maker: str
 ) -> None:
     if maker == "us":
-        place.admin("p").clone("c")
+        shared.admin("p").clone("c")
     else:
-        place.wheel.clone(place.folder, "c", [("p", None, None)])
-    before = finals(place)
+        shared.wheel.clone(shared.folder, "c", [("p", None, None)])
+    before = finals(shared)
     shutil.copytree(tmp_path / "c", tmp_path / "x")
 
-    assert len(place.admin("x").destroy().unreleased) == 1
+    assert len(shared.admin("x").destroy().unreleased) == 1
     shutil.copytree(tmp_path / "c", tmp_path / "y")
-    place.wheel.compact_everything(place.folder, "y")
+    shared.wheel.compact_everything(shared.folder, "y")
     for _ in range(2):
-        assert place.admin("y").collect_garbage(min_age=NOW).ok
+        assert shared.admin("y").collect_garbage(min_age=NOW).ok
 
-    assert finals(place) == before
-    place.write_with_wheel("p", {b"k001": b"newer"})
-    place.wheel.compact_everything(place.folder, "p")
+    assert finals(shared) == before
+    shared.write_with_wheel("p", {b"k001": b"newer"})
+    shared.wheel.compact_everything(shared.folder, "p")
     for _ in range(2):
-        assert place.admin("p").collect_garbage(min_age=NOW).ok
-    place.use("c", ROWS, b"k002")
+        assert shared.admin("p").collect_garbage(min_age=NOW).ok
+    shared.use("c", ROWS, b"k002")
 
 
 @pytest.mark.slow
@@ -143,101 +147,103 @@ def test_destroying_a_copy_of_a_clone_keeps_the_final_checkpoint_of_the_original
     "keys", [None, (b"k003", b"k011"), (None, b"k003")], ids=["whole", "inside", "start"]
 )
 def test_only_the_same_call_finishes_a_clone_that_the_wheel_began(
-    place: Place, keys: tuple[bytes | None, bytes | None] | None
+    shared: SharedFolder, keys: tuple[bytes | None, bytes | None] | None
 ) -> None:
-    make_parent(place, "the wheel's parent", "q", numbered(0, 5), {})
-    pinned = place.admin("p").create_checkpoint()
-    place.wheel.clone(place.folder, "c", [("p", None, keys)])
-    unfinish(place, "c")
+    make_parent(shared, "the wheel's parent", "q", numbered(0, 5), {})
+    checkpoint = shared.admin("p").create_checkpoint()
+    shared.wheel.clone(shared.folder, "c", [("p", None, keys)])
+    unfinish(shared, "c")
     others: list[tuple[str, dict[str, Any]]] = [
         ("q", {"range": keys}),
-        ("p", {"checkpoint": pinned.id, "range": keys}),
+        ("p", {"checkpoint": checkpoint.id, "range": keys}),
         ("p", {"range": (b"k004", b"k012")}),
         ("p", {"range": None if keys else (b"k001", None)}),
     ]
     for path, arguments in others:
         with pytest.raises(InvalidRequest, match=r"an unfinished clone at 'c' .* not this one"):
-            place.admin(path).clone("c", **arguments)
+            shared.admin(path).clone("c", **arguments)
 
-    place.admin("p").clone("c", range=keys)
+    shared.admin("p").clone("c", range=keys)
 
     start, stop = keys or (None, None)
     rows = {k: v for k, v in ROWS.items() if (start is None or k >= start) and (stop is None or k < stop)}
-    place.use("c", rows, min(rows))
+    shared.use("c", rows, min(rows))
     with pytest.raises(InvalidRequest, match="a finished clone"):
-        place.admin("p").clone("c", range=keys)
+        shared.admin("p").clone("c", range=keys)
 
 
 def test_a_clone_of_a_clone_that_the_wheel_began_is_not_finished_as_a_clone_of_the_grandparent(
-    place: Place,
+    shared: SharedFolder,
 ) -> None:
-    place.wheel.clone(place.folder, "c", [("p", None, None)])
-    place.write_with_wheel("c", {b"new": b"1"}, wal_enabled=False)
-    place.wheel.clone(place.folder, "d", [("c", None, None)])
-    unfinish(place, "d")
+    shared.wheel.clone(shared.folder, "c", [("p", None, None)])
+    shared.write_with_wheel("c", {b"new": b"1"}, wal_enabled=False)
+    shared.wheel.clone(shared.folder, "d", [("c", None, None)])
+    unfinish(shared, "d")
 
     with pytest.raises(InvalidRequest, match="not this one"):
-        place.admin("p").clone("d")
-    place.admin("c").clone("d")
+        shared.admin("p").clone("d")
+    shared.admin("c").clone("d")
 
-    place.agree("d", ROWS | {b"new": b"1"})
+    shared.agree("d", ROWS | {b"new": b"1"})
 
 
-def test_a_union_that_the_wheel_began_is_not_finished_as_a_clone(place: Place) -> None:
-    make_parent(place, "the wheel's parent", "q", {b"z": b"1"}, {})
-    place.wheel.clone(place.folder, "u", [("p", None, None), ("q", None, None)])
-    unfinish(place, "u")
+def test_a_union_that_the_wheel_began_is_not_finished_as_a_clone(shared: SharedFolder) -> None:
+    make_parent(shared, "the wheel's parent", "q", {b"z": b"1"}, {})
+    shared.wheel.clone(shared.folder, "u", [("p", None, None), ("q", None, None)])
+    unfinish(shared, "u")
 
     for call in (
-        lambda: place.admin("p").clone("u"),
-        lambda: place.admin("q").clone("u"),
-        lambda: place.admin("p").union("u", ["q"]),
+        lambda: shared.admin("p").clone("u"),
+        lambda: shared.admin("q").clone("u"),
+        lambda: shared.admin("p").union("u", ["q"]),
     ):
         with pytest.raises(InvalidRequest, match="not this one"):
             call()
-    place.admin("u").destroy()
-    place.admin("p").union("u", ["q"])
-    place.agree("u", ROWS | {b"z": b"1"})
+    shared.admin("u").destroy()
+    shared.admin("p").union("u", ["q"])
+    shared.agree("u", ROWS | {b"z": b"1"})
 
 
-def test_the_wheel_finishes_a_clone_that_we_began(place: Place) -> None:
-    begin(place, "c", CloneSource("p"))
+def test_the_wheel_finishes_a_clone_that_we_began(shared: SharedFolder) -> None:
+    begin(shared, "c", CloneSource("p"))
 
-    place.wheel.clone(place.folder, "c", [("p", None, None)])
+    shared.wheel.clone(shared.folder, "c", [("p", None, None)])
 
-    assert set(finals(place).values()) == {OURS}
-    place.agree("c", ROWS)
-    assert place.admin("c").destroy().unreleased == ()
-    assert finals(place) == {}
+    assert set(finals(shared).values()) == {OURS}
+    shared.agree("c", ROWS)
+    assert shared.admin("c").destroy().unreleased == ()
+    assert finals(shared) == {}
 
 
 @pytest.mark.slow
-def test_a_crafted_database_does_not_release_the_checkpoints_of_a_clone_of_the_wheel(place: Place) -> None:
-    place.wheel.clone(place.folder, "c", [("p", None, None)])
-    place.wheel.create_checkpoint(place.folder, "p")
-    before = finals(place)
-    place.write("x", {b"a": b"1"})
+def test_a_crafted_database_does_not_release_the_checkpoints_of_a_clone_of_the_wheel(
+    shared: SharedFolder,
+) -> None:
+    shared.wheel.clone(shared.folder, "c", [("p", None, None)])
+    shared.wheel.create_checkpoint(shared.folder, "p")
+    before = finals(shared)
+    shared.write("x", {b"a": b"1"})
     entries = tuple(ExternalDb("p", UUID(int=1), id_, ()) for id_ in before)
-    ManifestStore(place.store, DbPaths("x")).update(lambda now: replace(now.value, external_dbs=entries))
+    ManifestStore(shared.store, DbPaths("x")).update(lambda now: replace(now.value, external_dbs=entries))
 
-    place.admin("x").collect_garbage(min_age=NOW)
-    place.admin("x").destroy()
+    shared.admin("x").collect_garbage(min_age=NOW)
+    shared.admin("x").destroy()
 
-    assert finals(place) == before
-    place.use("c", ROWS, b"k002")
+    assert finals(shared) == before
+    shared.use("c", ROWS, b"k002")
 
 
-def test_the_wheel_reads_a_projection_and_we_refuse_keys_outside_of_it(place: Place) -> None:
-    place.wheel.clone(place.folder, "w", [("p", None, (b"k003", b"k006"))])
-    place.admin("p").clone("c", range=(b"k003", b"k006"))
+def test_the_wheel_reads_a_projection_and_we_refuse_keys_outside_of_it(shared: SharedFolder) -> None:
+    shared.wheel.clone(shared.folder, "w", [("p", None, (b"k003", b"k006"))])
+    shared.admin("p").clone("c", range=(b"k003", b"k006"))
 
-    assert place.wheel.get_many(place.folder, "c", [b"k001", b"k004"]) == [None, b"v4"]
-    with place.open("c") as db, pytest.raises(InvalidRequest, match="b'k003' up to b'k006'"):
+    assert shared.wheel.get_many(shared.folder, "c", [b"k001", b"k004"]) == [None, b"v4"]
+    with shared.open("c") as db, pytest.raises(InvalidRequest, match="b'k003' up to b'k006'"):
         db.get(b"k001")
-    with place.open("w") as db:  # the wheel stores the range nowhere
+    with shared.open("w") as db:  # the wheel does not store the range
         assert db.get(b"k001") is None
-    place.write_with_wheel("c", {b"outside": b"1"})
-    with place.open("c") as db:
-        assert dict(db.scan())[b"outside"] == b"1"  # a scan shows what the database holds
+    shared.write_with_wheel("c", {b"outside": b"1"})
+    with shared.open("c") as db:
+        assert dict(db.scan())[b"outside"] == b"1"  # a scan is not limited to the range
         with pytest.raises(InvalidRequest, match="outside"):
             db.get(b"outside")

@@ -1,4 +1,4 @@
-"""Changes, retention checkpoints and former states of databases that the official wheel writes and collects."""
+"""Changes, retention checkpoints and earlier states of databases that the official wheel writes and collects."""
 
 from __future__ import annotations
 
@@ -171,11 +171,11 @@ def test_the_wheel_opens_compacts_and_closes_a_database_with_a_retention_checkpo
 
 
 @pytest.mark.slow
-def test_former_states_of_a_wheels_database_are_read_exactly(folder: str, wheel: Wheel) -> None:
+def test_as_of_reads_earlier_states_of_a_wheels_database(folder: str, wheel: Wheel) -> None:
     wheel.held_apply("db", [("put", b"a", b"0"), ("merge", b"m", b"0"), ("flush", "memtable")])
     checkpoint, _ = wheel.create_checkpoint(folder, "db")
-    pin = WalReader("db", store=folder, pin="keeps the log")
-    list(pin.follow(timeout_s=0))
+    consumer = WalReader("db", store=folder, pin="keeps the WAL")
+    list(consumer.follow(timeout_s=0))
     states: dict[int, dict[bytes, bytes]] = {}
     for number in range(2, 20):
         kind = ("put", b"%d" % (number % 5), b"%d" % number)

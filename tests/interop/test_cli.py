@@ -1,4 +1,4 @@
-"""The command line beside the official wheel: the same facts, and each other's databases."""
+"""The command line and the official wheel report the same facts and use each other's databases."""
 
 from __future__ import annotations
 
@@ -31,35 +31,35 @@ def cli_json(database: Path, *arguments: str) -> Any:
     return json.loads(cli(database, *arguments, "--json"))
 
 
-def assert_superset(ours: Any, theirs: Any, place: str = "") -> None:
-    """Every field that the wheel prints, under the same name and with the same value; bytes as text or 0x…."""
+def assert_superset(ours: Any, theirs: Any, path: str = "") -> None:
+    """Assert that every field of the wheel is in ours with the same value; bytes are text or 0x… in ours."""
     match theirs:
         case dict():
             for name, value in theirs.items():
-                assert name in ours, f"{place}.{name} is missing"
+                assert name in ours, f"{path}.{name} is missing"
                 if name == "bytes_processed":
-                    # Not stored, so always 0 there; we print what the job has written.
+                    # The wheel does not store it and always prints 0; we print the size of the job's output.
                     assert ours[name] >= value
                     continue
-                assert_superset(ours[name], value, f"{place}.{name}")
+                assert_superset(ours[name], value, f"{path}.{name}")
         case list():
-            assert len(ours) == len(theirs), place
+            assert len(ours) == len(theirs), path
             for position, (our, their) in enumerate(zip(ours, theirs, strict=True)):
-                assert_superset(our, their, f"{place}[{position}]")
+                assert_superset(our, their, f"{path}[{position}]")
         case ("enum", str(name)):
-            assert ours.upper() == name.replace("_", ""), place
+            assert ours.upper() == name.replace("_", ""), path
         case bytes():
-            told = bytes.fromhex(ours[2:]) if ours.startswith("0x") else ours.encode()
-            assert told == theirs, place
+            data = bytes.fromhex(ours[2:]) if ours.startswith("0x") else ours.encode()
+            assert data == theirs, path
         case _:
-            assert ours == theirs, place
+            assert ours == theirs, path
 
 
 @every_database
 def test_read_manifest_and_read_compactions_print_every_field_that_the_wheel_reads(
     wheel: Wheel, tmp_path: Path, database: GoldenDatabase
 ) -> None:
-    # A copy: the wheel may write where it only reads.
+    # A copy, because the wheel may write during a read.
     store = tmp_path / "store"
     shutil.copytree(database.store, store)
     path = store / database.path
@@ -159,7 +159,7 @@ def test_a_worker_on_the_command_line_serves_the_coordinator_of_the_wheel(
             assert wheel.held_scan("db") == rows
         finally:
             worker.send_signal(signal.SIGTERM)
-            _, told = worker.communicate(timeout=30)
+            _, errors = worker.communicate(timeout=30)
             wheel.release("db")
-    assert worker.returncode == 0, told
+    assert worker.returncode == 0, errors
     assert wheel.scan(str(tmp_path), "db") == rows

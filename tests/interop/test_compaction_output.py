@@ -47,26 +47,26 @@ class Inputs:
         for seq in range(1, rows + 1):
             parts[(seq - 1) * 5 // rows].append(self._row(seq, keys))
         self.rows = [row for part in parts for row in part]
-        tables = []
+        ssts = []
         for part in parts:
             builder = SstBuilder(options)
             builder.add_rows(sorted(part, key=lambda row: (row[0], -row[1])))
             built = builder.finish()
-            # A little in the past: the wheel mints its own ids from now on.
-            table = SsTable(ids.ulid(), built.info)
-            self.store.put(PATHS.table(table.id), built.data)
-            tables.append(table)
-        views = [SstView.whole(table.id) for table in tables]
+            # A little in the past, because the wheel creates its own ids from the current time on.
+            sst = SsTable(ids.ulid(), built.info)
+            self.store.put(PATHS.sst(sst.id), built.data)
+            ssts.append(sst)
+        views = [SstView.whole(sst.id) for sst in ssts]
         self.manifest = Manifest(
             writer_epoch=1,
-            ssts={table.id: table for table in sorted(tables, key=lambda table: table.id)},
+            ssts={sst.id: sst for sst in sorted(ssts, key=lambda sst: sst.id)},
             tree=Tree(
                 l0=(views[4], views[3], views[2]),
                 runs=(SortedRun(RunId(5), (views[1],)), SortedRun(RunId(2), (views[0],))),
             ),
             last_l0_clock_tick=self.clock_ms,
             last_l0_seq=Seq(rows),
-            # A snapshot is open in the middle of it.
+            # A snapshot is open at a sequence number in the middle.
             recent_snapshot_min_seq=Seq(self.random.choice([0, rows // 2, rows * 9 // 10, rows])),
         )
         ManifestStore(self.store, PATHS).create_next(self.manifest, None)
@@ -86,20 +86,20 @@ def run_rows(folder: Path, run: int) -> tuple[list[bytes], list[EntryTuple]]:
     store = LocalStore(folder, fsync=False)
     manifest = ManifestStore(store, PATHS).require_latest().value
     views = next((found.views for found in manifest.tree.runs if found.id == run), ())
-    tables = [store.get(PATHS.table(view.sst_id)).data for view in views]
-    rows = [row for data in tables for block in decode_sst(data, "table").rows() for row in block]
-    return tables, rows
+    ssts = [store.get(PATHS.sst(view.sst_id)).data for view in views]
+    rows = [row for data in ssts for block in decode_sst(data, "sst").rows() for row in block]
+    return ssts, rows
 
 
 def compact_ours(inputs: Inputs, folder: Path, spec: TieredSpec, **limits: int) -> JobContext:
-    """Compact with our executor and commit the result; returns what was recorded last."""
+    """Compact with our executor and commit the result; returns the last record."""
     store = LocalStore(folder, fsync=False)
     work = CompactionWorkerOptions().replace(**limits)
     executor = LocalExecutor(store, PATHS, options=inputs.options, work=work, merge_operator=Append())
     records: list[JobContext] = []
     newest = max(inputs.manifest.ssts)
     task = CompactionTask(job_id=Ids().ulid(ulid_ms(newest)), spec=spec, manifest=inputs.manifest)
-    tables = executor.run(task, record=records.append, cancelled=lambda: False)
+    ssts = executor.run(task, record=records.append, cancelled=lambda: False)
     ManifestStore(store, PATHS).update(
         lambda manifest: apply_compaction(
             manifest.value,
@@ -107,7 +107,7 @@ def compact_ours(inputs: Inputs, folder: Path, spec: TieredSpec, **limits: int) 
             l0=spec.l0_view_ids,
             runs=spec.sorted_runs,
             destination=spec.destination,
-            output=tables,
+            output=ssts,
         )
     )
     return records[-1]
@@ -153,7 +153,7 @@ def test_wheel_and_flagstone_compact_the_same_ssts_to_the_same_rows(
     assert our_rows == their_rows
     assert len(our_tables) > 1 or len(our_rows) < 1000
     if codec is Codec.NONE:
-        # With the same cuts, down to separators, statistics and filter bits.
+        # If both split the output at the same keys, separators, statistics and filter bits are equal as well.
         assert our_tables == their_tables
     seen = wheel.scan(str(theirs), "db")
     assert wheel.scan(str(ours), "db") == seen
@@ -163,7 +163,7 @@ def test_wheel_and_flagstone_compact_the_same_ssts_to_the_same_rows(
 
 
 def assert_same_views(inputs: Inputs, compacted: list[EntryTuple], choice: str) -> None:
-    """What a reader at any retained sequence number sees, before and after."""
+    """Assert that a reader at any retained sequence number sees the same before and after."""
     if choice != "everything into the last run":
         return
     oldest = inputs.manifest.recent_snapshot_min_seq
@@ -186,7 +186,7 @@ def assert_same_views(inputs: Inputs, compacted: list[EntryTuple], choice: str) 
 @pytest.mark.long
 @pytest.mark.slow
 def test_wheel_and_flagstone_split_a_job_into_the_same_subcompactions(tmp_path: Path, wheel: Any) -> None:
-    """Both cut a job at the same keys."""
+    """Both split a job at the same keys."""
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     ours.mkdir()
     inputs = Inputs(ours, 9, rows=60_000, keys=30_000, options=SstOptions())

@@ -1,4 +1,4 @@
-"""Coordinators and workers of both engines in every mix; what is compacted is read by both, and is the same."""
+"""Coordinators and workers of both engines in every combination; both engines read the same rows afterwards."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ COORDINATOR = CompactorOptions(
 
 @contextmanager
 def running(work: Callable[..., None], **options: Any) -> Iterator[None]:
-    """`work` in a thread, stopped at the end; what it raises fails the test."""
+    """Run `work` in a thread until the block ends; an error in it fails the test."""
     stop, failed = threading.Event(), list[BaseException]()
 
     def run() -> None:
@@ -175,7 +175,7 @@ def test_a_third_worker_finishes_a_job_from_the_output_of_two_killed_workers(
     wheel: Any, tmp_path: Path
 ) -> None:
     folder, admin = str(tmp_path), Admin("db", store=LocalStore(tmp_path))
-    # Heartbeats come every 50 ms; after two seconds without one the wheel's coordinator gives the job to others.
+    # Heartbeats come every 50 ms; after two seconds without one the wheel's coordinator releases the job.
     wheel.hold(folder, "db", coordinator={"worker_heartbeat_timeout": "2s"})
     wheel.held_apply("db", operations(4, rows=400))
     before = wheel.held_scan("db")
@@ -183,13 +183,13 @@ def test_a_third_worker_finishes_a_job_from_the_output_of_two_killed_workers(
     (job,) = _active(admin)
 
     kept: list[str] = []
-    for tables in (2, 3):
-        worker = start_worker(folder, tables)
-        eventually(lambda: recorded(_context(admin, job.id)) == len(kept) + tables, "tables are recorded")  # noqa: B023
+    for ssts in (2, 3):
+        worker = start_worker(folder, ssts)
+        eventually(lambda: recorded(_context(admin, job.id)) == len(kept) + ssts, "the SSTs are recorded")  # noqa: B023
         worker.kill()
         worker.wait()
         context = _context(admin, job.id)
-        names = [ulid_text(table.id) for part in context.subcompactions for table in part.output_ssts]
+        names = [ulid_text(sst.id) for part in context.subcompactions for sst in part.output_ssts]
         assert names[: len(kept)] == kept
         kept = names
     assert len(kept) == 5
@@ -207,12 +207,12 @@ def test_a_third_worker_finishes_a_job_from_the_output_of_two_killed_workers(
     assert before == after == wheel.scan(folder, "db") == read_by_us(tmp_path)
     assert wheel.get_many(folder, "db", list(before)) == list(before.values())
     assert admin.verify().ok
-    print(f"{len(kept)} of {len(made)} tables were made by two workers that were killed")
+    print(f"{len(kept)} of {len(made)} SSTs come from two workers that were killed")
 
 
-def start_worker(folder: str, tables: int) -> subprocess.Popen[bytes]:
+def start_worker(folder: str, ssts: int) -> subprocess.Popen[bytes]:
     script = Path(__file__).parent / "worker_process.py"
-    return subprocess.Popen([sys.executable, str(script), folder, "db", str(tables)])
+    return subprocess.Popen([sys.executable, str(script), folder, "db", str(ssts)])
 
 
 def _active(admin: Admin) -> list[Any]:

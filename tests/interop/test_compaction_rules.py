@@ -1,6 +1,6 @@
-"""Which submitted compactions are valid: ours and the wheel's coordinator give the same answer to every request.
+"""Our coordinator and the wheel's accept and refuse the same submitted compactions.
 
-The requests are written into the compactions file as another program would, past the checks of `submit_compaction`.
+The tests write requests directly to the compactions file, without the checks of `submit_compaction`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from interop.worker_process import worker_options
 from kit.databases import eventually
 
 SAMPLE = int(os.environ.get("COMPACTION_RULES", "40"))
-"""How many of the tiered requests are tried, of 448; all of the drains are."""
+"""How many of the 448 tiered requests are tried; all drains are tried."""
 
 NEVER = {"scheduler_options": {"min_compaction_sources": "1000", "max_compaction_sources": "1000"}}
 
@@ -104,15 +104,15 @@ def submit_unchecked(store: LocalStore, path: str, spec: Spec) -> Ulid:
     return submitted
 
 
-def verdict(admin: Admin, job_id: Ulid) -> JobStatus:
-    """What the coordinator made of the job."""
+def decided_status(admin: Admin, job_id: Ulid) -> JobStatus:
+    """The status that the coordinator gave to the job."""
 
     def status() -> JobStatus:
         job = admin.compactions().value.job(job_id)
         assert job is not None
         return job.status
 
-    eventually(lambda: status() is not JobStatus.SUBMITTED, "the coordinator has looked at the job")
+    eventually(lambda: status() is not JobStatus.SUBMITTED, "the coordinator has decided about the job")
     return status()
 
 
@@ -122,7 +122,7 @@ def disagreements(layout: Layout, specs: list[Spec]) -> list[str]:
     for spec in specs:
         if admin is None:
             admin = layout.copy()
-        status = verdict(admin, submit_unchecked(LocalStore(layout.folder), layout.current, spec))
+        status = decided_status(admin, submit_unchecked(LocalStore(layout.folder), layout.current, spec))
         problem = find_problem(spec, layout.manifest, Compactions())
         if (status is JobStatus.FAILED) != (problem is not None):
             found.append(f"{spec}: the wheel says {status.name}, we say {problem}")
@@ -171,7 +171,7 @@ def test_the_wheel_and_flagstone_accept_the_same_tiered_compactions(layout: Layo
         for sources in subsets(layout)
         for destination in sorted(destinations)
     ]
-    # The one thing that we refuse and the wheel does not: a group of L0 SSTs that leaves older ones in L0. They would
+    # Only this is refused by us and not by the wheel: a group of L0 SSTs that leaves older ones in L0. They would
     # be read before the newer rows of the run, and the wheel's own writer drops them.
     oldest = tree.l0[-1].id
     tiered = [
@@ -187,7 +187,7 @@ def test_the_wheel_and_flagstone_refuse_to_drain_the_root_tree(wheel: Any, tmp_p
     admin = Admin("plain", store=LocalStore(tmp_path))
     now = admin.manifest().value
     drain = DrainSpec(b"", tuple(view.id for view in now.tree.l0))
-    assert verdict(admin, submit_unchecked(LocalStore(tmp_path), "plain", drain)) is JobStatus.FAILED
+    assert decided_status(admin, submit_unchecked(LocalStore(tmp_path), "plain", drain)) is JobStatus.FAILED
     wheel.release("plain")
     with pytest.raises(flagstone.InvalidRequest, match="only a segment can be drained"):
         admin.submit_compaction(drain)
@@ -205,18 +205,18 @@ def test_our_coordinator_refuses_a_gap_beside_a_rust_writer_and_no_row_is_lost(
     tree = admin.manifest().value.tree_of(b"aaa")
     assert tree is not None
     newest, middle, oldest = (view.id for view in tree.l0)
-    # It proposes no job of its own: with four SSTs in L0 it would, and take the sources of the drain below.
+    # The scheduler picks no job here: with four SSTs in L0 it would, and use the sources of the drain below.
     options = replace(COORDINATOR, scheduler_options=SchedulerOptions.from_dict(NEVER["scheduler_options"]))
     with running(admin.run_compactor, options=options):
         eventually(lambda: bool(admin.list_compactions()), "the coordinator runs")
         for gap in ((newest, oldest), (newest,), (newest, middle)):
             job = submit_unchecked(store, "db", DrainSpec(b"aaa", gap))
-            assert verdict(admin, job) is JobStatus.FAILED
+            assert decided_status(admin, job) is JobStatus.FAILED
         wheel.held_apply("db", [("put", b"aaa9", b"v"), ("flush", "memtable")])
         assert wheel.held_scan("db") == {**before, b"aaa9": b"v"}
-        # The whole tail of L0, named in any order, is a valid drain.
+        # L0 SSTs up to the oldest, in any order, are a valid drain.
         job = submit_unchecked(store, "db", DrainSpec(b"aaa", (oldest, newest, middle)))
-        assert verdict(admin, job) is JobStatus.COMPLETED
+        assert decided_status(admin, job) is JobStatus.COMPLETED
     expected = {key: value for key, value in before.items() if key.startswith(b"bbb")} | {b"aaa9": b"v"}
     wheel.held_apply("db", [("put", b"bbb9", b"v"), ("flush", "memtable")])
     eventually(lambda: wheel.held_scan("db") == {**expected, b"bbb9": b"v"}, "the writer sees the drain")

@@ -40,7 +40,7 @@ async def main(folder, session):
     await db.flush()
     await put(db, b"b%d" % session)
     await db.flush()
-    os._exit(0)  # a crash: nothing is flushed to tables
+    os._exit(0)  # a crash: no memtable is flushed
 
 asyncio.run(main(sys.argv[1], int(sys.argv[2])))
 """

@@ -1,4 +1,4 @@
-"""After our garbage collection the official wheel reads all it wrote, at every checkpoint, and continues writing."""
+"""After our garbage collection the official wheel reads all its rows, at every checkpoint, and continues writing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def decoded(pairs: dict[str, str]) -> dict[bytes, bytes]:
 
 
 def copied(database: GoldenDatabase, to: Path) -> tuple[Path, Path | None]:
-    """The whole case, because clones share a store with their parents; returns its store and its log's."""
+    """The whole case, because clones share a store with their parents; returns its store and its WAL store."""
     case = database.store.parent if database.wal_store else database.store
     if not to.exists():
         shutil.copytree(case, to)
@@ -88,7 +88,7 @@ def test_the_wheel_keeps_writing_between_our_collections(wheel: Any, tmp_path: P
         assert wheel.apply(folder, "db", [*operations, ("flush", "memtable")]) == expected
         if turn == 1:
             kept, _ = wheel.create_checkpoint(folder, "db", name="kept")
-            pinned = dict(expected)
+            at_checkpoint = dict(expected)
         assert wheel.compact_everything(folder, "db") == expected
         report = admin.collect_garbage(min_age=NOW)
         assert report.ok, report.errors
@@ -96,7 +96,7 @@ def test_the_wheel_keeps_writing_between_our_collections(wheel: Any, tmp_path: P
         assert wheel.scan(folder, "db") == expected
     assert boundaries == sorted(set(boundaries))
     assert boundaries[0] > 0
-    assert wheel.scan(folder, "db", checkpoint=kept) == pinned
+    assert wheel.scan(folder, "db", checkpoint=kept) == at_checkpoint
     with flagstone.open("db", store=store, settings=QUIET) as db:
         assert dict(db.scan()) == expected
         db.put(b"ours", b"1")
@@ -116,7 +116,7 @@ def test_a_collection_leaves_exactly_the_objects_that_manifests_and_checkpoints_
     operations: list[tuple[Any, ...]] = []
     for number in range(40):
         operations.append(("put", b"%03d" % number, b"x" * 50))
-        if number % 20 == 19:  # fewer SSTs than the wheel would compact on its own
+        if number % 20 == 19:  # fewer SSTs than the wheel's scheduler compacts
             operations.append(("flush", "memtable"))
     wheel.apply(folder, "db", operations)
     expected = wheel.compact_everything(folder, "db")
@@ -130,10 +130,10 @@ def test_a_collection_leaves_exactly_the_objects_that_manifests_and_checkpoints_
     latest = manifests.require_latest()
     assert [entry.id for entry in manifests.list()] == [latest.id]
     assert len(CompactionsStore(store, paths).list()) == 1
-    tables = {paths.parse_table(meta.path) for meta in store.list(paths.table_folder)}
-    assert tables == set(latest.value.ssts)
-    logs = [paths.parse_wal(meta.path) for meta in store.list(paths.wal_folder) if meta.size]
-    assert all(wal_id is not None and wal_id >= latest.value.replay_after_wal_id for wal_id in logs)
+    ssts = {paths.parse_sst(meta.path) for meta in store.list(paths.sst_folder)}
+    assert ssts == set(latest.value.ssts)
+    wal_ids = [paths.parse_wal(meta.path) for meta in store.list(paths.wal_folder) if meta.size]
+    assert all(wal_id is not None and wal_id >= latest.value.replay_after_wal_id for wal_id in wal_ids)
     assert wheel.scan(folder, "db") == expected
 
 
@@ -143,7 +143,7 @@ def test_a_compacted_clone_of_the_wheel_is_detached_from_its_lender(wheel: Any, 
     expected = wheel.apply(folder, "parent", [*rows, ("flush", "memtable")])
     wheel.clone(folder, "child", [("parent", None, None)])
     assert wheel.scan(folder, "child") == expected
-    # The lender drops its SSTs, but its collector must not delete those that the clone uses.
+    # The lender replaces its SSTs, but its collector must not delete those that the clone uses.
     wheel.apply(folder, "parent", [("delete", key) for _, key, _ in rows] + [("flush", "memtable")])
     wheel.compact_everything(folder, "parent")
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Metadata made by our codecs, read and rewritten by the official wheel."""
+"""The official wheel reads and rewrites metadata that our codecs encoded."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def ulid(ms: int, salt: int = 0) -> Ulid:
     return Ulid(ms << 80 | salt)
 
 
-def table(ms: int, first: bytes = b"a", last: bytes = b"z") -> SsTable:
+def sst(ms: int, first: bytes = b"a", last: bytes = b"z") -> SsTable:
     return SsTable(
         ulid(ms), SsTableInfo(first, last, 4000 + ms, 60, 4000 + ms, 0, stats_offset=4060 + ms, stats_len=90)
     )
@@ -116,7 +116,7 @@ def test_the_wheel_opens_a_database_with_our_manifest(tmp_path: Path) -> None:
 
 
 def everything() -> Manifest:
-    """A manifest with every table and field of the format in it."""
+    """A manifest with every FlatBuffers table and field of the format."""
     clipped = BytesRange(Bound(BoundKind.INCLUDED, b"b"), Bound(BoundKind.EXCLUDED, b"m"))
     upper = BytesRange(Bound(BoundKind.INCLUDED, b"m"), Bound(BoundKind.INCLUDED, b"x"))
     lower = BytesRange(end=Bound(BoundKind.EXCLUDED, b"q"))
@@ -149,7 +149,7 @@ def everything() -> Manifest:
             ),
             ulid(7),
         ),
-        added=[table(1), table(2), table(5, b"r", b"t"), table(8), table(9)],
+        added=[sst(1), sst(2), sst(5, b"r", b"t"), sst(8), sst(9)],
     )
 
 
@@ -157,7 +157,7 @@ def test_the_wheel_writes_our_manifest_and_compactions_file_with_the_same_bytes(
     manifest = everything()
     context = JobContext(
         (
-            Subcompaction(BytesRange.of(KeyRange(None, b"m")), (table(2_000_001), table(2_000_002))),
+            Subcompaction(BytesRange.of(KeyRange(None, b"m")), (sst(2_000_001), sst(2_000_002))),
             Subcompaction(BytesRange.of(KeyRange(b"m", None))),
         ),
         Seq(77),
@@ -166,7 +166,7 @@ def test_the_wheel_writes_our_manifest_and_compactions_file_with_the_same_bytes(
     compactions = Compactions(
         2,
         (
-            Job(ulid(1_000_000), mixed, JobStatus.COMPACTED, (table(1_000_001),), Worker("w1", 5)),
+            Job(ulid(1_000_000), mixed, JobStatus.COMPACTED, (sst(1_000_001),), Worker("w1", 5)),
             Job(
                 ulid(2_000_000),
                 TieredSpec((ulid(9),), (), RunId(4)),
@@ -206,7 +206,7 @@ def test_the_wheel_writes_our_manifest_with_segments_with_the_same_bytes(tmp_pat
                 Segment(b"bbb", Tree((), (SortedRun(RunId(2), (SstView.whole(ulid(4)),)),), ulid(2))),
                 Segment(b"ccc"),
             ],
-            added=[table(3, b"aaa1", b"aaa2"), table(4, b"bbb1", b"bbb2")],
+            added=[sst(3, b"aaa1", b"aaa2"), sst(4, b"bbb1", b"bbb2")],
         ),
         initialized=True,
     )

@@ -1,4 +1,4 @@
-"""The same steps in the wheel and in ours: the counters with SlateDB's names are equal after each."""
+"""After the same steps, the counters with SlateDB's names equal those of the wheel."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ AT_THE_END = [
     names.MEMTABLE_FLUSH_L0_FLUSH_COUNT,
     names.MEMTABLE_FLUSH_MANIFEST_REFRESH_COUNT,
 ]
-"""What the wheel counts a moment after the call has returned."""
+"""The metrics that the wheel updates shortly after the call has returned."""
 
 
 def perform(db: flagstone.Db, step: list[Any]) -> None:
@@ -236,5 +236,5 @@ def test_reads_of_many_threads_are_all_counted() -> None:
             thread.start()
         for thread in threads:
             thread.join()
-        # No lock on the way of a read: a collision may cost a count, not more.
+        # A read takes no lock, so two concurrent counts may be counted as one.
         assert 19_900 <= db.metrics()[f"{names.DB_REQUEST_COUNT}{{op=get}}"] <= 20_000

@@ -1,4 +1,4 @@
-"""`docs/slatedb.md` names every class, method and option of the wheel: with a counterpart of ours, or as different."""
+"""`docs/slatedb.md` names every class, method and option of the wheel: with our counterpart, or as a difference."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ OURS = {
 
 
 def rows(title: str) -> list[list[str]]:
-    """The cells of the table below a heading, without its head."""
+    """The cells of the table below a heading, without the table's header."""
     section = PAGE.partition(f"## {title}\n")[2].partition("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
 def expanded(token: str) -> list[str]:
-    """`Db.{get,put}` is `Db.get` and `Db.put`."""
+    """Expand `Db.{get,put}` to `Db.get` and `Db.put`."""
     before, brace, after = token.partition("{")
     return [before + part for part in after.rstrip("}").split(",")] if brace else [token]
 

@@ -1,6 +1,6 @@
-"""For the same manifest and the same jobs our scheduler decides what the wheel's does.
+"""For the same manifest and jobs our scheduler picks the same jobs as the wheel's.
 
-`PICKER_CASES=300` runs more cases than an ordinary run has time for.
+`PICKER_CASES=300` runs more cases than an ordinary run.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ CASES = int(os.environ.get("PICKER_CASES", "20"))
 
 
 class Case:
-    """A database that exists only as metadata: the wheel's coordinator needs no more."""
+    """A database that consists only of metadata, which is all that the wheel's coordinator reads."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.ids = Ids(seed)
-        self.tables: list[SsTable] = []
+        self.ssts: list[SsTable] = []
         self.next_run = self.random.choice([0, 0, 3, 40])
         self.segmented = self.random.random() < 0.3
         self.manifest = self._manifest()
@@ -57,11 +57,11 @@ class Case:
     def _manifest(self) -> Manifest:
         if not self.segmented:
             tree = self._tree(b"")
-            return replace_trees(new_manifest(), tree=tree, added=self.tables)
+            return replace_trees(new_manifest(), tree=tree, added=self.ssts)
         prefixes = self.random.sample([b"aaa", b"bbb", b"ccc", b"ddd", b"eee"], self.random.randint(1, 5))
         segments = [Segment(prefix, self._tree(prefix)) for prefix in prefixes]
         empty = new_manifest(segment_extractor_name="first3")
-        return replace_trees(empty, segments=segments, added=self.tables)
+        return replace_trees(empty, segments=segments, added=self.ssts)
 
     def _tree(self, prefix: bytes) -> Tree:
         base = self.random.choice([1_000, 70_000, 64 << 20, (1 << 24) + 3])
@@ -74,7 +74,7 @@ class Case:
             views = tuple(self._view(prefix, self._size(size)) for _ in range(self.random.randint(1, 3)))
             runs.append(SortedRun(RunId(self.next_run), views))
             self.next_run += self.random.choice([1, 1, 1, 5])
-            # From old to new, so in general from large to small.
+            # From old to new, and so usually from large to small.
             size = max(100, int(size * self.random.choice([1, 1, 1, 0.9, 0.24, 0.26, 0.5, 4.1])))
         return Tree(tuple(reversed(l0)), tuple(reversed(runs)))
 
@@ -82,7 +82,7 @@ class Case:
         return max(10, int(about * self.random.choice([1, 1, self.random.uniform(0.5, 2.0)])))
 
     def _view(self, prefix: bytes, size: int) -> SstView:
-        first = prefix + b"%06d" % len(self.tables)
+        first = prefix + b"%06d" % len(self.ssts)
         info = SsTableInfo(
             first_entry=first,
             last_entry=first + b"z",
@@ -91,12 +91,12 @@ class Case:
             filter_offset=size - 7,
             filter_len=0,
         )
-        table = SsTable(self.ids.ulid(), info)
-        self.tables.append(table)
-        return SstView.whole(table.id)
+        sst = SsTable(self.ids.ulid(), info)
+        self.ssts.append(sst)
+        return SstView.whole(sst.id)
 
     def _compactions(self) -> Compactions | None:
-        """Sometimes a worker elsewhere is busy with some of what would be picked."""
+        """Jobs of a worker that, in some cases, already has some of the sources."""
         picks = plan_compactions(self.manifest, Compactions(), self.options)
         if not picks or self.random.random() < 0.5:
             return None

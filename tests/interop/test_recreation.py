@@ -1,4 +1,4 @@
-"""The official wheel at a path where a database was destroyed: it opens what we create there, and creates by itself."""
+"""At the path of a destroyed database the official wheel opens a database that we create, and creates its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The official wheel opens what was repaired, and sees the same rows."""
+"""The official wheel opens repaired databases and reads the same rows."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def files(folder: Path) -> dict[Path, bytes]:
     return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-class Ward:
+class DamagedDatabase:
     """A database in a folder, crashed and then damaged."""
 
     def __init__(self, folder: Path, *, ahead_ms: int = 0) -> None:
@@ -49,10 +49,10 @@ class Ward:
         self.model: dict[bytes, bytes] = {}
         clock = VirtualClock(SYSTEM_CLOCK.now_ms() + ahead_ms) if ahead_ms else SYSTEM_CLOCK
         db = flagstone.open("db", store=str(folder), settings=SETTINGS, clock=clock)
-        for turn in range(6):
+        for round_ in range(6):
             for number in range(20):
-                self.put(db, b"key/%03d" % (13 * turn + 7 * number), b"%d" % turn * 20)
-            if turn < 2:
+                self.put(db, b"key/%03d" % (13 * round_ + 7 * number), b"%d" % round_ * 20)
+            if round_ < 2:
                 db.flush()
             else:
                 db.flush("wal")
@@ -92,8 +92,8 @@ class Ward:
             case "manifest":
                 newest.write_bytes(b"\x00\x02junk")
             case "sst" | "sst and wal":
-                table = max((self.path / "compacted").iterdir(), key=lambda file: file.name)
-                table.unlink()
+                sst = max((self.path / "compacted").iterdir(), key=lambda file: file.name)
+                sst.unlink()
                 if defect == "sst and wal":
                     wal[1].unlink()
                     self.model = self._without(1)
@@ -110,30 +110,32 @@ class Ward:
                 newest.write_bytes(encode_manifest(replace(state, last_l0_clock_tick=ahead)))
 
     def _without(self, lost: int) -> dict[bytes, bytes]:
-        """The rows of all turns but one."""
+        """The rows of all rounds but one."""
         model: dict[bytes, bytes] = {}
-        for turn in range(6):
-            if turn != lost:
-                model |= {b"key/%03d" % (13 * turn + 7 * number): b"%d" % turn * 20 for number in range(20)}
+        for round_ in range(6):
+            if round_ != lost:
+                model |= {
+                    b"key/%03d" % (13 * round_ + 7 * number): b"%d" % round_ * 20 for number in range(20)
+                }
         return model
 
 
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_the_wheel_reads_and_writes_a_repaired_database(wheel: Any, tmp_path: Path, defect: str) -> None:
-    ward = Ward(tmp_path, ahead_ms=10**8 if defect == "clock in the wal" else 0)
+    damaged = DamagedDatabase(tmp_path, ahead_ms=10**8 if defect == "clock in the wal" else 0)
     if defect != "clock in the wal":
-        ward.damage(defect)
+        damaged.damage(defect)
     if defect == "no manifest":
-        for table in (ward.path / "compacted").iterdir():
-            table.unlink()
+        for sst in (damaged.path / "compacted").iterdir():
+            sst.unlink()
 
-    report = ward.admin.repair(plan_only=False)
+    report = damaged.admin.repair(plan_only=False)
 
     assert report.applied, report.defects
-    assert ward.admin.verify().ok, ward.admin.verify().damage
-    assert wheel.scan(str(tmp_path), "db") == ward.model
+    assert damaged.admin.verify().ok, damaged.admin.verify().damage
+    assert wheel.scan(str(tmp_path), "db") == damaged.model
     wheel.apply(str(tmp_path), "db", [("put", b"from the wheel", b"1"), ("flush", "memtable")])
-    ward.model[b"from the wheel"] = b"1"
+    damaged.model[b"from the wheel"] = b"1"
     with flagstone.open("db", store=str(tmp_path), settings=SETTINGS) as db:
-        assert dict(db.scan()) == ward.model
-    assert ward.admin.verify().ok
+        assert dict(db.scan()) == damaged.model
+    assert damaged.admin.verify().ok

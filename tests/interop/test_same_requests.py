@@ -1,4 +1,4 @@
-"""Requests at the edges, made of the wheel and of us: both accept or both refuse, and see the same."""
+"""Edge cases: the wheel and Flagstone both accept or both refuse a request, and read the same."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_both_refuse_a_merge_without_an_operator_at_once(wheel: Any, tmp_path: P
     for merge in (db.merge, transaction.merge):
         with pytest.raises(InvalidRequest, match="no merge operator"):
             merge(b"k", b"v")
-    # What was refused is no part of the transaction.
+    # A refused write is not part of the transaction.
     transaction.put(b"a", b"1")
     transaction.commit()
     assert dict(db.scan()) == {b"a": b"1"}

@@ -1,4 +1,4 @@
-"""The official wheel and we mean the same by a settings file."""
+"""The official wheel and Flagstone read the same settings from a file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from flagstone.config import (
 
 pytest.importorskip("slatedb", reason="the official wheel is the judge here")
 
-# Prints its defaults, then what it makes of each text on standard input, one JSON object a line.
+# Prints its defaults, then the settings it parses from each text on standard input, one JSON object per line.
 SCRIPT = """
 import json, sys
 from slatedb.uniffi import Settings

@@ -1,4 +1,4 @@
-"""Checkpoints, clones, projections, unions and restored databases of one engine in the hands of the other."""
+"""One engine uses the checkpoints, clones, projections, unions and restored databases of the other."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from kit.databases import QUIET, Rows, numbered
 GOLDEN = Path(__file__).parent.parent / "golden" / "data"
 
 
-class Place:
-    """A folder as object store, and both engines that use the databases in it."""
+class SharedFolder:
+    """A folder as object store, whose databases both engines use."""
 
     def __init__(self, folder: Path, wheel: Any) -> None:
         self.folder = str(folder)
@@ -55,7 +55,7 @@ class Place:
             return dict(reader.scan())
 
     def agree(self, path: str, expected: Rows) -> None:
-        """Both engines read it, ours finds nothing wrong, and then each writes, flushes and the wheel compacts."""
+        """Assert that both engines read the expected rows, and that verification finds no damage."""
         assert self.scan(path) == expected
         assert self.wheel.scan(self.folder, path) == expected
         keys = sorted(expected)
@@ -64,7 +64,7 @@ class Place:
         assert report.ok, report
 
     def use(self, path: str, expected: Rows, key: bytes) -> None:
-        """Writes, flushes and a full compaction by either engine, and both still agree."""
+        """Write, flush and compact with each engine, and assert that both still agree."""
         expected = dict(expected)
         self.agree(path, expected)
         self.write(path, {key: b"ours"})
@@ -85,20 +85,20 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path, wheel: Any) -> Place:
-    return Place(tmp_path, wheel)
+def shared(tmp_path: Path, wheel: Any) -> SharedFolder:
+    return SharedFolder(tmp_path, wheel)
 
 
-def by_us(place: Place) -> Callable[..., Any]:
+def by_us(shared: SharedFolder) -> Callable[..., Any]:
     def clone(to: str, path: str, keys: tuple[bytes | None, bytes | None] | None = None) -> None:
-        place.admin(path).clone(to, range=keys)
+        shared.admin(path).clone(to, range=keys)
 
     return clone
 
 
-def by_wheel(place: Place) -> Callable[..., Any]:
+def by_wheel(shared: SharedFolder) -> Callable[..., Any]:
     def clone(to: str, path: str, keys: tuple[bytes | None, bytes | None] | None = None) -> None:
-        place.wheel.clone(place.folder, to, [(path, None, keys)])
+        shared.wheel.clone(shared.folder, to, [(path, None, keys)])
 
     return clone
 
@@ -107,240 +107,240 @@ MAKERS = pytest.mark.parametrize("maker", [by_us, by_wheel], ids=["our clone", "
 PARENTS = pytest.mark.parametrize("parent", ["our parent", "the wheel's parent"])
 
 
-def make_parent(place: Place, parent: str, path: str, rows: Rows, more: Rows) -> None:
+def make_parent(shared: SharedFolder, parent: str, path: str, rows: Rows, more: Rows) -> None:
     """Two SSTs in L0; without a WAL, because the wheel projects only databases without any WAL file."""
     if parent == "our parent":
         settings = Settings(compactor_options=None, garbage_collector_options=None, wal_enabled=False)
         for part in (rows, more):
-            with flagstone.open(path, store=place.store, settings=settings) as db:
+            with flagstone.open(path, store=shared.store, settings=settings) as db:
                 for key, value in part.items():
                     db.put(key, value)
     else:
-        place.write_with_wheel(path, rows, wal_enabled=False)
-        place.write_with_wheel(path, more, wal_enabled=False)
+        shared.write_with_wheel(path, rows, wal_enabled=False)
+        shared.write_with_wheel(path, more, wal_enabled=False)
 
 
 @pytest.mark.slow
 @MAKERS
 @PARENTS
-def test_both_open_and_write_a_clone(place: Place, maker: Any, parent: str) -> None:
+def test_both_open_and_write_a_clone(shared: SharedFolder, maker: Any, parent: str) -> None:
     rows = numbered(0, 40) | numbered(10, 20, b"w")
-    make_parent(place, parent, "p", numbered(0, 40), numbered(10, 20, b"w"))
+    make_parent(shared, parent, "p", numbered(0, 40), numbered(10, 20, b"w"))
 
-    maker(place)("c", "p")
-    maker(place)("d", "c")
+    maker(shared)("c", "p")
+    maker(shared)("d", "c")
 
-    place.use("c", rows, b"k005")
-    place.use("d", rows, b"k030")
-    place.agree("p", rows)
+    shared.use("c", rows, b"k005")
+    shared.use("d", rows, b"k030")
+    shared.agree("p", rows)
 
 
 @pytest.mark.slow
 @MAKERS
 @pytest.mark.parametrize("writer", ["ours", "the wheel's"])
-def test_a_clone_has_the_rows_that_are_only_in_the_wal(place: Place, maker: Any, writer: str) -> None:
-    place.write("p", numbered(0, 10))
+def test_a_clone_has_the_rows_that_are_only_in_the_wal(shared: SharedFolder, maker: Any, writer: str) -> None:
+    shared.write("p", numbered(0, 10))
     if writer == "ours":
-        db = place.open("p")
+        db = shared.open("p")
         db.put(b"logged", b"1", await_durable=True)
     else:
-        place.wheel.hold(place.folder, "p")
-        assert place.wheel.held_put("p", b"logged", b"1") == "durable"
+        shared.wheel.hold(shared.folder, "p")
+        assert shared.wheel.held_put("p", b"logged", b"1") == "durable"
     try:
-        place.admin("p").create_checkpoint()  # which also updates the end of the WAL in the manifest
-        maker(place)("c", "p")
+        shared.admin("p").create_checkpoint()  # which also updates the end of the WAL in the manifest
+        maker(shared)("c", "p")
     finally:
         if writer == "ours":
             db.close()
         else:
-            place.wheel.release("p")
+            shared.wheel.release("p")
 
-    place.use("c", numbered(0, 10) | {b"logged": b"1"}, b"k005")
+    shared.use("c", numbered(0, 10) | {b"logged": b"1"}, b"k005")
 
 
 @pytest.mark.slow
 @MAKERS
 @PARENTS
-def test_both_read_only_the_range_of_a_projection(place: Place, maker: Any, parent: str) -> None:
-    make_parent(place, parent, "p", numbered(0, 40), numbered(10, 30, b"w"))
+def test_both_read_only_the_range_of_a_projection(shared: SharedFolder, maker: Any, parent: str) -> None:
+    make_parent(shared, parent, "p", numbered(0, 40), numbered(10, 30, b"w"))
     rows = numbered(0, 40) | numbered(10, 30, b"w")
 
     for to, start, stop in (("a", None, b"k015"), ("b", b"k015", b"k025"), ("c", b"k025", None)):
-        maker(place)(to, "p", (start, stop))
+        maker(shared)(to, "p", (start, stop))
         part = {key: value for key, value in rows.items() if key in KeyRange(start, stop)}
-        place.use(to, part, (start or b"k000") + b"-new")
+        shared.use(to, part, (start or b"k000") + b"-new")
 
-    place.agree("p", rows)
+    shared.agree("p", rows)
 
 
-def test_both_make_the_same_projection_of_a_compacted_database(place: Place) -> None:
-    make_parent(place, "our parent", "p", numbered(0, 40), numbered(10, 30, b"w"))
-    place.wheel.compact_everything(place.folder, "p")
-    make_parent(place, "the wheel's parent", "p", numbered(5, 35, b"x"), {})
+def test_both_make_the_same_projection_of_a_compacted_database(shared: SharedFolder) -> None:
+    make_parent(shared, "our parent", "p", numbered(0, 40), numbered(10, 30, b"w"))
+    shared.wheel.compact_everything(shared.folder, "p")
+    make_parent(shared, "the wheel's parent", "p", numbered(5, 35, b"x"), {})
     keys = (b"k012", b"k020")
 
-    by_us(place)("ours", "p", keys)
-    by_wheel(place)("theirs", "p", keys)
+    by_us(shared)("ours", "p", keys)
+    by_wheel(shared)("theirs", "p", keys)
 
-    ours, theirs = (place.admin(path).manifest().value for path in ("ours", "theirs"))
+    ours, theirs = (shared.admin(path).manifest().value for path in ("ours", "theirs"))
     assert ours.tree == theirs.tree
     assert ours.ssts == theirs.ssts
     assert (ours.writer_epoch, ours.wal_id_last_seen) == (theirs.writer_epoch, theirs.wal_id_last_seen)
-    place.agree("ours", numbered(12, 20, b"x"))
+    shared.agree("ours", numbered(12, 20, b"x"))
 
 
 @pytest.mark.slow
 @PARENTS
-def test_both_open_and_write_our_union(place: Place, parent: str) -> None:
-    make_parent(place, parent, "p", numbered(0, 40), numbered(10, 30, b"w"))
-    place.wheel.compact_everything(place.folder, "p")
-    make_parent(place, parent, "p", numbered(15, 20, b"x"), {})
-    make_parent(place, parent, "q", {b"z%d" % number: b"q" for number in range(10)}, {b"z5": b"r"})
+def test_both_open_and_write_our_union(shared: SharedFolder, parent: str) -> None:
+    make_parent(shared, parent, "p", numbered(0, 40), numbered(10, 30, b"w"))
+    shared.wheel.compact_everything(shared.folder, "p")
+    make_parent(shared, parent, "p", numbered(15, 20, b"x"), {})
+    make_parent(shared, parent, "q", {b"z%d" % number: b"q" for number in range(10)}, {b"z5": b"r"})
     rows = numbered(0, 40) | numbered(10, 30, b"w") | numbered(15, 20, b"x")
     rows |= {b"z%d" % number: b"q" for number in range(10)} | {b"z5": b"r"}
-    place.admin("p").clone("a", range=(None, b"k017"))
-    place.wheel.clone(place.folder, "b", [("p", None, (b"k017", None))])
+    shared.admin("p").clone("a", range=(None, b"k017"))
+    shared.wheel.clone(shared.folder, "b", [("p", None, (b"k017", None))])
 
-    place.admin("a").union("u", ["b", "q"])
+    shared.admin("a").union("u", ["b", "q"])
 
-    united = place.admin("u").manifest().value
-    assert sum(1 for _ in united.views) == 4  # p's L0 and run, put together again, and q's two
+    united = shared.admin("u").manifest().value
+    assert sum(1 for _ in united.views) == 4  # p's L0 and sorted run, united again, and q's two
     assert len(united.external_dbs) == 2
-    place.use("u", rows, b"k020")
-    place.agree("a", {key: value for key, value in rows.items() if key < b"k017"})
+    shared.use("u", rows, b"k020")
+    shared.agree("a", {key: value for key, value in rows.items() if key < b"k017"})
 
 
 @pytest.mark.slow
-def test_both_open_and_write_the_wheels_union(place: Place) -> None:
-    """It repeats view ids, so that its own compaction loses rows; our first claim gives the views different ids."""
-    make_parent(place, "the wheel's parent", "p", numbered(0, 40), numbered(10, 30, b"w"))
+def test_both_open_and_write_the_wheels_union(shared: SharedFolder) -> None:
+    """The wheel's union repeats view ids, so that its own compaction loses rows; our first claim gives new ids."""
+    make_parent(shared, "the wheel's parent", "p", numbered(0, 40), numbered(10, 30, b"w"))
     rows = numbered(0, 40) | numbered(10, 30, b"w")
     for to, start, stop in (("a", None, b"k015"), ("b", b"k015", None)):
-        place.wheel.clone(place.folder, to, [("p", None, (start, stop))])
+        shared.wheel.clone(shared.folder, to, [("p", None, (start, stop))])
 
-    place.wheel.clone(place.folder, "u", [("a", None, None), ("b", None, None)])
+    shared.wheel.clone(shared.folder, "u", [("a", None, None), ("b", None, None)])
 
-    repeated = [view.id for view in place.admin("u").manifest().value.views]
+    repeated = [view.id for view in shared.admin("u").manifest().value.views]
     assert len(set(repeated)) < len(repeated)
-    assert place.scan("u") == place.wheel.scan(place.folder, "u") == rows
-    place.write("u", {b"k020": b"ours"})
-    ids = [view.id for view in place.admin("u").manifest().value.views]
+    assert shared.scan("u") == shared.wheel.scan(shared.folder, "u") == rows
+    shared.write("u", {b"k020": b"ours"})
+    ids = [view.id for view in shared.admin("u").manifest().value.views]
     assert len(set(ids)) == len(ids)
-    place.use("u", rows | {b"k020": b"ours"}, b"k020")
+    shared.use("u", rows | {b"k020": b"ours"}, b"k020")
 
 
-def test_we_clone_project_and_unite_the_wheels_union(place: Place) -> None:
-    make_parent(place, "the wheel's parent", "p", numbered(0, 40), numbered(10, 30, b"w"))
+def test_we_clone_project_and_unite_the_wheels_union(shared: SharedFolder) -> None:
+    make_parent(shared, "the wheel's parent", "p", numbered(0, 40), numbered(10, 30, b"w"))
     for to, start, stop in (("a", None, b"k015"), ("b", b"k015", None)):
-        place.wheel.clone(place.folder, to, [("p", None, (start, stop))])
-    place.wheel.clone(place.folder, "u", [("a", None, None), ("b", None, None)])
+        shared.wheel.clone(shared.folder, to, [("p", None, (start, stop))])
+    shared.wheel.clone(shared.folder, "u", [("a", None, None), ("b", None, None)])
     rows = numbered(0, 40) | numbered(10, 30, b"w")
 
-    place.admin("u").clone("c")
-    place.admin("u").clone("left", range=(None, b"k020"))
-    place.admin("u").clone("right", range=(b"k020", None))
-    place.admin("left").union("v", ["right"])
+    shared.admin("u").clone("c")
+    shared.admin("u").clone("left", range=(None, b"k020"))
+    shared.admin("u").clone("right", range=(b"k020", None))
+    shared.admin("left").union("v", ["right"])
 
     for path in ("c", "v"):
-        assert place.scan(path) == place.wheel.scan(place.folder, path) == rows
-        assert place.wheel.compact_everything(place.folder, path) == rows
-        assert place.wheel.scan(place.folder, path) == rows
+        assert shared.scan(path) == shared.wheel.scan(shared.folder, path) == rows
+        assert shared.wheel.compact_everything(shared.folder, path) == rows
+        assert shared.wheel.scan(shared.folder, path) == rows
 
 
-def test_a_managed_reader_reads_the_wheels_union(place: Place) -> None:
-    make_parent(place, "the wheel's parent", "p", numbered(0, 40), numbered(10, 30, b"w"))
+def test_a_managed_reader_reads_the_wheels_union(shared: SharedFolder) -> None:
+    make_parent(shared, "the wheel's parent", "p", numbered(0, 40), numbered(10, 30, b"w"))
     for to, start, stop in (("a", None, b"k015"), ("b", b"k015", None)):
-        place.wheel.clone(place.folder, to, [("p", None, (start, stop))])
-    place.wheel.clone(place.folder, "u", [("a", None, None), ("b", None, None)])
+        shared.wheel.clone(shared.folder, to, [("p", None, (start, stop))])
+    shared.wheel.clone(shared.folder, "u", [("a", None, None), ("b", None, None)])
 
-    with flagstone.open_reader("u", store=place.store) as reader:
+    with flagstone.open_reader("u", store=shared.store) as reader:
         assert dict(reader.scan()) == numbered(0, 40) | numbered(10, 30, b"w")
 
 
 @pytest.mark.slow
-def test_a_database_split_and_united_by_both_in_turn_keeps_its_rows(place: Place) -> None:
-    make_parent(place, "our parent", "p0", numbered(0, 40), numbered(10, 30, b"w"))
+def test_a_database_split_and_united_by_both_in_turn_keeps_its_rows(shared: SharedFolder) -> None:
+    make_parent(shared, "our parent", "p0", numbered(0, 40), numbered(10, 30, b"w"))
     rows = numbered(0, 40) | numbered(10, 30, b"w")
     for turn in range(3):
         whole, border = f"p{turn}", b"k%03d" % (12 + 3 * turn)
-        makers = [by_us(place), by_wheel(place)][:: 1 if turn % 2 else -1]
+        makers = [by_us(shared), by_wheel(shared)][:: 1 if turn % 2 else -1]
         makers[0](f"a{turn}", whole, (None, border))
         makers[1](f"b{turn}", whole, (border, None))
-        place.admin(f"a{turn}").union(f"p{turn + 1}", [f"b{turn}"])
-        place.agree(f"p{turn + 1}", rows)
+        shared.admin(f"a{turn}").union(f"p{turn + 1}", [f"b{turn}"])
+        shared.agree(f"p{turn + 1}", rows)
 
-    assert sum(1 for _ in place.admin("p3").manifest().value.views) == 2
-    assert len(place.admin("p3").manifest().value.external_dbs) == 1
+    assert sum(1 for _ in shared.admin("p3").manifest().value.views) == 2
+    assert len(shared.admin("p3").manifest().value.external_dbs) == 1
 
 
-def test_segmented_databases_are_cloned_projected_and_united(place: Place, wheel: Any) -> None:
+def test_segmented_databases_are_cloned_projected_and_united(shared: SharedFolder, wheel: Any) -> None:
     rows = {prefix + b"%d" % number: b"v" for prefix in (b"aaa", b"bbb", b"ccc") for number in range(5)}
     operations = [("put", key, value) for key, value in rows.items()]
-    wheel.apply(place.folder, "p", [*operations, ("flush", "memtable")], segments=True, wal_enabled=False)
+    wheel.apply(shared.folder, "p", [*operations, ("flush", "memtable")], segments=True, wal_enabled=False)
 
-    place.admin("p").clone("a", range=(None, b"bbb3"))
-    place.admin("p").clone("b", range=(b"bbb3", None))
-    place.admin("a").union("u", ["b"])
+    shared.admin("p").clone("a", range=(None, b"bbb3"))
+    shared.admin("p").clone("b", range=(b"bbb3", None))
+    shared.admin("a").union("u", ["b"])
 
-    assert [s.prefix for s in place.admin("a").manifest().value.segments] == [b"aaa", b"bbb"]
-    assert wheel.apply(place.folder, "u", [("put", b"bbb9", b"x")], segments=True) == rows | {b"bbb9": b"x"}
-    with place.open("u", segment_extractor=FixedPrefix("first3", 3)) as db:
+    assert [s.prefix for s in shared.admin("a").manifest().value.segments] == [b"aaa", b"bbb"]
+    assert wheel.apply(shared.folder, "u", [("put", b"bbb9", b"x")], segments=True) == rows | {b"bbb9": b"x"}
+    with shared.open("u", segment_extractor=FixedPrefix("first3", 3)) as db:
         db.put(b"ddd", b"y")
-    assert place.scan("u") == rows | {b"bbb9": b"x", b"ddd": b"y"}
+    assert shared.scan("u") == rows | {b"bbb9": b"x", b"ddd": b"y"}
 
 
-def test_each_reads_the_checkpoints_of_the_other(place: Place, wheel: Any) -> None:
-    place.write("p", numbered(0, 10))
-    ours = place.admin("p").create_checkpoint(name="ours")
-    theirs, manifest_id = wheel.create_checkpoint(place.folder, "p", name="theirs", source=str(ours.id))
-    place.write("p", numbered(0, 10, b"w"))
+def test_each_reads_the_checkpoints_of_the_other(shared: SharedFolder, wheel: Any) -> None:
+    shared.write("p", numbered(0, 10))
+    ours = shared.admin("p").create_checkpoint(name="ours")
+    theirs, manifest_id = wheel.create_checkpoint(shared.folder, "p", name="theirs", source=str(ours.id))
+    shared.write("p", numbered(0, 10, b"w"))
 
     assert manifest_id == ours.manifest_id
-    assert [name for *_, name in wheel.list_checkpoints(place.folder, "p")] == ["ours", "theirs"]
-    assert [entry.name for entry in place.admin("p").checkpoints()] == ["ours", "theirs"]
+    assert [name for *_, name in wheel.list_checkpoints(shared.folder, "p")] == ["ours", "theirs"]
+    assert [entry.name for entry in shared.admin("p").checkpoints()] == ["ours", "theirs"]
     for checkpoint in (ours.id, UUID(theirs)):
-        assert place.scan("p", checkpoint) == numbered(0, 10)
-        assert wheel.scan(place.folder, "p", checkpoint=str(checkpoint)) == numbered(0, 10)
-    wheel.edit_checkpoint(place.folder, "p", str(ours.id), 60_000)
-    renewed = place.admin("p").refresh_checkpoint(theirs, timedelta(seconds=90))
-    assert place.admin("p").checkpoints("ours")[0].expires_s is not None
+        assert shared.scan("p", checkpoint) == numbered(0, 10)
+        assert wheel.scan(shared.folder, "p", checkpoint=str(checkpoint)) == numbered(0, 10)
+    wheel.edit_checkpoint(shared.folder, "p", str(ours.id), 60_000)
+    renewed = shared.admin("p").refresh_checkpoint(theirs, timedelta(seconds=90))
+    assert shared.admin("p").checkpoints("ours")[0].expires_s is not None
     assert renewed.expires_s is not None
-    wheel.edit_checkpoint(place.folder, "p", str(ours.id), 0)
-    place.admin("p").delete_checkpoint(theirs)
-    assert wheel.list_checkpoints(place.folder, "p") == []
+    wheel.edit_checkpoint(shared.folder, "p", str(ours.id), 0)
+    shared.admin("p").delete_checkpoint(theirs)
+    assert wheel.list_checkpoints(shared.folder, "p") == []
 
 
 def test_a_checkpoint_created_beside_the_wheels_writer_contains_the_durable_rows(
-    place: Place, wheel: Any
+    shared: SharedFolder, wheel: Any
 ) -> None:
-    wheel.hold(place.folder, "p")
+    wheel.hold(shared.folder, "p")
     try:
         assert wheel.held_put("p", b"a", b"1") == "durable"
-        created = place.admin("p").create_checkpoint()
+        created = shared.admin("p").create_checkpoint()
         assert wheel.held_put("p", b"a", b"2") == "durable"
     finally:
         wheel.release("p")
 
-    assert place.scan("p", created.id) == {b"a": b"1"}
-    assert wheel.scan(place.folder, "p", checkpoint=str(created.id)) == {b"a": b"1"}
+    assert shared.scan("p", created.id) == {b"a": b"1"}
+    assert wheel.scan(shared.folder, "p", checkpoint=str(created.id)) == {b"a": b"1"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("writer", ["ours", "the wheel's"])
 def test_the_wheel_reads_the_rows_of_the_checkpoint_in_a_restored_database(
-    place: Place, wheel: Any, writer: str
+    shared: SharedFolder, wheel: Any, writer: str
 ) -> None:
-    place.write("p", numbered(0, 20))
-    place.wheel.compact_everything(place.folder, "p")
+    shared.write("p", numbered(0, 20))
+    shared.wheel.compact_everything(shared.folder, "p")
     if writer == "ours":
-        db = place.open("p")
+        db = shared.open("p")
         db.put(b"logged", b"1", await_durable=True)
         db.merge(b"k003", b"+m", await_durable=True)
     else:
-        wheel.hold(place.folder, "p")
+        wheel.hold(shared.folder, "p")
         assert wheel.held_put("p", b"logged", b"1") == "durable"
-    pinned = place.admin("p").create_checkpoint()
-    expected = place.scan("p", pinned.id)
+    checkpoint = shared.admin("p").create_checkpoint()
+    expected = shared.scan("p", checkpoint.id)
     if writer == "ours":
         for key in numbered(5, 30):
             db.put(key, b"later")
@@ -350,7 +350,7 @@ def test_the_wheel_reads_the_rows_of_the_checkpoint_in_a_restored_database(
     else:
         assert wheel.held_put("p", b"lost", b"1") == "durable"
 
-    place.admin("p").restore(pinned.id)
+    shared.admin("p").restore(checkpoint.id)
 
     if writer == "ours":
         with pytest.raises(flagstone.Closed):
@@ -360,31 +360,31 @@ def test_the_wheel_reads_the_rows_of_the_checkpoint_in_a_restored_database(
         assert wheel.held_put("p", b"k001", b"zombie") != "durable"
         wheel.release("p")
     assert b"lost" not in expected
-    place.use("p", expected, b"k005")
+    shared.use("p", expected, b"k005")
 
 
 @pytest.mark.slow
-def test_golden_clones_are_cloned_and_projected(place: Place, tmp_path: Path) -> None:
+def test_golden_clones_are_cloned_and_projected(shared: SharedFolder, tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "clone", tmp_path, dirs_exist_ok=True)
     for path in ("parent", "child", "grandchild", "projected", "union"):
-        rows = place.scan(path)
-        if path != "grandchild":  # its log holds rows; a clone takes them along
-            place.admin(path).clone(f"new-{path}", range=(None, b"zzzz"))
+        rows = shared.scan(path)
+        if path != "grandchild":  # its WAL has rows, which a clone copies
+            shared.admin(path).clone(f"new-{path}", range=(None, b"zzzz"))
         else:
-            place.admin(path).clone(f"new-{path}")
-        place.agree(f"new-{path}", rows)
+            shared.admin(path).clone(f"new-{path}")
+        shared.agree(f"new-{path}", rows)
 
 
-def test_golden_checkpoints_are_cloned(place: Place, tmp_path: Path, wheel: Any) -> None:
+def test_golden_checkpoints_are_cloned(shared: SharedFolder, tmp_path: Path, wheel: Any) -> None:
     shutil.copytree(GOLDEN / "checkpoints", tmp_path, dirs_exist_ok=True)
-    admin = place.admin("db")
+    admin = shared.admin("db")
     for held in admin.checkpoints():
         if held.expires_s is None:
-            rows = place.scan("db", held.id)
+            rows = shared.scan("db", held.id)
             admin.clone(f"from-{held.id}", checkpoint=held.id)
-            place.agree(f"from-{held.id}", rows)
+            shared.agree(f"from-{held.id}", rows)
             admin.restore(held.id)
-            assert place.scan("db") == wheel.scan(place.folder, "db") == rows
+            assert shared.scan("db") == wheel.scan(shared.folder, "db") == rows
 
 
 def test_the_wal_of_a_clone_is_on_the_separate_wal_store(tmp_path: Path, wheel: Any) -> None:

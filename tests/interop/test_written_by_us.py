@@ -1,4 +1,4 @@
-"""A database written by our encoders alone is a SlateDB database to the official wheel."""
+"""The official wheel reads a database that only our encoders wrote."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROWS = 3000
 
 
 class HandMade:
-    """Builds a database file by file: one sorted run of three SSTs, two SSTs in L0, a WAL with fence and rows."""
+    """A database built file by file: a sorted run of three SSTs, two SSTs in L0, a WAL with a fence and rows."""
 
     def __init__(self, folder: Path, options: SstOptions) -> None:
         self.store = LocalStore(folder, fsync=False)
@@ -38,7 +38,7 @@ class HandMade:
         self.expected: dict[bytes, bytes] = {}
 
     def rows(self, numbers: Any, kind: int, value: bytes) -> list[EntryTuple]:
-        """One row per number, each a commit of its own; the model learns what a reader must see."""
+        """One row per number, each its own commit; also adds the rows to the model."""
         made = []
         for number in numbers:
             self.seq += 1
@@ -53,13 +53,13 @@ class HandMade:
                 self.expected[key] = self.expected.get(key, b"") + content
         return made
 
-    def table(self, rows: list[EntryTuple]) -> SsTable:
+    def write_sst(self, rows: list[EntryTuple]) -> SsTable:
         builder = SstBuilder(self.options)
         builder.add_rows(sorted(rows, key=lambda row: (row[0], -row[1])))
         built = builder.finish()
-        table = SsTable(self.ids.ulid(), built.info)
-        self.store.put(self.paths.table(table.id), built.data)
-        return table
+        sst = SsTable(self.ids.ulid(), built.info)
+        self.store.put(self.paths.sst(sst.id), built.data)
+        return sst
 
     def wal(self, wal_id: int, rows: list[EntryTuple]) -> None:
         data = b""
@@ -73,26 +73,26 @@ class HandMade:
     def write(self) -> None:
         old = self.rows(range(ROWS), VALUE, b"old" * 20)
         third = ROWS // 3
-        run = [self.table(old[start : start + third]) for start in range(0, ROWS, third)]
-        first_l0 = self.table(
+        run = [self.write_sst(old[start : start + third]) for start in range(0, ROWS, third)]
+        first_l0 = self.write_sst(
             self.rows(range(0, ROWS, 5), VALUE, b"new" * 10) + self.rows(range(0, ROWS, 7), TOMBSTONE, b"")
         )
-        second_l0 = self.table(
+        second_l0 = self.write_sst(
             self.rows(range(0, ROWS, 9), MERGE, b"+m") + self.rows([ROWS, ROWS + 1], VALUE, b"")
         )
         in_tables = self.seq
         self.wal(1, [])
         self.wal(2, self.rows(range(1, 40), VALUE, b"tail"))
         self.wal(3, self.rows(range(20, 60, 2), TOMBSTONE, b""))
-        tables = [*run, first_l0, second_l0]
+        ssts = [*run, first_l0, second_l0]
         manifest = Manifest(
             writer_epoch=1,
             replay_after_wal_id=WalId(1),
             wal_id_last_seen=WalId(1),
-            ssts={table.id: table for table in sorted(tables, key=lambda table: table.id)},
+            ssts={sst.id: sst for sst in sorted(ssts, key=lambda sst: sst.id)},
             tree=Tree(
                 l0=(SstView.whole(second_l0.id), SstView.whole(first_l0.id)),
-                runs=(SortedRun(RunId(0), tuple(SstView.whole(table.id) for table in run)),),
+                runs=(SortedRun(RunId(0), tuple(SstView.whole(sst.id) for sst in run)),),
             ),
             last_l0_clock_tick=self.now_ms + in_tables,
             last_l0_seq=Seq(in_tables),

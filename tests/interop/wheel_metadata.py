@@ -1,9 +1,9 @@
-"""Lets the official wheel read and rewrite metadata that we made, and prints what it saw as JSON.
+"""Lets the official wheel read and rewrite our metadata, and prints what it read as JSON.
 
     wheel_metadata.py open FOLDER      read by Admin and DbReader, then open for writing and write one row
     wheel_metadata.py rewrite FOLDER   add a checkpoint and a compaction job, which rewrites both files
 
-A script of its own, in a process of its own, because the wheel starts threads that outlive the database.
+A script in its own process, because the wheel starts threads that outlive the database.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Performs the steps of `test_metric_counts.py` with the official wheel and prints its metrics after each as JSON.
 
-Run as a script, in a process of its own, because the wheel starts threads that outlive the database.
+Run as a script in its own process, because the wheel starts threads that outlive the database.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Prints, one per line, the names of the metrics the official wheel registers. Run as a script, in a process
-of its own, because the wheel starts threads that outlive the database."""
+"""Prints the names of the metrics that the official wheel registers, one per line. Run as a script in its own
+process, because the wheel starts threads that outlive the database."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def quick_settings(cache_folder: str) -> Settings:
     compactor["poll_interval"] = "20ms"
     compactor["worker"]["compactions_poll_interval"] = "20ms"
     compactor["worker"]["heartbeat_interval"] = "20ms"
-    # Some metrics are registered only at this level, others only with a cache on disk.
+    # The wheel registers some metrics only at this level, and others only with a cache on disk.
     for section in (settings, compactor, compactor["worker"]):
         section["metric_level"] = "Debug"
     settings["object_store_cache_options"]["root_folder"] = cache_folder

@@ -1,4 +1,4 @@
-"""Serves calls to the official wheel, in a process of its own, over standard input and output.
+"""Serves calls to the official wheel over standard input and output, in its own process.
 
 The wheel starts threads that outlive its databases and could crash our test process. One call
 is one pickled tuple (name, arguments); the answer is (True, result) or (False, text of the error).
@@ -77,7 +77,7 @@ def settings(**changes: Any) -> Settings:
 
 
 def waiting_compactor() -> dict[str, Any]:
-    """Compactor options of `settings()`, but nothing is picked: only submitted jobs run."""
+    """Compactor options of `settings()` whose scheduler picks no job: only submitted jobs run."""
     options: dict[str, Any] = json.loads(settings().to_json_string())["compactor_options"]
     options["scheduler_options"] = {"min_compaction_sources": "1000", "max_compaction_sources": "1000"}
     return options
@@ -93,7 +93,7 @@ async def collect(iterator: Any) -> dict[bytes, bytes]:
 async def scan(
     folder: str, path: str, *, checkpoint: str | None = None, wal_folder: str | None = None
 ) -> Any:
-    """All rows as a reader sees them that writes nothing."""
+    """All rows as a reader without a checkpoint sees them."""
     builder = DbReaderBuilder(path, store(folder))
     builder.with_merge_operator(Concatenation())
     builder.with_reader_mode(
@@ -166,7 +166,7 @@ async def compact(
 
 
 async def compact_everything(folder: str, path: str, *, codec: str | None = None) -> dict[bytes, bytes]:
-    """`compact` all there is."""
+    """`compact` all SSTs and sorted runs."""
     return await compact(folder, path, compression_codec=codec)
 
 
@@ -206,7 +206,7 @@ async def perform(db: Any, operation: tuple[Any, ...]) -> None:
 async def apply(
     folder: str, path: str, operations: list[tuple[Any, ...]], *, segments: bool = False, **changes: Any
 ) -> dict[bytes, bytes]:
-    """Open, perform everything, scan, close; returns what the scan saw."""
+    """Open, perform all operations, scan, close; returns the rows of the scan."""
     db = await build(folder, path, segments=segments, **changes)
     try:
         for operation in operations:
@@ -227,7 +227,7 @@ async def hold(
     segments: bool = False,
     **changes: Any,
 ) -> None:
-    """Open for writing and stay open; with `coordinator` options it decides compactions and has no worker."""
+    """Open for writing and stay open; with `coordinator` options it coordinates compactions without a worker."""
     if coordinator is not None:
         changes["compactor_options"] = coordinator_only(**coordinator)
     held[path] = await build(folder, path, segments=segments, **changes)
@@ -245,7 +245,7 @@ async def held_scan(path: str) -> dict[bytes, bytes]:
 
 
 async def held_put(path: str, key: bytes, value: bytes) -> str:
-    """A durable put by the held writer: "durable", or the text of the refusal."""
+    """A durable put by the held writer: "durable", or the text of the error."""
     try:
         handle = await held[path].put(key, value)
         await held[path].flush()
@@ -264,7 +264,7 @@ async def release(path: str) -> None:
 async def schedule(
     folder: str, path: str, *, segments: bool = False, seconds: float = 0.1, **compactor: Any
 ) -> None:
-    """Open for writing with a coordinator and no worker, so that jobs are decided and stay as they are."""
+    """Open for writing with a coordinator and no worker, so that jobs are scheduled but not executed."""
     db = await build(folder, path, segments=segments, compactor_options=coordinator_only(**compactor))
     await asyncio.sleep(seconds)
     await db.shutdown()
@@ -326,7 +326,7 @@ async def list_checkpoints(folder: str, path: str) -> list[tuple[str, int, str |
 
 
 async def edit_checkpoint(folder: str, path: str, checkpoint: str, lifetime_ms: int | None) -> None:
-    """Refresh it, or with a lifetime of 0 delete it."""
+    """Refresh the checkpoint, or delete it with a lifetime of 0."""
     admin = AdminBuilder(path, store(folder)).build()
     if lifetime_ms == 0:
         await admin.delete_checkpoint(checkpoint)
@@ -335,7 +335,7 @@ async def edit_checkpoint(folder: str, path: str, checkpoint: str, lifetime_ms: 
 
 
 async def refused(call: Any) -> str:
-    """The text of the refusal; fails when there is none."""
+    """The text of the error; fails if there is none."""
     try:
         await call
     except Error as error:
@@ -391,12 +391,12 @@ async def refuses_ttls(folder: str, ttls_ms: list[int]) -> bool:
 
 
 async def named_checkpoints(folder: str, path: str, name: str | None) -> list[str | None]:
-    """The names of the checkpoints that the filter lets through."""
+    """The names of the checkpoints that match the filter."""
     return [held.name for held in await AdminBuilder(path, store(folder)).build().list_checkpoints(name)]
 
 
 async def put_expiring(folder: str, path: str, key: bytes, moment: int) -> None:
-    """A row that expires at a moment."""
+    """Put a row that expires at a given time."""
     db = await build(folder, path, compactor_options=None)
     options = PutOptions(ttl=Ttl.EXPIRE_AT_MILLIS(moment))
     await db.put_with_options(key, b"v", options, WriteOptions(seqnum=0))
@@ -404,7 +404,7 @@ async def put_expiring(folder: str, path: str, key: bytes, moment: int) -> None:
 
 
 async def expiry_of(folder: str, path: str, key: bytes) -> int | None:
-    """When the row expires, as a reader sees it."""
+    """The time at which a reader sees the row expire."""
     builder = DbReaderBuilder(path, store(folder))
     builder.with_reader_mode(ReaderMode.FOLLOW_LATEST())
     reader = await builder.build()
@@ -416,7 +416,7 @@ async def expiry_of(folder: str, path: str, key: bytes) -> int | None:
 
 
 async def run_gc_once(folder: str, path: str) -> None:
-    """Delete everything that the wheel takes for garbage, fences included, of any age."""
+    """Delete everything that the wheel considers garbage, also fences, of any age."""
     now = GarbageCollectorDirectoryOptions(interval_ms=None, min_age_ms=0, dry_run=False)
     options = GarbageCollectorOptions(
         manifest_options=now,

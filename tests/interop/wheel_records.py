@@ -1,4 +1,4 @@
-"""A database's metadata as the wheel reads it, as plain values: dictionaries under its own field names."""
+"""A database's metadata as the wheel reads it: plain dictionaries with the wheel's field names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from slatedb.uniffi import AdminBuilder, CompactionSpec, ObjectStoreBuilder, Sou
 
 
 async def read_metadata(folder: str, path: str) -> dict[str, Any]:
-    """All that its `Admin` reads. Enumerations become ("enum", NAME)."""
+    """All metadata that the wheel's `Admin` reads. Enumerations become ("enum", NAME)."""
     admin = AdminBuilder(path, ObjectStoreBuilder.from_url(f"file://{folder}").build()).build()
     found = {
         "manifest": await admin.read_manifest(None),

@@ -1,9 +1,9 @@
-"""One of our compaction workers in a process of its own, to be killed.
+"""Runs one of our compaction workers in its own process, which a test kills.
 
-    worker_process.py FOLDER PATH TABLES
+    worker_process.py FOLDER PATH SSTS
 
-It hangs once it has recorded TABLES more finished SSTs than it found. It keeps renewing its claim and its record, so
-that the process that kills it knows how far it came.
+It hangs when it has recorded SSTS more finished SSTs than it found. It keeps renewing its claim and its record, so
+that the test knows how far it came.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ MAX_SST_BYTES = 8_192
 class HangingExecutor:
     """Merges until enough SSTs are recorded, and then hangs."""
 
-    def __init__(self, inner: LocalExecutor, tables: int) -> None:
+    def __init__(self, inner: LocalExecutor, ssts: int) -> None:
         self.inner = inner
-        self.tables = tables
+        self.ssts = ssts
 
     def run(
         self, task: CompactionTask, *, record: Callable[[JobContext], None], cancelled: Callable[[], bool]
@@ -42,7 +42,7 @@ class HangingExecutor:
 
         def note(context: JobContext) -> None:
             record(context)
-            if recorded(context) - found >= self.tables:
+            if recorded(context) - found >= self.ssts:
                 threading.Event().wait()
 
         return self.inner.run(task, record=note, cancelled=cancelled)
@@ -75,8 +75,8 @@ def worker_options() -> CompactionWorkerOptions:
     )
 
 
-def main(folder: str, path: str, tables: str) -> None:
-    executor = HangingExecutor(local_executor(folder, path), int(tables))
+def main(folder: str, path: str, ssts: str) -> None:
+    executor = HangingExecutor(local_executor(folder, path), int(ssts))
     Admin(path, store=LocalStore(folder)).run_worker(options=worker_options(), executor=executor)
 
 

@@ -100,7 +100,7 @@ class ChangeWorld:
     def _upload(self, rows: Mapping[bytes, bytes | None]) -> SsTable:
         built = build([self._row(key, value) for key, value in sorted(rows.items())], SMALL_BLOCKS)
         sst = SsTable(self.ids.ulid(), built.info, built.format_version)
-        self.memory.put(PATHS.table(sst.id), built.data)
+        self.memory.put(PATHS.sst(sst.id), built.data)
         return sst
 
     def _row(self, key: bytes, value: bytes | None) -> EntryTuple:
@@ -125,7 +125,7 @@ class ChangeWorld:
 
     @property
     def ssts(self) -> int:
-        return sum(1 for _ in self.memory.list(PATHS.table_folder))
+        return sum(1 for _ in self.memory.list(PATHS.sst_folder))
 
     # -- the consumers ------------------------------------------------------------------------------------
 
@@ -173,8 +173,8 @@ class ChangeWorld:
         unread = [
             wal_id for wal_id in self.wal_ids() if not any(low < wal_id <= high for low, high in ranges)
         ]
-        needed = {PATHS.table(sst_id) for entry in (latest.value, *kept.values()) for sst_id in entry.ssts}
-        ssts = [meta.path for meta in self.memory.list(PATHS.table_folder) if meta.path not in needed]
+        needed = {PATHS.sst(sst_id) for entry in (latest.value, *kept.values()) for sst_id in entry.ssts}
+        ssts = [meta.path for meta in self.memory.list(PATHS.sst_folder) if meta.path not in needed]
         return manifests + [PATHS.wal(WalId(wal_id)) for wal_id in unread] + ssts
 
     def collect(self) -> None:

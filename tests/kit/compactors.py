@@ -87,7 +87,7 @@ class RowExecutor:
                 raise Cancelled
             encoded = build(kept[start : start + self.rows_per_sst], SMALL_BLOCKS)
             sst = SsTable(self.ids.ulid(ulid_ms(task.job_id)), encoded.info)
-            self.store.put(self.paths.table(sst.id), encoded.data)
+            self.store.put(self.paths.sst(sst.id), encoded.data)
             done.append(sst)
             self.made += 1
             record(replace(context, subcompactions=(Subcompaction(BytesRange(), tuple(done)),)))
@@ -126,7 +126,7 @@ class CompactionWorld:
         encoded = build(ordered(entries), SMALL_BLOCKS)
         newest = self.manifests.require_latest().value.newest_l0
         sst = SsTable(self.ids.ulid(0 if newest is None else ulid_ms(newest)), encoded.info)
-        self.store.put(PATHS.table(sst.id), encoded.data)
+        self.store.put(PATHS.sst(sst.id), encoded.data)
         seq = Seq(self.seq)
         done = Flush(((segment, sst),), WalId(0), WalId(0), self.seq, seq, seq)
         self.manifests.update(lambda now: apply_flush(now.value, done))
@@ -142,19 +142,13 @@ class CompactionWorld:
 
     def board(self) -> Board:
         manifests = ManifestStore(self.store, PATHS, clock=self.clock, ids=self.ids)
-        return Board(manifests, CompactionsStore(self.store, PATHS, clock=self.clock, ids=self.ids))
+        compactions = CompactionsStore(self.store, PATHS, clock=self.clock, ids=self.ids)
+        return Board(manifests, compactions, clock=self.clock, ids=self.ids, metrics=self.metrics)
 
     def coordinator(
         self, options: CompactorOptions | None = None, *, board: Board | None = None, **more: Any
     ) -> Coordinator:
-        return Coordinator(
-            board or self.board(),
-            options or CompactorOptions(),
-            clock=self.clock,
-            ids=self.ids,
-            metrics=self.metrics,
-            **more,
-        )
+        return Coordinator(board or self.board(), options or CompactorOptions(), **more)
 
     def worker(
         self,
@@ -170,9 +164,6 @@ class CompactionWorld:
             board or self.board(),
             executor,
             options or CompactionWorkerOptions(),
-            clock=self.clock,
-            ids=self.ids,
-            metrics=self.metrics,
             pool=IoPool(max_workers=0, name="inline"),
             **more,
         )
@@ -255,11 +246,11 @@ def contents(store: ObjectStore, manifest: Manifest, paths: DbPaths = PATHS) -> 
 def view_rows(
     store: ObjectStore, manifest: Manifest, view: SstView, paths: DbPaths = PATHS
 ) -> list[EntryTuple]:
-    sst = manifest.table(view)
+    sst = manifest.sst(view)
     visible = view.effective_range(sst.info)
     return [row for row in sst_rows(store, sst, paths) if row[0] in visible]
 
 
 def sst_rows(store: ObjectStore, sst: SsTable, paths: DbPaths = PATHS) -> list[EntryTuple]:
-    path = paths.table(sst.id)
+    path = paths.sst(sst.id)
     return [row for block in decode_sst(store.get(path).data, path).rows() for row in block]

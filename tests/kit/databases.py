@@ -209,7 +209,7 @@ class Upkeep:
         rows = [
             row
             for view in manifest.views
-            for block in decode_sst(self._store.get(self._paths.table(view.sst_id)).data, "sst").rows()
+            for block in decode_sst(self._store.get(self._paths.sst(view.sst_id)).data, "sst").rows()
             for row in block
         ]
         rows.sort(key=lambda row: (row[0], -row[1]))
@@ -223,7 +223,7 @@ class Upkeep:
         builder.add_rows(list(retain(rows, policy)))
         built = builder.finish()
         sst = SsTable(SYSTEM_IDS.ulid(), built.info)
-        self._store.put(self._paths.table(sst.id), built.data)
+        self._store.put(self._paths.sst(sst.id), built.data)
         l0, runs = [view.id for view in manifest.tree.l0], [run.id for run in manifest.tree.runs]
         destination = RunId(min(runs, default=0))
         self._manifests.update(
@@ -240,7 +240,7 @@ class Upkeep:
         kept = set(latest.ssts)
         for entry in alive:
             kept |= self._manifests.load(entry.manifest_id).ssts.keys()
-        wanted = {self._paths.table(sst_id) for sst_id in kept}
+        wanted = {self._paths.sst(sst_id) for sst_id in kept}
         doomed = [meta.path for meta in self._store.list("db/compacted") if meta.path not in wanted]
         self._store.delete_many(doomed)
         return len(doomed)

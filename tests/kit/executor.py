@@ -58,7 +58,7 @@ class ExecutorRig:
 
     def add_encoded(self, encoded: EncodedSst, *, owner: str | None = None) -> SstView:
         sst_id = self.ids.ulid()
-        self.store.put((PATHS if owner is None else DbPaths(owner)).table(sst_id), encoded.data)
+        self.store.put((PATHS if owner is None else DbPaths(owner)).sst(sst_id), encoded.data)
         sst = SsTable(sst_id, encoded.info, encoded.format_version)
         self.manifest = replace(self.manifest, ssts={**self.manifest.ssts, sst_id: sst})
         return SstView.whole(sst_id)
@@ -119,7 +119,7 @@ class ExecutorRig:
         return self.executor().run(task, record=self.records.append, cancelled=cancelled)
 
     def data(self, sst: SsTable) -> bytes:
-        return self.store.get(PATHS.table(sst.id)).data
+        return self.store.get(PATHS.sst(sst.id)).data
 
     def rows(self, ssts: Iterable[SsTable]) -> list[EntryTuple]:
         images = [decode_sst(self.data(sst), "output") for sst in ssts]

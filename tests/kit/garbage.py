@@ -59,7 +59,7 @@ class GarbageWorld:
     def upload(self, ulid: Ulid | None = None) -> SsTable:
         """Upload an SST that no manifest refers to."""
         sst = SsTable(self.ids.ulid() if ulid is None else ulid, SsTableInfo(b"a", b"z", 10, 5, 10, 0))
-        self.store.put(self.paths.table(sst.id), b"bytes" * 10)
+        self.store.put(self.paths.sst(sst.id), b"bytes" * 10)
         return sst
 
     def write_wal(self, count: int = 1, *, data: bytes = b"rows of a WAL file") -> None:
@@ -77,7 +77,7 @@ class GarbageWorld:
         self.write_wal()
         self.seq += 1
         change = Flush(
-            tables=((b"", sst),),
+            ssts=((b"", sst),),
             replay_after_wal_id=WalId(self.last_wal - 1),
             wal_id_last_seen=WalId(self.last_wal),
             last_clock_tick=self.clock.now_ms(),
@@ -151,7 +151,7 @@ class GarbageWorld:
         return any(meta.path == path for meta in self.store.list(self.paths.root))
 
     def has(self, sst: SsTable) -> bool:
-        return self.exists(self.paths.table(sst.id))
+        return self.exists(self.paths.sst(sst.id))
 
     def manifest_ids(self) -> list[int]:
         return [entry.id for entry in self.manifests.list()]

@@ -69,5 +69,6 @@ def ssts_of(folder: Path) -> set[str]:
 
 
 def assert_sound(folder: Path) -> None:
+    """Nothing is damaged. SSTs of a compaction that was stopped may wait for garbage collection."""
     report = Admin(folder).verify()
-    assert not report.findings, report.findings
+    assert not [finding for finding in report.findings if finding.severity != "note"], report.findings

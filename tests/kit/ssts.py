@@ -112,22 +112,22 @@ class Rig:
     min_filter_keys: int = 1
     capacity_bytes: int = 1 << 30
     threads: int = 0
-    small_table_bytes: int = 0
+    small_sst_bytes: int = 0
     metrics: Metrics = field(default_factory=Metrics)
     ssts: dict[Ulid, SsTable] = field(default_factory=dict)
     made: int = 0
 
     def __post_init__(self) -> None:
         self.store = CountingStore(MemoryStore(), component="test")
-        self.tables = SstStore(
+        self.sst_store = SstStore(
             self.store,
             DbPaths("db"),
             cache=SstCache(capacity_bytes=self.capacity_bytes, metrics=self.metrics),
             pool=IoPool(max_workers=self.threads),
             metrics=self.metrics,
-            small_table_bytes=self.small_table_bytes,
+            small_sst_bytes=self.small_sst_bytes,
         )
-        self.builder = ViewBuilder(self.tables)
+        self.builder = ViewBuilder(self.sst_store)
 
     def add(self, rows: Sequence[EntryTuple], *, visible: KeyRange | None = None) -> SstView:
         """An SST of these rows, as another process would make it: no part of it is in a cache."""
@@ -137,7 +137,7 @@ class Rig:
             block_bytes=self.block_bytes, codec=self.codec, min_filter_keys=self.min_filter_keys
         )
         encoded = build(ordered(rows), options)
-        self.store.put(DbPaths("db").table(sst_id), encoded.data)
+        self.store.put(DbPaths("db").sst(sst_id), encoded.data)
         self.ssts[sst_id] = SsTable(sst_id, encoded.info)
         return SstView(sst_id, sst_id, None if visible is None else BytesRange.of(visible))
 

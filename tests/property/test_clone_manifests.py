@@ -69,7 +69,7 @@ class Shelf:
         found: dict[bytes, Ulid] = {}
         for tree in manifest.trees:
             for view in tree.views:
-                shown = view.effective_range(manifest.table(view).info)
+                shown = view.effective_range(manifest.sst(view).info)
                 for key in self.tables[view.sst_id]:
                     if key in shown:
                         found.setdefault(key, view.sst_id)

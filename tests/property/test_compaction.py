@@ -146,7 +146,7 @@ def test_rows_outside_of_visible_ranges_are_not_compacted(
     whole = rig.add_sst(ordered(pieces))
     borders = sorted(set(data.draw(st.lists(few_keys, min_size=2, max_size=4))))
     views, visible = [], []
-    info = rig.manifest.table(whole).info
+    info = rig.manifest.sst(whole).info
     for start, stop in pairwise(borders):
         seen = BytesRange.of(KeyRange(start, stop))
         view = SstView(rig.ids.ulid(), whole.sst_id, seen)

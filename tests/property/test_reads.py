@@ -61,7 +61,7 @@ def worlds(draw: st.DrawFn) -> World:
     rig = Rig(
         capacity_bytes=draw(st.sampled_from([0, 3000, 1 << 20])),
         min_filter_keys=draw(st.sampled_from([1, 1000])),
-        small_table_bytes=draw(st.sampled_from([0, 1 << 20])),
+        small_sst_bytes=draw(st.sampled_from([0, 1 << 20])),
     )
     runs = [draw_tables(draw, rig, part) for part in parts[:runs_end] if part]
     l0 = [rig.add(part) for part in parts[runs_end:l0_end] if part]
@@ -94,7 +94,7 @@ def test_gets_equal_the_model(world: World, strangers: list[bytes], include_expi
         row.key: row for row in oracle(world.rows, max_seq=world.max_seq, include_expired=include_expired)
     }
     asked = sorted({row[0] for row in world.rows}) + strangers
-    ssts, view, max_seq = world.rig.tables, world.view, world.max_seq
+    ssts, view, max_seq = world.rig.sst_store, world.view, world.max_seq
     one_by_one = [get(ssts, view, key, max_seq) for key in asked]
     seen = [
         visible_row(
@@ -145,7 +145,7 @@ def test_scans_equal_the_model(
         read_ahead_bytes=2048,
     )
     rows = expected(world, wanted, reverse=reverse, include_expired=include_expired)[:limit]
-    ssts, view = world.rig.tables, world.view
+    ssts, view = world.rig.sst_store, world.view
     assert list(Scan(ssts, view, asked).rows()) == rows
     assert list(Scan(ssts, view, asked)) == [(row.key, row.value) for row in rows]
 
@@ -178,7 +178,7 @@ def test_a_seek_skips_the_rows_before_it_and_never_goes_back(
     wanted = KeyRange(start, stop)
     left = expected(world, wanted, reverse=reverse, include_expired=False)
     budget = len(left) if limit is None else limit
-    scan = Scan(world.rig.tables, world.view, request(world, keys=wanted, reverse=reverse, limit=limit))
+    scan = Scan(world.rig.sst_store, world.view, request(world, keys=wanted, reverse=reverse, limit=limit))
     rows = scan.rows() if moves and moves[0][0] else None
     for steps, target in moves:
         if rows is None and steps:
@@ -201,11 +201,11 @@ def test_arrow_scans_equal_the_model(
     wanted = KeyRange(start, stop)
     asked = request(world, keys=wanted, include_expired=include_expired)
     rows = expected(world, wanted, reverse=False, include_expired=include_expired)
-    reader = scan_arrow(world.rig.tables, world.view, asked, columns=COLUMNS, batch_rows=batch_rows)
+    reader = scan_arrow(world.rig.sst_store, world.view, asked, columns=COLUMNS, batch_rows=batch_rows)
     batches = list(reader)
     assert [Row(**row) for batch in batches for row in batch.to_pylist()] == rows
     assert all(batch.num_rows == batch_rows for batch in batches[:-1])
-    table = scan_arrow(world.rig.tables, world.view, asked, columns=("key",)).read_all()
+    table = scan_arrow(world.rig.sst_store, world.view, asked, columns=("key",)).read_all()
     assert table.column("key").to_pylist() == [row.key for row in rows]
 
 
@@ -239,11 +239,11 @@ def test_a_scan_continues_at_its_key_when_its_ssts_are_gone(
 
     asked = request(world, keys=wanted, reverse=reverse, limit=limit, read_ahead_bytes=1024, renew=renew)
     rows = expected(world, wanted, reverse=reverse, include_expired=False)[:limit]
-    ssts: Any = VanishingSsts(world.rig.tables, gone)
+    ssts: Any = VanishingSsts(world.rig.sst_store, gone)
     assert list(Scan(ssts, world.view, asked).rows()) == rows
-    ssts = VanishingSsts(world.rig.tables, gone)
+    ssts = VanishingSsts(world.rig.sst_store, gone)
     assert list(Scan(ssts, world.view, asked)) == [(row.key, row.value) for row in rows]
     if not reverse and limit is None:
-        ssts = VanishingSsts(world.rig.tables, gone)
+        ssts = VanishingSsts(world.rig.sst_store, gone)
         reader = scan_arrow(ssts, world.view, asked, columns=COLUMNS, batch_rows=7)
         assert [Row(**row) for batch in reader for row in batch.to_pylist()] == rows

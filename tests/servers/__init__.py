@@ -1,1 +1,1 @@
-"""Servers to test against. All of them listen on the loopback interface only, and none calls home."""
+"""Servers for tests. They listen on the loopback interface only and connect to no other machine."""

@@ -24,7 +24,7 @@ PACKAGE = "azurite@3.37.0"
 CACHE = Path(__file__).parents[2] / ".cache" / "azurite"
 CONTAINER = "flagstone-test"
 API_VERSION = "2021-12-02"
-# The account every Azure storage emulator has; it is public and opens nothing else.
+# Every Azure storage emulator has this account; its key is public.
 ACCOUNT = "devstoreaccount1"
 ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
@@ -66,7 +66,7 @@ def start_azurite() -> tuple[int, dict[str, object]]:
 
 
 def _installed() -> Path:
-    """The start script of Azurite, after installing the package if it is missing."""
+    """The start script of Azurite; installs the package if it is missing."""
     script = CACHE / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / ".lock").open("w") as lock:
@@ -98,7 +98,7 @@ def _installed() -> Path:
 
 
 def _node_program(name: str) -> str:
-    """`node` or `npm`: from the search path, else from the wheel that brings them."""
+    """`node` or `npm`, from the search path or from the wheel that contains them."""
     found = shutil.which(name)
     if found is not None:
         return found
@@ -111,7 +111,7 @@ def _node_program(name: str) -> str:
 
 
 def _container_created(port: int) -> bool:
-    """Create the container with a request signed by hand: the object store client cannot."""
+    """Create the container with a request signed here, because the object store client cannot create containers."""
     date = format_datetime(datetime.fromtimestamp(SYSTEM_CLOCK.now_ms() / 1000, UTC), usegmt=True)
     headers = f"x-ms-date:{date}\nx-ms-version:{API_VERSION}\n"
     resource = f"/{ACCOUNT}/{ACCOUNT}/{CONTAINER}\nrestype:container"

@@ -1,4 +1,4 @@
-"""Fresh commit logs of every kind, for tests that must hold on all of them."""
+"""New commit logs of every kind, for tests that run on all of them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NewLog = Callable[[], CommitLog]
 def new_log(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[NewLog]:
-    """Makes empty logs of one kind; closes them in the end."""
+    """Creates empty commit logs of one kind, and closes them at the end."""
     match request.param:
         case "sqlite":
             make = _sqlite(tmp_path)
@@ -50,7 +50,7 @@ def new_log(
 
 
 def _sqlite(folder: Path) -> NewLog:
-    # Power loss is not what these tests are about.
+    # These tests do not simulate power loss.
     return lambda: SqliteCommitLog(folder / f"{SYSTEM_IDS.token()}.db", synchronous="OFF")
 
 

@@ -1,11 +1,11 @@
-"""An HTTP proxy that misbehaves on demand, between a client and a server on this machine.
+"""An HTTP proxy between a client and a server on this machine, which injects faults.
 
     with FaultProxy(upstream_port) as proxy:
         proxy.inject(Fault.APPLIED_THEN_RESET, method="PUT")
         ...
 
-Each injected fault hits the next matching request, once. The interesting ones let the server do its work and
-lose only the answer.
+Each injected fault hits the next matching request, once. The most important ones let the server apply the request
+and lose only the answer.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ HEAD_BYTES = 256 * 1024
 
 
 class Fault(Enum):
-    """What goes wrong with a request."""
+    """The kinds of faults of a request."""
 
     REFUSED = auto()
     """Answered 503, never forwarded."""
     RESET = auto()
     """The connection breaks, the request is never forwarded."""
     SILENCE = auto()
-    """No answer ever comes, the request is never forwarded."""
+    """The client gets no answer, and the request is never forwarded."""
     TRUNCATED = auto()
     """The connection breaks in the middle of the answer's body."""
     APPLIED_THEN_REFUSED = auto()
-    """The server does its work, but the client gets 503."""
+    """The server applies the request, but the client gets 503."""
     APPLIED_THEN_RESET = auto()
-    """The server does its work, then the connection breaks."""
+    """The server applies the request, then the connection breaks."""
     APPLIED_THEN_SILENCE = auto()
-    """The server does its work, but no answer ever comes."""
+    """The server applies the request, but the client gets no answer."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """The head of a request, as rules see it."""
+    """The head of a request, on which rules match."""
 
     method: str
     target: str
@@ -81,12 +81,12 @@ class FaultProxy:
     def inject(
         self, fault: Fault, *, method: str, where: Callable[[Request], bool] = lambda _: True, times: int = 1
     ) -> None:
-        """Let `fault` hit the next `times` requests of that method for which `where` holds."""
+        """Let `fault` hit the next `times` requests of that method for which `where` is true."""
         for _ in range(times):
             self._rules.append(_Rule(fault, lambda request: request.method == method and where(request)))
 
     def forget(self) -> None:
-        """Drop the faults that have not struck yet."""
+        """Remove the faults that have not hit a request yet."""
         self._rules.clear()
 
     def _run(self) -> None:
@@ -106,7 +106,7 @@ class FaultProxy:
             try:
                 await self._converse(reader, writer)
             except (asyncio.IncompleteReadError, OSError, asyncio.CancelledError):
-                pass  # either side went away, or the proxy is closing: that is what a proxy lives with
+                pass  # the client or the server closed the connection, or the proxy is closing
             finally:
                 tasks.discard(task)
                 writer.close()
@@ -129,7 +129,7 @@ class FaultProxy:
                 body = await _read_body(reader, head)
                 method, target = head.split(b" ", 2)[:2]
                 request = Request(method.decode(), target.decode(), head)
-                fault = self._strike(request)
+                fault = self._apply_fault(request)
                 if fault is Fault.REFUSED:
                     writer.write(_unavailable())
                     continue
@@ -170,7 +170,7 @@ class FaultProxy:
                 with suppress(OSError):
                     await upstream[1].wait_closed()
 
-    def _strike(self, request: Request) -> Fault | None:
+    def _apply_fault(self, request: Request) -> Fault | None:
         for rule in self._rules:
             if rule.matches(request):
                 self._rules.remove(rule)

@@ -1,7 +1,7 @@
-"""A stand-in for Google Cloud Storage: the XML API as far as an object store client uses it, in a thread.
+"""A stand-in for Google Cloud Storage: the part of its XML API that an object store client uses, in a thread.
 
-What matters here are generation preconditions: `x-goog-if-generation-match` is checked and applied under one
-lock. It is our own model of the service, so passing its tests proves nothing about the service itself.
+It implements generation preconditions: `x-goog-if-generation-match` is checked and applied under one
+lock. It is our own model of the service, so tests with it prove nothing about the service itself.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Blob:
 
 @dataclass
 class Bucket:
-    """Everything the server keeps; `lock` guards each read-check-write."""
+    """The objects of the server; `lock` guards each read-check-write."""
 
     blobs: dict[str, Blob] = field(default_factory=dict)
     uploads: dict[str, dict[int, bytes]] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class GcsServer:
         return f"gs://{BUCKET}"
 
     def options(self) -> dict[str, str | bool]:
-        # Only an account that disables OAuth keeps the client from asking the cloud's metadata service.
+        # With any other account the client would ask the cloud's metadata service for a token.
         account = {
             "gcs_base_url": f"http://127.0.0.1:{self._server.server_address[1]}",
             "disable_oauth": True,

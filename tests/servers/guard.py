@@ -1,7 +1,7 @@
-"""Runs one server and makes sure that it ends: `guard.py WATCHED_PID FOLDER COMMAND...`.
+"""Runs one server and ends it with the test run: `guard.py WATCHED_PID FOLDER COMMAND...`.
 
-The server is stopped, its whole process group with it, and FOLDER removed when this process gets SIGTERM,
-when the watched process (the test run) has ended in any way, or when the server itself exits.
+The guard stops the server's process group and removes FOLDER when the guard gets SIGTERM, when the watched
+process (the test run) has ended in any way, or when the server itself exits.
 """
 
 from __future__ import annotations

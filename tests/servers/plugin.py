@@ -1,4 +1,4 @@
-"""The servers as pytest fixtures. Each starts when first asked for; all stop with the test run."""
+"""The servers as pytest fixtures. Each starts at its first use; all stop with the test run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TITLES = {
     "postgres": "PostgreSQL",
     "gcs": "GCS stand-in",
 }
-"""Every server there is, as the last line of a run names it."""
+"""The name of every server in the last line of a run."""
 
 _SUMMARY = pytest.StashKey[str | None]()
 
@@ -48,7 +48,7 @@ def azurite(request: pytest.FixtureRequest) -> AzureServer:
 
 @pytest.fixture(scope="session")
 def postgres_url(request: pytest.FixtureRequest) -> str:
-    """A database, as SQLAlchemy addresses it."""
+    """The URL of a database for SQLAlchemy."""
     return str(_facts(request.config, "postgres", start_postgres)["url"])
 
 
@@ -60,8 +60,8 @@ def gcs(request: pytest.FixtureRequest) -> Iterator[GcsServer]:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    # Workers share their servers, so only the controlling process may stop them. Should it die first, the
-    # guards notice.
+    # The pytest processes share the servers, so only the controlling process stops them. If it dies first, the
+    # guards stop them.
     if not hasattr(session.config, "workerinput"):
         registry = _registry(session.config)
         session.config.stash[_SUMMARY] = summarize(registry, TITLES)

@@ -1,7 +1,7 @@
-"""PostgreSQL in a folder, from the pgserver wheel, reached through a Unix socket.
+"""PostgreSQL in a folder, from the pgserver wheel, with a Unix socket.
 
-Run as a script it is the server: it writes its address, waits for a signal, and stops
-the database. Never imported by pytest for that part, because pgserver registers exit hooks of its own.
+Run as a script, this module is the server: it writes its address, waits for a signal, and stops
+the database. Only the script imports pgserver, because that registers its own exit hooks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def start_postgres() -> tuple[int, dict[str, object]]:
 
 
 def system_path(given: str | None) -> str:
-    """The search path, with the system's folders behind what was given.
+    """The given search path, followed by the system's folders.
 
     PostgreSQL refuses to run as root, so pgserver creates a user for it with `useradd`. That program is in
     `/usr/sbin`, which an empty environment and many ordinary ones do not search.

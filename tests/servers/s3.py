@@ -69,11 +69,17 @@ def start_seaweedfs() -> tuple[int, dict[str, object]]:
     ]
     switched_off = ["-master.telemetry=false", "-admin.ui=false", "-webdav=false"]
     unused = ["-s3.port.iceberg=0", "-s3.port.lance=0"]
-    place = ["-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-bucket={BUCKET}", f"-s3.port={port}"]
+    location = [
+        "-dir={folder}",
+        "-ip=127.0.0.1",
+        "-ip.bind=127.0.0.1",
+        f"-bucket={BUCKET}",
+        f"-s3.port={port}",
+    ]
     server = S3Server(port)
     launched = Launched(
         "seaweedfs",
-        [program, "mini", *place, *ports, *switched_off, *unused],
+        [program, "mini", *location, *ports, *switched_off, *unused],
         environment={"AWS_ACCESS_KEY_ID": server.access_key_id, "AWS_SECRET_ACCESS_KEY": SECRET},
     )
     launched.wait_until(lambda: listening(port) and _writable(server))

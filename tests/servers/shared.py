@@ -1,8 +1,8 @@
 """One start of each server per test run, shared by all its pytest processes.
 
-The first process that asks starts the server and writes down where it is; the others read that. Each server
-runs under `guard.py`, which ends it with the run in any case. A server that cannot be started is
-written down too, so that every test depending on it is skipped with the reason.
+The first process that needs a server starts it and writes its address to a file, which the others read. Each server
+runs under `guard.py`, which ends it with the run in any case. If a server cannot be started, the reason is
+written to the file, and every test that depends on it is skipped with that reason.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class ServerMissingError(Exception):
 
 
 class Launched:
-    """A server process under its guard, with a folder of its own."""
+    """A server process under its guard, with its own folder."""
 
     def __init__(self, name: str, command: list[str], *, environment: dict[str, str] | None = None) -> None:
         self.name = name
         self.folder = Path(tempfile.mkdtemp(prefix=f"flagstone-{name}-"))
-        self.folder.chmod(0o711)  # PostgreSQL runs as another user and must be able to come in
+        self.folder.chmod(0o711)  # PostgreSQL runs as another user and needs access
         watched = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
         self._guard = subprocess.Popen(
             [sys.executable, str(GUARD), str(watched), str(self.folder)]
@@ -53,7 +53,7 @@ class Launched:
         return self._guard.pid
 
     def wait_until(self, ready: Callable[[], bool], *, within_s: float = 60.0) -> None:
-        """Return when `ready` is true, else stop the server and raise `ServerMissingError` with its last words."""
+        """Return when `ready` is true, else stop the server and raise `ServerMissingError` with the end of its log."""
         deadline = SYSTEM_CLOCK.monotonic() + within_s
         while not ready():
             ended = self._guard.poll() is not None
@@ -72,9 +72,9 @@ _guards: dict[int, subprocess.Popen[bytes]] = {}
 def shared(
     registry: Path, name: str, start: Callable[[], tuple[int, dict[str, object]]]
 ) -> dict[str, object]:
-    """Where the server `name` of this run is, after starting it if this is the first call.
+    """The facts that clients need about the server `name`; starts the server at the first call of the run.
 
-    `start` returns the process id of the guard and what clients need to know.
+    `start` returns the process id of the guard and these facts.
     """
     registry.mkdir(parents=True, exist_ok=True)
     note = registry / f"{name}.json"
@@ -96,17 +96,17 @@ def shared(
 
 
 def note_used(registry: Path, name: str) -> None:
-    """Write down that the run uses a server that lives inside a test process and needs no stopping."""
+    """Record that the run uses a server inside a test process, which needs no stopping."""
     registry.mkdir(parents=True, exist_ok=True)
     (registry / f"{name}.json").write_text(json.dumps({"facts": {}}))
 
 
 def summarize(registry: Path, known: dict[str, str]) -> str | None:
-    """One line: the servers that tests ran against, and those that could not be had, with the reason.
+    """One line: the servers that tests ran against, and those that could not be started, with the reason.
 
-    `known` are the titles of all servers by name. None when no test asked for any server.
+    `known` are the titles of all servers by name. None if no test used a server.
     """
-    # Other notes are of helpers that are no servers, such as an interpreter for the pages of the documentation.
+    # Other records are not of servers, such as the interpreter for the pages of the documentation.
     notes = {
         note.stem: json.loads(note.read_text()) for note in registry.glob("*.json") if note.stem in known
     }
@@ -126,7 +126,7 @@ def summarize(registry: Path, known: dict[str, str]) -> str | None:
 
 
 def stop_all(registry: Path) -> None:
-    """Stop every server of this run and wait for their end."""
+    """Stop every server of this run and wait until they have ended."""
     notes = sorted(registry.glob("*.json"))
     pids = [known["pid"] for known in (json.loads(note.read_text()) for note in notes) if "pid" in known]
     for pid in pids:

@@ -320,7 +320,7 @@ class Soak:
         needed |= {
             paths.wal(WalId(wal_id)) for wal_id in range(latest.value.replay_after_wal_id + 1, last + 1)
         }
-        return needed | {paths.table(sst_id) for manifest in reached for sst_id in manifest.ssts}
+        return needed | {paths.sst(sst_id) for manifest in reached for sst_id in manifest.ssts}
 
     # -- the end ------------------------------------------------------------------------------------------
 
@@ -347,9 +347,9 @@ class Soak:
         for manifest in reached[1:]:
             needed |= set(range(manifest.replay_after_wal_id + 1, manifest.wal_id_last_seen + 1))
         return {
-            "tables": sum(1 for _ in self.store.list(paths.table_folder)),
+            "tables": sum(1 for _ in self.store.list(paths.sst_folder)),
             "unused tables": sum(
-                paths.parse_table(meta.path) not in in_use for meta in self.store.list(paths.table_folder)
+                paths.parse_sst(meta.path) not in in_use for meta in self.store.list(paths.sst_folder)
             ),
             "unused manifests": len(manifests.list()) - len(reached),
             "compactions files": sum(1 for _ in self.store.list(paths.compactions_folder)),

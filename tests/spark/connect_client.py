@@ -1,6 +1,6 @@
 """A program on Spark Connect: a server on the loopback address and its client, which has no SparkContext.
 
-Run as `connect_client.py FOLDER`. It ends with an error, or prints what it saw as one line of JSON.
+Run as `connect_client.py FOLDER`. It fails with an error, or prints its results as one line of JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def main(home: Path) -> dict[str, Any]:
     report = fs.bulk_load(frame, shop, partitions=2)
     seen["loaded"] = None if report is None else report.rows
     frame.where("key < '1010'").write.format("flagstone").mode("append").save(shop)
-    fs.register(spark)  # once more is fine
+    fs.register(spark)  # a second time
     rows = spark.read.format("flagstone").load(shop)
     seen["read"] = rows.count()
     pushing = spark.read.format("flagstone").option("pushdown", "true").load(shop)
@@ -47,8 +47,8 @@ def main(home: Path) -> dict[str, Any]:
     changes = spark.readStream.format("flagstone").option("consumer", "lake").load(str(home / "live"))
     copying = changes.select("key", "value").writeStream.format("flagstone").trigger(availableNow=True)
     copying.option("checkpointLocation", str(home / "state")).start(str(home / "copy")).awaitTermination(120)
-    without_mark = spark.read.format("flagstone").option("start", "0")
-    seen["streamed"] = without_mark.load(str(home / "copy")).count()
+    without_progress_row = spark.read.format("flagstone").option("start", "0")
+    seen["streamed"] = without_progress_row.load(str(home / "copy")).count()
 
     try:
         fs.bulk_load(frame.selectExpr("key", "cast(null as string) as value"), shop)

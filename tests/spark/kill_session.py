@@ -1,9 +1,9 @@
-"""A session with real executors, which are killed while they load, read, compact and stream. Run by `test_kills.py`.
+"""A session with real executors, which are killed during loads, reads, compactions and streams. For `test_kills.py`.
 
     python kill_session.py FOLDER ROUNDS SEED
 
-Every round kills in each kind of job an executor, or all the Python processes that work for one.
-The results of the jobs go to FOLDER/report.json; the test that started this checks the databases.
+Every round kills, in each kind of job, an executor or all its Python processes. The results of the jobs go to
+FOLDER/report.json; the test that started this program checks the databases.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from flagstone.spark.sessions import wrapped_runtime
 
 ROWS: Final = 60_000
 CHANGES: Final = 3_000
-TABLE_BYTES: Final = 200_000
+SST_BYTES: Final = 200_000
 QUIET: Final = Settings(compactor_options=None, garbage_collector_options=None)
 PATIENCE_S: Final = 240
 
 
 @dataclass
 class Kill:
-    """What was killed, and how many tasks were lost with it."""
+    """The killed process, and the number of tasks that failed with it."""
 
     job: str
     victim: str
@@ -48,7 +48,7 @@ class Kill:
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """Every process that `pid` started, directly or not, with its command line."""
+    """All descendants of the process `pid`, with their command lines."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -73,7 +73,7 @@ def descendants(pid: int) -> dict[int, str]:
 
 
 def victims(kind: str) -> list[list[int]]:
-    """Per executor of this session what to kill: itself, or all Python processes that work for it."""
+    """The processes to kill for each executor of this session: the executor, or all its Python processes."""
     executors = [
         pid for pid, line in descendants(os.getpid()).items() if "CoarseGrainedExecutorBackend" in line
     ]
@@ -96,7 +96,7 @@ def failed_tasks(spark: Any) -> int:
 def killing(
     spark: Any, job: str, kind: str, when: Callable[[], bool], chance: random.Random
 ) -> Iterator[list[Kill]]:
-    """Kill a process of that kind as soon as `when` is true: the job is in the middle of its work."""
+    """Kill a process of that kind as soon as `when` is true, in the middle of the job."""
     kills: list[Kill] = []
     over, before = threading.Event(), failed_tasks(spark)
 
@@ -127,12 +127,12 @@ def killing(
             kill.tasks_lost = failed_tasks(spark) - before
 
 
-def tables(folder: Path) -> set[str]:
+def ssts_of(folder: Path) -> set[str]:
     return {path.name for path in (folder / "compacted").glob("*.sst")} if folder.exists() else set()
 
 
 def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows, with time to be killed in between."""
+    """The same batches with pauses, so that a kill hits a running task."""
     for batch in batches:
         time.sleep(0.05)
         yield batch
@@ -148,9 +148,9 @@ def numbered(spark: Any, text: str) -> Any:
 
 def load(spark: Any, folder: Path, kind: str, chance: random.Random) -> tuple[list[Kill], Any]:
     rows = numbered(spark, "loaded")
-    with killing(spark, "load", kind, lambda: bool(tables(folder)), chance) as kills:
+    with killing(spark, "load", kind, lambda: bool(ssts_of(folder)), chance) as kills:
         report = fs.bulk_load(
-            rows.mapInArrow(slowly, rows.schema), folder, presorted=True, max_sst_size=TABLE_BYTES
+            rows.mapInArrow(slowly, rows.schema), folder, presorted=True, max_sst_size=SST_BYTES
         )
     assert report is not None
     return kills, report.rows
@@ -179,15 +179,15 @@ def compact(spark: Any, folder: Path, kind: str, chance: random.Random) -> tuple
         fs.bulk_load(
             numbered(spark, f"turn {turn}").where(f"crc32(key) % 3 = {turn}"), folder, presorted=True
         )
-    before = tables(folder)
-    options = CompactorOptions(worker=CompactionWorkerOptions(max_sst_size=TABLE_BYTES))
-    with killing(spark, "compaction", kind, lambda: bool(tables(folder) - before), chance) as kills:
+    before = ssts_of(folder)
+    options = CompactorOptions(worker=CompactionWorkerOptions(max_sst_size=SST_BYTES))
+    with killing(spark, "compaction", kind, lambda: bool(ssts_of(folder) - before), chance) as kills:
         jobs = fs.compact(spark, folder, full=True, tasks=4, options=options)
     return kills, len(jobs)
 
 
 def stream(spark: Any, folder: Path, kind: str, chance: random.Random) -> tuple[list[Kill], Any]:
-    """A stream of changes, each of which is an operand for a counter of its own, into another database."""
+    """A stream of changes into another database. Each change is an operand for a separate counter."""
     source, target = folder.parent / "source", folder.parent / "target"
     with flagstone.open(source, settings=QUIET) as db:
         for number in range(CHANGES):
@@ -200,7 +200,7 @@ def stream(spark: Any, folder: Path, kind: str, chance: random.Random) -> tuple[
         .load(str(source))
         .selectExpr("key", "X'0100000000000000' as value", "'merge' as op")
     )
-    with killing(spark, "stream", kind, lambda: bool(tables(target)), chance) as kills:
+    with killing(spark, "stream", kind, lambda: bool(ssts_of(target)), chance) as kills:
         query = (
             changes.mapInArrow(slowly, changes.schema)
             .writeStream.format("flagstone")
@@ -208,7 +208,7 @@ def stream(spark: Any, folder: Path, kind: str, chance: random.Random) -> tuple[
             .trigger(availableNow=True)
             .start(str(target))
         )
-        assert query.awaitTermination(PATIENCE_S), "the query goes on and on"
+        assert query.awaitTermination(PATIENCE_S), "the query does not end"
     return kills, query.exception() and str(query.exception())
 
 
@@ -231,24 +231,24 @@ def main(base: Path, rounds: int, seed: int) -> None:
         },
     )
     application = spark.sparkContext.applicationId
-    told: list[dict[str, Any]] = []
+    reports: list[dict[str, Any]] = []
     try:
         for number in range(rounds):
             folder = base / f"round {number}" / "db"
             folder.parent.mkdir()
             answers: dict[str, Any] = {"folder": str(folder.parent), "kills": [], "answers": {}}
             for job, run in JOBS.items():
-                # The first round kills executors: the hardest loss. Later ones either.
+                # The first round kills executors, the hardest case; later rounds choose.
                 kind = "executor" if number == 0 else chance.choice(["executor", "python"])
                 kills, answer = run(spark, folder, kind, chance)
                 answers["kills"] += [asdict(kill) for kill in kills]
                 answers["answers"][job] = answer
                 print(job, answer, kills, flush=True)
-            told.append(answers)
-            (base / "report.json").write_text(json.dumps(told))
+            reports.append(answers)
+            (base / "report.json").write_text(json.dumps(reports))
     finally:
         spark.stop()
-        # Spark's own workers keep the logs of executors where PySpark is installed.
+        # Spark's workers write the logs of executors into the folder of PySpark.
         shutil.rmtree(Path(pyspark.__file__).parent / "work" / application, ignore_errors=True)
 
 

@@ -1,4 +1,4 @@
-"""A query as Spark runs it, in this process: one writer for the tasks, another to commit, batches that are repeated."""
+"""A query as Spark runs it, in this process: one sink for the tasks, another for the commit, and repeated batches."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from flagstone.store.port import ObjectStore
 from kit.spark_loads import Cells, batch_of
 
 QUERY = "orders"
-MARK = b"\0flagstone/stream/orders"
+PROGRESS = b"\0flagstone/stream/orders"
 
 
 def sink_options(folder: Path, **options: str) -> SinkOptions:
-    """As Spark hands them over: its own options among them."""
+    """The options as Spark passes them, with its own options among them."""
     given: Mapping[str, str] = {
         "path": str(folder),
         "query": QUERY,
@@ -30,7 +30,7 @@ def sink_options(folder: Path, **options: str) -> SinkOptions:
 
 
 def on_store(store: ObjectStore) -> SinkOptions:
-    """For a database named `db` on a store that is an object; who left it without a word is not waited for."""
+    """For the database `db` on a store object. A load does not wait for a crashed writer."""
     options, address = sink_options(Path("db")), DatabaseAddress("db", store=store)  # type: ignore[arg-type]
     return replace(options, write=replace(options.write, address=address, hand_over_timeout=timedelta(0)))
 

@@ -26,7 +26,7 @@ import flagstone
 from flagstone import Admin, InvalidRequest
 from flagstone.spark import sessions
 from flagstone.spark.datasource import FlagstoneDataSource
-from flagstone.spark.job_control import find_cause, in_task
+from flagstone.spark.error_translation import find_cause, in_task
 from flagstone.spark.options import parse_read_options, parse_write_options
 from flagstone.spark.stream.options import parse_stream_options
 from flagstone.store.port import AccessRefused
@@ -34,7 +34,7 @@ from kit.databases import QUIET
 from kit.spark_loads import load, pairs, shown
 
 PLAIN = {"key": BinaryType(), "value": BinaryType()}
-SECRET = "do-not-tell"
+SECRET = "do-not-show"
 
 
 def schema_of(columns: dict[str, DataType]) -> StructType:
@@ -46,7 +46,7 @@ def source(folder: Path, **options: str) -> FlagstoneDataSource:
 
 
 @pytest.mark.parametrize(
-    ("columns", "options", "told"),
+    ("columns", "options", "message"),
     [
         ({"key": BinaryType()}, {}, "rows need a column 'value'; there are key"),
         ({}, {}, "rows need a column 'key'; there are none"),
@@ -72,17 +72,17 @@ def source(folder: Path, **options: str) -> FlagstoneDataSource:
         (PLAIN, {"max_sst_size": "lots"}, "option 'max_sst_size' is 'lots': use a whole number from 1"),
         (PLAIN, {"sorted": "yes"}, "option 'sorted' is 'yes': use true or false"),
         (PLAIN, {"duplicates": "first"}, "'last' or 'error', not 'first'"),
-        (PLAIN, {"compression_codec": "gzip"}, "'gzip' is none of Snappy, Zlib, Lz4, Zstd"),
-        (PLAIN, {"sst_block_size": "7"}, "7 is none of 1024"),
+        (PLAIN, {"compression_codec": "gzip"}, "'gzip' is not one of Snappy, Zlib, Lz4, Zstd"),
+        (PLAIN, {"sst_block_size": "7"}, "7 is not one of 1024"),
         (PLAIN, {"store.fsnyc": "false"}, "folders have no option 'fsnyc'; did you mean 'fsync'"),
     ],
 )
 def test_an_invalid_load_is_refused_before_it_claims_the_database(
-    tmp_path: Path, columns: dict[str, DataType], options: dict[str, str], told: str
+    tmp_path: Path, columns: dict[str, DataType], options: dict[str, str], message: str
 ) -> None:
     folder = tmp_path / "db"
 
-    with pytest.raises(InvalidRequest, match=told):
+    with pytest.raises(InvalidRequest, match=message):
         source(folder, **options).writer(schema_of(columns), overwrite=False)
 
     assert not folder.exists()
@@ -97,7 +97,7 @@ def test_a_refused_load_does_not_fence_the_writer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"key_column": "k"}, "reading has no option 'key_column'; did you mean 'key.columns'"),
         ({"colums": "key"}, "did you mean 'columns'"),
@@ -107,13 +107,13 @@ def test_a_refused_load_does_not_fence_the_writer(tmp_path: Path) -> None:
         ({"as_of": "soon"}, "sequence number, or a time"),
     ],
 )
-def test_a_read_with_an_invalid_option_is_refused(options: dict[str, str], told: str) -> None:
-    with pytest.raises(InvalidRequest, match=told):
+def test_a_read_with_an_invalid_option_is_refused(options: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
         parse_read_options({"path": "db", **options})
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({}, "needs the option 'consumer'"),
         ({"consumer": "c", "startign": "latest"}, "did you mean 'starting'"),
@@ -123,8 +123,8 @@ def test_a_read_with_an_invalid_option_is_refused(options: dict[str, str], told:
         ({"consumer": "c", "columns": "key"}, "a stream of changes has no option 'columns'"),
     ],
 )
-def test_a_stream_with_an_invalid_option_is_refused(options: dict[str, str], told: str) -> None:
-    with pytest.raises(InvalidRequest, match=told):
+def test_a_stream_with_an_invalid_option_is_refused(options: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
         parse_stream_options({"path": "db", **options})
 
 
@@ -141,10 +141,10 @@ def test_a_path_without_a_database_is_named_in_the_error(tmp_path: Path, address
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
 
-def test_addresses_that_no_store_has(tmp_path: Path) -> None:
+def test_invalid_addresses_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="there is no store for hdfs://"):
         FlagstoneDataSource({"path": "hdfs://name/db"}).schema()
-    with pytest.raises(InvalidRequest, match="where is the database"):
+    with pytest.raises(InvalidRequest, match="there is no path to a database"):
         FlagstoneDataSource({}).schema()
     (tmp_path / "file").write_bytes(b"text")
     with pytest.raises(InvalidRequest, match="Not a directory"):
@@ -173,7 +173,7 @@ def test_a_batch_read_with_a_consumer_and_a_stream_without_one_are_refused(tmp_p
 
 
 @pytest.mark.parametrize("parse", [parse_read_options, parse_write_options])
-def test_secrets_are_in_no_text_of_options(parse: Any) -> None:
+def test_the_text_of_options_contains_no_secret(parse: Any) -> None:
     secrets = {"store.secret_access_key": SECRET, "store.session_token": SECRET, "store.account_key": SECRET}
     options = parse({"path": "s3://bucket/db", **secrets})
 
@@ -188,7 +188,7 @@ def test_secrets_are_in_no_text_of_options(parse: Any) -> None:
 
 def test_a_task_without_access_names_itself_as_a_task() -> None:
     with (
-        pytest.raises(InvalidRequest, match=r"a task on .+ was not let into the store: 403\. The driver was"),
+        pytest.raises(InvalidRequest, match=r"a task on .+ has no access to the store: 403\. The driver has"),
         in_task(),
     ):
         raise AccessRefused("403")
@@ -200,27 +200,27 @@ def test_of_chained_python_errors_the_last_one_is_reported() -> None:
     text = (
         "Traceback (most recent call last):\nflagstone.store.port.AccessRefused: 403\n\nThe above exception was the "
         "direct cause of the following exception:\n\nTraceback (most recent call last):\n"
-        "flagstone.errors.InvalidRequest: a task on x was not let in\n\n\tat org.apache.spark"
+        "flagstone.errors.InvalidRequest: a task on x has no access\n\n\tat org.apache.spark"
     )
 
-    assert str(find_cause(text)) == "a task on x was not let in"
+    assert str(find_cause(text)) == "a task on x has no access"
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("ModuleNotFoundError: No module named 'flagstone'\n SQLSTATE: 38000", "has no module 'flagstone'"),
         ("ModuleNotFoundError: No module named 'flagstone.spark'\n\n\tat org", "has no module 'flagstone'"),
         ("ModuleNotFoundError: No module named 'obstore'", "PYSPARK_PYTHON"),
     ],
 )
-def test_a_worker_without_the_package_is_named_as_the_cause(text: str, told: str) -> None:
+def test_a_worker_without_the_package_is_named_as_the_cause(text: str, message: str) -> None:
     found = find_cause(
         f"An exception was thrown from the Python worker:\nTraceback (most recent call last):\n{text}"
     )
 
     assert isinstance(found, InvalidRequest)
-    assert told in str(found)
+    assert message in str(found)
     assert find_cause("ModuleNotFoundError: No module named 'flagstones'") is None
     assert find_cause("ModuleNotFoundError: No module named 'mine'") is None
 
@@ -231,7 +231,7 @@ def test_a_setting_that_spark_would_ignore_is_refused() -> None:
 
 
 class Builder:
-    """Takes settings as Spark's builder does; cannot make a session of Spark Connect."""
+    """Accepts settings as Spark's builder does, and fails to create a session of Spark Connect."""
 
     def __init__(self, **options: str) -> None:
         self._options = options

@@ -1,4 +1,4 @@
-"""`--spark` on the command line: the same results, by Spark; and clear words where there is no Spark to be had."""
+"""`--spark` on the command line: the same results on Spark; and an error that says what to install without Spark."""
 
 from __future__ import annotations
 
@@ -61,19 +61,19 @@ def test_without_java_the_error_says_what_is_missing(shop: Path, monkeypatch: py
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
-        (["compact", "--spark-conf", "spark.master=local"], "--spark-conf is for --spark"),
+        (["compact", "--spark-conf", "spark.master=local"], "--spark-conf works only with --spark"),
         (["run-worker", "--spark", "--spark-conf", "spark.master"], "not NAME=VALUE"),
         (["verify", "--spark", "--spark-conf", "master=local"], "not NAME=VALUE"),
     ],
 )
 def test_invalid_spark_settings_are_refused_before_spark_starts(
-    shop: Path, arguments: list[str], told: str
+    shop: Path, arguments: list[str], message: str
 ) -> None:
     done = cli(shop, *arguments)
     assert done.exit_code == 2
-    assert told in done.stderr
+    assert message in done.stderr
 
 
 @on_spark
@@ -92,9 +92,9 @@ def test_compact_and_verify_run_on_spark(
 
     done = cli(shop, "compact", "--full", *by_spark)
     assert done.exit_code == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert len(told["jobs"]) == 1
-    assert told["bytes_written"] > 0
+    summary = json.loads(done.stdout)
+    assert len(summary["jobs"]) == 1
+    assert summary["bytes_written"] > 0
     tree = Admin(shop).manifest().value.tree
     assert (len(tree.l0), len(tree.runs)) == (0, 1)
     assert shown(shop) == before
@@ -135,14 +135,14 @@ def test_a_worker_on_spark_runs_the_jobs_of_the_wheels_coordinator_until_it_gets
         finally:
             worker.send_signal(signal.SIGTERM)
             try:
-                _, told = worker.communicate(timeout=90)
+                _, printed = worker.communicate(timeout=90)
             except subprocess.TimeoutExpired:
                 worker.kill()
                 raise
             finally:
                 wheel.release("db")
-    assert worker.returncode == 0, told
-    assert "Traceback" not in told
-    assert "compacted database=db job=" in told, "the job was Spark's"
-    assert "stopped run-worker" in told
+    assert worker.returncode == 0, printed
+    assert "Traceback" not in printed
+    assert "compacted database=db job=" in printed, "the job was Spark's"
+    assert "stopped run-worker" in printed
     assert wheel.scan(str(tmp_path), "db") == rows

@@ -1,4 +1,4 @@
-"""Compactions merged by Spark's executors give what a local one gives, and the wheel's coordinator commits them."""
+"""A compaction on Spark has the same result as a local one, and the wheel's coordinator commits it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SMALL = CompactorOptions(worker=CompactionWorkerOptions(max_sst_size=20_000))
 
 
 def written(folder: Path) -> dict[bytes, bytes]:
-    """A database of several overlapping L0s with deletions and overwritten rows; what it shows."""
+    """Write a database of several overlapping L0 SSTs with deletions and overwritten rows; returns its rows."""
     chance, model = random.Random(3), dict[bytes, bytes]()
     with flagstone.open(folder, settings=QUIET) as db:
         for turn in range(4):
@@ -49,7 +49,7 @@ def everything(folder: Path) -> list[tuple[Any, ...]]:
 
 
 def jobs_of(spark: Any) -> list[Any]:
-    """What Spark's pages show."""
+    """The jobs that Spark's pages show."""
     found = spark._jsc.sc().statusStore().jobsList(None)
     return [found.apply(at) for at in range(found.size())]
 
@@ -75,8 +75,8 @@ def test_a_full_compaction_equals_the_local_one_row_for_row(
     made = [line for line in caplog.messages if line.startswith("compacted database=spark ")]
     assert f" rows={len(everything(ours))} " in made[0], "a full compaction leaves one version of a key"
     assert "mb_per_s=" in made[0]
-    told = {job.description().get() for job in jobs_of(spark) if job.description().isDefined()}
-    assert {f"flagstone: compact spark, range {number} of 3" for number in (1, 2, 3)} <= told
+    descriptions = {job.description().get() for job in jobs_of(spark) if job.description().isDefined()}
+    assert {f"flagstone: compact spark, range {number} of 3" for number in (1, 2, 3)} <= descriptions
     assert not Admin(ours).verify().findings
 
 
@@ -98,7 +98,7 @@ def test_an_error_of_a_compaction_task_is_raised_to_the_caller(spark: Any, tmp_p
 
 def test_a_stopped_worker_releases_its_job_and_ends_at_once(spark: Any, tmp_path: Path) -> None:
     class Latest:
-        """Is pickled to the tasks with its code. With a pause it takes minutes for the rows of the test."""
+        """Is pickled to the tasks with its code. With a pause, the rows of this test take minutes."""
 
         def __init__(self, pause_s: float) -> None:
             self.pause_s = pause_s
@@ -125,19 +125,19 @@ def test_a_stopped_worker_releases_its_job_and_ends_at_once(spark: Any, tmp_path
         while not spark.sparkContext.statusTracker().getActiveJobsIds():
             assert time.monotonic() < deadline
             time.sleep(0.2)
-        told = time.monotonic()
+        stopped_at = time.monotonic()
         stop.set()
         worker.result(timeout=100)
-        assert time.monotonic() - told < 25, "nobody waited for the tasks"
+        assert time.monotonic() - stopped_at < 25, "the worker did not wait for the tasks"
     finally:
         stop.set()
         left.set()
         coordinating.result(timeout=60)
         pool.close()
     [job] = [job for job in admin.compactions().value.jobs if job.spec.l0_view_ids]
-    assert job.worker is None, "anybody may have it now"
+    assert job.worker is None, "another worker may claim it"
     assert job.context is not None
-    assert len(job.context.subcompactions) == 2, "and goes on with the same ranges"
+    assert len(job.context.subcompactions) == 2, "the next worker continues with the same ranges"
     assert not spark.sparkContext.statusTracker().getActiveJobsIds()
 
 
@@ -166,8 +166,8 @@ def test_spark_runs_a_job_of_the_wheels_coordinator_and_the_wheel_commits_it(
         wheel.release("db")
     manifest = Admin(folder).manifest().value
     assert not manifest.tree.l0
-    assert manifest.compactor_epoch == coordinator, "whoever committed it had the role before we came"
+    assert manifest.compactor_epoch == coordinator, "the wheel's coordinator committed it"
     [line] = [line for line in caplog.messages if line.startswith("compacted database=db ")]
     [run] = manifest.tree.runs
-    assert f" ranges=2 tables={len(run.views)} " in line, "every table of the run was made by Spark"
+    assert f" ranges=2 tables={len(run.views)} " in line, "Spark wrote every SST of the run"
     assert shown(folder) == expected

@@ -1,4 +1,4 @@
-"""Spark Connect: everything but what needs a live handle in the driver's process works through a remote session."""
+"""Spark Connect: everything that needs no open database in the driver's process works through a remote session."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ CLIENT = Path(__file__).with_name("connect_client.py")
     "SPARK_CONNECT" not in os.environ, reason="takes a minute: set SPARK_CONNECT=1, or `make spark-long`"
 )
 def test_load_read_stream_and_compaction_work_through_a_remote_session(tmp_path: Path) -> None:
-    # A process of its own: a process is either a client of Spark Connect or has a Spark of its own.
-    # SPARK_TESTING has the server choose a free port, and the client ask for it.
+    # In a new process: a process is either a client of Spark Connect or has its own Spark.
+    # With SPARK_TESTING the server chooses a free port and the client finds it.
     environment = {
         **os.environ,
         "SPARK_TESTING": "1",

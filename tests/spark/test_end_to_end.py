@@ -1,4 +1,4 @@
-"""The whole way on a real Spark: DataFrame in, one commit, DataFrame out, and the official wheel as a judge."""
+"""End to end on a real Spark: load a DataFrame, read it back, and compare with the official wheel."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROWS = {b"k%06d" % number: b"value of %d" % number for number in range(COUNT)}
 
 @pytest.fixture
 def rows(spark: Any) -> Any:
-    """All rows, in no order at all."""
+    """All rows, in no order."""
     return spark.range(COUNT).selectExpr(
         f"concat('k', lpad(cast((id * 7919) % {COUNT} as string), 6, '0')) as key",
         f"cast(concat('value of ', (id * 7919) % {COUNT}) as binary) as value",
@@ -147,7 +147,7 @@ def test_a_failing_task_fails_the_load_and_nothing_is_visible(spark: Any, tmp_pa
     with pytest.raises(Exception, match="the input broke"):
         broken.mapInArrow(fail, broken.schema).write.format("flagstone").mode("append").save(str(folder))
     assert shown(folder) == {b"before": b"here"}
-    # A task that was stopped when another failed may have uploaded by then; the next flush makes that garbage.
+    # Spark stops the other tasks, which may have uploaded SSTs. After the next flush these are garbage.
     with flagstone.open(folder, settings=QUIET) as db:
         db.put(b"after", b"here")
     Admin(folder).collect_garbage(min_age=timedelta())

@@ -1,4 +1,4 @@
-"""An export shows one moment of a database, in files from which the same database can be loaded again."""
+"""An export writes a consistent state of a database to files, from which an equal database can be loaded."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_an_export_loads_into_an_equal_database(
 
 
 @on_spark
-def test_texts_are_exported_as_texts_and_invalid_utf8_is_refused(spark: Any, tmp_path: Path) -> None:
+def test_utf8_is_exported_as_text_and_invalid_utf8_is_refused(spark: Any, tmp_path: Path) -> None:
     from flagstone.spark import export
 
     with flagstone.open(tmp_path / "shop", settings=QUIET) as db:
@@ -135,13 +135,13 @@ def test_exported_columns_are_read_back_with_their_types(spark: Any, tmp_path: P
         "region string, id long, day date, seal binary, amount double",
     )
     bulk_load(orders, tmp_path / "orders", key_columns=["region", "id"])
-    told = {"key_columns": ["region", "id"], "schema": orders.schema}
-    report = export(spark, tmp_path / "orders", tmp_path / "parquet", **told)
+    mapping = {"key_columns": ["region", "id"], "schema": orders.schema}
+    report = export(spark, tmp_path / "orders", tmp_path / "parquet", **mapping)
     assert (report.rows, report.bytes, report.encodings) == (3, 0, {})
     again = spark.read.parquet(str(tmp_path / "parquet"))
     assert sorted(again.collect(), key=str) == sorted(orders.collect(), key=str)
 
-    text = export(spark, tmp_path / "orders", tmp_path / "csv", format="csv", **told)
+    text = export(spark, tmp_path / "orders", tmp_path / "csv", format="csv", **mapping)
     assert text.encodings == {"seal": "base64"}
     assert {row.seal for row in spark.read.csv(str(tmp_path / "csv"), header=True).collect()} == {
         "AP8=",

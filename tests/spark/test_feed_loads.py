@@ -1,4 +1,4 @@
-"""Feeds of a database with both kinds of loads: a copy made from changes equals the database."""
+"""Change feeds and bulk loads, adopted or with a claim: a copy made from changes equals the database."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ Rows = Mapping[bytes, bytes | None]
 
 
 @pytest.fixture(autouse=True)
-def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flagstone.spark.load.request, "_LOOK_S", 0.01)
+def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flagstone.spark.load.request, "_POLL_S", 0.01)
 
 
 class Copy:
@@ -74,7 +74,7 @@ class World:
     _names = count()
 
     def __init__(self) -> None:
-        # By an address: what a load opens for itself finds it, too.
+        # An address, because a load opens the database itself.
         self.path = f"memory://feed-loads-{next(self._names)}/db"
         self.store, _ = open_store(DatabaseAddress(self.path))
         self.manifests = ManifestStore(self.store, DbPaths("db"))
@@ -90,12 +90,12 @@ class World:
     def feed(self, name: str = "copy") -> ChangeFeed:
         return flagstone.open_feed(self.path, name, merge_operator=Concatenate())
 
-    def load(self, rows: Rows, *, handed_over: bool = False, replaces_all: bool = False) -> int:
-        """A load in one of the two ways; the database is open before and after it."""
-        if not handed_over:
+    def load(self, rows: Rows, *, adopted: bool = False, replaces_all: bool = False) -> int:
+        """A load that the writer adopts, or one that claims the closed database. The database is open afterwards."""
+        if not adopted:
             self.db.close()
         seq = load_into(DatabaseAddress(self.path), rows, replaces_all=replaces_all)
-        if not handed_over:
+        if not adopted:
             self.db = self.open()
         return seq
 
@@ -106,13 +106,13 @@ class World:
 
     def collect(self) -> None:
         Admin(self.path).collect_garbage(min_age=timedelta())
-        # A writer looks more often than manifests are collected where ages are what they should be.
+        # With ordinary ages, a writer polls several times before an old manifest is deleted.
         self.db._engine.manifest.refresh()
 
     @property
-    def tables(self) -> set[Ulid]:
-        found = (DbPaths("db").parse_table(meta.path) for meta in self.store.list("db/compacted"))
-        return {table_id for table_id in found if table_id is not None}
+    def ssts(self) -> set[Ulid]:
+        found = (DbPaths("db").parse_sst(meta.path) for meta in self.store.list("db/compacted"))
+        return {sst_id for sst_id in found if sst_id is not None}
 
 
 def load_into(address: DatabaseAddress, rows: Rows, *, replaces_all: bool = False) -> int:
@@ -136,14 +136,14 @@ def world() -> Iterator[World]:
     made.db.close()
 
 
-@pytest.mark.parametrize("handed_over", [False, True])
-def test_a_feed_gets_the_rows_of_a_load_between_changes(world: World, *, handed_over: bool) -> None:
+@pytest.mark.parametrize("adopted", [False, True])
+def test_a_feed_gets_the_rows_of_a_load_between_changes(world: World, *, adopted: bool) -> None:
     world.db.put(b"a", b"1", await_durable=True)
     world.db.put(b"gone", b"soon", await_durable=True)
     feed = world.feed()
     world.copy.consume(feed)
     world.db.put(b"b", b"before the load", await_durable=True)
-    seq = world.load({b"a": b"2", b"gone": None, b"c": b"3", b"b": b"+."}, handed_over=handed_over)
+    seq = world.load({b"a": b"2", b"gone": None, b"c": b"3", b"b": b"+."}, adopted=adopted)
     world.copy.consume(feed)
     assert world.copy.given[-5:] == [(3, b"b"), (seq, b"a"), (seq, b"b"), (seq, b"c"), (seq, b"gone")]
     world.db.put(b"c", b"after the load", await_durable=True)
@@ -163,7 +163,7 @@ def test_a_feed_of_a_database_that_starts_with_a_load_gets_its_rows(world: World
     feed = world.feed()
     world.copy.consume(feed)
     first = world.load({b"a": b"1"})
-    second = world.load({b"b": b"1"}, handed_over=True)
+    second = world.load({b"b": b"1"}, adopted=True)
 
     world.copy.consume(feed)
 
@@ -174,7 +174,7 @@ def test_an_async_feed_gets_loads(world: World) -> None:
     async def consume() -> list[Change]:
         async with flagstone.aio.open_feed(world.path, "async") as feed:
             await feed.copied()
-            seq = await asyncio.to_thread(world.load, {b"a": b"1"}, handed_over=True)
+            seq = await asyncio.to_thread(world.load, {b"a": b"1"}, adopted=True)
             await asyncio.to_thread(world.db.put, b"b", b"2", await_durable=True)
             changes = []
             async for batch in feed.follow(timeout_s=0):
@@ -189,11 +189,11 @@ def test_an_async_feed_gets_loads(world: World) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("handed_over", [False, True])
-def test_a_load_is_kept_until_a_stopped_feed_has_read_it(world: World, *, handed_over: bool) -> None:
+@pytest.mark.parametrize("adopted", [False, True])
+def test_a_load_is_kept_until_a_stopped_feed_has_read_it(world: World, *, adopted: bool) -> None:
     with world.feed() as feed:
         world.copy.consume(feed)
-    seq = world.load({b"k%d" % number: b"v" for number in range(10)}, handed_over=handed_over)
+    seq = world.load({b"k%d" % number: b"v" for number in range(10)}, adopted=adopted)
     loaded = {view.sst_id for view in world.manifests.require_latest().value.tree.runs[0].views}
     world.db.put(b"after", b"row", await_durable=True)
     world.compact()
@@ -201,42 +201,42 @@ def test_a_load_is_kept_until_a_stopped_feed_has_read_it(world: World, *, handed
     world.collect()
     (held,) = held_loads(world.manifests.require_latest().value)
     assert (held.record.seq, held.checkpoint.expires_s) == (seq, None)
-    assert loaded <= world.tables
+    assert loaded <= world.ssts
 
     with world.feed() as feed:
         world.copy.consume(feed)
 
     assert world.copy.rows == dict(world.db.scan())
     (held,) = held_loads(world.manifests.require_latest().value)
-    assert held.checkpoint.expires_s is not None, "now it ends with its quarter of an hour"
+    assert held.checkpoint.expires_s is not None, "it expires after a quarter of an hour"
     forget_other_checkpoints(world, loaded=False)
     world.collect()
-    assert not loaded & world.tables
+    assert not loaded & world.ssts
 
 
 def forget_other_checkpoints(world: World, *, loaded: bool) -> None:
-    """Time passes: those of compactions and, unless they are kept, of loads expire."""
+    """As if time passed: the checkpoints of compactions expire, and with `loaded=False` those of loads."""
     for entry in Admin(world.path).checkpoints():
         if entry.manifest_id and not (loaded and (entry.name or "").startswith("flagstone.load/")):
             Admin(world.path).delete_checkpoint(entry.id)
 
 
-@pytest.mark.parametrize("handed_over", [False, True])
-def test_an_overwriting_load_raises_in_a_feed(world: World, *, handed_over: bool) -> None:
+@pytest.mark.parametrize("adopted", [False, True])
+def test_an_overwriting_load_raises_in_a_feed(world: World, *, adopted: bool) -> None:
     world.db.put(b"a", b"1", await_durable=True)
     feed = world.feed()
     world.copy.consume(feed)
     before = world.manifests.require_latest().value
-    world.load({b"b": b"2"}, handed_over=handed_over, replaces_all=True)
+    world.load({b"b": b"2"}, adopted=adopted, replaces_all=True)
 
     with pytest.raises(InvalidRequest, match=r"replaced everything .* start over with a copy"):
         world.copy.consume(feed)
     (held,) = held_loads(world.manifests.require_latest().value)
     replaced = world.manifests.load(held.checkpoint.manifest_id)
-    assert replaced.ssts.keys() >= before.ssts.keys(), "for readers of what was there"
+    assert replaced.ssts.keys() >= before.ssts.keys(), "for readers of the replaced rows"
     feed.release()
-    with world.feed() as anew:
-        world.copy.consume(anew)
+    with world.feed() as restarted:
+        world.copy.consume(restarted)
     assert world.copy.rows == {b"b": b"2"}
 
 
@@ -278,7 +278,7 @@ STEPS = st.one_of(
     st.tuples(st.just("write"), ROWS),
     st.tuples(st.just("write"), ROWS),
     st.tuples(st.just("load"), ROWS),
-    st.tuples(st.just("hand over"), ROWS),
+    st.tuples(st.just("load request"), ROWS),
     st.tuples(
         st.sampled_from(["flush", "flush wal", "reopen", "compact", "collect", "consume", "consume one"]),
         st.just({}),
@@ -332,8 +332,8 @@ def perform(world: World, step: str, rows: Rows) -> None:
                     world.db.put(key, value)
         case "load":
             world.load(rows)
-        case "hand over":
-            world.load(rows, handed_over=True)
+        case "load request":
+            world.load(rows, adopted=True)
         case "flush":
             world.db.flush()
         case "flush wal":
@@ -374,7 +374,7 @@ def test_consumers_beside_a_writer_loads_and_a_collector_miss_no_change(world: W
             copies[number].consume(feed, limit=7)
 
     def collect() -> None:
-        # Not manifests: a writer that polls every few milliseconds relies on them for a minute.
+        # Not manifests: the writer may need them for a minute.
         Admin(world.path).collect_garbage(kinds=["wal", "compacted"], min_age=timedelta())
         done.wait(0.01)
 
@@ -383,7 +383,7 @@ def test_consumers_beside_a_writer_loads_and_a_collector_miss_no_change(world: W
     for thread in threads:
         thread.start()
     seqs = [
-        world.load({b"k%d" % key: b"load %d" % turn for key in range(turn % 3, 9)}, handed_over=True)
+        world.load({b"k%d" % key: b"load %d" % turn for key in range(turn % 3, 9)}, adopted=True)
         for turn in range(12)
     ]
     done.set()
@@ -420,9 +420,9 @@ def test_the_wheel_opens_a_database_with_a_kept_load(tmp_path: Path, wheel: Any)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pinned", [True, False])
+@pytest.mark.parametrize("consumed", [True, False])
 def test_the_wheels_collector_keeps_the_rows_of_a_load_for_a_feed(
-    tmp_path: Path, wheel: Any, *, pinned: bool
+    tmp_path: Path, wheel: Any, *, consumed: bool
 ) -> None:
     root, folder = str(tmp_path), tmp_path / "db"
     with flagstone.open(folder, settings=QUIET) as db:
@@ -430,7 +430,7 @@ def test_the_wheels_collector_keeps_the_rows_of_a_load_for_a_feed(
     copy = Copy()
     with flagstone.open_feed(folder, "copy") as feed:
         copy.consume(feed)
-        if not pinned:
+        if not consumed:
             feed.release()
     load_into(DatabaseAddress(str(folder)), {b"b": b"2", b"c": b"3"})
     manifests = ManifestStore(*open_store(DatabaseAddress(str(folder))))
@@ -438,14 +438,14 @@ def test_the_wheels_collector_keeps_the_rows_of_a_load_for_a_feed(
     assert len(loaded) == len(manifests.require_latest().value.ssts)
     wheel.compact_everything(root, "db")
     for entry in Admin(folder).checkpoints():
-        if entry.manifest_id and not (pinned and (entry.name or "").startswith("flagstone.load/")):
+        if entry.manifest_id and not (consumed and (entry.name or "").startswith("flagstone.load/")):
             Admin(folder).delete_checkpoint(entry.id)
     wheel.apply(root, "db", [("put", b"d", b"4"), ("flush",)])
     wheel.run_gc_once(root, "db")
 
     left = {path.name for path in (folder / "compacted").iterdir()}
-    assert loaded <= left if pinned else not loaded & left
-    if pinned:
+    assert loaded <= left if consumed else not loaded & left
+    if consumed:
         with flagstone.open_feed(folder, "copy") as feed:
             copy.consume(feed)
         assert copy.rows == wheel.scan(root, "db")

@@ -1,7 +1,7 @@
 """Executors killed with SIGKILL in the middle of a load, a read, a compaction and a stream change no result.
 
 The session runs in a process of its own (`kill_session.py`), with two executors that are processes. `SPARK_KILLS` is
-the number of rounds, `SPARK_KILLS_SEED` decides who is killed: `make spark-long`.
+the number of rounds, `SPARK_KILLS_SEED` decides which process is killed: `make spark-long`.
 """
 
 from __future__ import annotations
@@ -61,39 +61,38 @@ def rounds(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         )
     print(log.read_text()[-4000:])
     assert done.returncode == 0
-    told: list[dict[str, Any]] = json.loads((base / "report.json").read_text())
-    assert len(told) == ROUNDS
-    return told
+    reports: list[dict[str, Any]] = json.loads((base / "report.json").read_text())
+    assert len(reports) == ROUNDS
+    return reports
 
 
 def assert_no_orphans(folder: Path) -> None:
-    """Nothing is left after garbage collection but what the newest manifest refers to, and all of that is sound."""
-    for checkpoint in Admin(
-        folder
-    ).checkpoints():  # of reads and of what a compaction replaced: they expire later
+    """After garbage collection only the SSTs of the newest manifest are left, and the database is sound."""
+    # Those of reads and of compactions, which expire later.
+    for checkpoint in Admin(folder).checkpoints():
         Admin(folder).delete_checkpoint(checkpoint.id)
-    # An SST newer than all of L0 may be about to be committed, as far as a collector can know (ADR 0017).
+    # Garbage collection keeps an SST newer than all of L0: it may be about to be committed (ADR 0017).
     with flagstone.open(folder, settings=QUIET) as db:
         db.put(b"after", b"here")
     Admin(folder).collect_garbage(min_age=timedelta())
-    # Objects: a process killed in the middle of a put leaves an unfinished file, which the store does not list.
+    # Only finished objects: a process killed during a put leaves a temporary file, which the store does not list.
     held = {path.name for path in (folder / "compacted").glob("*.sst")}
     assert len(held) == len(Admin(folder).manifest().value.ssts), sorted(held)
-    report = Admin(folder).verify()
-    assert not report.findings, report.findings
+    found = Admin(folder).verify()
+    assert not found.findings, found.findings
 
 
 def test_every_kind_of_job_lost_a_process_while_it_ran(rounds: list[dict[str, Any]]) -> None:
-    for told in rounds:
-        assert [kill["job"] for kill in told["kills"]] == ["load", "read", "compaction", "stream"]
-        assert all(kill["tasks_lost"] for kill in told["kills"]), told["kills"]
+    for report in rounds:
+        assert [kill["job"] for kill in report["kills"]] == ["load", "read", "compaction", "stream"]
+        assert all(kill["tasks_lost"] for kill in report["kills"]), report["kills"]
 
 
 def test_after_kills_a_load_and_a_read_show_every_row_once(rounds: list[dict[str, Any]]) -> None:
     checksum = sum(zlib.crc32(key + value) for key, value in LOADED.items())
-    for told in rounds:
-        assert told["answers"]["load"] == ROWS
-        assert told["answers"]["read"] == {"rows": ROWS, "keys": ROWS, "checksum": checksum}
+    for report in rounds:
+        assert report["answers"]["load"] == ROWS
+        assert report["answers"]["read"] == {"rows": ROWS, "keys": ROWS, "checksum": checksum}
 
 
 def test_after_kills_a_compaction_shows_the_newest_rows_and_leaves_no_orphan(
@@ -104,12 +103,12 @@ def test_after_kills_a_compaction_shows_the_newest_rows_and_leaves_no_orphan(
         expected |= dict(
             row(number, f"turn {turn}") for number in range(ROWS) if zlib.crc32(b"k%08d" % number) % 3 == turn
         )
-    for told in rounds:
-        folder = Path(told["folder"]) / "db"
+    for report in rounds:
+        folder = Path(report["folder"]) / "db"
         manifest = Admin(folder).manifest().value
-        # One number for each of three loads: no one was committed twice.
+        # One sequence number for each of three loads: no load was committed twice.
         assert manifest.last_l0_seq == 3
-        assert told["answers"]["compaction"] == 1
+        assert report["answers"]["compaction"] == 1
         assert len(manifest.tree.runs) == 1
         assert shown(folder) == expected
         assert_no_orphans(folder)
@@ -118,9 +117,9 @@ def test_after_kills_a_compaction_shows_the_newest_rows_and_leaves_no_orphan(
 def test_after_kills_a_stream_delivers_every_change_once_and_leaves_no_orphan(
     rounds: list[dict[str, Any]],
 ) -> None:
-    for told in rounds:
-        folder = Path(told["folder"]) / "target"
-        assert told["answers"]["stream"] is None
+    for report in rounds:
+        folder = Path(report["folder"]) / "target"
+        assert report["answers"]["stream"] is None
         counts = {
             key: Counter.decode(value)
             for key, value in shown(folder, merge_operator=Counter()).items()

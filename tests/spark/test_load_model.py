@@ -1,4 +1,4 @@
-"""Loads among everything else that happens to a database, against a dictionary, with the wheel as the last reader."""
+"""Loads, writes, compactions and collections in random order, compared with a dictionary and with the wheel."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STEPS = st.lists(
         st.tuples(st.just("load"), ROWS),
         st.tuples(st.just("load in two"), ROWS),
         st.tuples(st.just("replace"), ROWS),
-        st.tuples(st.just("leave in the log"), ROWS),
+        st.tuples(st.just("leave in the WAL"), ROWS),
         st.tuples(st.sampled_from(["compact", "collect"]), st.just({})),
     ),
     max_size=8,
@@ -48,14 +48,14 @@ def cells(rows: list[tuple[bytes, bytes | None]]) -> dict[str, list[Any]]:
 def perform(folder: Path, step: str, rows: dict[bytes, bytes | None], left_open: list[flagstone.Db]) -> None:
     listed = list(rows.items())
     match step:
-        case "write" | "leave in the log":
+        case "write" | "leave in the WAL":
             db = flagstone.open(folder, settings=QUIET)
             for key, value in listed:
                 db.delete(key) if value is None else db.put(key, value)
             if step == "write":
                 db.close()
             else:
-                db.flush("wal")  # and not closed: the next one that opens it takes it over
+                db.flush("wal")  # not closed: the next writer fences this one
                 left_open.append(db)
         case "load":
             load(folder, [cells(listed)])

@@ -1,4 +1,4 @@
-"""Loads without Spark: what tasks build, and what one commit does to a database in any state."""
+"""Loads without Spark: the SSTs of tasks, and the commit into databases in various states."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ def test_an_empty_load_changes_nothing(folder: Path) -> None:
 def test_a_load_fences_a_slatedb_writer_and_its_unflushed_rows_are_older(folder: Path, wheel: Any) -> None:
     wheel.hold(str(folder.parent), folder.name)
     wheel.held_put(folder.name, b"k00001", b"old")
-    wheel.held_put(folder.name, b"only in the log", b"kept")
+    wheel.held_put(folder.name, b"only in the WAL", b"kept")
 
     report = load(folder, [pairs(ROWS)])
 
     assert report.seq == 3
-    assert shown(folder) == ROWS | {b"only in the log": b"kept"}
+    assert shown(folder) == ROWS | {b"only in the WAL": b"kept"}
     assert wheel.held_put(folder.name, b"k00001", b"too late") != "durable"
     wheel.release(folder.name)
     with flagstone.open(folder, settings=QUIET) as again:
@@ -166,7 +166,7 @@ def test_the_last_of_several_rows_of_a_key_is_loaded_also_across_batches(folder:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("batches", "options", "told"),
+    ("batches", "options", "message"),
     [
         (
             [{"key": [b"a", b"a"], "value": [b"1", b"2"]}],
@@ -187,16 +187,16 @@ def test_the_last_of_several_rows_of_a_key_is_loaded_also_across_batches(folder:
         ([{"key": [b"x" * 65536], "value": [b"1"]}], {}, "a key has 1 to 65535 bytes"),
         ([{"key": [b"a"], "value": [b"1"], "op": ["upsert"]}], {}, "column 'op' has 'upsert'"),
         ([{"key": [b"a"], "value": [b"1"], "ttl_ms": [-1]}], {}, "negative"),
-        ([{"key": [b"a"], "value": [b"1"], "ttl_ms": [2**63 - 1]}], {}, "beyond all time"),
+        ([{"key": [b"a"], "value": [b"1"], "ttl_ms": [2**63 - 1]}], {}, "too large"),
         ([{"key": [b"a"], "value": [b"1"], "op": ["merge"]}] * 2, {}, "one load holds one row per key"),
     ],
 )
 def test_invalid_rows_fail_the_load_and_nothing_is_visible(
-    folder: Path, batches: list[Any], options: dict[str, str], told: str
+    folder: Path, batches: list[Any], options: dict[str, str], message: str
 ) -> None:
     load(folder, [pairs({b"before": b"here"})])
 
-    with pytest.raises(InvalidRequest, match=told):
+    with pytest.raises(InvalidRequest, match=message):
         load(folder, batches, **options)
 
     assert shown(folder) == {b"before": b"here"}
@@ -210,7 +210,7 @@ def test_overlapping_tasks_declared_as_sorted_are_refused(folder: Path) -> None:
 
 
 def shuffled(rows: dict[bytes, bytes], tasks: int, seed: int) -> list[list[dict[str, list[bytes]]]]:
-    """The rows dealt out to tasks in batches, in no order."""
+    """The rows distributed over tasks in batches, in no order."""
     keys = random.Random(seed).sample(sorted(rows), len(rows))
     dealt = [keys[at::tasks] for at in range(tasks)]
     return [
@@ -293,7 +293,7 @@ def test_a_writer_that_opens_during_a_load_wins_and_the_load_leaves_nothing(fold
             commit_load(plan, write_options(folder), made)
 
         assert caught.value.reason == "fenced"
-        assert abort_load(plan, made) == 0  # it cannot know, so garbage collection shall
+        assert abort_load(plan, made) == 0  # the outcome is unknown, so garbage collection decides
         assert db.put(b"still", b"the owner").wait() is None
     assert shown(folder) == {b"mine": b"here", b"still": b"the owner"}
     Admin(folder).collect_garbage(min_age=NOW)
@@ -422,7 +422,7 @@ def test_a_load_into_a_projection_refuses_keys_outside_of_its_writable_range(fol
     Admin(folder).clone("part", range=(b"k01", b"k02"))
     part = folder.parent / "part"
 
-    with pytest.raises(InvalidRequest, match="not all within what this clone was cut out for"):
+    with pytest.raises(InvalidRequest, match="not all in the writable range of this clone"):
         load(part, [pairs({b"k01500": b"mine", b"k02000": b"not mine"})])
     load(part, [pairs({b"k01500": b"mine"})])
 
@@ -474,7 +474,7 @@ def test_a_load_fences_a_live_wheel_with_its_compactor_and_no_row_is_lost(wheel:
         for number, (key, value) in enumerate(mine.items()):
             wheel.held_apply("db", [("put", key, value)])
             if number % 40 == 39:
-                wheel.held_apply("db", [("flush", "memtable")])  # enough for its compactor to have ideas
+                wheel.held_apply("db", [("flush", "memtable")])  # enough SSTs for a compaction
 
         load(folder, [pairs(ROWS)])
 

@@ -28,13 +28,13 @@ KEY = ("key",)
 
 
 class Meter:
-    """Bytes that were fetched from SSTs: of their blocks, and of their indexes and filters."""
+    """Counts the bytes fetched from SSTs: of blocks, and of indexes and filters."""
 
     def __init__(self, folder: Path) -> None:
         manifest = Admin(folder).manifest().value
         self._ends = {
-            ulid_text(table.id): table.info.filter_offset or table.info.index_offset
-            for table in map(manifest.table, manifest.views)
+            ulid_text(sst.id): sst.info.filter_offset or sst.info.index_offset
+            for sst in map(manifest.sst, manifest.views)
         }
         self.reset()
 
@@ -69,7 +69,7 @@ def meter(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Meter:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs that overlap: the rows, and below them older ones of other keys in the same range."""
+    """Two overlapping sorted runs: the rows, and older rows of other keys in the same range."""
     folder = tmp_path_factory.mktemp("pushdown") / "db"
     load(folder, [pairs({key + b"+": b"other" for key in sorted(ROWS)[::3]})])
     load(folder, [pairs(ROWS)], max_sst_size="2000000")
@@ -77,8 +77,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def reader_of(folder: Path, *pushed: ds.Filter, **options: str) -> FlagstoneReader:
-    pinned = hold_checkpoint(parse_read_options({"path": str(folder), **options}))
-    reader = PushingReader(pinned, read_schema(pinned.options.columns))
+    held = hold_checkpoint(parse_read_options({"path": str(folder), **options}))
+    reader = PushingReader(held, read_schema(held.options.columns))
     assert list(reader.pushFilters(list(pushed))) == []
     return reader
 
@@ -139,7 +139,7 @@ def test_filters_on_single_keys_fetch_only_the_blocks_of_present_keys(
     meter.reset()
     assert keys_of(wanted(b"k000017x", b"k010018x", b"k020019x")) == []
     assert meter.rest
-    assert meter.blocks == 0  # filters know
+    assert meter.blocks == 0  # bloom filters exclude them
 
 
 @pytest.mark.slow
@@ -149,8 +149,8 @@ def test_a_read_of_only_keys_or_sequence_numbers_returns_no_values(folder: Path)
     assert {batch.schema.names[0] for batch in found} == {"key"}
     assert sum(batch.num_rows for batch in found) == COUNT + COUNT // 3
     assert sum(batch.nbytes for batch in found) < SIZE * 0.15
-    numbers = list(batches_of(reader_of(folder, columns="seq")))
-    assert sum(batch.nbytes for batch in numbers) == 8 * (COUNT + COUNT // 3)
+    seqs = list(batches_of(reader_of(folder, columns="seq")))
+    assert sum(batch.nbytes for batch in seqs) == 8 * (COUNT + COUNT // 3)
 
 
 def test_keys_of_an_option_are_restricted_to_its_range(folder: Path) -> None:
@@ -173,7 +173,7 @@ def test_filters_are_pushed_down_if_spark_keeps_scans_apart_or_on_request(
     monkeypatch.setattr("flagstone.spark.datasource.SCANS_ARE_APART", apart)
     options = {"path": str(folder)} | ({} if option is None else {"pushdown": option})
     source = FlagstoneDataSource(options)
-    # As Spark's worker for it calls: it alone may be given a reader that takes filters.
+    # Called as from Spark's worker for push-down, the only one that gets a reader with filters.
     worker = compile("reader = source.reader(schema)", "data_source_pushdown_filters.py", "exec")
     scope: dict[str, Any] = {"source": source, "schema": read_schema(("key", "value"))}
     exec(worker, scope)
@@ -189,7 +189,7 @@ def test_filters_are_pushed_down_if_spark_keeps_scans_apart_or_on_request(
 @pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(300)
 def test_two_uses_of_one_frame_do_not_share_filters(spark: Any, folder: Path) -> None:
-    """Spark 4.3 reads for all of them what it planned last, where a source takes filters over."""
+    """Spark 4.3 uses the last planned read for all of them if the source accepts filters."""
     frame = spark.read.format("flagstone").option("columns", "key").load(str(folder))
     few = frame.where("key < cast('k000010' as binary)")
     end = frame.where("key >= cast('k029990' as binary)")

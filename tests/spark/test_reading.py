@@ -1,4 +1,4 @@
-"""Reads as Spark's planner and tasks make them, but in this process: checkpoint, plan, partitions, Arrow batches."""
+"""Reads as Spark plans and runs them, but in this process: checkpoint, plan, partitions, Arrow batches."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         db.put(key, ROWS[key])
     db.flush("wal")
     yield folder
-    # Held until now: a database that is collected is closed, and what was in the WAL only is flushed.
+    # Open until now: closing the database flushes the rows that are only in the WAL.
     db.close()
 
 
 def reader_of(folder: Path, kind: type[FlagstoneReader] = FlagstoneReader, **options: str) -> Any:
-    pinned = hold_checkpoint(parse_read_options({"path": str(folder), **options}))
-    return pickle.loads(pickle.dumps(kind(pinned, read_schema(pinned.options.columns))))
+    held = hold_checkpoint(parse_read_options({"path": str(folder), **options}))
+    return pickle.loads(pickle.dumps(kind(held, read_schema(held.options.columns))))
 
 
 def rows_of(reader: Any) -> list[pa.RecordBatch]:
@@ -80,23 +80,23 @@ def test_every_row_is_read_once_with_any_number_of_partitions(folder: Path) -> N
 
 def test_partitions_have_about_the_same_number_of_bytes(folder: Path) -> None:
     options = parse_read_options({"path": str(folder), "partitions": "4"})
-    pinned = hold_checkpoint(options)
-    with pinned.open() as open_reader:
+    held = hold_checkpoint(options)
+    with held.open() as open_reader:
         anchors = list(fetch_anchors(options, open_reader.manifest(), Wanted()))
     sizes = [
         sum(anchor.size for anchor in anchors if anchor.key in partition.wanted.keys)
-        for partition in FlagstoneReader(pinned, read_schema(("key",))).partitions()
+        for partition in FlagstoneReader(held, read_schema(("key",))).partitions()
     ]
 
     assert max(sizes) < 1.3 * min(sizes)
     assert sum(sizes) == pytest.approx(
-        sum(table.info.filter_offset or table.info.index_offset for table in _tables(folder)), rel=0.02
+        sum(sst.info.filter_offset or sst.info.index_offset for sst in _ssts(folder)), rel=0.02
     )
 
 
-def _tables(folder: Path) -> list[Any]:
+def _ssts(folder: Path) -> list[Any]:
     manifest = Admin(folder).manifest().value
-    return [manifest.table(view) for view in manifest.views]
+    return [manifest.sst(view) for view in manifest.views]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def _tables(folder: Path) -> list[Any]:
         ({"prefix": "nothing"}, lambda key: False),
     ],
 )
-def test_options_choose_a_range(folder: Path, options: dict[str, str], expected: Any) -> None:
+def test_range_options_select_keys(folder: Path, options: dict[str, str], expected: Any) -> None:
     found = {row.as_py() for batch in rows_of(reader_of(folder, **options)) for row in batch["key"]}
 
     assert found == {key for key in ROWS if expected(key)}
@@ -119,7 +119,7 @@ def test_supported_filters_are_applied_exactly_and_others_are_returned_to_spark(
     cases: list[tuple[list[ds.Filter], Any]] = [
         ([ds.EqualTo(key, b"k00017")], lambda k: k == b"k00017"),
         ([ds.EqualTo(key, b"absent")], lambda k: False),
-        ([ds.In(key, [b"k00001", b"k04999", b"nobody", None])], lambda k: k in (b"k00001", b"k04999")),  # type: ignore[arg-type]
+        ([ds.In(key, [b"k00001", b"k04999", b"missing", None])], lambda k: k in (b"k00001", b"k04999")),  # type: ignore[arg-type]
         ([ds.GreaterThan(key, b"k00010"), ds.LessThan(key, b"k00013")], lambda k: b"k00010" < k < b"k00013"),
         (
             [ds.GreaterThanOrEqual(key, b"k00010"), ds.LessThanOrEqual(key, b"k00013")],
@@ -227,7 +227,7 @@ def test_a_checkpoint_and_a_former_state_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"prefx": "a"}, "did you mean 'prefix'"),
         ({"columns": "key,valu"}, "choose from key, value, seq"),
@@ -246,17 +246,17 @@ def test_a_checkpoint_and_a_former_state_are_read(tmp_path: Path) -> None:
         ({"merge_operator": "nowhere:nothing"}, "cannot be imported"),
     ],
 )
-def test_bad_options_are_refused_before_any_task_runs(
-    folder: Path, options: dict[str, str], told: str
+def test_invalid_read_options_are_refused_before_any_task_runs(
+    folder: Path, options: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(InvalidRequest, match=told):
+    with pytest.raises(InvalidRequest, match=message):
         reader_of(folder, **options)
 
 
 def test_a_path_without_a_database_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="no database"):
         reader_of(tmp_path / "nothing")
-    with pytest.raises(InvalidRequest, match="where is the database"):
+    with pytest.raises(InvalidRequest, match="there is no path to a database"):
         parse_read_options({})
 
 

@@ -1,4 +1,4 @@
-"""Spark and a database on S3: executors read and write the bucket themselves, and secrets are never shown."""
+"""Spark and a database on S3: executors read and write the bucket themselves, and no output contains secrets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BATCH = pa.RecordBatch.from_pydict({"key": [b"a", b"b"], "value": [b"1", b"2"]})
 
 
 def texts(server: S3Server) -> dict[str, str]:
-    """The store's options as Spark has them."""
+    """The options of the store as strings, as Spark has them."""
     return {
         name: str(value).lower() if isinstance(value, bool) else value
         for name, value in server.options().items()
@@ -49,7 +49,7 @@ def url(seaweedfs: S3Server) -> str:
 def environment(seaweedfs: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in texts(seaweedfs).items():
         monkeypatch.setenv(f"AWS_{name.upper()}", value)
-    # Where S3 clients ask for credentials if there are none: this server answers that it has none.
+    # S3 clients without credentials request them here; this server has none.
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", seaweedfs.endpoint)
 
 
@@ -92,12 +92,12 @@ def test_an_executor_without_credentials_is_named_in_the_error(
         else:
             elsewhere.delenv("AWS_SECRET_ACCESS_KEY")
             elsewhere.delenv("AWS_ACCESS_KEY_ID")
-        told = r"a task on .+ was not let into the store: .+ The driver was: give the executors"
-        with pytest.raises(InvalidRequest, match=told) as caught:
+        message = r"a task on .+ has no access to the store: .+ The driver has: give the executors"
+        with pytest.raises(InvalidRequest, match=message) as caught:
             writer.write(iter([BATCH]))
-        with pytest.raises(InvalidRequest, match=told):
+        with pytest.raises(InvalidRequest, match=message):
             list(reader.read(part))
-        # The driver itself: before any task runs.
+        # The driver checks its access before any task runs.
         with pytest.raises(AccessRefused, match="credentials"):
             FlagstoneDataSource({"path": url}).schema()
         with pytest.raises(AccessRefused, match="credentials"):
@@ -150,15 +150,15 @@ def test_load_read_stream_and_compaction_work_on_a_bucket(
     plan = spark.sql(
         f"explain create or replace temporary view v using flagstone options (path '{url}', {view})"
     )
-    told = [
+    outputs = [
         plan.collect()[0].plan,
         shown.getvalue(),
         repr(back),
         str(query.lastProgress),
         *_failures(spark, url, options),
     ]
-    assert all("flagstone" in each for each in told[-3:])
-    assert not [each for each in told if SECRET in each]
+    assert all("flagstone" in each for each in outputs[-3:])
+    assert not [each for each in outputs if SECRET in each]
     assert not [path for path in _files(tmp_path) if SECRET.encode() in path.read_bytes()]
 
 

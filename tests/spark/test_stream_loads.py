@@ -1,4 +1,4 @@
-"""Change streams that meet bulk loads: offsets and rows as Spark asks for them, and one real query."""
+"""Change streams of databases with bulk loads: offsets and rows as Spark requests them, and one real query."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flagstone.spark.stream.options import parse_stream_options
 from flagstone.spark.stream.source import BEGIN, ChangeStreamReader, LoadPartition
 from kit.databases import QUIET
 from kit.spark_loads import load, pairs, shown
-from spark.test_stream import Clock, applied, follow, rows_between
+from spark.test_stream_source import Clock, applied, follow, rows_between
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ NOW = timedelta()
 
 
 class Present(Clock):
-    """Its time of day is that of the loads, whose rows would have expired long ago otherwise."""
+    """Its time of day is the real one, as for the loads: with another one their records would have expired."""
 
     def now_ms(self) -> int:
         return SYSTEM_CLOCK.now_ms()
@@ -48,7 +48,7 @@ def write(folder: Path, *keys: bytes) -> None:
             db.put(key, b"written", await_durable=True)
 
 
-def test_a_load_is_a_micro_batch_of_its_own_with_a_task_per_table(folder: Path) -> None:
+def test_a_load_is_a_separate_micro_batch_with_a_task_per_sst(folder: Path) -> None:
     write(folder, b"a")
     reader = stream_of(folder)
     _, at = follow(reader)
@@ -73,7 +73,7 @@ def test_a_load_is_a_micro_batch_of_its_own_with_a_task_per_table(folder: Path) 
     assert reader.latestOffset(after, ReadAllAvailable()) == after
 
 
-def test_a_load_at_the_end_of_the_log_does_not_wait_for_the_next_file(folder: Path) -> None:
+def test_a_load_after_the_last_wal_file_is_delivered_at_once(folder: Path) -> None:
     write(folder, b"a")
     reader = stream_of(folder)
     _, at = follow(reader)
@@ -86,7 +86,9 @@ def test_a_load_at_the_end_of_the_log_does_not_wait_for_the_next_file(folder: Pa
     assert [row["key"] for row in rows] == [b"two", b"three"]
 
 
-def test_a_load_is_kept_until_its_batch_is_done_and_reads_the_same_when_repeated(folder: Path) -> None:
+def test_a_load_is_kept_until_its_batch_is_committed_and_a_repeated_batch_has_the_same_rows(
+    folder: Path,
+) -> None:
     write(folder, b"a")
     reader = stream_of(folder)
     _, at = follow(reader)
@@ -109,11 +111,11 @@ def test_a_load_is_kept_until_its_batch_is_done_and_reads_the_same_when_repeated
     rows, _ = follow(again, end)
     assert [row["key"] for row in rows] == [b"b"]
     again.stop()
-    (mark,) = [entry for entry in Admin(folder).checkpoints() if entry.manifest_id]
-    assert mark.expires_s is not None
+    (record,) = [entry for entry in Admin(folder).checkpoints() if entry.manifest_id]
+    assert record.expires_s is not None
 
 
-def test_a_query_that_shall_end_ends_with_the_loads_there_were_when_it_began(folder: Path) -> None:
+def test_an_available_now_query_delivers_only_the_loads_before_its_start(folder: Path) -> None:
     write(folder, b"a")
     reader = stream_of(folder)
     _, at = follow(reader)
@@ -130,7 +132,9 @@ def test_a_query_that_shall_end_ends_with_the_loads_there_were_when_it_began(fol
 
 
 @pytest.mark.parametrize("starting", ["earliest", "1", "latest"])
-def test_a_stream_without_a_copy_begins_with_the_loads_behind_its_place(folder: Path, starting: str) -> None:
+def test_a_stream_without_a_copy_begins_with_the_loads_after_its_start_position(
+    folder: Path, starting: str
+) -> None:
     load(folder, [pairs({b"first": b"x"})])
     reader = stream_of(folder, starting=starting)
     begin = reader.latestOffset(dict(BEGIN), ReadAllAvailable())
@@ -157,7 +161,9 @@ def test_an_overwriting_load_ends_the_stream_unless_gaps_are_allowed(folder: Pat
 
 
 @pytest.mark.parametrize("options", [{}, {"max_bytes_per_trigger": "1"}, {"partitions": "3"}])
-def test_a_model_follows_writes_and_loads_through_restarts(folder: Path, options: dict[str, str]) -> None:
+def test_a_copy_made_from_changes_and_loads_equals_the_database_through_restarts(
+    folder: Path, options: dict[str, str]
+) -> None:
     chance, model, at = random.Random(7), dict[bytes, bytes](), None
     write(folder, b"0")
     reader = stream_of(folder, **options)
@@ -187,7 +193,7 @@ def test_a_model_follows_writes_and_loads_through_restarts(folder: Path, options
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(300)
-def test_a_query_gets_loads_at_their_place_and_once(spark: Any, tmp_path: Path) -> None:
+def test_a_query_delivers_each_load_once_in_commit_order(spark: Any, tmp_path: Path) -> None:
     folder, state, out = tmp_path / "db", tmp_path / "state", tmp_path / "out"
 
     def run() -> None:

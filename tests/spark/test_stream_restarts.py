@@ -1,8 +1,8 @@
 """A stream of changes into another database, stopped and broken at random points: every change arrives exactly once.
 
-Each change is one operand for a counter of its own, so that one that is missing and one that came twice both show. The
-source is written to all the while. `STREAM_RESTARTS` is how often a query is started again, `STREAM_SEED` which faults
-it meets: `make spark-long`.
+Each change is an operand for a separate counter, so the counters show missing and repeated changes. A thread writes to
+the source meanwhile. `STREAM_RESTARTS` is the number of restarts, and `STREAM_SEED` selects the faults: `make
+spark-long`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Broken(Exception):
-    """What the sink fails with on purpose."""
+    """The error of an injected fault."""
 
 
 def fault_file(folder: str | Path) -> Path:
@@ -60,7 +60,7 @@ def fault_file(folder: str | Path) -> Path:
 
 
 def meet_fault(folder: str, point: str) -> None:
-    """Fail, or end this process, if that is what the test wants to happen at this point. Happens once."""
+    """Raise, or kill this process, if the fault file names this point. Happens once."""
     wanted = fault_file(folder)
     try:
         fault = json.loads(wanted.read_text())
@@ -75,7 +75,7 @@ def meet_fault(folder: str, point: str) -> None:
 
 
 class FailingWriter(DataSourceStreamArrowWriter):
-    """The sink, with faults around everything it does."""
+    """The sink with faults before and after each of its steps."""
 
     def __init__(self, sink: StreamSink, folder: str) -> None:
         self._sink = sink
@@ -122,7 +122,7 @@ SINK_POINTS = [
 
 
 class Source:
-    """A database that is written to by a thread, and what was written: one name per change."""
+    """A database to which a thread writes, and the written changes: one name per change."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder = folder
@@ -157,7 +157,7 @@ class Source:
             self._db.close()
 
     def stream(self, spark: Any, files: int = 8) -> Any:
-        """The changes; as long as they are read, more of them come: about as many as are read before it fails."""
+        """The stream of changes. Each call lets the thread write as many files as a query reads until it fails."""
         self._wanted.release(FILES_PER_RUN)
         changes = (
             spark.readStream.format("flagstone")
@@ -172,9 +172,9 @@ class Source:
 
 
 def end(query: Any) -> Exception | None:
-    """Wait until the query is over, and say why."""
+    """Wait until the query has ended; returns its error, if any."""
     try:
-        assert query.awaitTermination(PATIENCE_S), "the query goes on and on"
+        assert query.awaitTermination(PATIENCE_S), "the query does not end"
     except Exception as error:  # noqa: BLE001 - Spark's, judged by the caller
         return error
     return None
@@ -212,9 +212,9 @@ def assert_no_orphans(target: Path) -> None:
 def restart_at_random(
     begin: Callable[..., Any], folder: Path, points: list[str], chance: random.Random, *, kills: bool
 ) -> list[str]:
-    """Start a query again and again, and let it fail or stop it; returns what happened to it."""
+    """Start a query repeatedly, and let it fail or stop it each time; returns the points of the stops."""
     history: list[str] = []
-    # Every point at least once, in random order, and stopping at any moment among them.
+    # Every point at least once, in random order, and stops at random times among them.
     wanted = chance.sample(points, len(points))
     wanted += [chance.choice([*points, "stopped"]) for _ in range(RESTARTS - len(points))]
     for point in chance.sample(wanted[:RESTARTS], min(RESTARTS, len(wanted))):
@@ -228,23 +228,23 @@ def restart_at_random(
                 assert error is not None, f"nothing failed {point}"
                 if not fault_file(folder).exists():
                     break
-                print(f"failed, but not {point}: {error}")  # Spark on a busy machine; one restart more
+                print(f"failed, but not {point}: {error}")  # Spark fails on a busy machine; start once more
             assert not fault_file(folder).exists(), f"never failed {point}"
         history.append(point)
     return history
 
 
 def finish(begin: Callable[..., Any]) -> None:
-    """Let the query read all there is."""
+    """Let the query read everything that is left."""
     for _ in range(ATTEMPTS):
         error = end(begin(availableNow=True))
         if error is None:
             return
         print(f"once more: {error}")
-    pytest.fail("the query never came to its end")
+    pytest.fail("the query failed in every attempt")
 
 
-def test_the_sink_takes_every_change_once_however_often_it_is_restarted(spark: Any, tmp_path: Path) -> None:
+def test_the_sink_writes_every_change_once_through_restarts(spark: Any, tmp_path: Path) -> None:
     spark.dataSource.register(FailingSource)
     chance, target = random.Random(SEED), tmp_path / "target"
     source = Source(tmp_path / "source", SEED)
@@ -263,15 +263,13 @@ def test_the_sink_takes_every_change_once_however_often_it_is_restarted(spark: A
     assert_no_orphans(target)
 
 
-def test_an_open_database_takes_every_change_once_however_often_it_is_restarted(
-    spark: Any, tmp_path: Path
-) -> None:
+def test_foreach_batch_writes_every_change_once_through_restarts(spark: Any, tmp_path: Path) -> None:
     chance, target = random.Random(SEED + 1), tmp_path / "target"
     source = Source(tmp_path / "source", SEED + 1)
     opened: list[Any] = []
 
     def begin(**trigger: Any) -> Any:
-        # The one before is not closed: what it had not acknowledged is lost, like in a crash.
+        # The database of the run before is not closed: rows without acknowledgement are lost, as in a crash.
         opened.append(flagstone.open(target, settings=QUIET, merge_operator=Counter()))
         write = foreach_batch(opened[-1], "model")
 

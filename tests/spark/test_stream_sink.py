@@ -1,4 +1,4 @@
-"""Streams into a database: every micro-batch once, whatever happens to it; first without Spark, then on a real one."""
+"""Streams into a database: every micro-batch exactly once through faults and repeats; without Spark, then on Spark."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from flagstone.runtime.ids import SYSTEM_IDS
 from flagstone.spark import foreach_batch
 from flagstone.spark.datasource import FlagstoneDataSource
 from flagstone.spark.load.commit import commit_load
-from flagstone.spark.load.layout import order_ssts, plan_layers, plan_ordered_layers
+from flagstone.spark.load.overlaps import order_ssts, plan_layers, plan_ordered_layers
 from flagstone.spark.load.plan import MadeSst
 from flagstone.spark.row_mapping import arrow_schema
 from flagstone.spark.stream.sink import StreamSink
-from flagstone.spark.stream.stream_progress import Mark, is_written, mark_key
+from flagstone.spark.stream.stream_progress import StreamProgress, is_written, progress_key
 from flagstone.store.memory import MemoryStore
 from flagstone.testing.faults import Crashed, Effect, Fault, FaultyStore
 from kit.databases import QUIET
 from kit.faults import struck_calls
 from kit.spark_loads import pairs, shown
-from spark.stream_rig import MARK, commit, on_store, run_batch, run_tasks, sink_options
+from spark.stream_rig import PROGRESS, commit, on_store, run_batch, run_tasks, sink_options
 
 NOW = timedelta()
 
@@ -48,7 +48,7 @@ def merges(*keys: bytes) -> dict[str, list[Any]]:
 
 
 def rows_of(folder: Path, **options: Any) -> dict[bytes, bytes]:
-    """What people read: everything but the marks."""
+    """All rows but the progress rows."""
     return {key: value for key, value in shown(folder, **options).items() if not key.startswith(b"\0")}
 
 
@@ -66,14 +66,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "db"
 
 
-def test_rows_and_mark_become_visible_with_one_version_and_one_number(folder: Path) -> None:
+def test_rows_and_progress_row_become_visible_with_one_manifest_and_sequence_number(folder: Path) -> None:
     options = sink_options(folder)
     run_batch(options, 0, [pairs({b"a": b"1", b"c": b"1"})], [pairs({b"b": b"1", b"d": b"1"})])
     before = Admin(folder).manifest()
 
     messages = run_tasks(options, [pairs({b"a": b"2"})], [])
     claimed = Admin(folder).manifest()
-    assert shown(folder)[MARK] == b"0"
+    assert shown(folder)[PROGRESS] == b"0"
     commit(options, 1, messages)
 
     after = Admin(folder).manifest()
@@ -81,15 +81,15 @@ def test_rows_and_mark_become_visible_with_one_version_and_one_number(folder: Pa
     assert after.value.last_l0_seq == before.value.last_l0_seq + 1 == 2
     assert rows_of(folder) == {b"a": b"2", b"b": b"1", b"c": b"1", b"d": b"1"}
     with flagstone.open_reader(folder, mode="latest") as reader:
-        mark, row = reader.get_row(MARK), reader.get_row(b"a")
-        assert mark is not None
+        progress, row = reader.get_row(PROGRESS), reader.get_row(b"a")
+        assert progress is not None
         assert row is not None
-        assert (mark.value, mark.seq) == (b"1", row.seq)
+        assert (progress.value, progress.seq) == (b"1", row.seq)
     assert_sound(folder)
 
 
 @pytest.mark.slow
-def test_a_batch_that_comes_again_is_left_out_and_its_tables_go(folder: Path) -> None:
+def test_a_repeated_batch_is_skipped_and_its_ssts_are_deleted(folder: Path) -> None:
     options = sink_options(folder)
     run_batch(options, 0, [merges(b"a", b"b")])
     run_batch(options, 1, [merges(b"a")])
@@ -104,7 +104,7 @@ def test_a_batch_that_comes_again_is_left_out_and_its_tables_go(folder: Path) ->
     assert rows_of(folder, merge_operator=Concatenate()) == {b"a": b"xx", b"b": b"xx"}
 
 
-def test_a_commit_that_is_repeated_deletes_nothing_of_what_it_committed(folder: Path) -> None:
+def test_a_repeated_commit_deletes_no_committed_sst(folder: Path) -> None:
     options = sink_options(folder)
     run_batch(options, 0, [pairs({b"a": b"1"})])
     messages = run_tasks(options, [pairs({b"a": b"2"})])
@@ -116,11 +116,11 @@ def test_a_commit_that_is_repeated_deletes_nothing_of_what_it_committed(folder: 
 
     assert rows_of(folder) == {b"a": b"2"}
     assert_sound(folder)
-    # Tables that a compaction has replaced are still there for who reads a former version.
+    # The SSTs that the compaction replaced are kept for readers of older manifests.
     assert ssts_of(folder) > len(Admin(folder).manifest().value.ssts)
 
 
-def test_an_aborted_batch_leaves_nothing_and_can_be_repeated(folder: Path) -> None:
+def test_an_aborted_batch_leaves_no_sst_and_can_be_repeated(folder: Path) -> None:
     options = sink_options(folder)
     run_batch(options, 0, [merges(b"a")])
     held = ssts_of(folder)
@@ -136,7 +136,7 @@ def test_an_aborted_batch_leaves_nothing_and_can_be_repeated(folder: Path) -> No
     assert rows_of(folder, merge_operator=Concatenate()) == {b"a": b"xx", b"b": b"x"}
 
 
-def test_a_run_that_was_replaced_cannot_commit(folder: Path) -> None:
+def test_a_replaced_run_of_a_query_cannot_commit(folder: Path) -> None:
     options = sink_options(folder)
     stale = run_tasks(options, [merges(b"a")])
     fresh = run_tasks(options, [merges(b"a")])
@@ -144,24 +144,24 @@ def test_a_run_that_was_replaced_cannot_commit(folder: Path) -> None:
     with pytest.raises(Closed, match="opened while it was being loaded"):
         commit(options, 0, stale)
     commit(options, 0, fresh)
-    commit(options, 0, stale)  # the mark says that it is there
+    commit(options, 0, stale)  # the progress row shows that it was written
 
     assert rows_of(folder, merge_operator=Concatenate()) == {b"a": b"x"}
 
 
 def open_live(folder: Path) -> flagstone.Db:
-    """A writer that has said that it takes loads in."""
+    """Open a writer and wait for its notice that it adopts loads."""
     quick = replace(QUIET, manifest_poll_interval=timedelta(seconds=0.05))
     db = flagstone.open(folder, settings=quick, merge_operator=Concatenate())
     until = time.monotonic() + 30
     while not (folder / "flagstone" / "writer").exists():
-        assert time.monotonic() < until, "it never said so"
+        assert time.monotonic() < until, "the writer wrote no notice"
         time.sleep(0.01)
     return db
 
 
 @pytest.mark.slow
-def test_a_writer_that_is_open_takes_the_batches_in_and_goes_on(folder: Path) -> None:
+def test_an_open_writer_adopts_the_batches_and_continues(folder: Path) -> None:
     options = sink_options(folder)
     with open_live(folder) as db:
         for batch_id in (0, 1, 1, 0):
@@ -170,7 +170,7 @@ def test_a_writer_that_is_open_takes_the_batches_in_and_goes_on(folder: Path) ->
         run_batch(options, 2, [])
         stale = run_tasks(options, [merges(b"a")])
         fresh = run_tasks(options, [merges(b"a")])
-        with pytest.raises(Closed, match="called off"):
+        with pytest.raises(Closed, match="was cancelled"):
             commit(options, 3, stale)
         commit(options, 3, fresh)
         commit(options, 3, stale)
@@ -183,7 +183,7 @@ def test_a_writer_that_is_open_takes_the_batches_in_and_goes_on(folder: Path) ->
 
 
 @pytest.mark.slow
-def test_what_a_former_run_meant_for_a_writer_that_is_gone_never_comes(folder: Path) -> None:
+def test_a_request_of_an_earlier_run_to_a_closed_writer_is_never_adopted(folder: Path) -> None:
     options = sink_options(folder)
     with open_live(folder):
         [stale] = run_tasks(options, [merges(b"a")])
@@ -191,7 +191,7 @@ def test_what_a_former_run_meant_for_a_writer_that_is_gone_never_comes(folder: P
 
     fresh = run_tasks(options, [merges(b"a")])
 
-    with pytest.raises(Closed, match="called off"):
+    with pytest.raises(Closed, match="was cancelled"):
         commit_load(stale.plan, options.write, stale.made)
     commit(options, 0, fresh)
     commit_load(other.plan, replace(options.write, hand_over_timeout=NOW), other.made)
@@ -207,13 +207,13 @@ def test_batches_without_rows_change_nothing(folder: Path) -> None:
     commit(options, 2, [])
 
     assert Admin(folder).manifest().value.last_l0_seq == before
-    assert shown(folder) == {MARK: b"0", b"a": b"1"}
+    assert shown(folder) == {PROGRESS: b"0", b"a": b"1"}
 
 
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [{b"a": b"1"}, {}], ids=["rows", "nothing"])
-def test_a_batch_costs_the_same_however_many_came_before(rows: dict[bytes, bytes]) -> None:
+def test_the_cost_of_a_batch_does_not_grow_with_earlier_batches(rows: dict[bytes, bytes]) -> None:
     store = FaultyStore(MemoryStore())
     calls = []
     for batch_id in range(45):
@@ -226,7 +226,7 @@ def test_a_batch_costs_the_same_however_many_came_before(rows: dict[bytes, bytes
 
 
 @pytest.mark.slow
-def test_queries_have_marks_of_their_own_and_may_take_turns(folder: Path) -> None:
+def test_queries_have_separate_progress_rows_and_may_alternate(folder: Path) -> None:
     one, two = sink_options(folder), sink_options(folder, query="other", mark_prefix="hex:ff2f")
     for turn in range(3):
         run_batch(one, turn, [merges(b"one")])
@@ -234,10 +234,10 @@ def test_queries_have_marks_of_their_own_and_may_take_turns(folder: Path) -> Non
         run_batch(one, turn, [merges(b"one")])
 
     found = shown(folder, merge_operator=Concatenate())
-    assert found == {MARK: b"2", b"\xff/other": b"2", b"one": b"xxx", b"two": b"xxx"}
+    assert found == {PROGRESS: b"2", b"\xff/other": b"2", b"one": b"xxx", b"two": b"xxx"}
 
 
-def test_a_query_that_goes_on_through_an_open_database_finds_its_mark(folder: Path) -> None:
+def test_foreach_batch_and_the_sink_share_the_progress_row_of_a_query(folder: Path) -> None:
     frame = sink_frame((b"a", "x", "merge"))
     options = sink_options(folder)
     run_batch(options, 0, [merges(b"a")])
@@ -252,12 +252,12 @@ def test_a_query_that_goes_on_through_an_open_database_finds_its_mark(folder: Pa
     assert rows_of(folder, merge_operator=Concatenate()) == {b"a": b"xxx"}
 
 
-def test_another_query_of_the_same_name_is_refused_and_not_taken_for_written(folder: Path) -> None:
+def test_another_query_with_the_same_name_is_refused(folder: Path) -> None:
     options = sink_options(folder)
     for batch_id in range(2):
         messages = run_tasks(options, [merges(b"a")])
         commit(options, batch_id, [replace(message, query_id="first") for message in messages])
-    assert shown(folder, merge_operator=Concatenate())[MARK] == b"1 first"
+    assert shown(folder, merge_operator=Concatenate())[PROGRESS] == b"1 first"
 
     messages = [replace(message, query_id="second") for message in run_tasks(options, [merges(b"a")])]
     with pytest.raises(InvalidRequest, match="batch 1 of another query under the same name"):
@@ -266,7 +266,7 @@ def test_another_query_of_the_same_name_is_refused_and_not_taken_for_written(fol
     assert rows_of(folder, merge_operator=Concatenate()) == {b"a": b"xx"}
 
 
-def test_a_query_without_a_name_has_that_of_spark_or_is_refused(folder: Path) -> None:
+def test_a_query_without_a_name_uses_the_id_of_spark_or_is_refused(folder: Path) -> None:
     options = replace(sink_options(folder), query=None)
     with pytest.raises(InvalidRequest, match="name it with the option 'query'"):
         run_tasks(options, [pairs({b"a": b"1"})])
@@ -277,13 +277,15 @@ def test_a_query_without_a_name_has_that_of_spark_or_is_refused(folder: Path) ->
     assert shown(folder) == {b"a": b"1", b"\0flagstone/stream/7f3c": b"0 7f3c"}
 
 
-def test_a_row_with_the_key_of_the_mark_does_not_replace_it(folder: Path) -> None:
-    run_batch(sink_options(folder), 7, [pairs({MARK: b"99", b"a": b"1"})], [pairs({b"\0": b"0", b"b": b"1"})])
+def test_a_row_with_the_key_of_the_progress_row_does_not_replace_it(folder: Path) -> None:
+    run_batch(
+        sink_options(folder), 7, [pairs({PROGRESS: b"99", b"a": b"1"})], [pairs({b"\0": b"0", b"b": b"1"})]
+    )
 
-    assert shown(folder) == {b"\0": b"0", MARK: b"7", b"a": b"1", b"b": b"1"}
+    assert shown(folder) == {b"\0": b"0", PROGRESS: b"7", b"a": b"1", b"b": b"1"}
 
 
-def test_the_last_row_of_a_key_counts_in_the_order_of_tasks_and_rows(folder: Path) -> None:
+def test_the_last_row_of_a_key_in_the_order_of_tasks_and_rows_is_kept(folder: Path) -> None:
     tasks = [
         [{"key": [b"k", b"z", b"k"], "value": [b"1", b"1", b"2"]}, {"key": [b"a"], "value": [b"1"]}],
         [{"key": [b"m", b"z", b"a"], "value": [b"3", b"3", b"3"]}],
@@ -301,7 +303,7 @@ def made_of(first: int, width: int) -> MadeSst:
 
 
 @given(st.lists(st.builds(made_of, st.integers(0, 60), st.integers(0, 20)), max_size=12))
-def test_layers_hold_every_table_once_and_later_ones_come_first(made: list[MadeSst]) -> None:
+def test_layers_hold_every_sst_once_and_later_ssts_come_first(made: list[MadeSst]) -> None:
     fewest, ordered = plan_layers(made), plan_ordered_layers(made)
 
     assert len(ordered) >= len(fewest)
@@ -310,17 +312,17 @@ def test_layers_hold_every_table_once_and_later_ones_come_first(made: list[MadeS
             each.sst.id for each in made
         )
         for layer in layers:
-            order_ssts([each.sst for each in layer])  # refuses what overlaps
+            order_ssts([each.sst for each in layer])  # raises for overlaps
             keys = [each.sst.info.first_entry for each in layer]
             assert keys == sorted(keys)
-    number = {each.sst.id: at for at, layer in enumerate(ordered) for each in layer}
+    position = {each.sst.id: at for at, layer in enumerate(ordered) for each in layer}
     for earlier, later in combinations(made, 2):
         one, two = earlier.sst.info, later.sst.info
         if one.first_entry <= two.last_entry and two.first_entry <= one.last_entry:
-            assert number[later.sst.id] < number[earlier.sst.id]
+            assert position[later.sst.id] < position[earlier.sst.id]
 
 
-def test_rows_said_to_be_sorted_are_checked_and_the_mark_may_lie_among_them(folder: Path) -> None:
+def test_rows_declared_as_sorted_are_checked_and_may_surround_the_progress_row(folder: Path) -> None:
     options = sink_options(folder, sorted="true")
     run_batch(options, 0, [pairs({b"\0": b"before", b"a": b"after"})], [pairs({b"b": b"1"})])
     with pytest.raises(InvalidRequest, match="overlapping keys"):
@@ -328,10 +330,10 @@ def test_rows_said_to_be_sorted_are_checked_and_the_mark_may_lie_among_them(fold
     with pytest.raises(InvalidRequest, match="not sorted by key"):
         run_batch(options, 1, [{"key": [b"b", b"a"], "value": [b"1", b"2"]}])
 
-    assert shown(folder) == {b"\0": b"before", MARK: b"0", b"a": b"after", b"b": b"1"}
+    assert shown(folder) == {b"\0": b"before", PROGRESS: b"0", b"a": b"after", b"b": b"1"}
 
 
-def test_deletes_times_and_compression_are_those_of_a_load(folder: Path) -> None:
+def test_deletes_times_and_compression_work_as_in_a_load(folder: Path) -> None:
     with flagstone.open(folder, settings=QUIET) as db:
         db.put(b"gone", b"old")
         db.put(b"kept", b"old")
@@ -350,10 +352,10 @@ def test_deletes_times_and_compression_are_those_of_a_load(folder: Path) -> None
         run_batch(sink_options(folder), 1, [merges(b"a", b"a")])
 
 
-def test_what_is_left_of_failed_tasks_is_garbage_after_the_next_batch(folder: Path) -> None:
+def test_ssts_of_failed_tasks_are_garbage_after_the_next_batch(folder: Path) -> None:
     options = sink_options(folder)
     run_batch(options, 0, [merges(b"a")])
-    run_tasks(options, [merges(b"b")])  # nobody ever hears of it
+    run_tasks(options, [merges(b"b")])  # never committed or aborted
     run_batch(options, 1, [merges(b"a")], [merges(b"a0", b"b")], [merges(b"aa", b"ab")])
 
     Admin(folder).collect_garbage(min_age=NOW)
@@ -364,7 +366,7 @@ def test_what_is_left_of_failed_tasks_is_garbage_after_the_next_batch(folder: Pa
 
 
 def micro_batches(store: Any, failing: Any, first: int) -> None:
-    """Three micro-batches; from the one that fails on they are repeated by a process that is healthy."""
+    """Run three micro-batches; after a failure, repeat the failed one and the rest on the healthy store."""
     done = first
     with suppress(Crashed, FlagstoneError):
         for batch_id in range(first, 3):
@@ -376,11 +378,11 @@ def micro_batches(store: Any, failing: Any, first: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("effect", ["error", "lost_reply", "crash", "crash_after"])
-def test_every_change_comes_once_wherever_the_store_fails(effect: Effect) -> None:
+def test_a_fault_at_any_store_call_writes_every_change_once(effect: Effect) -> None:
     healthy = FaultyStore(MemoryStore())
     micro_batches(healthy, healthy, 0)
     expected = {b"a": b"xxx", b"b": b"xxx", b"c": b"xxx", b"0": b"x", b"1": b"x", b"2": b"x"}
-    # The calls of the third batch are those of the second again. Faults that are waited out take time: some will do.
+    # The third batch repeats the calls of the second. Faults that are retried take time, so only some calls get them.
     calls, stride = len(healthy.calls) * 2 // 3, 1 if effect.startswith("crash") else 5
     assert calls > 40
     for nth in struck_calls(calls, stride=stride):
@@ -388,16 +390,16 @@ def test_every_change_comes_once_wherever_the_store_fails(effect: Effect) -> Non
         micro_batches(store, FaultyStore(store, [Fault(effect, nth=nth)]), 0)
         with open_reader("db", store=store, mode="latest", merge_operator=Concatenate()) as reader:
             found = dict(reader.scan(b"\1"))
-            assert (found, reader.get(MARK)) == (expected, b"2"), (effect, nth)
+            assert (found, reader.get(PROGRESS)) == (expected, b"2"), (effect, nth)
         with open_database("db", store=store, settings=QUIET) as db:
             db.put(b"after", b"here")
         Admin("db", store=store).collect_garbage(min_age=NOW)
-        tables = sum(meta.path.endswith(".sst") for meta in store.list("db/compacted"))
-        assert tables == len(Admin("db", store=store).manifest().value.ssts), (effect, nth)
+        ssts = sum(meta.path.endswith(".sst") for meta in store.list("db/compacted"))
+        assert ssts == len(Admin("db", store=store).manifest().value.ssts), (effect, nth)
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"qurey": "a"}, "a stream into a database has no option 'qurey'; did you mean 'query'"),
         ({"receipt": "/tmp/x"}, "no option 'receipt'"),
@@ -406,12 +408,12 @@ def test_every_change_comes_once_wherever_the_store_fails(effect: Effect) -> Non
         ({"duplicates": "first"}, "'last' or 'error'"),
     ],
 )
-def test_bad_options_are_refused(folder: Path, options: dict[str, str], told: str) -> None:
-    with pytest.raises(InvalidRequest, match=told):
+def test_invalid_sink_options_are_refused(folder: Path, options: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
         sink_options(folder, **options)
 
 
-def test_a_source_refuses_what_it_cannot_write_before_it_claims_anything(folder: Path) -> None:
+def test_an_unsupported_stream_is_refused_before_it_claims_the_database(folder: Path) -> None:
     source = FlagstoneDataSource({"path": str(folder)})
     with pytest.raises(InvalidRequest, match="output mode 'complete' would replace the whole database"):
         source.streamWriter(SINK, True)
@@ -424,21 +426,21 @@ def test_a_source_refuses_what_it_cannot_write_before_it_claims_anything(folder:
         StreamSink(None, sink_options(folder)).commit([None], 0)
 
 
-def test_marks_are_texts_and_anything_else_is_told() -> None:
-    key = mark_key("q")
-    assert Mark.decode(Mark(17).encode(), key) == Mark(17)
-    assert Mark.decode(Mark(17, "id").encode(), key) == Mark(17, "id")
-    assert not is_written(None, Mark(0), key)
-    assert is_written(b"3", Mark(3, "id"), key)
-    assert is_written(b"3 id", Mark(2), key)
-    assert not is_written(b"3 id", Mark(4, "id"), key)
+def test_a_progress_row_is_decoded_and_any_other_row_raises_corrupt_data() -> None:
+    key = progress_key("q")
+    assert StreamProgress.decode(StreamProgress(17).encode(), key) == StreamProgress(17)
+    assert StreamProgress.decode(StreamProgress(17, "id").encode(), key) == StreamProgress(17, "id")
+    assert not is_written(None, StreamProgress(0), key)
+    assert is_written(b"3", StreamProgress(3, "id"), key)
+    assert is_written(b"3 id", StreamProgress(2), key)
+    assert not is_written(b"3 id", StreamProgress(4, "id"), key)
     for other in (b"", b"-1", b"three"):
         with pytest.raises(CorruptData, match="not the number of a micro-batch"):
-            is_written(other, Mark(0), key)
+            is_written(other, StreamProgress(0), key)
 
 
 class Frame:
-    """As much of a DataFrame as `foreach_batch` asks for."""
+    """The part of a DataFrame that `foreach_batch` uses."""
 
     def __init__(self, cells: dict[str, list[Any]], schema: StructType, query_id: str | None) -> None:
         self.schema = schema
@@ -464,7 +466,7 @@ def sink_frame(*rows: tuple[bytes | None, str | None, str | None], query_id: str
     return Frame(cells, SINK, query_id)
 
 
-def test_an_open_database_takes_a_micro_batch_once_however_often_it_comes(folder: Path) -> None:
+def test_foreach_batch_writes_a_repeated_micro_batch_once(folder: Path) -> None:
     first = sink_frame((b"a", "1", "put"), (b"b", "2", None))
     second = sink_frame((b"a", None, "delete"), (b"c", "3", "put"))
     with flagstone.open(folder, settings=QUIET) as db:
@@ -478,12 +480,12 @@ def test_an_open_database_takes_a_micro_batch_once_however_often_it_comes(folder
         write(sink_frame(), 2)
         assert dict(db.scan(b"a")) == {b"b": b"2", b"c": b"3"}
         assert db.status()["committed_seq"] == 2
-        with pytest.raises(InvalidRequest, match="lacks its key or its value"):
+        with pytest.raises(InvalidRequest, match="has no key or no value"):
             write(sink_frame((b"x", "1", "put"), (b"y", None, "put")), 2)
         with pytest.raises(InvalidRequest, match="column 'op' has 'upsert'"):
             write(sink_frame((b"x", "1", "upsert")), 2)
         assert db.get(b"x") is None
-        assert db.get(MARK) == b"1"
+        assert db.get(PROGRESS) == b"1"
         write(sink_frame((b"x", "1", "put"), query_id="first"), 2)
         with pytest.raises(InvalidRequest, match="batch 2 of another query"):
             write(sink_frame((b"x", "1", "put"), query_id="second"), 0)
@@ -491,7 +493,7 @@ def test_an_open_database_takes_a_micro_batch_once_however_often_it_comes(folder
             foreach_batch(db, "")
 
 
-def test_an_open_database_says_written_only_of_what_is_durable() -> None:
+def test_foreach_batch_returns_only_when_the_rows_are_durable() -> None:
     store = MemoryStore()
     failing = FaultyStore(store)
     frame = sink_frame((b"a", "x", "merge"))
@@ -501,7 +503,7 @@ def test_an_open_database_says_written_only_of_what_is_durable() -> None:
     with pytest.raises((Crashed, FlagstoneError)):
         write(frame, 0)
 
-    # The row is in memory, and the log cannot be written: Spark must not hear that all is well.
+    # The row is in memory, and the WAL cannot be written: the call must fail again.
     with pytest.raises((Crashed, FlagstoneError)):
         write(frame, 0)
 
@@ -548,10 +550,10 @@ def test_a_query_keeps_a_copy_up_to_date_in_commit_order(spark: Any, tmp_path: P
         assert rows_of(copy) == shown(source)
 
     [query_id] = ids
-    # Batch 0 says where to begin, and has no rows.
-    number, _, owner = shown(copy)[mark_key(query_id)].partition(b" ")
+    # Batch 0 is the start position, without rows.
+    batch_id, _, owner = shown(copy)[progress_key(query_id)].partition(b" ")
     assert owner.decode() == query_id
-    assert int(number) >= 3
+    assert int(batch_id) >= 3
     assert_sound(copy)
 
 
@@ -560,15 +562,15 @@ def test_a_query_keeps_a_copy_up_to_date_in_commit_order(spark: Any, tmp_path: P
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(300)
-def test_a_query_says_what_it_cannot_do(spark: Any, tmp_path: Path) -> None:
+def test_an_unsupported_query_fails_with_our_error(spark: Any, tmp_path: Path) -> None:
     rows = tmp_path / "rows"
     frame = spark.createDataFrame([(7, "seven"), (8, "eight")], "id long, name string")
     frame.write.parquet(str(rows))
     stream = spark.readStream.schema(frame.schema).parquet(str(rows))
     folder = tmp_path / "db"
 
-    def fails(number: int, streamed: Any, told: str, **options: Any) -> None:
-        with pytest.raises(Exception, match=told):
+    def fails(number: int, streamed: Any, message: str, **options: Any) -> None:
+        with pytest.raises(Exception, match=message):
             start(streamed, folder, tmp_path / f"state {number}", **options).awaitTermination(120)
 
     fails(0, stream, "rows need a column 'key'")
@@ -586,4 +588,4 @@ def test_a_query_says_what_it_cannot_do(spark: Any, tmp_path: Path) -> None:
     start_key = flagstone.keys.encode(0).hex()
     read = found.option("start", f"hex:{start_key}").load(str(folder))
     assert sorted((row.id, row.name) for row in read.collect()) == [(7, "seven"), (8, "eight")]
-    assert shown(folder)[mark_key("names")].startswith(b"0 ")
+    assert shown(folder)[progress_key("names")].startswith(b"0 ")

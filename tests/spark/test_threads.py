@@ -1,4 +1,4 @@
-"""Spark finds data sources through the active session of the calling thread; a new thread has none."""
+"""Loads and reads in new threads, which have no active session: Spark finds data sources through it."""
 
 from __future__ import annotations
 

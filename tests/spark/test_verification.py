@@ -1,4 +1,4 @@
-"""A verification by Spark's tasks reports what one in this process does, of sound databases and of damaged ones."""
+"""A verification on Spark has the same report as a local one, for sound and for damaged databases."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from kit.spark_loads import on_spark
 @on_spark
 def test_spark_reports_golden_databases_as_a_local_verification_does(spark: Any) -> None:
     for database in databases():
-        place = {"store": str(database.store)}
+        stores = {"store": str(database.store)}
         if database.wal_store is not None:
-            place["wal_store"] = str(database.wal_store)
-        assert verify(spark, database.path, **place, tasks=2) == Admin(database.path, **place).verify()
+            stores["wal_store"] = str(database.wal_store)
+        assert verify(spark, database.path, **stores, tasks=2) == Admin(database.path, **stores).verify()
 
 
 @pytest.mark.long
@@ -61,16 +61,16 @@ def test_spark_reports_every_kind_of_damage_as_a_local_verification_does(spark: 
 
 @on_spark
 def test_spark_verifies_a_separate_wal_store_and_ssts_of_a_lender(spark: Any, tmp_path: Path) -> None:
-    main, log = str(tmp_path / "main"), str(tmp_path / "log")
-    with flagstone.open("db", store=main, wal_store=log, settings=QUIET) as db:
+    main, wal = str(tmp_path / "main"), str(tmp_path / "wal")
+    with flagstone.open("db", store=main, wal_store=wal, settings=QUIET) as db:
         for number in range(500):
             db.put(b"%04d" % number, b"v")
         db.flush()
-        db.put(b"only in the log", b"v", await_durable=True)
-    Admin("db", store=main, wal_store=log).clone("copy")
+        db.put(b"only in the WAL", b"v", await_durable=True)
+    Admin("db", store=main, wal_store=wal).clone("copy")
     for path in ("db", "copy"):
-        ours = verify(spark, path, store=main, wal_store=log)
-        assert ours == Admin(path, store=main, wal_store=log).verify()
+        ours = verify(spark, path, store=main, wal_store=wal)
+        assert ours == Admin(path, store=main, wal_store=wal).verify()
         assert ours.ok
         assert ours.rows >= 500
 

@@ -1,4 +1,4 @@
-"""Settings: defaults, sources, and refusals that name the setting and what is allowed."""
+"""Settings: defaults, files, environment, and the errors for invalid values."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from flagstone.errors import InvalidRequest
         ("2000ns", timedelta(microseconds=2)),
     ],
 )
-def test_durations_people_write(text: str, expected: timedelta) -> None:
+def test_parse_duration_accepts_the_forms_of_slatedb(text: str, expected: timedelta) -> None:
     assert parse_duration(text) == expected
 
 
@@ -72,13 +72,13 @@ def test_durations_people_write(text: str, expected: timedelta) -> None:
         "٣s5x",
     ],
 )
-def test_other_durations_are_refused_in_their_own_words(text: str) -> None:
+def test_the_error_for_an_invalid_duration_says_what_is_wrong(text: str) -> None:
     with pytest.raises(InvalidRequest, match=r"duration|unknown unit|finer|longer"):
         parse_duration(text)
 
 
 @given(st.timedeltas(min_value=timedelta(0), max_value=timedelta(days=100_000)))
-def test_a_printed_duration_reads_back_exactly(value: timedelta) -> None:
+def test_format_duration_and_parse_duration_invert_each_other(value: timedelta) -> None:
     assert parse_duration(format_duration(value)) == value
 
 
@@ -89,7 +89,7 @@ def test_durations_are_normalised_on_construction() -> None:
     assert settings == Settings(flush_interval=timedelta(milliseconds=250))
 
 
-def test_settings_are_values_that_travel() -> None:
+def test_settings_compare_hash_and_pickle() -> None:
     settings = Settings(l0_max_ssts=3, compactor_options=CompactorOptions(worker=None))
 
     assert pickle.loads(pickle.dumps(settings)) == settings
@@ -115,12 +115,12 @@ CHANGED = Settings(
 
 
 @pytest.mark.parametrize("settings", [Settings(), CHANGED])
-def test_json_reads_back(settings: Settings) -> None:
+def test_settings_survive_json(settings: Settings) -> None:
     assert Settings.from_json(settings.to_json()) == settings
     assert Settings.from_dict(settings.to_dict()) == settings
 
 
-def test_our_own_settings_are_not_in_what_slatedb_reads() -> None:
+def test_to_slatedb_json_omits_settings_that_slatedb_lacks() -> None:
     ours = Settings().to_dict().keys() - Settings().to_dict(slatedb_only=True).keys()
 
     assert ours == {
@@ -135,14 +135,14 @@ def test_our_own_settings_are_not_in_what_slatedb_reads() -> None:
     assert json.loads(Settings().to_slatedb_json()) == Settings().to_dict(slatedb_only=True)
 
 
-def test_scheduler_options_are_texts_and_only_those_that_differ() -> None:
+def test_scheduler_options_are_written_as_text_and_only_if_they_differ_from_the_default() -> None:
     options = CHANGED.to_dict()["compactor_options"]["scheduler_options"]
 
     assert options == {"min_compaction_sources": "2", "include_size_threshold": "2.5"}
     assert SchedulerOptions.from_dict({"max_compaction_sources": 9}).max_compaction_sources == 9
 
 
-def test_what_is_not_mentioned_keeps_the_default_of_its_own_section() -> None:
+def test_settings_that_are_not_given_keep_their_defaults() -> None:
     settings = Settings.from_dict({"garbage_collector_options": {"wal_fence_options": {"interval": None}}})
 
     assert settings.garbage_collector_options is not None
@@ -172,9 +172,9 @@ def test_what_is_not_mentioned_keeps_the_default_of_its_own_section() -> None:
         ({"flush_interval": "0s"}, "flush_interval: 0s is out of range; choose 1ms or more"),
         ({"flush_interval": timedelta(-1)}, "flush_interval: -1 day, 0:00:00 is out of range"),
         ({"manifest_poll_interval": None}, "manifest_poll_interval: None is not a duration"),
-        ({"compression_codec": "zstd"}, "compression_codec: 'zstd' is none of Snappy, Zlib, Lz4, Zstd"),
-        ({"metric_level": "Trace"}, "metric_level: 'Trace' is none of Debug, Info"),
-        ({"sst_block_size": 5000}, "sst_block_size: 5000 is none of 1024, 2048"),
+        ({"compression_codec": "zstd"}, "compression_codec: 'zstd' is not one of Snappy, Zlib, Lz4, Zstd"),
+        ({"metric_level": "Trace"}, "metric_level: 'Trace' is not one of Debug, Info"),
+        ({"sst_block_size": 5000}, "sst_block_size: 5000 is not one of 1024, 2048"),
         ({"filter_bits_per_key": 0}, "filter_bits_per_key: 0 is out of range; choose 1 to 1000"),
         ({"compactor_options": 5}, "compactor_options: 5 is not a section of settings"),
         ({"object_store_cache_options": None}, "object_store_cache_options: None is not a section"),
@@ -199,7 +199,7 @@ def test_what_is_not_mentioned_keeps_the_default_of_its_own_section() -> None:
         ),
     ],
 )
-def test_a_refusal_names_the_setting_the_value_and_what_is_allowed(
+def test_the_error_for_a_setting_has_its_name_the_value_and_the_allowed_values(
     values: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InvalidRequest) as refusal:
@@ -209,7 +209,7 @@ def test_a_refusal_names_the_setting_the_value_and_what_is_allowed(
     assert str(pickle.loads(pickle.dumps(refusal.value))) == str(refusal.value)
 
 
-def test_replace_refuses_an_unknown_name() -> None:
+def test_replace_with_an_unknown_name_raises_invalid_request() -> None:
     with pytest.raises(InvalidRequest, match="l0_max_sst: unknown setting; did you mean l0_max_ssts"):
         Settings().replace(l0_max_sst=3)
 
@@ -220,7 +220,7 @@ def test_a_metric_level_may_be_spelled_in_any_case() -> None:
 
 
 @pytest.mark.parametrize(("lifetime", "poll"), [("19s", "10s"), ("999ms", "1ms")])
-def test_a_readers_checkpoint_outlives_two_polls_and_a_second(lifetime: str, poll: str) -> None:
+def test_a_reader_checkpoint_must_outlive_two_polls_and_one_second(lifetime: str, poll: str) -> None:
     with pytest.raises(InvalidRequest, match=r"^checkpoint_lifetime: "):
         ReaderSettings.from_dict({"checkpoint_lifetime": lifetime, "manifest_poll_interval": poll})
 
@@ -244,7 +244,7 @@ def test_a_file_is_read_by_its_extension(folder: Path, name: str, seconds: int) 
     assert Settings.from_file(folder / name).flush_interval == timedelta(seconds=seconds)
 
 
-def test_loading_lays_files_and_environment_over_each_other(folder: Path) -> None:
+def test_load_merges_files_and_environment(folder: Path) -> None:
     loaded = Settings.load(folder, environ={"SLATEDB_L0_MAX_SSTS": "11"})
 
     assert loaded == Settings(
@@ -259,7 +259,7 @@ def test_loading_lays_files_and_environment_over_each_other(folder: Path) -> Non
     )
 
 
-def test_loading_without_files_gives_the_defaults(tmp_path: Path) -> None:
+def test_load_without_files_returns_the_defaults(tmp_path: Path) -> None:
     assert Settings.load(tmp_path, environ={}) == Settings()
 
 
@@ -276,7 +276,9 @@ def test_loading_without_files_gives_the_defaults(tmp_path: Path) -> None:
         ("a.toml", b"\xff", "cannot be read"),
     ],
 )
-def test_a_bad_file_is_named(tmp_path: Path, name: str, text: str | bytes, message: str) -> None:
+def test_the_error_for_an_invalid_file_names_the_file(
+    tmp_path: Path, name: str, text: str | bytes, message: str
+) -> None:
     path = tmp_path / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
 
@@ -285,7 +287,7 @@ def test_a_bad_file_is_named(tmp_path: Path, name: str, text: str | bytes, messa
     assert any(name in note for note in refusal.value.__notes__)
 
 
-def test_a_missing_or_empty_file(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error_and_an_empty_file_is_not(tmp_path: Path) -> None:
     (tmp_path / "empty.yaml").write_text("")
 
     assert Settings.from_file(tmp_path / "empty.yaml") == Settings()
@@ -293,7 +295,7 @@ def test_a_missing_or_empty_file(tmp_path: Path) -> None:
         Settings.from_file(tmp_path / "missing.toml")
 
 
-def test_the_environment_nests_by_dots() -> None:
+def test_a_dot_in_a_variable_separates_section_and_field() -> None:
     environ = {
         "SLATEDB_FLUSH_INTERVAL": "250ms",
         "SLATEDB_WAL_ENABLED": "false",
@@ -320,7 +322,7 @@ def test_the_environment_nests_by_dots() -> None:
     )
 
 
-def test_the_environment_changes_a_base_and_leaves_the_rest() -> None:
+def test_the_environment_changes_only_its_own_settings_of_a_base() -> None:
     base = Settings(l0_max_ssts=3, compactor_options=None)
     environ = {"APP_COMPACTOR_OPTIONS.POLL_INTERVAL": "2s", "SLATEDB_L0_MAX_SSTS": "5"}
 
@@ -354,10 +356,10 @@ def test_the_environment_may_give_a_whole_section_and_then_a_field_of_it() -> No
         ("COMPACTOR_OPTIONS.SCHEDULER_OPTIONS.INCLUDE_SIZE_THRESHOLD", "big", "'big' is not a number"),
     ],
 )
-def test_a_misspelled_or_unfit_variable_is_refused(name: str, value: str, message: str) -> None:
+def test_a_misspelled_or_invalid_variable_raises_invalid_request(name: str, value: str, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         Settings.from_env(environ={f"SLATEDB_{name}": value})
 
 
-def test_a_variable_of_somebody_else_is_left_alone() -> None:
+def test_a_variable_that_is_similar_to_no_setting_is_ignored() -> None:
     assert Settings.from_env(environ={"SLATEDB_HOME": "/x", "SLATEDB_": "y"}) == Settings()

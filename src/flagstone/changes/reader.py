@@ -21,7 +21,7 @@ from flagstone.changes.step import ReadLoad, check_gapless, may_follow_load, pla
 from flagstone.config.durations import as_duration
 from flagstone.errors import InvalidRequest
 from flagstone.loads.edit import VisibleLoad, next_load
-from flagstone.loads.rows import LoadRows, fetch_load_tables
+from flagstone.loads.rows import LoadRows, fetch_load_ssts
 from flagstone.metadata.annotations import Position
 from flagstone.metadata.manifest import Manifest, SsTable
 from flagstone.metadata.sequenced import Versioned
@@ -91,23 +91,23 @@ class WalReader:
         self._clock = clock
         self._ids = ids
         self._pool = pool
-        self._consumer = (pin, pin_lifetime)
+        self._retention = (pin, pin_lifetime)
         self._connect()
 
     def _connect(self) -> None:
         self._manifests = ManifestStore(self._main, self._paths, clock=self._clock, ids=self._ids)
         self._wal = WalFiles(self._store, self._paths, self._manifests, pool=self._pool)
-        self._pin: ConsumerPosition | None = None
-        name, lifetime = self._consumer
+        self._consumer: ConsumerPosition | None = None
+        name, lifetime = self._retention
         if name is not None:
             held = RetentionCheckpoint(
                 self._manifests, self._main, name, lifetime=lifetime, clock=self._clock, ids=self._ids
             )
-            self._pin = ConsumerPosition(held, self._clock)
+            self._consumer = ConsumerPosition(held, self._clock)
 
     def __getstate__(self) -> dict[str, Any]:
         # Without the position: the retention checkpoint is found again by its name.
-        made = ("_manifests", "_wal", "_pin")
+        made = ("_manifests", "_wal", "_consumer")
         return {name: value for name, value in vars(self).items() if name not in made}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -192,7 +192,11 @@ class WalReader:
     @property
     def position(self) -> int | None:
         """The WAL file at which the consumer continues; None when it has not begun, or without `pin`."""
-        return None if self._pin is None or self._pin.position is None else self._pin.position.next_id
+        return (
+            None
+            if self._consumer is None or self._consumer.position is None
+            else self._consumer.position.next_id
+        )
 
     def commit(self, batch: ChangeBatch) -> None:
         """Record that the consumer has used `batch` and all before it: after a crash it starts after the batch.
@@ -200,16 +204,16 @@ class WalReader:
         Saved to the store every ten seconds and on `close`, so a crash may repeat some batches. A consumer that must
         not see a batch twice stores `position` together with its own results, and starts there.
         """
-        self._pinned().use(batch.position)
+        self._require_consumer().use(batch.position)
 
     def close(self) -> None:
         """Save what was committed; the retention checkpoint stays. The reader can be closed twice, and used again."""
-        if self._pin is not None:
-            self._pin.save()
+        if self._consumer is not None:
+            self._consumer.save()
 
     def release(self) -> None:
         """Remove the retention checkpoint: the WAL is no longer kept for this consumer."""
-        self._pinned().release()
+        self._require_consumer().release()
 
     def __enter__(self) -> Self:
         return self
@@ -229,17 +233,17 @@ class WalReader:
             self._wal,
             self._manifests,
             loads,
-            self._pin,
+            self._consumer,
             start=start,
             clock=self._clock,
             pace=pace,
             allow_gaps=allow_gaps,
         )
 
-    def _pinned(self) -> ConsumerPosition:
-        if self._pin is None:
+    def _require_consumer(self) -> ConsumerPosition:
+        if self._consumer is None:
             raise InvalidRequest("this reader keeps no position; name its consumer with pin=")
-        return self._pin
+        return self._consumer
 
 
 class Pace(NamedTuple):
@@ -389,24 +393,24 @@ class Follower:
     # -- bulk loads ---------------------------------------------------------------------------------------
 
     def _begin_load(self, load: VisibleLoad, at: Position) -> None:
-        tables = [] if load.replaces else fetch_load_tables(self._manifests, load)
-        self._reading = load, self._read_load(load, tables, at)
+        ssts = [] if load.replaces else fetch_load_ssts(self._manifests, load)
+        self._reading = load, self._read_load(load, ssts, at)
 
-    def _read_load(self, load: VisibleLoad, tables: list[SsTable], at: Position) -> Iterator[ChangeBatch]:
+    def _read_load(self, load: VisibleLoad, ssts: list[SsTable], at: Position) -> Iterator[ChangeBatch]:
         """The load as changes, piece by piece, without the rows that the consumer has used.
 
         The position of the consumer stays before the load, with a count of rows, until the last batch was used.
         """
-        skip, used = at.loaded if at.after_seq == load.place.seq else 0, 0
+        skip, used = at.loaded if at.after_seq == load.position.seq else 0, 0
         held: list[Change] = []
-        for table in tables:
-            for rows in self._loads.pieces(load, table):
+        for sst in ssts:
+            for rows in self._loads.pieces(load, sst):
                 fresh = rows[max(skip - used, 0) :]
                 used += len(rows)
                 if not fresh:
                     continue
                 if held:
-                    yield ChangeBatch(None, held, Position(at.next_id, load.place.seq, used - len(fresh)))
+                    yield ChangeBatch(None, held, Position(at.next_id, load.position.seq, used - len(fresh)))
                 held = [change_of(row, None) for row in fresh]
         if held:
             yield ChangeBatch(None, held, Position(at.next_id, load.seq))
@@ -455,5 +459,5 @@ def _position(given: int | Sequence[int]) -> Position:
 
 def _checked(wal_id: int) -> WalId:
     if wal_id < 1:
-        raise InvalidRequest(f"WAL ids start at 1; {wal_id} is none")
+        raise InvalidRequest(f"WAL ids start at 1; {wal_id} is not a WAL id")
     return WalId(wal_id)

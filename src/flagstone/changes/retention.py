@@ -109,11 +109,11 @@ class RetentionCheckpoint:
         held = find_retention(self._manifests.require_latest().value, self.name)
         return None if held is None else held.position
 
-    def place(self, decide: Decide) -> tuple[Position, Versioned[Manifest]]:
+    def set(self, decide: Decide) -> tuple[Position, Versioned[Manifest]]:
         """Set the checkpoint, found again or new; returns its position and the manifest that has it.
 
         A crash before the manifest is written leaves only manifest 0, which keeps nothing unless a checkpoint names
-        it; a crash after it, a checkpoint that may keep too much, which the next `place` or `move` corrects.
+        it; a crash after it, a checkpoint that may keep too much, which the next `set` or `move` corrects.
         """
         self._ensure()
         checkpoint_id = self._ids.uuid()
@@ -270,7 +270,7 @@ class ConsumerPosition:
                 return held
             return start or Position(first or WalId(1))
 
-        placed, _ = self.place(lambda now, held: (now.value, choose(held)))
+        placed, _ = self.set(lambda now, held: (now.value, choose(held)))
         while first is not None and placed.next_id == first and (oldest := wal.oldest()) > first:
             # A garbage collector was faster than the checkpoint: the oldest file is now another one.
             first, placed = oldest, Position(oldest)
@@ -278,10 +278,10 @@ class ConsumerPosition:
             self.save()
         return placed
 
-    def place(self, decide: Decide) -> tuple[Position, Versioned[Manifest]]:
-        """Set the retention checkpoint; see `RetentionCheckpoint.place`."""
+    def set(self, decide: Decide) -> tuple[Position, Versioned[Manifest]]:
+        """Set the retention checkpoint; see `RetentionCheckpoint.set`."""
         with self._lock:
-            placed, written = self._checkpoint.place(decide)
+            placed, written = self._checkpoint.set(decide)
             self._note_saved(placed)
             self.position = placed
             return placed, written

@@ -51,7 +51,9 @@ def plan_step(
         InvalidRequest: there is a gap, or the load replaced everything, unless `allow_gaps`.
 
     """
-    if load is not None and (load.place.wal_id < at.next_id if first_seq is None else load.seq < first_seq):
+    if load is not None and (
+        load.position.wal_id < at.next_id if first_seq is None else load.seq < first_seq
+    ):
         if not allow_gaps:
             check_deliverable(load, at.after_seq)
         return ReadLoad(load)
@@ -61,7 +63,7 @@ def plan_step(
         if not allow_gaps:
             check_gapless(at.after_seq, first_seq)
     elif load is not None:
-        stop = min(stop, WalId(load.place.wal_id + 1))
+        stop = min(stop, WalId(load.position.wal_id + 1))
     return ReadFiles(stop)
 
 
@@ -72,7 +74,7 @@ def check_deliverable(load: VisibleLoad, after_seq: int) -> None:
             f"a bulk load with the sequence number {load.seq} has replaced everything that was in the database, which "
             "cannot be delivered as changes; start over with a copy of the database"
         )
-    check_gapless(after_seq, load.place.seq + 1)
+    check_gapless(after_seq, load.position.seq + 1)
 
 
 def check_gapless(seen_seq: int, first_seq: int) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints: `create-checkpoint`, `refresh-checkpoint`, `delete-checkpoint` and `list-checkpoints`."""
+"""Checkpoints and what is made from them: `create-checkpoint`, `list-checkpoints`, `clone`, `union`, `restore`, …"""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flagstone.cli.context import AsJson, Invocation, invocation
-from flagstone.cli.output import confirm, moment_text, print_json, print_table, say, working
+from flagstone.cli.output import confirm, moment_text, print_json, print_line, print_table, working
 from flagstone.cli.parsing import (
     KeyForm,
     parse_bytes,
@@ -35,11 +35,11 @@ Lifetime = Annotated[
         "--lifetime",
         "-l",
         metavar="DURATION",
-        help='How long it lives from now on, such as "7days 30min"; for ever, if not given.',
+        help='How long it lives from now on, such as "7days 30min"; for ever if not given.',
     ),
 ]
 Force = Annotated[
-    bool, typer.Option("--force", help="Also if a living clone borrows by it, which loses its data then.")
+    bool, typer.Option("--force", help="Also if a clone needs this checkpoint; the clone then loses data.")
 ]
 
 
@@ -48,16 +48,16 @@ def create_checkpoint(
     lifetime: Lifetime = None,
     source: Annotated[
         str | None,
-        typer.Option("--source", "-s", metavar="UUID", help="Pin once more what this checkpoint pins."),
+        typer.Option("--source", "-s", metavar="UUID", help="Keep the same manifest as this checkpoint."),
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", "-n", help="A name to find it by; need not be unique.")
+        str | None, typer.Option("--name", "-n", help="A name to find it by; it need not be unique.")
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Pin what is on the store now, so that garbage collection leaves it alone.
+    """Keep the current state from garbage collection.
 
-    Everything durable is included, also what a running writer has only in its log. Prints the checkpoint's id.
+    The checkpoint includes every durable row, also those that a running writer has only in its WAL. Prints its id.
 
     For example:
 
@@ -65,8 +65,8 @@ def create_checkpoint(
         flagstone -p s3://bucket/shop create-checkpoint --source 01740ee5-6459-44af-9a45-85deb6e468e3
     """
     call = invocation(context, json=json)
-    pinned, lives = parse_checkpoint(source), parse_lifetime(lifetime)
-    _print(call, call.connect().admin().create_checkpoint(lives, pinned, name))
+    source_id, lifetime_given = parse_checkpoint(source), parse_lifetime(lifetime)
+    _print(call, call.connect().admin().create_checkpoint(lifetime_given, source_id, name))
 
 
 def refresh_checkpoint(
@@ -76,17 +76,17 @@ def refresh_checkpoint(
     force: Force = False,
     json: AsJson = False,
 ) -> None:
-    """Let a checkpoint live for another while, counted from now, or for ever.
+    """Set the lifetime of a checkpoint, counted from now; without --lifetime it never expires.
 
-    A checkpoint that a living clone borrows by keeps living for ever.
+    A checkpoint that a clone needs never expires.
 
     For example:
 
         flagstone -p s3://bucket/shop refresh-checkpoint --id 01740ee5-6459-44af-9a45-85deb6e468e3 --lifetime 1day
     """
     call = invocation(context, json=json)
-    checkpoint, lives = require_checkpoint_id(id), parse_lifetime(lifetime)
-    _print(call, call.connect().admin().refresh_checkpoint(checkpoint, lives, force=force))
+    checkpoint, lifetime_given = require_checkpoint_id(id), parse_lifetime(lifetime)
+    _print(call, call.connect().admin().refresh_checkpoint(checkpoint, lifetime_given, force=force))
 
 
 def delete_checkpoint(
@@ -95,9 +95,9 @@ def delete_checkpoint(
     force: Force = False,
     json: AsJson = False,
 ) -> None:
-    """Delete a checkpoint: what only it pins may be collected from now on.
+    """Delete a checkpoint; garbage collection may then delete what only this checkpoint refers to.
 
-    Refused while a living clone borrows by it: that clone would lose its data.
+    Refused while a clone needs the checkpoint: that clone would lose data.
 
     For example:
 
@@ -109,12 +109,12 @@ def delete_checkpoint(
     if call.json:
         print_json({"result": "success", "checkpoint_id": str(checkpoint)})
     else:
-        say(f"checkpoint {checkpoint} is deleted")
+        print_line(f"checkpoint {checkpoint} is deleted")
 
 
 def list_checkpoints(
     context: typer.Context,
-    name: Annotated[str | None, typer.Option("--name", "-n", help="Only those of exactly this name.")] = None,
+    name: Annotated[str | None, typer.Option("--name", "-n", help="Only checkpoints of this name.")] = None,
     json: AsJson = False,
 ) -> None:
     """List the checkpoints, oldest first.
@@ -135,7 +135,7 @@ def list_checkpoints(
 
 
 def print_checkpoints(checkpoints: Iterable[Checkpoint]) -> None:
-    """A table of checkpoints."""
+    """Print a table of checkpoints."""
     rows = [
         (
             str(checkpoint.id),
@@ -162,18 +162,18 @@ def _print(call: Invocation, checkpoint: Checkpoint) -> None:
     else:
         expires = time_text(checkpoint.expires_s)
         until = "until it is deleted" if expires is None else f"until {expires}"
-        say(f"checkpoint {checkpoint.id} pins manifest {checkpoint.manifest_id} {until}")
+        print_line(f"checkpoint {checkpoint.id} keeps manifest {checkpoint.manifest_id} {until}")
 
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would happen.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what would happen.")]
 
 
 To = Annotated[
     str,
-    typer.Argument(help="The new database: a path inside the same store, or an address that leads there."),
+    typer.Argument(help="The new database: a path inside the same store, or its address there."),
 ]
 
 
@@ -182,7 +182,7 @@ def clone(
     to: To,
     checkpoint: Annotated[
         str | None,
-        typer.Option(metavar="UUID", help="Clone what this checkpoint pins instead of the current state."),
+        typer.Option(metavar="UUID", help="Clone the state of this checkpoint instead of the current one."),
     ] = None,
     prefix: Annotated[str | None, typer.Option(help="Only keys that begin with this.")] = None,
     start: Annotated[str | None, typer.Option(help="Only keys from this one on.")] = None,
@@ -192,11 +192,11 @@ def clone(
     ] = KeyForm.auto,
     json: AsJson = False,
 ) -> None:
-    """Make a database that begins with what this one holds; both go their own ways from there.
+    """Create a database that starts with the rows of this one; later writes to one do not reach the other.
 
-    No table is copied: the clone borrows them, and this database keeps them for it. With a prefix or range it holds
-    that part only, and takes no write and no read outside of it. If it is interrupted, the same call finishes it;
-    where a database is already, it is refused.
+    No SST is copied: the clone uses the SSTs of this database, which keeps them. With a prefix or range the clone
+    has only those keys, and refuses reads and writes of others. If the command is interrupted, repeat it to finish.
+    Refused if there is a database at the path already.
 
     For example:
 
@@ -207,23 +207,23 @@ def clone(
     call = invocation(context, json=json)
     keys = _clone_range(prefix, start, stop, key)
     source = parse_checkpoint(checkpoint)
-    connection = call.connect(patient=True)
+    connection = call.connect(long_work=True)
     target = _neighbour(connection, to)
     with working(f"cloning to {to}", connection):
         made = connection.admin().clone(target, checkpoint=source, range=keys)
-    _print_made(call, connection, target, made)
+    _print_created(call, connection, target, made)
 
 
 def union(
     context: typer.Context,
     to: To,
-    sources: Annotated[list[str], typer.Argument(help="The other databases to take in, of the same store.")],
+    sources: Annotated[list[str], typer.Argument(help="The other databases, in the same store.")],
     json: AsJson = False,
 ) -> None:
-    """Make one database of this one and others that hold different keys.
+    """Create one database from this one and others that have different keys.
 
-    All must be flushed, and none may have keys between those of another. No table is copied: the new database
-    borrows them. If it is interrupted, the same call finishes it.
+    All must be flushed, and their key ranges must not overlap. No SST is copied: the new database uses the SSTs of
+    the others. If the command is interrupted, repeat it to finish.
 
     For example:
 
@@ -231,12 +231,12 @@ def union(
         flagstone -p ./part-1 union ./whole ./part-2 ./part-3
     """
     call = invocation(context, json=json)
-    connection = call.connect(patient=True)
+    connection = call.connect(long_work=True)
     target = _neighbour(connection, to)
     others = [_neighbour(connection, source) for source in sources]
     with working(f"uniting {1 + len(others)} databases", connection):
         made = connection.admin().union(target, others)
-    _print_made(call, connection, target, made)
+    _print_created(call, connection, target, made)
 
 
 def restore(
@@ -248,16 +248,16 @@ def restore(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="First keep the present state as a checkpoint of this name, to be able to return.",
+            help="First keep the current state as a checkpoint of this name, so that you can return to it.",
         ),
     ] = None,
     yes: Yes = False,
     dry_run: DryRun = False,
     json: AsJson = False,
 ) -> None:
-    """Make what a checkpoint pins the current state again; what was written since is given up.
+    """Make the state of a checkpoint the current state again; later writes are given up.
 
-    A writer or compactor that is at work is replaced: it learns it at its next write. Checkpoints stay.
+    A running writer or compactor is fenced: its next write fails. Checkpoints stay.
 
     For example:
 
@@ -266,7 +266,7 @@ def restore(
     """
     call = invocation(context, json=json)
     wanted = require_checkpoint_id(id)
-    connection = call.connect(patient=True)
+    connection = call.connect(long_work=True)
     admin = connection.admin()
     entry = next((found for found in admin.checkpoints() if found.id == wanted), None)
     if entry is None:
@@ -280,7 +280,7 @@ def restore(
             print_json({"dry_run": True, "checkpoint_id": str(wanted), "manifest_id": entry.manifest_id})
         else:
             given_up = now.value.last_l0_seq - then.value.last_l0_seq
-            say(f"{consequence}; {max(given_up, 0):,} flushed sequence numbers would be given up")
+            print_line(f"{consequence}; {max(given_up, 0):,} flushed sequence numbers would be given up")
         return
     confirm(f"{consequence} and gives up what was written since", yes=yes)
     saved = None if save is None else admin.create_checkpoint(name=save)
@@ -291,7 +291,7 @@ def restore(
         print_json({"checkpoint_id": str(wanted), "manifest_id": made.id, "saved_checkpoint_id": kept})
     else:
         kept = "" if saved is None else f"; the state before is checkpoint {saved.id}"
-        say(f"manifest {made.id} has the state of checkpoint {wanted}{kept}")
+        print_line(f"manifest {made.id} has the state of checkpoint {wanted}{kept}")
 
 
 def _clone_range(prefix: str | None, start: str | None, stop: str | None, form: KeyForm) -> KeyRange | None:
@@ -307,12 +307,12 @@ def _clone_range(prefix: str | None, start: str | None, stop: str | None, form: 
 
 
 def _neighbour(connection: Connection, address: str) -> str:
-    """The address, with a folder relative to here made absolute: a bare name is one inside the store."""
-    here = address.startswith(("./", "../")) or address in (".", "..")
-    return str(Path(address).absolute()) if here and connection.store.url.startswith("file:") else address
+    """The address, absolute if it is relative to the current folder. A bare name is a path inside the store."""
+    relative = address.startswith(("./", "../")) or address in (".", "..")
+    return str(Path(address).absolute()) if relative and connection.store.url.startswith("file:") else address
 
 
-def _print_made(call: Invocation, connection: Connection, to: str, made: Versioned[Manifest]) -> None:
+def _print_created(call: Invocation, connection: Connection, to: str, made: Versioned[Manifest]) -> None:
     if call.json:
         from flagstone.cli.documents import manifest_document
 
@@ -320,5 +320,5 @@ def _print_made(call: Invocation, connection: Connection, to: str, made: Version
             {"path": to, "store": connection.store.url, "manifest": manifest_document(made.id, made.value)}
         )
     else:
-        tables, owners = len(made.value.ssts), len(made.value.external_dbs)
-        say(f"{to}: manifest {made.id}, {tables:,} tables borrowed from {owners:,} databases")
+        ssts, lenders = len(made.value.ssts), len(made.value.external_dbs)
+        print_line(f"{to}: manifest {made.id}, {ssts:,} SSTs borrowed from {lenders:,} databases")

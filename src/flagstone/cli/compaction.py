@@ -1,4 +1,4 @@
-"""Doing compactions: `compact`, `run-compactor` and `run-worker`."""
+"""Compactions: `compact`, `run-compactor`, `run-worker`, and the commands that read and submit jobs."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from flagstone.cli.context import (
     spark_arguments,
     spark_session,
 )
-from flagstone.cli.manifests import End, Start
-from flagstone.cli.output import print_facts, print_json, print_table, say, working
+from flagstone.cli.manifests import End, Start, entries_between, entry_documents, print_entries
+from flagstone.cli.output import print_facts, print_json, print_line, print_table, working
 from flagstone.cli.parsing import KeyForm, parse_bytes, parse_duration, parse_lifetime, parse_merge_operator
 from flagstone.cli.process import service
 from flagstone.cli.rows import MergeWith
 from flagstone.errors import InvalidRequest
-from flagstone.inspector.text import size_text, time_text
+from flagstone.inspector.text import size_text
 
 if TYPE_CHECKING:
     from flagstone.compaction.on_demand import Progress
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 def compact(
     context: typer.Context,
     full: Annotated[
-        bool, typer.Option("--full", help="Merge everything into one run, whatever its size.")
+        bool, typer.Option("--full", help="Merge everything into one sorted run, whatever its size.")
     ] = False,
     segment: Annotated[
         str | None,
@@ -49,13 +49,13 @@ def compact(
     ] = None,
     deadline: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="Give up after this time; what is done by then stays."),
+        typer.Option(metavar="DURATION", help="Give up after this time; finished jobs stay finished."),
     ] = None,
     patience: Annotated[
         str,
         typer.Option(
             metavar="DURATION",
-            help="How long a coordinator that may be alive elsewhere gets to take up the jobs.",
+            help="How long to wait for a coordinator in another process to accept the jobs.",
         ),
     ] = "20s",
     merge_operator: MergeWith = None,
@@ -65,10 +65,10 @@ def compact(
 ) -> None:
     """Compact now, in this process or on Spark, and return when it is done.
 
-    Without --full that is what the size-tiered scheduler would do. Works beside a writer: a coordinator that is alive
-    gets the jobs and this process helps it; if none answers, this process coordinates for the moment. Interrupted, it
-    leaves jobs behind that any coordinator can go on with. Tables are compressed as the newest one is, unless
-    --settings says otherwise.
+    Without --full it does the jobs that the size-tiered scheduler picks. May run beside a writer: a running
+    coordinator gets the jobs and this process works for it; if none answers, this process coordinates. If it is
+    interrupted, any coordinator can continue its jobs. SSTs are compressed like the newest SST, unless --settings
+    says otherwise.
 
     For example:
 
@@ -79,9 +79,9 @@ def compact(
     call = invocation(context, json=json)
     conf = parse_conf(spark_conf, spark=spark)
     prefix = None if segment is None else parse_bytes(segment, KeyForm.auto, what="segment")
-    limit, waits = parse_lifetime(deadline), parse_duration(patience)
+    timeout, wait_for_coordinator = parse_lifetime(deadline), parse_duration(patience)
     operator = parse_merge_operator(merge_operator)
-    connection = call.connect(patient=True)
+    connection = call.connect(long_work=True)
     admin = connection.admin()
     options = _options(call, admin)
     latest: list[Progress] = []
@@ -104,8 +104,8 @@ def compact(
             options=options,
             merge_operator=operator,
             progress=note,
-            timeout=limit,
-            patience=waits,
+            timeout=timeout,
+            patience=wait_for_coordinator,
         )
     from flagstone.runtime.ids import ulid_text
 
@@ -113,24 +113,24 @@ def compact(
     if call.json:
         print_json({"jobs": [ulid_text(job) for job in jobs], "bytes_read": read, "bytes_written": written})
     elif jobs:
-        say(f"{len(jobs)} jobs done: {size_text(read)} merged into {size_text(written)}")
+        print_line(f"{len(jobs)} jobs done: {size_text(read)} merged into {size_text(written)}")
     else:
-        say("nothing to compact")
+        print_line("nothing to compact")
 
 
 def run_compactor(
     context: typer.Context,
     no_embedded_worker: Annotated[
         bool,
-        typer.Option("--no-embedded-worker", help="Only decide and commit; workers elsewhere do the jobs."),
+        typer.Option("--no-embedded-worker", help="Only coordinate; workers in other processes do the jobs."),
     ] = False,
     merge_operator: MergeWith = None,
     json: AsJson = False,
 ) -> None:
-    """Coordinate the compactions of a database, and do them, until interrupted.
+    """Coordinate and do the compactions of a database until interrupted.
 
-    Takes over from a coordinator that is running, SlateDB's or ours. Tells on standard error what it does. Ctrl-C and
-    SIGTERM end it in order: unfinished jobs are given back, with what was done of them.
+    Takes over from a running coordinator, SlateDB's or Flagstone's. Logs to standard error. After Ctrl-C or SIGTERM
+    it releases unfinished jobs with their partial results, and ends.
 
     For example:
 
@@ -139,7 +139,7 @@ def run_compactor(
     """
     call = invocation(context, json=json)
     operator = parse_merge_operator(merge_operator)
-    admin = call.connect(patient=True).admin()
+    admin = call.connect(long_work=True).admin()
     options = _options(call, admin)
     if no_embedded_worker:
         options = options.replace(worker=None)
@@ -154,11 +154,11 @@ def run_worker(
     spark_conf: SparkConf = None,
     json: AsJson = False,
 ) -> None:
-    """Do the compactions that a coordinator elsewhere decides, until interrupted.
+    """Do the compaction jobs of a coordinator in another process until interrupted.
 
-    The coordinator may be SlateDB's or ours, and any number of workers may serve it. Tells on standard error what it
-    does. Ctrl-C and SIGTERM end it in order: unfinished jobs are given back, with what was done of them. With --spark
-    every job is cut into key ranges, which Spark's executors merge; they need this package and access to the store.
+    The coordinator may be SlateDB's or Flagstone's, and any number of workers may serve it. Logs to standard error.
+    After Ctrl-C or SIGTERM it releases unfinished jobs with their partial results, and ends. With --spark it splits
+    every job into key ranges, which Spark's executors merge; they need this package and access to the store.
 
     For example:
 
@@ -169,13 +169,13 @@ def run_worker(
     call = invocation(context, json=json)
     conf = parse_conf(spark_conf, spark=spark)
     operator = parse_merge_operator(merge_operator)
-    admin = call.connect(patient=True).admin()
+    admin = call.connect(long_work=True).admin()
     options = _options(call, admin)
     if not spark:
         with service("run-worker") as stop:
             admin.run_worker(options=options.worker, merge_operator=operator, stop=stop)
         return
-    # Spark first: it listens to Ctrl-C itself, and here it must be the service that does.
+    # Spark installs a handler for Ctrl-C when it starts; the service starts later and replaces it.
     with spark_session(conf, command="run-worker") as session, service("run-worker") as stop:
         from flagstone.spark import run_worker as work_on_spark
 
@@ -185,9 +185,9 @@ def run_worker(
 
 
 def _options(call: Invocation, admin: Admin) -> CompactorOptions:
-    """The compactor's settings. Where they do not say how tables are compressed, it is as the newest one is.
+    """The compactor's settings. Without a settings file, SSTs are compressed like the newest SST.
 
-    SlateDB's own tools would leave them uncompressed, and so undo what the database does.
+    SlateDB's own tools write them uncompressed, and so undo the compression that the writer chose.
     """
     from flagstone.config import CompactionWorkerOptions, CompactorOptions
 
@@ -201,7 +201,7 @@ def _options(call: Invocation, admin: Admin) -> CompactorOptions:
 
 
 def newest_codec(manifest: Manifest) -> CodecName | None:
-    """How the newest table of a database is compressed; None when it is not, or when there is no table."""
+    """The codec of the newest SST; None if it is not compressed, or if there is no SST."""
     if not manifest.ssts:
         return None
     title = manifest.ssts[max(manifest.ssts)].info.codec.title
@@ -209,7 +209,7 @@ def newest_codec(manifest: Manifest) -> CodecName | None:
 
 
 class SchedulerName(StrEnum):
-    """Who turns a request into jobs."""
+    """The scheduler that turns a request into jobs."""
 
     size_tiered = "size-tiered"
 
@@ -218,11 +218,11 @@ def read_compactions(
     context: typer.Context,
     id: Annotated[  # noqa: A002 - SlateDB's name
         int | None,
-        typer.Option("--id", "-i", min=0, help="The number of the file; the current one if not given."),
+        typer.Option("--id", "-i", min=0, help="The id of the file; the current one if not given."),
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Show a compactions file: the jobs that wait, run, or were the last to end.
+    """Show a compactions file: the jobs that wait or run, and the last ones that ended.
 
     For example:
 
@@ -243,9 +243,9 @@ def read_compactions(
 def list_compactions(
     context: typer.Context, start: Start = None, end: End = None, json: AsJson = False
 ) -> None:
-    """List the stored compactions files, or those from --start up to --end without it.
+    """List the stored compactions files, or those with ids from --start to before --end.
 
-    For people their numbers, times and sizes; as JSON their whole contents as well, which takes one request each.
+    Prints ids, times and sizes. With --json it also reads each file, which takes one request per file.
 
     For example:
 
@@ -254,27 +254,14 @@ def list_compactions(
     """
     call = invocation(context, json=json)
     admin = call.connect().admin()
-    listed = [
-        entry
-        for entry in admin.list_compactions()
-        if (start is None or entry.id >= start) and (end is None or entry.id < end)
-    ]
+    listed = entries_between(admin.list_compactions(), start, end)
     if not call.json:
-        rows = [
-            (entry.id, time_text(entry.meta.last_modified_ms / 1000), size_text(entry.meta.size))
-            for entry in listed
-        ]
-        print_table(("compactions", "written", "size"), rows, empty="no compactions files")
+        print_entries("compactions", listed, empty="no compactions files")
         return
-    from flagstone.cli.documents import compactions_document, object_document
-    from flagstone.runtime.pool import shared_pool
+    from flagstone.cli.documents import compactions_document
 
-    contents = shared_pool().map_ordered(lambda entry: admin.compactions(entry.id).value, listed)
     print_json(
-        [
-            {**compactions_document(entry.id, compactions), **object_document(entry.meta)}
-            for entry, compactions in zip(listed, contents, strict=True)
-        ]
+        entry_documents(listed, lambda found: compactions_document(found, admin.compactions(found).value))
     )
 
 
@@ -282,13 +269,13 @@ def read_compaction(
     context: typer.Context,
     id: Annotated[str, typer.Option("--id", "-i", metavar="ULID", help="The job.")],  # noqa: A002 - SlateDB's name
     compactions_id: Annotated[
-        int | None, typer.Option(min=0, help="The compactions file to look in; the current one if not given.")
+        int | None, typer.Option(min=0, help="The compactions file to read; the current one if not given.")
     ] = None,
     json: AsJson = False,
 ) -> None:
     """Show one compaction job.
 
-    Ended jobs leave the current file soon; an older one may still have them.
+    The current file drops jobs soon after they end; an older file may still have them.
 
     For example:
 
@@ -323,20 +310,20 @@ def submit_compaction(
         ),
     ],
     scheduler: Annotated[
-        SchedulerName, typer.Option(help="Who turns the request into jobs.")
+        SchedulerName, typer.Option(help="The scheduler that turns the request into jobs.")
     ] = SchedulerName.size_tiered,
     json: AsJson = False,
 ) -> None:
-    """Ask the coordinator of the database, wherever it runs, for a compaction.
+    """Ask the coordinator of the database for a compaction.
 
-    Returns when the request is noted; `compact` does the work itself and waits for the end.
+    Returns when the request is stored; `compact` does the work itself and waits until it is done.
 
     For example:
 
         flagstone -p s3://bucket/shop submit-compaction --request '"Full"'
         flagstone -p ./shop submit-compaction --request '{"Spec": {"sources": [{"SortedRun": 3}], "destination": 3}}'
     """
-    del scheduler  # there is one
+    del scheduler  # there is only one
     call = invocation(context, json=json)
     from flagstone.cli.documents import plan_request
 
@@ -353,7 +340,7 @@ def submit_compaction(
 
 
 def print_jobs(jobs: Iterable[Job], *, empty: str = "no jobs") -> None:
-    """A table of jobs."""
+    """Print a table of jobs."""
     from flagstone.cli.documents import job_document
 
     rows = []

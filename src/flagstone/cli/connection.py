@@ -1,7 +1,7 @@
-"""From the global options to stores: where the database is, how long to wait for it, and what was asked.
+"""Opens the stores that the global options name, with timeouts, retries and request counters.
 
-A command must not hang because an address is wrong, so the first contact is bounded by `--timeout`. Work that may
-take long, and upload much, is then done with the engine's own patience.
+A command must not hang because an address is wrong, so `--timeout` bounds the first request. Commands that may take
+long then continue with the engine's own retry policy.
 """
 
 from __future__ import annotations
@@ -41,36 +41,36 @@ _PROVIDERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "azure": ("az://{}", ("AZURE_CONTAINER_NAME",)),
     "gcp": ("gs://{}", ("GOOGLE_BUCKET", "GOOGLE_BUCKET_NAME")),
 }
-"""How SlateDB's tools are told where the store is: CLOUD_PROVIDER, and then one variable of its own."""
+"""The variables by which SlateDB's tools find the store: CLOUD_PROVIDER, then one of that provider's variables."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """The stores of one database and its path in them; `main_requests` and `log_requests` count what they cost."""
+    """The stores of one database and its path in them; `main_requests` and `wal_requests` count the requests."""
 
     root: str
     store: ObjectStore
     wal_store: ObjectStore | None
     main_requests: CountingStore
-    log_requests: CountingStore | None
+    wal_requests: CountingStore | None
 
     @property
     def counters(self) -> tuple[CountingStore, ...]:
-        return (self.main_requests,) if self.log_requests is None else (self.main_requests, self.log_requests)
+        return (self.main_requests,) if self.wal_requests is None else (self.main_requests, self.wal_requests)
 
     @property
     def requests(self) -> int:
-        """How many requests were made so far."""
+        """The number of requests so far."""
         return sum(sum(counter.totals()["requests"].values()) for counter in self.counters)
 
     @property
     def bytes_moved(self) -> int:
-        """How many bytes were read and written so far."""
+        """The number of bytes read and written so far."""
         totals = [counter.totals() for counter in self.counters]
         return sum(total["bytes_read"] + total["bytes_written"] for total in totals)
 
     def stored_bytes(self) -> int:
-        """How many bytes all objects of the database have together, by listing them."""
+        """The size of all objects of the database together. Lists them."""
         folders = [(self.store, self.root)]
         if self.wal_store is not None:
             folders.append((self.wal_store, DbPaths(self.root).wal_folder))
@@ -99,45 +99,45 @@ class Connection:
         )
 
     def database(self, settings: flagstone.Settings, *, create: bool = False) -> flagstone.Db:
-        """The database open for writing, without maintenance of its own: it closes again in a moment."""
-        quiet = settings.replace(compactor_options=None, garbage_collector_options=None)
+        """The database open for writing, without compactor and garbage collector: the command closes it soon."""
+        without_services = settings.replace(compactor_options=None, garbage_collector_options=None)
         return flagstone.open(
-            self.root, store=self.store, wal_store=self.wal_store, settings=quiet, create=create
+            self.root, store=self.store, wal_store=self.wal_store, settings=without_services, create=create
         )
 
 
-def connect(call: Invocation, *, patient: bool = False) -> Connection:
-    """The stores that the options name. Nothing is contacted, except once for `patient` work, which then may wait.
+def connect(call: Invocation, *, long_work: bool = False) -> Connection:
+    """The stores that the options name. With `long_work` it sends one bounded request to each; otherwise none.
 
     Raises:
         InvalidRequest: the options name no database, or are not understood.
-        Unavailable: `patient`, and the store did not answer within `--timeout`.
+        Unavailable: `long_work`, and a store did not answer within `--timeout`.
 
     """
-    if not patient:
-        return _connect(call, patient=False)
-    first = _connect(call, patient=False)
+    if not long_work:
+        return _connect(call, long_work=False)
+    first = _connect(call, long_work=False)
     folder = DbPaths(first.root).manifest_folder
     for store in (first.store, first.wal_store):
         if store is not None:
             next(iter(store.list(folder)), None)
-    return _connect(call, patient=True)
+    return _connect(call, long_work=True)
 
 
-def connect_below(call: Invocation, prefix: str, *, patient: bool = False) -> list[Connection]:
-    """The stores of every database below `prefix`, which is an address like `--path`, or a whole store.
+def connect_below(call: Invocation, prefix: str, *, long_work: bool = False) -> list[Connection]:
+    """The stores of every database below `prefix`, an address like `--path` or a whole store.
 
     Raises:
         InvalidRequest: the options are not understood.
         Unavailable: the store did not answer.
 
     """
-    below = _connect(replace(call, path=prefix, further_paths=()), patient=patient, whole_store=True)
+    below = _connect(replace(call, path=prefix, further_paths=()), long_work=long_work, whole_store=True)
     return [replace(below, root=root) for root in find_databases(below.store, below.root)]
 
 
 def address(call: Invocation, path: str) -> tuple[str, str | None]:
-    """A path and the store it is inside of (None: the path says it all), as the options and environment tell."""
+    """A path and the store that contains it, from options and environment; None if the path is a whole address."""
     if call.store is not None or "://" in path:
         return path, call.store
     provider = os.environ.get("CLOUD_PROVIDER", "").lower()
@@ -145,30 +145,32 @@ def address(call: Invocation, path: str) -> tuple[str, str | None]:
         return path, None
     if provider not in _PROVIDERS:
         raise InvalidRequest(
-            f"CLOUD_PROVIDER is {provider!r}; set it to {', '.join(_PROVIDERS)}, or name the store with --store"
+            f"CLOUD_PROVIDER is {provider!r}; set it to one of {', '.join(_PROVIDERS)}, or name the store with --store"
         )
     form, variables = _PROVIDERS[provider]
-    place = next((found for name in variables if (found := os.environ.get(name))), None)
-    if place is None:
-        raise InvalidRequest(f"CLOUD_PROVIDER is {provider}, but {variables[0]} is not set; or use --store")
-    return path, form.format(place)
+    bucket = next((found for name in variables if (found := os.environ.get(name))), None)
+    if bucket is None:
+        raise InvalidRequest(
+            f"CLOUD_PROVIDER is {provider}, but {variables[0]} is not set; set it, or use --store"
+        )
+    return path, form.format(bucket)
 
 
-def _connect(call: Invocation, *, patient: bool, whole_store: bool = False) -> Connection:
+def _connect(call: Invocation, *, long_work: bool, whole_store: bool = False) -> Connection:
     path, store = address(call, call.require_path())
-    plain, root = resolve_database(path, store, store_options(call, store or path, patient=patient))
+    plain, root = resolve_database(path, store, store_options(call, store or path, long_work=long_work))
     if not root and not whole_store:
         raise InvalidRequest(f"{path!r} names a whole store; a database needs a path inside it")
-    main, main_requests = _counted(call, plain, patient=patient)
+    main, main_requests = _counted(call, plain, long_work=long_work)
     if call.wal_store is None:
         return Connection(root, main, None, main_requests, None)
-    log_options = store_options(call, call.wal_store, patient=patient)
-    log, log_requests = _counted(call, resolve(call.wal_store, **log_options), patient=patient)  # type: ignore[arg-type]
-    return Connection(root, main, log, main_requests, log_requests)
+    wal_options = store_options(call, call.wal_store, long_work=long_work)
+    wal, wal_requests = _counted(call, resolve(call.wal_store, **wal_options), long_work=long_work)  # type: ignore[arg-type]
+    return Connection(root, main, wal, main_requests, wal_requests)
 
 
-def store_options(call: Invocation, url: str, *, patient: bool = True) -> Mapping[str, OptionValue]:
-    """What the user gave, and for a remote store timeouts where the user gave none."""
+def store_options(call: Invocation, url: str, *, long_work: bool = True) -> Mapping[str, OptionValue]:
+    """The store options of the call; for a remote store with timeouts, unless the call has its own."""
     given: dict[str, OptionValue] = {}
     for text in call.store_options:
         name, equals, value = text.partition("=")
@@ -178,33 +180,36 @@ def store_options(call: Invocation, url: str, *, patient: bool = True) -> Mappin
             )
         if name in SECRET_OPTIONS or (name == "commit_log" and passwords_of(value)):
             raise InvalidRequest(
-                f"--store-option {name} would show a secret to everybody on this machine; "
+                f"--store-option {name} would show a secret to every user of this machine; "
                 "set it in the environment, or in a file for --env-file"
             )
         given[name] = value
     if url.partition("://")[0] not in SERVICE_OF_SCHEME:
         return given
     defaults: dict[str, OptionValue] = {"connect_timeout": min(_LONGEST_CONNECT_S, call.timeout_s)}
-    if not patient:
+    if not long_work:
         defaults["read_timeout"] = call.timeout_s
     if any(os.environ.get(name, "").lower() in ("1", "true") for name in _ALLOW_HTTP):
-        # The client reads these variables itself, but forgets them when it is given timeouts.
+        # The client reads these variables itself, but ignores them if it is given timeouts.
         defaults["allow_http"] = True
     return {**defaults, **given}
 
 
-def _counted(call: Invocation, store: ObjectStore, *, patient: bool) -> tuple[ObjectStore, CountingStore]:
-    """The store with retries outside, so that nobody adds more of them, and a counter of every try inside."""
+def _counted(call: Invocation, store: ObjectStore, *, long_work: bool) -> tuple[ObjectStore, CountingStore]:
+    """The store with retries, and its request counter. The counter is below the retries and counts every attempt.
+
+    The engine adds no retries of its own to a store that is a `RetryingStore`.
+    """
     counting = CountingStore(store.inner if isinstance(store, RetryingStore) else store, component="cli")
-    policy = RetryPolicy() if patient else RetryPolicy(deadline_s=call.timeout_s)
+    policy = RetryPolicy() if long_work else RetryPolicy(deadline_s=call.timeout_s)
     return RetryingStore(counting, policy=policy), counting
 
 
 def find_databases(store: ObjectStore, prefix: str = "") -> Iterator[str]:
-    """The paths below `prefix` ("": the whole store) that hold a database, in the order of the listing.
+    """The paths below `prefix` ("": the whole store) that have a database, in the order of the listing.
 
-    Lists the start of each folder of each database and skips the rest: about six listings per database, however large
-    it is. The path of a destroyed database is included as long as an object of it is left.
+    Lists the start of each folder of each database and skips the rest: about six listings per database of any size.
+    Includes the path of a destroyed database until its last object is deleted.
     """
     after: str | None = None
     found: set[str] = set()
@@ -222,7 +227,7 @@ def find_databases(store: ObjectStore, prefix: str = "") -> Iterator[str]:
             break
         if skipped is None:
             return
-        # Strictly forward, also past a foreign name that sorts after `_LAST_NAME`: so the loop ends with the listing.
+        # Never backward, also after a foreign name that sorts after `_LAST_NAME`: otherwise the loop would not end.
         after = max(skipped, after or "")
 
 

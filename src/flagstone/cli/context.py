@@ -1,4 +1,4 @@
-"""What every command knows: which database, how long to wait for it, and how to print."""
+"""The global options of a call, and the options that several commands share."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Invocation:
     json: bool = False
 
     def require_path(self) -> str:
-        """The database that was named. `--help` of a command needs none, everything else does."""
+        """The database of the call. Not checked earlier, because `--help` of a command needs no database."""
         self.require_paths()
         if len(self.paths) > 1:
             raise InvalidRequest(
@@ -42,41 +42,41 @@ class Invocation:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """All databases that were named."""
+        """All databases of the call."""
         return (*((self.path,) if self.path else ()), *self.further_paths)
 
     def require_paths(self) -> None:
-        """Refuse a call that names no database."""
+        """Raise `InvalidRequest` if the call names no database."""
         if not self.paths:
             raise InvalidRequest(
-                "which database? name it before the command: flagstone --path s3://bucket/db COMMAND "
+                "no database given; name it before the command: flagstone --path s3://bucket/db COMMAND "
                 "(or set FLAGSTONE_PATH)"
             )
 
     def each(self) -> list[Invocation]:
-        """The same call for each of the databases that were named."""
+        """The same call for each database alone."""
         return [replace(self, path=path, further_paths=()) for path in self.paths]
 
-    def connect(self, *, patient: bool = False) -> Connection:
+    def connect(self, *, long_work: bool = False) -> Connection:
         """The stores of the database; see `connection.connect`."""
-        # The engine is imported by commands that use it, so that `--help` and completion are quick.
+        # Only commands that use the engine import it, so that `--help` and completion are quick.
         from flagstone.cli.connection import connect
 
-        return connect(self, patient=patient)
+        return connect(self, long_work=long_work)
 
     def settings(self) -> Settings:
-        """The settings to work with: those of `--settings`, or the defaults."""
+        """The settings of the `--settings` file, or the defaults."""
         from flagstone.config import Settings
 
         return Settings() if self.settings_file is None else Settings.from_file(self.settings_file)
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
-"""An option of every command, which may also be given before it."""
+"""An option of every command; it may also be given before the command."""
 
 
 def invocation(context: typer.Context, *, json: bool) -> Invocation:
-    """The global options, for a command; `json` is its own option of that name."""
+    """The global options of a command; `json` is the command's own option."""
     found = context.obj
     assert isinstance(found, Invocation)
     return replace(found, json=found.json or json)
@@ -84,7 +84,7 @@ def invocation(context: typer.Context, *, json: bool) -> Invocation:
 
 OnSpark = Annotated[
     bool,
-    typer.Option("--spark", help="Have Spark do the work: on all cores here, or where --spark-conf says."),
+    typer.Option("--spark", help="Do the work on Spark: on all local cores, or as --spark-conf says."),
 ]
 SparkConf = Annotated[
     list[str] | None,
@@ -99,14 +99,14 @@ _DEFAULTS: Final = {"spark.log.level": "ERROR"}
 
 
 def parse_conf(texts: Sequence[str] | None, *, spark: bool) -> dict[str, str]:
-    """The settings as given, by name.
+    """The Spark settings by name.
 
     Raises:
-        InvalidRequest: one is not NAME=VALUE, or there is no --spark that they could be for.
+        InvalidRequest: a setting is not NAME=VALUE, or `--spark` is not given.
 
     """
     if texts and not spark:
-        raise InvalidRequest("--spark-conf is for --spark; give that, too")
+        raise InvalidRequest("--spark-conf works only with --spark; add --spark")
     found: dict[str, str] = {}
     for text in texts or ():
         name, equals, value = text.partition("=")
@@ -118,10 +118,10 @@ def parse_conf(texts: Sequence[str] | None, *, spark: bool) -> dict[str, str]:
 
 @contextmanager
 def spark_session(conf: dict[str, str], *, command: str) -> Iterator[SparkSession]:
-    """A session that ends with the block. Ctrl-C while it starts ends the process, and Spark with it.
+    """A Spark session that ends with the block. Ctrl-C while it starts ends the process and Spark.
 
     Raises:
-        InvalidRequest: PySpark is not installed, or there is no Java for it.
+        InvalidRequest: PySpark or Java is not installed.
 
     """
     from flagstone.spark import session
@@ -137,10 +137,10 @@ def spark_session(conf: dict[str, str], *, command: str) -> Iterator[SparkSessio
 
 
 def spark_arguments(call: Invocation) -> dict[str, Any]:
-    """The database of a call as the functions of `flagstone.spark` take it.
+    """The database of a call as arguments for the functions of `flagstone.spark`.
 
-    Executors open the store themselves: credentials in the environment of this process reach those of a local session,
-    and no others.
+    Executors open the store themselves. Credentials in the environment of this process reach only the executors of a
+    local session.
     """
     from flagstone.cli.connection import address, store_options
 

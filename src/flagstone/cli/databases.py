@@ -1,4 +1,4 @@
-"""Whole databases: `clone`, `union`, `restore` and `delete-db`."""
+"""Whole databases: `delete-db`, `purge-db`, `stats`, `inspect`, `verify` and `repair`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,17 @@ from flagstone.cli.context import (
     spark_arguments,
     spark_session,
 )
-from flagstone.cli.output import can_ask, confirm, console, print_facts, print_json, print_table, say, working
-from flagstone.cli.parsing import (
-    parse_lifetime,
+from flagstone.cli.output import (
+    can_ask,
+    confirm,
+    console,
+    print_facts,
+    print_json,
+    print_line,
+    print_table,
+    working,
 )
+from flagstone.cli.parsing import parse_lifetime
 from flagstone.cli.process import DAMAGE, service
 from flagstone.errors import InvalidRequest
 from flagstone.inspector.text import size_text, time_text
@@ -30,7 +37,7 @@ from flagstone.inspector.text import size_text, time_text
 if TYPE_CHECKING:
     from flagstone.cli.connection import Connection
     from flagstone.clones.destroy import Destruction
-    from flagstone.inspector.snapshot import Seen
+    from flagstone.inspector.snapshot import DatabaseSnapshot
     from flagstone.repair.plan import RepairReport
     from flagstone.verification.report import Report
 
@@ -43,7 +50,8 @@ def delete_db(
     soft: Annotated[
         bool,
         typer.Option(
-            "--soft", help="Mark it, refuse to open it, and let garbage collection delete it later."
+            "--soft",
+            help="Only mark it as destroyed, so that it no longer opens; garbage collection deletes it later.",
         ),
     ] = False,
     grace: Annotated[
@@ -53,11 +61,11 @@ def delete_db(
     dry_run: DryRun = False,
     json: AsJson = False,
 ) -> None:
-    """Delete the database and release what it borrowed from others.
+    """Delete the database, and its checkpoints in the databases whose SSTs it uses.
 
-    Refused while somebody holds a checkpoint of it, a clone for instance; a soft deletion waits for that. Whoever has
-    it open for writing is replaced. On a terminal it asks; otherwise, as in SlateDB, without --confirm it only says
-    what would be deleted.
+    Refused while it has a checkpoint, of a clone for instance; a soft deletion waits until the last one is gone. A
+    running writer is fenced. On a terminal it asks first. Elsewhere, as in SlateDB, without --confirm it only prints
+    what it would delete.
 
     For example:
 
@@ -68,13 +76,13 @@ def delete_db(
     call = invocation(context, json=json)
     kept_for = parse_lifetime(grace)
     if kept_for is not None and not soft:
-        raise InvalidRequest("--grace says how long a soft deletion waits; add --soft")
-    connection = call.connect(patient=True)
+        raise InvalidRequest("--grace works only with a soft deletion; add --soft")
+    connection = call.connect(long_work=True)
     admin = connection.admin()
     if dry_run or not (yes or can_ask()):
         _print_destruction(call, admin.destroy(soft, dry_run=True), dry_run=True)
         if not dry_run:
-            sys.stderr.write("flagstone: nothing was deleted; say --confirm to do it\n")
+            sys.stderr.write("flagstone: nothing was deleted; add --confirm to delete it\n")
         return
     if not yes:
         doomed = admin.destroy(soft, dry_run=True).deleted
@@ -88,21 +96,21 @@ def delete_db(
 
 def purge_db(
     context: typer.Context,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it, without being asked.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete them, without being asked.")] = False,
     min_age: Annotated[
         str | None,
         typer.Option(
             "--min-age",
             metavar="DURATION",
-            help="Refuse if it was deleted more recently than that; by default 1day.",
+            help="Refuse if the database was deleted more recently than that; by default 1day.",
         ),
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Delete the few small objects that a deleted database has left.
+    """Delete the few small objects that remain of a deleted database.
 
-    They keep late requests of its former processes from being taken for those of the next database at this path. Only
-    when every process that used the database has ended.
+    These objects make late requests of its former processes fail, which could otherwise damage the next database at
+    this path. Use it only after every process that used the database has ended.
 
     For example:
 
@@ -110,15 +118,15 @@ def purge_db(
     """
     call = invocation(context, json=json)
     age = parse_lifetime(min_age)
-    connection = call.connect(patient=True)
+    connection = call.connect(long_work=True)
     if not yes:
-        confirm(f"this removes what is left of {connection.root} in {connection.store.url}", yes=False)
+        confirm(f"this deletes the last objects of {connection.root} in {connection.store.url}", yes=False)
     admin = connection.admin()
     deleted = admin.purge() if age is None else admin.purge(min_age=age)
     if call.json:
         print_json({"deleted": list(deleted)})
     else:
-        say(f"{len(deleted):,} objects deleted")
+        print_line(f"{len(deleted):,} objects deleted")
 
 
 def _print_destruction(call: Invocation, done: Destruction, *, dry_run: bool) -> None:
@@ -137,22 +145,26 @@ def _print_destruction(call: Invocation, done: Destruction, *, dry_run: bool) ->
         )
         return
     for path in done.deleted if dry_run else ():
-        say(path)
+        print_line(path)
     if due is not None:
-        say(f"marked; garbage collection deletes it after {due}, once nobody holds a checkpoint of it")
+        print_line(
+            f"marked as destroyed; garbage collection deletes it after {due}, when it has no checkpoint left"
+        )
     else:
-        say(f"{len(done.deleted):,} objects {'would be deleted' if dry_run else 'deleted'}")
+        print_line(f"{len(done.deleted):,} objects {'would be deleted' if dry_run else 'deleted'}")
         if done.kept:
-            say(f"{len(done.kept):,} small objects stay, which keep its ids from being used again (purge-db)")
+            print_line(
+                f"{len(done.kept):,} small objects stay, so that no id is used again; purge-db deletes them"
+            )
     for reason in done.unreleased:
-        say(f"not released: {reason}; if no clone needs it, use delete-checkpoint")
+        print_line(f"not released: {reason}; if no clone needs it, use delete-checkpoint")
 
 
 def stats(context: typer.Context, json: AsJson = False) -> None:
-    """Show sizes, levels, log, checkpoints, borrowed tables and waste.
+    """Show sizes, levels, WAL, checkpoints, borrowed SSTs and space that is not live.
 
-    Reads the current manifest, those its checkpoints pin, and lists the objects; no table is read, nothing is
-    written. The last line tells what that took.
+    Reads the current manifest and those of its checkpoints, and lists the objects. Reads no SST and writes nothing.
+    The last line counts the requests.
 
     For example:
 
@@ -161,10 +173,10 @@ def stats(context: typer.Context, json: AsJson = False) -> None:
     """
     call = invocation(context, json=json)
     connection = call.connect()
-    from flagstone.inspector.snapshot import look
+    from flagstone.inspector.snapshot import take_snapshot
 
-    with working("looking", connection):
-        seen = look(connection.store, connection.wal_store, connection.root)
+    with working("reading", connection):
+        seen = take_snapshot(connection.store, connection.wal_store, connection.root)
     if call.json:
         print_json({**seen.facts(), **seen.overview.to_dict(), "requests": _requests(connection)})
     else:
@@ -179,9 +191,9 @@ def _requests(connection: Connection) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
-def _print_stats(connection: Connection, seen: Seen) -> None:
+def _print_stats(connection: Connection, seen: DatabaseSnapshot) -> None:
     facts, found, manifest = seen.facts(), seen.overview, seen.manifest.value
-    tables, log, checkpoints = found.tables, found.log, facts["checkpoints"]
+    ssts, wal, checkpoints = found.tables, found.log, facts["checkpoints"]
     held = (
         f"{checkpoints['total']}: {checkpoints['named']} named, {checkpoints['permanent']} permanent, "
         f"{checkpoints['expired']} expired"
@@ -192,38 +204,38 @@ def _print_stats(connection: Connection, seen: Seen) -> None:
             ("state", None if facts["initialized"] else "not initialized: a clone under construction"),
             ("epochs", f"writer {facts['writer_epoch']}, compactor {facts['compactor_epoch']}"),
             ("last flush", f"sequence number {facts['last_l0_seq']:,}, {facts['last_l0_time'] or 'never'}"),
-            ("live tables", _weight(tables.live)),
-            ("borrowed", _weight(tables.borrowed) if tables.borrowed.count else None),
-            ("pinned only", _weight(tables.pinned) if tables.pinned.count else None),
-            ("unreferenced", _weight(tables.unreferenced) if tables.unreferenced.count else None),
-            ("log to replay", f"{_weight(log.to_replay)}, after {log.replay_after}"),
-            ("log flushed", _weight(log.flushed) if log.flushed.count else None),
-            ("fences", log.fences),
+            ("live SSTs", _weight(ssts.live)),
+            ("borrowed", _weight(ssts.borrowed) if ssts.borrowed.count else None),
+            ("only in checkpoints", _weight(ssts.pinned) if ssts.pinned.count else None),
+            ("unreferenced", _weight(ssts.unreferenced) if ssts.unreferenced.count else None),
+            ("WAL to replay", f"{_weight(wal.to_replay)}, after {wal.replay_after}"),
+            ("WAL flushed", _weight(wal.flushed) if wal.flushed.count else None),
+            ("fences", wal.fences),
             ("checkpoints", held),
             (
                 "space amplification",
-                _ratio(found.space_amplification, "estimate: the trees over their oldest runs"),
+                _ratio(found.space_amplification, "estimate: all levels over the oldest sorted runs"),
             ),
-            ("storage overhead", _ratio(found.storage_overhead, "all objects over live tables")),
+            ("storage overhead", _ratio(found.storage_overhead, "all objects over live SSTs")),
         ],
         title=f"{connection.root} in {connection.store.url}",
     )
     for tree in found.trees:
-        say("")
+        print_line("")
         name = f"segment {tree.prefix}" if tree.prefix else "tree"
         rows: list[tuple[Any, ...]] = [("L0", tree.l0.count, size_text(tree.l0.bytes))]
         rows += [(f"run {run.id}", run.tables, size_text(run.bytes)) for run in tree.runs]
-        print_table((name, "tables", "size"), rows, empty="no data")
+        print_table((name, "SSTs", "size"), rows, empty="no data")
     if manifest.external_dbs:
-        say("")
+        print_line("")
         external = [(entry.path, entry.tables, size_text(entry.bytes)) for entry in found.external_dbs]
-        print_table(("external database", "tables", "size"), external, empty="")
-    say("")
+        print_table(("external database", "SSTs", "size"), external, empty="")
+    print_line("")
     folders = [(folder, weight.count, size_text(weight.bytes)) for folder, weight in found.objects.items()]
     print_table(("folder", "objects", "size"), folders, empty="no objects")
-    say("")
-    asked = ", ".join(f"{count} {verb}" for verb, count in _requests(connection).items())
-    print_facts([("requests", f"{connection.requests} ({asked}), {size_text(connection.bytes_moved)}")])
+    print_line("")
+    by_kind = ", ".join(f"{count} {verb}" for verb, count in _requests(connection).items())
+    print_facts([("requests", f"{connection.requests} ({by_kind}), {size_text(connection.bytes_moved)}")])
 
 
 def _weight(weight: Any) -> str:
@@ -237,17 +249,17 @@ def _ratio(ratio: float | None, meaning: str) -> str | None:
 def inspect(
     context: typer.Context,
     port: Annotated[
-        int, typer.Option(help="The port on 127.0.0.1; 0 takes a free one.", min=0, max=65535)
+        int, typer.Option(help="The port on 127.0.0.1; 0 chooses a free one.", min=0, max=65535)
     ] = 0,
-    refresh: Annotated[int, typer.Option(help="Seconds between two looks of an open page.", min=1)] = 10,
+    refresh: Annotated[int, typer.Option(help="Seconds until an open page reloads itself.", min=1)] = 10,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the page to this file instead, and end.")
+        Path | None, typer.Option("--output", "-o", help="Write the page to this file and end.")
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Show tables, runs, compactions, checkpoints and sizes as a page, for browsers of this machine.
+    """Show SSTs, sorted runs, compactions, checkpoints and sizes in a browser on this machine.
 
-    Reads what `stats` reads, for every request; values never. Ends with Ctrl-C.
+    Every request reads what `stats` reads and the compactions file, but no values. Ctrl-C ends it.
 
     For example:
 
@@ -256,28 +268,28 @@ def inspect(
     """
     from flagstone.inspector.page import render
     from flagstone.inspector.server import serve
-    from flagstone.inspector.snapshot import look
+    from flagstone.inspector.snapshot import take_snapshot
 
     call = invocation(context, json=json)
     connection = call.connect()
 
     def page(refresh_s: int | None) -> str:
-        seen = look(connection.store, connection.wal_store, connection.root, jobs=True)
+        seen = take_snapshot(connection.store, connection.wal_store, connection.root, jobs=True)
         return render(seen, refresh_s=refresh_s)
 
-    def tell(**facts: str) -> None:
+    def report(**facts: str) -> None:
         if call.json:
             print_json(facts)
         else:
-            say("; ".join(f"{name} {value}" for name, value in facts.items()))
+            print_line("; ".join(f"{name} {value}" for name, value in facts.items()))
 
-    made = page(None if output else refresh)  # what is wrong is told before anybody waits
+    first = page(None if output else refresh)  # a wrong path fails here, before the server starts
     if output is not None:
-        output.write_text(made, encoding="utf-8")
-        tell(written=str(output))
+        output.write_text(first, encoding="utf-8")
+        report(written=str(output))
         return
     with service("inspector") as stop:
-        serve(lambda: page(refresh), port=port, stop=stop, ready=lambda address: tell(open=address))
+        serve(lambda: page(refresh), port=port, stop=stop, ready=lambda address: report(open=address))
 
 
 _SEVERITY_STYLES: Final = {"damage": "bold red", "warning": "yellow", "note": "dim"}
@@ -288,9 +300,9 @@ def verify(
 ) -> None:
     """Read every object and check every checksum, filter, order and reference.
 
-    Changes nothing, and may run beside a writer. Exits with 6 when there is damage. Every byte of the database is
-    read once: think of the transfer costs before verifying a large one from far away. With --spark tables and log are
-    read by Spark's executors, many at once.
+    Changes nothing and may run beside a writer. Exits with 6 if there is damage. It reads every byte of the database
+    once, which may cost transfer fees outside the store's region. With --spark, Spark's executors read SSTs and WAL
+    in parallel.
 
     For example:
 
@@ -299,7 +311,7 @@ def verify(
     """
     call = invocation(context, json=json)
     conf = parse_conf(spark_conf, spark=spark)
-    connection = call.connect(patient=True)
+    connection = call.connect(long_work=True)
     if spark:
         with spark_session(conf, command="verify") as session, working("verifying", connection):
             from flagstone.spark import verify as verify_on_spark
@@ -326,12 +338,12 @@ def _print_verification(report: Report) -> None:
         shown.print(f"read {counts}: {report.bytes:,} bytes, {report.rows:,} rows")
         for finding in report.findings:
             style = _SEVERITY_STYLES[finding.severity]
-            place = finding.object if finding.offset is None else f"{finding.object} at byte {finding.offset}"
+            where = finding.object if finding.offset is None else f"{finding.object} at byte {finding.offset}"
             shown.print(
-                f"[{style}]{finding.severity:8}[/{style}]", f"{escape(place)}: {escape(finding.problem)}"
+                f"[{style}]{finding.severity:8}[/{style}]", f"{escape(where)}: {escape(finding.problem)}"
             )
         if report.ok:
-            shown.print("[green]sound[/green]: every object is there and every checksum holds")
+            shown.print("[green]sound[/green]: no object is missing and every checksum is right")
         else:
             shown.print(f"[bold red]damaged[/bold red]: {len(report.damage)} findings need an operator")
 
@@ -339,19 +351,19 @@ def _print_verification(report: Report) -> None:
 def repair(
     context: typer.Context,
     apply: Annotated[
-        bool, typer.Option("--apply", help="Do it. Without this the command only says what it would do.")
+        bool, typer.Option("--apply", help="Repair it. Without this the command only prints the plan.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --apply: do not ask.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Say what is wrong with a database that does not open, and what repairing it gives up; with --apply, do it.
+    """Report what is wrong with a database that does not open, and what a repair gives up; with --apply, repair it.
 
-    Knows WAL files that are out of order, damaged or missing, times in the future that stop writes, references to
-    objects that are gone, unreadable manifests and half-made databases. A sound database is not touched: exit code 0.
-    Exits with 6 when something is wrong and was not mended.
+    Handles WAL files that are out of order, damaged or missing, times in the future that stop writes, references to
+    deleted objects, unreadable manifests and databases whose creation was interrupted. It does not touch a sound
+    database and exits with 0. Exits with 6 while something is wrong.
 
-    Stop the writer before --apply: one that is at work is fenced. What is removed is copied below flagstone/repair/
-    of the database first. An interrupted repair is repeated by the same command.
+    Stop the writer before --apply, which fences it. Every object that the repair removes is first copied below
+    flagstone/repair/ of the database. If the command is interrupted, repeat it.
 
     For example:
 
@@ -359,9 +371,9 @@ def repair(
         flagstone -p s3://bucket/shop repair --apply --yes
     """
     call = invocation(context, json=json)
-    connection = call.connect(patient=True)
+    connection = call.connect(long_work=True)
     admin = connection.admin()
-    with working("looking for defects", connection):
+    with working("searching for defects", connection):
         report = admin.repair()
     if apply and any(defect.remedy for defect in report.defects):
         if not call.json:
@@ -378,9 +390,9 @@ def repair(
 
 
 def _repair_consequence(report: RepairReport) -> str:
-    prices = [defect.gives_up for defect in report.defects if defect.remedy and defect.gives_up]
-    fenced = "a writer that is at work is fenced"
-    return f"this gives up {'; '.join(prices)}, and {fenced}" if prices else f"this gives up no row; {fenced}"
+    losses = [defect.gives_up for defect in report.defects if defect.remedy and defect.gives_up]
+    fenced = "a running writer is fenced"
+    return f"this gives up {'; '.join(losses)}, and {fenced}" if losses else f"this gives up no row; {fenced}"
 
 
 def _print_repair(report: RepairReport) -> None:
@@ -390,14 +402,14 @@ def _print_repair(report: RepairReport) -> None:
         shown.print(f"[bold]{escape(report.database)}[/bold], manifest {report.manifest_id}")
         for defect in report.defects:
             shown.print(f"[bold red]{defect.kind}[/bold red]", escape(f"{defect.object}: {defect.problem}"))
-            shown.print("  remedy:  ", escape(defect.remedy or "none; an operator must look"))
+            shown.print("  remedy:  ", escape(defect.remedy or "none; an operator must examine it"))
             if defect.remedy:
                 shown.print("  gives up:", escape(defect.gives_up or "nothing"))
         for path in report.kept_aside:
-            shown.print("kept aside:", escape(path))
+            shown.print("copied to:", escape(path))
         if not report.defects:
             shown.print("[green]sound[/green]: nothing to repair")
         elif report.applied:
             shown.print(f"[green]repaired[/green]: manifest {report.manifest_id}")
         elif any(defect.remedy for defect in report.defects):
-            shown.print("[bold red]not repaired[/bold red]: --apply does what is listed under remedy")
+            shown.print("[bold red]not repaired[/bold red]: --apply carries out the remedies above")

@@ -1,7 +1,7 @@
 """Manifests, compactions files and checkpoints as plain values for JSON, under SlateDB's own field names.
 
-Keys are written as `binary.json_text` says. ULIDs and UUIDs are texts, times seconds since the epoch, and beside
-them the same as RFC 3339. Fields are only ever added.
+Keys are written as in `inspector.text.json_text`. ULIDs and UUIDs are text. A time is given twice: in seconds since
+the epoch, and as RFC 3339. A new version of Flagstone may add fields, but removes none.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from flagstone.types import RunId, Ulid
 
 
 def manifest_document(manifest_id: int, manifest: Manifest) -> dict[str, Any]:
-    """All of a manifest."""
+    """A whole manifest."""
     return {
         "id": manifest_id,
         "initialized": manifest.initialized,
@@ -39,7 +39,7 @@ def manifest_document(manifest_id: int, manifest: Manifest) -> dict[str, Any]:
         "last_l0_clock_tick": manifest.last_l0_clock_tick,
         "recent_snapshot_min_seq": manifest.recent_snapshot_min_seq,
         **_tree(manifest, manifest.tree),
-        # SlateDB has the field, but version 2 of the format nothing to fill it with.
+        # SlateDB prints this field, although version 2 of the format does not store it.
         "last_compacted_l0_sst_id": None,
         "segments": [
             {"prefix": json_text(segment.prefix), **_tree(manifest, segment.tree)}
@@ -54,7 +54,7 @@ def manifest_document(manifest_id: int, manifest: Manifest) -> dict[str, Any]:
 
 
 def checkpoint_document(checkpoint: Checkpoint) -> dict[str, Any]:
-    """One checkpoint; a time that is null never comes."""
+    """One checkpoint; a null `expire_time` means that it never expires."""
     return {
         "id": str(checkpoint.id),
         "manifest_id": checkpoint.manifest_id,
@@ -67,7 +67,7 @@ def checkpoint_document(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def object_document(meta: ObjectMeta) -> dict[str, Any]:
-    """Where a version is stored, since when, and how large it is."""
+    """The path, size and time of an object."""
     return {
         "location": meta.path,
         "size": meta.size,
@@ -76,7 +76,7 @@ def object_document(meta: ObjectMeta) -> dict[str, Any]:
 
 
 def compactions_document(compactions_id: int, compactions: Compactions) -> dict[str, Any]:
-    """All of a compactions file."""
+    """A whole compactions file."""
     return {
         "id": compactions_id,
         "compactor_epoch": compactions.compactor_epoch,
@@ -85,19 +85,19 @@ def compactions_document(compactions_id: int, compactions: Compactions) -> dict[
 
 
 def job_document(job: Job) -> dict[str, Any]:
-    """One compaction job; `bytes_processed` counts what it has written so far."""
+    """One compaction job; `bytes_processed` is the size of the SSTs it has written so far."""
     context = job.context
     written = list(job.output_ssts)
     if context is not None:
-        written += [table for part in context.subcompactions for table in part.output_ssts]
+        written += [sst for part in context.subcompactions for sst in part.output_ssts]
     return {
         "id": ulid_text(job.id),
         "create_time": time_text(ulid_ms(job.id) / 1000),
         "status": job.status.name.capitalize(),
         "active": not job.status.finished,
         "spec": spec_document(job.spec),
-        "bytes_processed": sum(table.info.estimated_size for table in written),
-        "output_ssts": [_table(table) for table in job.output_ssts],
+        "bytes_processed": sum(sst.info.estimated_size for sst in written),
+        "output_ssts": [_sst(sst) for sst in job.output_ssts],
         "worker": None
         if job.worker is None
         else {"worker_id": job.worker.id, "last_heartbeat_ms": job.worker.last_heartbeat_ms},
@@ -106,7 +106,7 @@ def job_document(job: Job) -> dict[str, Any]:
         else {
             "retention_min_seq": context.retention_min_seq,
             "subcompactions": [
-                {"range": _range(part.range), "output_ssts": [_table(table) for table in part.output_ssts]}
+                {"range": _range(part.range), "output_ssts": [_sst(sst) for sst in part.output_ssts]}
                 for part in context.subcompactions
             ],
         },
@@ -114,7 +114,7 @@ def job_document(job: Job) -> dict[str, Any]:
 
 
 def spec_document(spec: Spec) -> dict[str, Any]:
-    """What a job merges, in the form that `submit-compaction` takes under "Spec"."""
+    """The sources and destination of a job, in the form that `submit-compaction` accepts under "Spec"."""
     sources: list[dict[str, Any]] = [{"SstView": ulid_text(view_id)} for view_id in spec.l0_view_ids]
     sources += [{"SortedRun": run_id} for run_id in spec.sorted_runs]
     kind = "Tiered" if isinstance(spec, TieredSpec) else "DrainSegment"
@@ -133,7 +133,7 @@ def _tree(manifest: Manifest, tree: Tree) -> dict[str, Any]:
         "compacted": [
             {
                 "id": run.id,
-                "estimated_size_bytes": sum(manifest.table(view).info.estimated_size for view in run.views),
+                "estimated_size_bytes": sum(manifest.sst(view).info.estimated_size for view in run.views),
                 "sst_views": [_view(manifest, view) for view in run.views],
             }
             for run in tree.runs
@@ -142,22 +142,22 @@ def _tree(manifest: Manifest, tree: Tree) -> dict[str, Any]:
 
 
 def _view(manifest: Manifest, view: SstView) -> dict[str, Any]:
-    table = manifest.table(view)
+    sst = manifest.sst(view)
     return {
         "id": ulid_text(view.id),
-        "sst": _table(table),
+        "sst": _sst(sst),
         "visible_range": None if view.visible_range is None else _range(view.visible_range),
-        "estimated_size_bytes": table.info.estimated_size,
+        "estimated_size_bytes": sst.info.estimated_size,
         "external_db": manifest.path_of_owner(view.sst_id),
     }
 
 
-def _table(table: SsTable) -> dict[str, Any]:
+def _sst(sst: SsTable) -> dict[str, Any]:
     return {
-        "id": ulid_text(table.id),
-        "format_version": table.format_version,
-        "estimated_size_bytes": table.info.estimated_size,
-        "info": _info(table.info),
+        "id": ulid_text(sst.id),
+        "format_version": sst.format_version,
+        "estimated_size_bytes": sst.info.estimated_size,
+        "info": _info(sst.info),
     }
 
 
@@ -197,7 +197,7 @@ def _external(external: ExternalDb) -> dict[str, Any]:
 
 
 def _tracker(tracker: SequenceTracker) -> dict[str, Any]:
-    """The ends of the tracker: all of it are thousands of points, which `seq-to-ts` looks up."""
+    """The first and last point of the tracker. It has thousands of points, in which `seq-to-ts` searches."""
     first, last = (
         (
             {
@@ -221,10 +221,10 @@ _FORMS: Final = '"Full", {"FullSegment": {"segment": …}} or {"Spec": {"sources
 
 
 def plan_request(text: str, manifest: Manifest, compactions: Compactions) -> Sequence[Spec]:
-    """The jobs that a request means for the database as it is.
+    """The jobs that a request asks for, given the current manifest and jobs.
 
     Raises:
-        InvalidRequest: the text is not such a request, or there is no such segment.
+        InvalidRequest: the text is not a request, or there is no such segment.
 
     """
     try:
@@ -237,7 +237,7 @@ def plan_request(text: str, manifest: Manifest, compactions: Compactions) -> Seq
         case {"FullSegment": {"segment": segment}, **rest} if not rest:
             prefix = _bytes(segment)
             if manifest.tree_of(prefix) is None:
-                raise InvalidRequest(f"there is no segment {segment!r}")
+                raise InvalidRequest(f"there is no segment {segment!r}; read-manifest lists the segments")
             return plan_full(manifest, compactions, prefix)
         case {"Spec": {"DrainSegment": dict() as spec}, **rest} if not rest:
             return [_drain(spec)]
@@ -253,7 +253,9 @@ def _tiered(spec: dict[str, Any]) -> TieredSpec:
     views, runs = _sources(spec)
     destination = spec.get("destination")
     if not isinstance(destination, int) or isinstance(destination, bool) or not 0 <= destination < 2**32:
-        raise InvalidRequest(f"the destination of a compaction is the number of a run, not {destination!r}")
+        raise InvalidRequest(
+            f"the destination of a compaction is the id of a sorted run, not {destination!r}"
+        )
     return TieredSpec(views, runs, RunId(destination), _bytes(spec.get("segment", "")))
 
 
@@ -267,7 +269,7 @@ def _sources(spec: dict[str, Any]) -> tuple[tuple[Ulid, ...], tuple[RunId, ...]]
     runs: list[RunId] = []
     sources = spec.get("sources")
     if not isinstance(sources, list):
-        raise InvalidRequest('a compaction has "sources", such as [{"SstView": "01H…"}, {"SortedRun": 3}]')
+        raise InvalidRequest('a compaction needs "sources", such as [{"SstView": "01H…"}, {"SortedRun": 3}]')
     for source in sources:
         match source:
             case {"SstView": str(view)} | {"Sst": str(view)}:
@@ -280,7 +282,7 @@ def _sources(spec: dict[str, Any]) -> tuple[tuple[Ulid, ...], tuple[RunId, ...]]
 
 
 def _bytes(value: Any) -> bytes:
-    """Bytes as we write them, or as SlateDB does: a list of numbers."""
+    """Bytes in our form (text or 0x…), or in SlateDB's: a list of numbers."""
     if isinstance(value, str):
         return parse_bytes(value, KeyForm.auto, what="segment")
     try:

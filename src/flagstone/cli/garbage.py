@@ -1,4 +1,4 @@
-"""Garbage: `run-garbage-collection` and `schedule-garbage-collection`."""
+"""Garbage collection: `run-garbage-collection` and `schedule-garbage-collection`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 import typer
 
 from flagstone.cli.context import AsJson, Invocation, invocation
-from flagstone.cli.output import print_json, print_json_line, print_table, say, working
+from flagstone.cli.output import print_json, print_json_line, print_line, print_table, working
 from flagstone.cli.parsing import parse_duration, parse_lifetime
 from flagstone.cli.process import UNAVAILABLE, service
 from flagstone.errors import InvalidRequest, Unavailable
@@ -28,7 +28,7 @@ _log = logging.getLogger("flagstone.gc")
 
 
 class Resource(StrEnum):
-    """The kinds of garbage, under SlateDB's names, and those it has none for."""
+    """The kinds of garbage: SlateDB's names, and `two-phase`, which only Flagstone has."""
 
     manifest = "manifest"
     wal = "wal"
@@ -43,12 +43,12 @@ NoBoundary = Annotated[
     bool,
     typer.Option(
         "--disable-boundary-files",
-        help="Do not write boundary files before metadata is deleted; only where nobody else can be writing.",
+        help="Delete metadata without writing boundary files first; safe only if no other process writes.",
     ),
 ]
 Paths = Annotated[
     list[str] | None,
-    typer.Option("--path", "-p", help="A further database, as before the command. May be repeated."),
+    typer.Option("--path", "-p", help="One more database, like --path before the command. May be repeated."),
 ]
 Prefix = Annotated[
     str | None,
@@ -65,26 +65,26 @@ def run_garbage_collection(
     context: typer.Context,
     resource: Annotated[
         list[Resource] | None,
-        typer.Option("--resource", "-r", help="What to collect; everything, if not given. May be repeated."),
+        typer.Option("--resource", "-r", help="What to collect; everything if not given. May be repeated."),
     ] = None,
     min_age: Annotated[
         str | None,
         typer.Option(
-            "--min-age", "-m", metavar="DURATION", help="Spare what is younger than this; by default 5min."
+            "--min-age", "-m", metavar="DURATION", help="Keep objects younger than this; by default 5min."
         ),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be deleted.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report what would be deleted.")] = False,
     disable_boundary_files: NoBoundary = False,
     path: Paths = None,
     prefix: Prefix = None,
     json: AsJson = False,
 ) -> None:
-    """Delete, once and now, what nobody can need any more.
+    """Delete objects that are no longer needed, once and now.
 
-    The current state, whatever checkpoints and clones refer to, the log since the last flush and the work of running
-    compactions always stay. WAL fences are deleted only when asked for by name. May run beside writers, compactors
-    and other collectors. A database that was destroyed softly is deleted when its time has come; until then the report
-    says what it waits for.
+    Keeps the current state, everything that checkpoints and clones refer to, the WAL since the last flush and the
+    output of running compactions. Deletes WAL fences only with --resource wal-fence. May run beside writers,
+    compactors and other collectors. Deletes a softly destroyed database when its grace period is over; until then
+    the report says what it waits for.
 
     For example:
 
@@ -114,14 +114,14 @@ def run_garbage_collection(
                     options=options,
                 )
             except NoDatabase:
-                # Below a prefix there are paths whose database is gone; one that was named must be there.
+                # Below a prefix there may be paths whose database is gone. A database given by --path must exist.
                 if prefix is not None and connection.root not in _roots(call, path):
                     continue
                 raise
         reports.append(report)
         if not call.json:
             if several:
-                say(connection.root)
+                print_line(connection.root)
             _print(report)
         for error in report.errors:
             sys.stderr.write(f"flagstone: {connection.root}: {error}\n")
@@ -137,25 +137,25 @@ def run_garbage_collection(
 def schedule_garbage_collection(
     context: typer.Context,
     manifest: Annotated[str | None, _schedule("old manifests")] = None,
-    wal: Annotated[str | None, _schedule("flushed log files")] = None,
+    wal: Annotated[str | None, _schedule("flushed WAL files")] = None,
     wal_fence: Annotated[str | None, _schedule("fences of former writers")] = None,
-    compacted: Annotated[str | None, _schedule("tables that nothing refers to")] = None,
+    compacted: Annotated[str | None, _schedule("unreferenced SSTs")] = None,
     compactions: Annotated[str | None, _schedule("old compactions files")] = None,
     detach: Annotated[
         str | None,
-        typer.Option(metavar="period=DURATION", help="Release parents that a clone needs no more."),
+        typer.Option(metavar="period=DURATION", help="Release lenders whose SSTs a clone no longer uses."),
     ] = None,
     disable_boundary_files: NoBoundary = False,
     path: Paths = None,
     prefix: Prefix = None,
     json: AsJson = False,
 ) -> None:
-    """Collect garbage again and again, each kind at its own pace, until interrupted or the database is gone.
+    """Collect garbage periodically, each kind at its own period, until interrupted or the database is gone.
 
-    Tells on standard error what it does, with --json also on standard output: a line for every round that deleted
-    something. What cannot be done is tried again at the next turn. Ctrl-C and SIGTERM end it after the current
-    round; another one at once. It serves as many databases as are named, and ends when the last of them was destroyed
-    and deleted; with --prefix it looks for new ones every ten minutes, and does not end by itself.
+    Logs to standard error; with --json it also prints a line for every round that deleted something. A round that
+    fails is tried again at the next period. Ctrl-C and SIGTERM end it after the current round; a second one ends it
+    at once. It serves every given database, and ends when the last of them was destroyed and deleted. With --prefix
+    it searches for new databases every ten minutes and does not end by itself.
 
     For example:
 
@@ -193,23 +193,25 @@ def schedule_garbage_collection(
             wal_store=connection.wal_store,
             boundary_files=options.boundary_files_enabled,
         )
-        served[connection.root] = GarbageCollection(collector, kinds, clock=SYSTEM_CLOCK, collected=tell)
+        served[connection.root] = GarbageCollection(
+            collector, kinds, clock=SYSTEM_CLOCK, collected=print_report
+        )
         return served[connection.root]
 
     def is_served(root: str) -> bool:
-        # Where a database is gone, another one may have been created since.
+        # After a database is gone, a new one may be created at its path.
         return root in served and not served[root].gone
 
     def discover() -> list[GarbageCollection]:
         assert prefix is not None
         try:
-            found = connect_below(call, prefix, patient=True)
+            found = connect_below(call, prefix, long_work=True)
         except Unavailable as error:
-            _log.warning("cannot look for databases prefix=%s error=%s", prefix, error)
+            _log.warning("cannot search for databases prefix=%s error=%s", prefix, error)
             return []
         return [serve(connection) for connection in found if not is_served(connection.root)]
 
-    def tell(report: GarbageReport) -> None:
+    def print_report(report: GarbageReport) -> None:
         if call.json:
             print_json_line(report.to_dict())
             sys.stdout.flush()
@@ -222,31 +224,31 @@ def schedule_garbage_collection(
 
 
 def _named(call: Invocation, path: list[str] | None) -> Invocation:
-    """The call with the databases named before the command and behind it, each once."""
+    """The call with the databases given before the command and after it, each once."""
     first, *further = dict.fromkeys((*call.paths, *(path or ()))) or [None]
     return replace(call, path=first, further_paths=tuple(filter(None, further)))
 
 
 def _connections(call: Invocation, path: list[str] | None, prefix: str | None) -> list[Connection]:
-    """The databases that were named, and those below the prefix.
+    """The databases given by `--path`, and those below the prefix.
 
     Raises:
-        InvalidRequest: none was named, or there is none below the prefix.
+        InvalidRequest: no database is given, or there is none below the prefix.
 
     """
     named = _named(call, path)
     if prefix is None:
         named.require_paths()
-    connections = [each.connect(patient=True) for each in named.each()]
+    connections = [each.connect(long_work=True) for each in named.each()]
     if prefix is not None:
         from flagstone.cli.connection import connect_below
 
         known = {connection.root for connection in connections}
         connections += [
-            found for found in connect_below(call, prefix, patient=True) if found.root not in known
+            found for found in connect_below(call, prefix, long_work=True) if found.root not in known
         ]
         if not connections:
-            raise InvalidRequest(f"no database below {prefix!r}; check the address")
+            raise InvalidRequest(f"there is no database below {prefix!r}; check the address")
     return connections
 
 
@@ -255,17 +257,17 @@ def _roots(call: Invocation, path: list[str] | None) -> set[str]:
 
 
 class GcSchedule(NamedTuple):
-    """How old garbage must be, and how often it is looked for."""
+    """How old garbage must be to be deleted, and how often the collector runs."""
 
     min_age: timedelta
     period: timedelta
 
 
 def parse_schedule(name: str, text: str) -> GcSchedule:
-    """The schedule in `min_age=…,period=…`; SlateDB ignores other words there, so do we.
+    """The schedule written as `min_age=…,period=…`. Other words are ignored, as in SlateDB.
 
     Raises:
-        InvalidRequest: one of the two is missing or no duration.
+        InvalidRequest: one of the two is missing or is not a duration.
 
     """
     words = dict(part.split("=", 1) for part in text.split(",") if "=" in part)
@@ -279,10 +281,10 @@ def parse_schedule(name: str, text: str) -> GcSchedule:
 def plan_schedule(
     schedules: dict[str, GcSchedule], detach: timedelta | None, *, boundary_files: bool
 ) -> GarbageCollectorOptions:
-    """The collector's settings for these schedules; what has none is left alone.
+    """The collector's settings for these schedules; a kind without a schedule is not collected.
 
     Raises:
-        InvalidRequest: there is no schedule at all.
+        InvalidRequest: there is no schedule.
 
     """
     from flagstone.config import GarbageCollectorOptions
@@ -317,7 +319,7 @@ def _positive(name: str, text: str) -> timedelta:
     period = parse_duration(text)
     if period <= timedelta():
         raise InvalidRequest(
-            f"the period of --{name.replace('_', '-')} is how long to wait; it must be positive"
+            f"the period of --{name.replace('_', '-')} is {text!r}; use a duration above zero"
         )
     return period
 
@@ -330,9 +332,9 @@ def _defaults() -> GarbageCollectorOptions:
 
 def _print(report: GarbageReport) -> None:
     for reason in report.waits_for:
-        say(f"destroyed, but still there: {reason}")
+        print_line(f"destroyed, but not deleted yet: {reason}")
     if report.gone:
-        say("destroyed, and deleted now")
+        print_line("destroyed, and now deleted")
     rows = [
         (
             entry.kind.replace("_", "-"),
@@ -344,4 +346,4 @@ def _print(report: GarbageReport) -> None:
         for entry in report
     ]
     print_table(("kind", "examined", "garbage", "size", ""), rows, empty="nothing to collect")
-    say(f"{report.deleted:,} objects deleted in {report.seconds:.1f} s, manifest {report.manifest_id}")
+    print_line(f"{report.deleted:,} objects deleted in {report.seconds:.1f} s, manifest {report.manifest_id}")

@@ -1,4 +1,4 @@
-"""The command `flagstone`: global options, commands, and errors as one line and an exit code."""
+"""The command `flagstone`: its global options, its commands, and how it reports errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flagstone.errors import FlagstoneError, InvalidRequest
 
 
 class Commands(TyperGroup):
-    """The commands: each fails with a line on standard error and an exit code, never with a traceback."""
+    """The commands. A failure is one line on standard error and an exit code, without a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -31,7 +31,7 @@ class Commands(TyperGroup):
                 sys.stderr.write(f"  {note}\n")
             raise typer.Exit(exit_code(error)) from None
         except BrokenPipeError:
-            # The reader has what it wanted. Python would complain at exit about what is still unwritten.
+            # The reader closed the pipe. Without this, Python would report unwritten output at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(BROKEN_PIPE) from None
         except KeyboardInterrupt:
@@ -46,11 +46,11 @@ app: typer.Typer = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="markdown",
-    help="SlateDB databases on object storage: look at them, change them, maintain them.\n\n"
+    help="Read, change and maintain SlateDB databases on object storage.\n\n"
     "Name the database first: `flagstone --path s3://bucket/shop stats`. Credentials come from the environment or "
     "from `--env-file`.",
     epilog="Exit codes: 0 done, 1 not found or declined, 2 bad request, 3 conflict, 4 closed or fenced, "
-    "5 store unavailable, 6 damage, 70 internal error, 130 interrupted, 141 nobody reads the output.",
+    "5 store unavailable, 6 damage, 70 internal error, 130 interrupted, 141 output pipe closed.",
 )
 _PANELS: Final[Mapping[str, Sequence[Callable[..., None]]]] = {
     "Rows": (rows.get, rows.put, rows.delete, rows.scan, rows.diff),
@@ -115,11 +115,11 @@ def options(
     ] = None,
     store: Annotated[
         str | None,
-        typer.Option(envvar="FLAGSTONE_STORE", help="The object store that holds it, as a URL or a folder."),
+        typer.Option(envvar="FLAGSTONE_STORE", help="The object store of the database: a URL or a folder."),
     ] = None,
     wal_store: Annotated[
         str | None,
-        typer.Option(envvar="FLAGSTONE_WAL_STORE", help="The store of its log, when that is another one."),
+        typer.Option(envvar="FLAGSTONE_WAL_STORE", help="The object store of the WAL, if it is another one."),
     ] = None,
     store_option: Annotated[
         list[str] | None,
@@ -127,8 +127,8 @@ def options(
             "--store-option",
             "-o",
             metavar="NAME=VALUE",
-            help="An option of the store, such as endpoint=http://127.0.0.1:9000; no secrets, they go into the "
-            "environment. May be repeated.",
+            help="An option of the store, such as endpoint=http://127.0.0.1:9000. Secrets go into the environment. "
+            "May be repeated.",
         ),
     ] = None,
     env_file: Annotated[
@@ -137,30 +137,30 @@ def options(
     ] = None,
     settings: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="A SlateDb.toml, .json or .yaml to follow where settings matter."),
+        typer.Option(metavar="FILE", help="Read the settings from this SlateDb.toml, .json or .yaml."),
     ] = None,
     timeout: Annotated[
         str,
         typer.Option(
             envvar="FLAGSTONE_TIMEOUT",
             metavar="DURATION",
-            help="How long to try a store that does not answer.",
+            help="How long to retry a store that does not answer.",
         ),
     ] = "10s",
     json: Annotated[
         bool,
         typer.Option(
-            "--json", help="Print JSON for programs instead of text for people; any command takes it, too."
+            "--json", help="Print JSON for programs instead of text for people; also after any command."
         ),
     ] = False,
-    version: Annotated[  # noqa: ARG001 - the callback has done it
+    version: Annotated[  # noqa: ARG001 - the callback prints it
         bool,
         typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
     if env_file is not None:
         load_env_file(env_file)
-    # Looked up once more, because the env file may have brought them.
+    # Typer read these variables before the env file was loaded.
     context.obj = Invocation(
         path=path[0] if path else os.environ.get("FLAGSTONE_PATH"),
         further_paths=tuple(path[1:]) if path else (),
@@ -174,7 +174,7 @@ def options(
 
 
 def load_env_file(file: Path) -> None:
-    """Put the file's variables into the environment; those already set win."""
+    """Put the file's variables into the environment, except those that are already set."""
     try:
         lines = file.read_text().splitlines()
     except OSError as error:
@@ -192,14 +192,14 @@ def load_env_file(file: Path) -> None:
 def _timeout_s(text: str) -> float:
     seconds = parse_duration(text).total_seconds()
     if seconds <= 0:
-        raise InvalidRequest("--timeout is how long to try; it must be longer than nothing")
+        raise InvalidRequest(f"--timeout is {text!r}; use a duration above zero")
     return seconds
 
 
 def main() -> None:
-    """Run the command line; an error is one line on standard error, a traceback only with FLAGSTONE_TRACEBACK set."""
+    """Run the command line. An error is one line on standard error; FLAGSTONE_TRACEBACK=1 adds the traceback."""
     for stream in (sys.stdout, sys.stderr):
-        # A name that the terminal cannot show is no reason to fail.
+        # Characters that the terminal cannot show must not make the command fail.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     try:
         end_soon_when_interrupted()
@@ -207,7 +207,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except OSError as error:
-        # The store's own are told apart by the engine, so this is our standard output, or this machine.
+        # The engine translates a store's errors, so this one concerns standard output or this machine.
         sys.stderr.write(f"flagstone: {error}\n")
         sys.exit(INTERNAL)
     except Exception as error:

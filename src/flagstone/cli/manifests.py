@@ -1,16 +1,17 @@
-"""Manifests: `read-manifest` and `list-manifests`."""
+"""Manifests: `read-manifest`, `list-manifests`, `seq-to-ts` and `ts-to-seq`."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flagstone.cli.context import AsJson, Invocation, invocation
-from flagstone.cli.output import print_facts, print_json, print_table, say
+from flagstone.cli.output import print_facts, print_json, print_line, print_table
 from flagstone.cli.parsing import parse_moment
 from flagstone.cli.process import ABSENT
 from flagstone.inspector.text import size_text, time_text
@@ -18,22 +19,23 @@ from flagstone.inspector.text import size_text, time_text
 if TYPE_CHECKING:
     from flagstone.lsm.tree import SstView
     from flagstone.metadata.manifest import Manifest
+    from flagstone.metadata.sequenced import Listed
 
-Start = Annotated[int | None, typer.Option("--start", "-s", min=0, help="The first number to show.")]
-End = Annotated[int | None, typer.Option("--end", "-e", min=0, help="The number to stop before.")]
+Start = Annotated[int | None, typer.Option("--start", "-s", min=0, help="The first id to show.")]
+End = Annotated[int | None, typer.Option("--end", "-e", min=0, help="The id to stop before.")]
 
 
 def read_manifest(
     context: typer.Context,
     id: Annotated[  # noqa: A002 - SlateDB's name
         int | None,
-        typer.Option("--id", "-i", min=0, help="The number of the manifest; the current one if not given."),
+        typer.Option("--id", "-i", min=0, help="The id of the manifest; the current one if not given."),
     ] = None,
     json: AsJson = False,
 ) -> None:
     """Show a manifest: the state of the database at one moment.
 
-    As JSON it has SlateDB's field names; keys are text, or 0x and hexadecimal digits when they are none.
+    The JSON has SlateDB's field names. A key is text, or 0x and hexadecimal digits if it is not UTF-8.
 
     For example:
 
@@ -53,10 +55,10 @@ def read_manifest(
 def list_manifests(
     context: typer.Context, start: Start = None, end: End = None, json: AsJson = False
 ) -> None:
-    """List the stored manifests, or those from --start up to --end without it.
+    """List the stored manifests, or those with ids from --start to before --end.
 
-    For people their numbers, times and sizes, which takes one listing. As JSON their whole contents as well, which
-    takes one request each: narrow it down where there are thousands.
+    Prints ids, times and sizes, which takes one listing. With --json it also reads each manifest, which takes one
+    request per manifest: if there are thousands, use --start and --end.
 
     For example:
 
@@ -65,40 +67,52 @@ def list_manifests(
     """
     call = invocation(context, json=json)
     admin = call.connect().admin()
-    listed = [
-        entry
-        for entry in admin.manifests()
-        if (start is None or entry.id >= start) and (end is None or entry.id < end)
-    ]
+    listed = entries_between(admin.manifests(), start, end)
     if not call.json:
-        rows = [
-            (entry.id, time_text(entry.meta.last_modified_ms / 1000), size_text(entry.meta.size))
-            for entry in listed
-        ]
-        print_table(("manifest", "written", "size"), rows, empty="no manifests in that range")
+        print_entries("manifest", listed, empty="no manifests in that range")
         return
-    from flagstone.cli.documents import manifest_document, object_document
+    from flagstone.cli.documents import manifest_document
+
+    print_json(entry_documents(listed, lambda found: manifest_document(found, admin.manifest(found).value)))
+
+
+def entries_between(entries: Iterable[Listed], start: int | None, end: int | None) -> list[Listed]:
+    """The entries with ids from `start` to before `end`."""
+    return [
+        entry for entry in entries if (start is None or entry.id >= start) and (end is None or entry.id < end)
+    ]
+
+
+def print_entries(heading: str, entries: Iterable[Listed], *, empty: str) -> None:
+    """Print a table of ids, times and sizes."""
+    rows = [
+        (entry.id, time_text(entry.meta.last_modified_ms / 1000), size_text(entry.meta.size))
+        for entry in entries
+    ]
+    print_table((heading, "written", "size"), rows, empty=empty)
+
+
+def entry_documents(entries: Sequence[Listed], read: Callable[[int], dict[str, Any]]) -> list[dict[str, Any]]:
+    """What `read` returns for the id of each entry, with the path, size and time of the object."""
+    from flagstone.cli.documents import object_document
     from flagstone.runtime.pool import shared_pool
 
-    contents = shared_pool().map_ordered(lambda entry: admin.manifest(entry.id).value, listed)
-    print_json(
-        [
-            {**manifest_document(entry.id, manifest), **object_document(entry.meta)}
-            for entry, manifest in zip(listed, contents, strict=True)
-        ]
-    )
+    contents = shared_pool().map_ordered(lambda entry: read(entry.id), entries)
+    return [
+        {**content, **object_document(entry.meta)} for entry, content in zip(entries, contents, strict=True)
+    ]
 
 
 def _print(manifest_id: int, manifest: Manifest) -> None:
-    ticked = manifest.last_l0_clock_tick
+    last_tick = manifest.last_l0_clock_tick
     print_facts(
         [
             ("state", None if manifest.initialized else "not initialized: a clone under construction"),
             ("epochs", f"writer {manifest.writer_epoch}, compactor {manifest.compactor_epoch}"),
             ("last flush", f"sequence number {manifest.last_l0_seq:,}"),
-            ("last clock tick", time_text(ticked / 1000) if ticked > 0 else None),
+            ("last clock tick", time_text(last_tick / 1000) if last_tick > 0 else None),
             (
-                "log",
+                "WAL",
                 f"replay after {manifest.replay_after_wal_id:,}, last seen {manifest.wal_id_last_seen:,}",
             ),
             ("oldest snapshot", f"sequence number {manifest.recent_snapshot_min_seq:,}"),
@@ -111,22 +125,22 @@ def _print(manifest_id: int, manifest: Manifest) -> None:
     for prefix, tree in named:
         rows += [(prefix, "L0", *_view(manifest, view)) for view in tree.l0]
         rows += [(prefix, f"run {run.id}", *_view(manifest, view)) for run in tree.runs for view in run.views]
-    say("")
+    print_line("")
     print_table(
-        ("segment", "level", "table", "size", "first key", "last key", "owner"),
+        ("segment", "level", "SST", "size", "first key", "last key", "owner"),
         rows,
-        empty="no tables",
-        whole=("table",),
+        empty="no SSTs",
+        whole=("SST",),
     )
     if manifest.checkpoints:
         from flagstone.cli.checkpoints import print_checkpoints
 
-        say("")
+        print_line("")
         print_checkpoints(manifest.checkpoints)
     if manifest.external_dbs:
-        say("")
+        print_line("")
         print_table(
-            ("external database", "tables", "final checkpoint"),
+            ("external database", "SSTs", "final checkpoint"),
             [
                 (entry.path, len(entry.sst_ids), str(entry.final_checkpoint_id))
                 for entry in manifest.external_dbs
@@ -139,7 +153,7 @@ def _print(manifest_id: int, manifest: Manifest) -> None:
 def _view(manifest: Manifest, view: SstView) -> tuple[str, str, str | None, str | None, str | None]:
     from flagstone.runtime.ids import ulid_text
 
-    info = manifest.table(view).info
+    info = manifest.sst(view).info
     shown = view.effective_range(info)
     last = info.last_entry if view.visible_range is None else shown.stop
     return (
@@ -158,7 +172,7 @@ def _text(key: bytes) -> str:
 
 
 class Rounding(StrEnum):
-    """Which of the two neighbours is meant when there is no exact answer."""
+    """Which of the two neighbouring points to use if none matches exactly."""
 
     up = "up"
     down = "down"
@@ -167,7 +181,7 @@ class Rounding(StrEnum):
 Round = Annotated[
     Rounding,
     typer.Option(
-        case_sensitive=False, help="Take the last known point before it (down), or the first from it on (up)."
+        case_sensitive=False, help="Use the last known point up to it (down), or the first from it on (up)."
     ),
 ]
 
@@ -178,9 +192,9 @@ def seq_to_ts(
     round: Round = Rounding.down,  # noqa: A002 - SlateDB's name
     json: AsJson = False,
 ) -> None:
-    """Tell when a sequence number was current; exit with 1 when that is not known.
+    """Print the time at which a sequence number was current; exit with 1 if it is not known.
 
-    The manifest remembers one point a minute at most, and fewer of the distant past.
+    The manifest keeps at most one point per minute, and fewer for older times.
 
     For example:
 
@@ -190,13 +204,13 @@ def seq_to_ts(
     call = invocation(context, json=json)
     found = call.connect().admin().time_of(seq, rounding=round.value)
     if found is None:
-        _unknown(call, "ts", f"nothing is known about when the sequence number {seq} was current")
+        _unknown(call, "ts", f"the manifest has no time for the sequence number {seq}")
         return
     text = found.astimezone(UTC).isoformat().replace("+00:00", "Z")
     if call.json:
         print_json({"seq": seq, "ts": text, "ts_secs": int(found.timestamp())})
     else:
-        say(text)
+        print_line(text)
 
 
 def ts_to_seq(
@@ -207,9 +221,9 @@ def ts_to_seq(
     round: Round = Rounding.down,  # noqa: A002 - SlateDB's name
     json: AsJson = False,
 ) -> None:
-    """Tell which sequence number was current at a time; exit with 1 when that is not known.
+    """Print the sequence number that was current at a time; exit with 1 if it is not known.
 
-    The manifest remembers one point a minute at most, and fewer of the distant past.
+    The manifest keeps at most one point per minute, and fewer for older times.
 
     For example:
 
@@ -220,11 +234,11 @@ def ts_to_seq(
     moment = parse_moment(ts)
     found = call.connect().admin().sequence_at(moment, rounding=round.value)
     if found is None:
-        _unknown(call, "seq", f"nothing is known about which sequence number was current at {ts}")
+        _unknown(call, "seq", f"the manifest has no sequence number for the time {ts}")
     elif call.json:
         print_json({"ts": moment.isoformat().replace("+00:00", "Z"), "seq": found})
     else:
-        say(str(found))
+        print_line(str(found))
 
 
 def _unknown(call: Invocation, field: str, problem: str) -> None:

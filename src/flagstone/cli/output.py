@@ -1,4 +1,4 @@
-"""What commands print: tables and lines for people, JSON for programs, and nothing else on standard output."""
+"""The output of commands: tables and lines for people, JSON for programs, progress and questions for terminals."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from flagstone.cli.connection import Connection
 
 _WIDE: Final = 10_000
-"""Columns of a table that goes into a pipe: nobody wants it folded there."""
+"""The width of a table that is written to a pipe, so that its lines are not folded."""
 
 
 def print_json(value: Any) -> None:
-    """One JSON document."""
+    """Print one JSON document."""
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=_ascii_only()) + "\n")
 
 
 def print_json_line(value: Any) -> None:
-    """One of many JSON documents, each on a line of its own."""
+    """Print one of many JSON documents, each on its own line."""
     sys.stdout.write(json.dumps(value, ensure_ascii=_ascii_only()) + "\n")
 
 
 @contextmanager
 def console() -> Iterator[Console]:
-    """Where people read. Into a pipe lines go unfolded, and without the blanks that fill up a table."""
+    """A console on standard output. In a pipe, lines are not folded and have no trailing blanks."""
     from rich.console import Console
 
     if sys.stdout.isatty():
@@ -49,7 +49,7 @@ def console() -> Iterator[Console]:
 
 
 def print_facts(facts: Iterable[tuple[str, Any]], *, title: str | None = None) -> None:
-    """Names and values, one pair per line; pairs without a value are left out."""
+    """Print names and values, one pair per line, without the pairs whose value is None."""
     from rich.table import Table
 
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
@@ -67,16 +67,16 @@ def print_facts(facts: Iterable[tuple[str, Any]], *, title: str | None = None) -
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[Any]], *, empty: str, whole: Sequence[str] = ()
 ) -> None:
-    """Rows under headings. Numbers are aligned to the right; `empty` is said when there are none.
+    """Print rows under headings, or the text `empty` if there are no rows.
 
-    Columns without any text are left out.
-    On a narrow terminal long cells are folded, those of the columns `whole` last: ids are there to be copied.
+    Numbers are aligned to the right, and columns without any text are left out. On a narrow terminal long cells are
+    folded, except those of the columns `whole`: users copy ids.
     """
     from rich.table import Table
 
     rows = list(rows)
     if not rows:
-        say(empty)
+        print_line(empty)
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     used = [position for position in range(len(columns)) if any(row[position] != "" for row in rows)]
@@ -91,24 +91,24 @@ def print_table(
         shown.print(table)
 
 
-def say(text: str) -> None:
-    """One line for a person."""
+def print_line(text: str) -> None:
+    """Print one line for people."""
     sys.stdout.write(f"{text}\n")
 
 
 def moment_text(seconds: float | None) -> str | None:
-    """A moment for people: as `time_text`, with a blank where a line may break, and no fractions."""
+    """A time for people: as `time_text`, with a blank where a line may break, and without fractions."""
     text = time_text(None if seconds is None else int(seconds))
     return None if text is None else text.replace("T", " ")
 
 
 def _ascii_only() -> bool:
-    """Whether JSON has to escape what is not ASCII, because the output is not UTF-8."""
+    """Whether JSON must escape all but ASCII, because the output is not UTF-8."""
     return (sys.stdout.encoding or "").lower() not in ("utf-8", "utf8")
 
 
 def _plain(value: Any) -> Any:
-    """Text that rich must not take for markup."""
+    """The value as text in which rich does not interpret markup."""
     from rich.text import Text
 
     match value:
@@ -131,7 +131,7 @@ def _bold(text: str) -> Any:
 
 
 class Progress:
-    """How far the work is, as far as it tells; without a total it is only known that it goes on."""
+    """A progress display: the requests so far, and a bar if the total is known."""
 
     def __init__(self, title: str, connection: Connection, *, shown: bool) -> None:
         self.title = title
@@ -142,13 +142,13 @@ class Progress:
         self._connection = connection
 
     def update(self, done: int, total: int | None) -> None:
-        """`done` of `total` bytes, files or whatever the work counts."""
+        """Show that `done` of `total` bytes, files or other units are done."""
         self._done, self._total = done, total
 
     def expect_reading_all(self) -> None:
-        """The work reads every object of the database: what was read so far tells how far it is.
+        """Measure progress by the bytes read, for work that reads every object of the database.
 
-        Costs a listing, so only where somebody is watching.
+        This costs a listing, so it does nothing if no progress is shown.
         """
         if self.shown:
             self._reads_all = True
@@ -169,7 +169,7 @@ class Progress:
 
 @contextmanager
 def working(title: str, connection: Connection) -> Iterator[Progress]:
-    """Show `title`, the requests so far and, if the work says it, how much of it is done."""
+    """Show a progress display on a terminal while the block runs."""
     progress = Progress(title, connection, shown=sys.stderr.isatty())
     if not progress.shown:
         yield progress
@@ -188,21 +188,21 @@ def _dim(text: str) -> Text:
 
 
 def confirm(consequence: str, *, yes: bool) -> None:
-    """Go on if the user agrees: with `--yes`, or asked on a terminal. Ends the command with 1 when declined.
+    """Return if the user agrees, by `--yes` or by an answer on a terminal. Exits with 1 if the user declines.
 
     Raises:
-        InvalidRequest: nobody is there to ask, and `--yes` was not given.
+        InvalidRequest: `--yes` was not given, and there is no terminal to ask on.
 
     """
     if yes:
         return
     if not can_ask():
-        raise InvalidRequest(f"{consequence}; say --yes to do that without being asked")
-    if not typer.confirm(f"{consequence}. Go on?", err=True):
+        raise InvalidRequest(f"{consequence}; add --yes to do that without being asked")
+    if not typer.confirm(f"{consequence}. Continue?", err=True):
         sys.stderr.write("nothing was changed\n")
         raise typer.Exit(ABSENT)
 
 
 def can_ask() -> bool:
-    """Whether somebody is there to answer."""
+    """Whether the command runs on a terminal and can ask questions."""
     return sys.stdin.isatty() and sys.stderr.isatty()

@@ -1,4 +1,4 @@
-"""Options that are more than text: ids, durations, moments, merge operators."""
+"""Parses options (ids, durations, times, merge operators, keys), and formats keys and values for output."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ def parse_checkpoint(text: str | None) -> UUID | None:
         return UUID(text)
     except ValueError:
         raise InvalidRequest(
-            f"a checkpoint is named by its UUID, not {text!r}; list-checkpoints shows them"
+            f"a checkpoint is given by its UUID, not {text!r}; list-checkpoints shows the UUIDs"
         ) from None
 
 
 def require_checkpoint_id(text: str) -> UUID:
-    """The id of a checkpoint that must be named."""
+    """The id of a checkpoint; the text must not be None."""
     found = parse_checkpoint(text)
     assert found is not None
     return found
 
 
 def parse_moment(text: str) -> datetime:
-    """A moment: seconds since the epoch, or RFC 3339; without a time zone it is UTC.
+    """A time: seconds since the epoch, or RFC 3339; UTC if it has no time zone.
 
     Raises:
-        InvalidRequest: it is neither.
+        InvalidRequest: the text is neither.
 
     """
     try:
@@ -63,16 +63,16 @@ def parse_moment(text: str) -> datetime:
         moment = datetime.fromisoformat(text)
     except (ValueError, OverflowError, OSError):
         raise InvalidRequest(
-            f"{text!r} is no time; write seconds since the epoch, or 2026-11-16T03:00:00Z"
+            f"{text!r} is not a time; write seconds since the epoch, or 2026-11-16T03:00:00Z"
         ) from None
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
 
 
 def parse_as_of(text: str | None) -> int | datetime | None:
-    """A former state: a sequence number, a time, or how long "ago"; None stays None.
+    """An earlier state: a sequence number, a time, or a duration and "ago"; None stays None.
 
     Raises:
-        InvalidRequest: it is none of these.
+        InvalidRequest: the text is none of these.
 
     """
     if text is None:
@@ -87,31 +87,30 @@ def parse_as_of(text: str | None) -> int | datetime | None:
 
 def parse_duration(text: str) -> timedelta:
     """A duration such as "7days 30min"."""
-    # Here, because it brings all settings with it, and `--help` needs none.
+    # Imported here, because it imports all settings, which `--help` does not need.
     from flagstone.config import durations
 
     return durations.parse_duration(text)
 
 
 def parse_lifetime(text: str | None) -> timedelta | None:
-    """The same, where it may be left out."""
+    """A duration; None stays None."""
     return None if text is None else parse_duration(text)
 
 
 def parse_merge_operator(name: str | None) -> MergeOperator | None:
-    """The operator of that name, ours or `module:attribute`; a class is instantiated.
+    """The built-in operator of that name, or the one at `module:attribute`; a class is instantiated.
 
     Raises:
-        InvalidRequest: there is none of that name, or it cannot merge.
+        InvalidRequest: there is no such operator, or it has no method `merge`.
 
     """
     if name is None:
         return None
-    place = _OPERATORS.get(name, name)
-    module, colon, attribute = place.partition(":")
+    module, colon, attribute = _OPERATORS.get(name, name).partition(":")
     if not colon:
         raise InvalidRequest(f"no merge operator {name!r}; use {', '.join(_OPERATORS)} or module:attribute")
-    # As with `python -m`: modules of the folder one works in are found.
+    # As with `python -m`, modules in the current folder are found.
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     try:
@@ -125,7 +124,7 @@ def parse_merge_operator(name: str | None) -> MergeOperator | None:
 
 
 class KeyForm(StrEnum):
-    """How keys are written, on the command line and in the output."""
+    """How keys are written on the command line and in the output."""
 
     auto = "auto"
     utf8 = "utf8"
@@ -145,10 +144,10 @@ class ValueForm(StrEnum):
 
 
 def parse_bytes(text: str, form: KeyForm, *, what: str = "key") -> bytes:
-    """The bytes that `text` stands for; `auto` is text, unless it begins with 0x.
+    """The bytes of `text` in this form; `auto` is hexadecimal if the text begins with 0x, and text otherwise.
 
     Raises:
-        InvalidRequest: it is not of that form.
+        InvalidRequest: the text does not have that form.
 
     """
     if form is KeyForm.auto:
@@ -160,7 +159,7 @@ def parse_bytes(text: str, form: KeyForm, *, what: str = "key") -> bytes:
             case KeyForm.base64:
                 return base64.b64decode(text, validate=True)
             case _:
-                # An argument that is not UTF-8 arrives with its bytes escaped, and leaves with them.
+                # Python escapes the bytes of an argument that is not UTF-8; this restores them.
                 return text.encode(errors="surrogateescape")
     except (ValueError, binascii.Error):
         raise InvalidRequest(f"the {what} {text!r} is not {_named(form)}") from None
@@ -169,12 +168,12 @@ def parse_bytes(text: str, form: KeyForm, *, what: str = "key") -> bytes:
 def key_form(*, hex_given: bool, base64_given: bool, default: KeyForm = KeyForm.utf8) -> KeyForm:
     """The form that `--hex` and `--base64` ask for."""
     if hex_given and base64_given:
-        raise InvalidRequest("a key is --hex or --base64, not both")
+        raise InvalidRequest("--hex and --base64 exclude each other; use one of them")
     return KeyForm.hex if hex_given else KeyForm.base64 if base64_given else default
 
 
 def screen_text(data: bytes) -> str:
-    """Bytes for a terminal: text with its lines and tabs; anything that could control the terminal as digits."""
+    """Bytes for a terminal: text with its lines and tabs, or 0x… if a character could control the terminal."""
     text = json_text(data)
     harmless = all(letter.isprintable() or letter in "\n\t" for letter in text)
     return text if harmless else f"0x{data.hex()}"
@@ -186,7 +185,7 @@ def show_key(key: bytes, form: KeyForm, *, for_json: bool) -> str:
 
 
 def show_value(value: bytes, form: ValueForm, *, for_json: bool) -> str | int | None:
-    """A value as the output shows it; None when it is left out."""
+    """A value as the output shows it; None if the form leaves it out."""
     match form:
         case ValueForm.none:
             return None

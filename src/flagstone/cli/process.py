@@ -1,8 +1,8 @@
-"""Ctrl-C and SIGTERM: a command ends at once, a long-running one when its work is in order.
+"""Signals and exit codes. Ctrl-C and SIGTERM end a command at once, and a service after its current step.
 
 Python handles a signal between two of its own instructions, and a request of the native store client is one
-instruction. So a watcher hears of Ctrl-C directly and ends a process that does not come back from a request in time.
-That is what a crash looks like, and every write is proof against one.
+instruction. Therefore a watcher thread receives Ctrl-C directly. It ends the process if the request does not return
+in time. That is like a crash, which loses no durable write.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _log = logging.getLogger("flagstone.cli")
 
 _GRACE_S: Final = 1.0
 _SHOW_CURSOR: Final = b"\x1b[?25h"
-"""A progress display that is cut off leaves the cursor hidden."""
+"""An interrupted progress display leaves the cursor hidden."""
 
 
 def end_soon_when_interrupted() -> None:
-    """From now on Ctrl-C ends this process within about a second, even in the midst of a request."""
-    heard, told = os.pipe()
-    os.set_blocking(told, False)
-    signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    """From now on Ctrl-C ends this process within about a second, even during a request."""
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
 
     def watch() -> None:
-        while os.read(heard, 1)[0] != signal.SIGINT:
+        while os.read(read_end, 1)[0] != signal.SIGINT:
             pass
         SYSTEM_CLOCK.sleep(_GRACE_S)
         if sys.stderr.isatty():
@@ -55,23 +55,22 @@ def end_soon_when_interrupted() -> None:
 
 @contextmanager
 def service(name: str) -> Iterator[Event]:
-    """Long-running work: gives an event that the first Ctrl-C or SIGTERM sets; a second one ends the process.
+    """Run a long-running command. The first Ctrl-C or SIGTERM sets the event; a second one ends the process.
 
-    Within it the work may take its time to finish: nobody ends the process meanwhile. After Ctrl-C the command then
-    ends with 130, after SIGTERM, which is how services are told that all is well, with 0.
+    After the first signal the work may take as long as it needs to finish. Then the command exits with 130 after
+    Ctrl-C, and with 0 after SIGTERM, by which service managers stop a service.
     """
     stop = Event()
-    heard: list[int] = []
+    received: list[int] = []
 
-    def request(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        heard.append(number)
+    def request_stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+        received.append(number)
         stop.set()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     watched = signal.set_wakeup_fd(-1)
-    before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
-    # Where services expect it: on standard error, a line at a time.
+    before = {number: signal.signal(number, request_stop) for number in (signal.SIGINT, signal.SIGTERM)}
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
@@ -83,7 +82,7 @@ def service(name: str) -> Iterator[Event]:
         for number, handler in before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(watched)
-    if signal.SIGINT in heard:
+    if signal.SIGINT in received:
         raise typer.Exit(INTERRUPTED)
 
 
@@ -93,7 +92,7 @@ DAMAGE: Final = 6
 INTERNAL: Final = 70
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
-"""The last two are what a shell reports for a program that SIGINT or SIGPIPE ended."""
+"""The last two are the exit codes that a shell reports for a program ended by SIGINT or SIGPIPE."""
 
 _BY_KIND: Final[tuple[tuple[type[FlagstoneError], int], ...]] = (
     (InvalidRequest, 2),
@@ -105,5 +104,5 @@ _BY_KIND: Final[tuple[tuple[type[FlagstoneError], int], ...]] = (
 
 
 def exit_code(error: FlagstoneError) -> int:
-    """The exit code of an error's kind; 70 (EX_SOFTWARE) for what should never happen."""
+    """The exit code for the kind of an error; 70 (EX_SOFTWARE) for an internal error."""
     return next((code for kind, code in _BY_KIND if isinstance(error, kind)), INTERNAL)

@@ -1,4 +1,4 @@
-"""Rows: `get`, `put`, `delete` and `scan`."""
+"""Rows: `get`, `put`, `delete`, `scan` and `diff`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flagstone.cli.context import AsJson, Invocation, invocation
-from flagstone.cli.output import print_json, print_json_line, say
+from flagstone.cli.output import print_json, print_json_line, print_line
 from flagstone.cli.parsing import (
     KeyForm,
     ValueForm,
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 
 Key = Annotated[str, typer.Argument(help="The key, as text unless --hex or --base64 says otherwise.")]
 Hex = Annotated[
-    bool, typer.Option("--hex", help="The key is given in hexadecimal digits; a leading 0x is fine.")
+    bool, typer.Option("--hex", help="The key is given in hexadecimal digits, with or without 0x.")
 ]
 Base64 = Annotated[bool, typer.Option("--base64", help="The key is given in base64.")]
 Checkpoint = Annotated[
     str | None,
-    typer.Option(metavar="UUID", help="Read what this checkpoint pins instead of the current state."),
+    typer.Option(metavar="UUID", help="Read the state of this checkpoint instead of the current one."),
 ]
 AsOf = Annotated[
     str | None,
     typer.Option(
         metavar="MOMENT",
-        help='Read a former state: a sequence number, a time such as 2026-11-16T03:00:00Z, or "2h ago".',
+        help='Read an earlier state: a sequence number, a time such as 2026-11-16T03:00:00Z, or "2h ago".',
     ),
 ]
 MergeWith = Annotated[
@@ -53,7 +53,7 @@ MergeWith = Annotated[
     typer.Option(
         "--merge-operator",
         metavar="NAME",
-        help="Fold merge rows with this operator: counter, concatenate, set-union, maximum, minimum, "
+        help="Combine merge operands with this operator: counter, concatenate, set-union, maximum, minimum, "
         "json-merge-patch, or module:attribute.",
     ),
 ]
@@ -67,15 +67,15 @@ def get(
     checkpoint: Checkpoint = None,
     as_of: AsOf = None,
     include_expired: Annotated[
-        bool, typer.Option("--include-expired", help="Show the row although its time has passed.")
+        bool, typer.Option("--include-expired", help="Show the row even if it has expired.")
     ] = False,
     merge_operator: MergeWith = None,
     json: AsJson = False,
 ) -> None:
-    """Print the value of one key; exit with 1 when there is none.
+    """Print the value of one key; exit with 1 if there is none.
 
-    Into a pipe or file the value goes byte for byte. On a terminal it is shown as text, or as 0x… when it is none.
-    With --json also its sequence number and times. Writes nothing, and may run beside a writer.
+    A pipe or file gets the value byte for byte. A terminal shows it as text, or as 0x… if it is not text. --json
+    adds its sequence number and times. Writes nothing and may run beside a writer.
 
     For example:
 
@@ -85,16 +85,16 @@ def get(
     """
     call = invocation(context, json=json)
     wanted = parse_bytes(key, key_form(hex_given=as_hex, base64_given=as_base64))
-    operator, pinned, moment = (
+    operator, checkpoint_id, moment = (
         parse_merge_operator(merge_operator),
         parse_checkpoint(checkpoint),
         parse_as_of(as_of),
     )
     connection = call.connect()
-    with connection.reader(checkpoint=pinned, as_of=moment, merge_operator=operator) as reader:
+    with connection.reader(checkpoint=checkpoint_id, as_of=moment, merge_operator=operator) as reader:
         row = reader.get_row(wanted, include_expired=include_expired)
     if row is None:
-        hint = "; for bytes in hexadecimal say --hex" if key[:2].lower() == "0x" and not as_hex else ""
+        hint = "; for a key in hexadecimal add --hex" if key[:2].lower() == "0x" and not as_hex else ""
         sys.stderr.write(f"flagstone: no value for the key {line_text(wanted)}{hint}\n")
         if call.json:
             print_json(None)
@@ -102,7 +102,7 @@ def get(
     if call.json:
         print_json(row_json(row))
     elif sys.stdout.isatty():
-        say(screen_text(row.value))
+        print_line(screen_text(row.value))
     else:
         sys.stdout.flush()
         sys.stdout.buffer.write(row.value)
@@ -120,20 +120,21 @@ def put(
     value_form: Annotated[
         KeyForm,
         typer.Option(
-            "--value-form", help="How the value is written; a file or standard input is taken as is."
+            "--value-form",
+            help="How the value is written; the bytes of a file or standard input are used as is.",
         ),
     ] = KeyForm.utf8,
     ttl: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="Let it expire after this time, such as 7days or 1h30m."),
+        typer.Option(metavar="DURATION", help="The row expires after this time, such as 7days or 1h30m."),
     ] = None,
     create: Annotated[bool, typer.Option("--create", help="Create the database if there is none.")] = False,
     json: AsJson = False,
 ) -> None:
     """Set one key, durably.
 
-    The database is opened for writing, which fences off a writer that is running: it closes at its next write. For a
-    database in use, write through its own process.
+    The command opens the database for writing, which fences a running writer: its next write fails. If a database is
+    in use, write through the process that has it open.
 
     For example:
 
@@ -145,7 +146,7 @@ def put(
     wanted = parse_bytes(key, key_form(hex_given=as_hex, base64_given=as_base64))
     lifetime = parse_lifetime(ttl)
     content = _read_value(value, value_form)
-    with call.connect(patient=True).database(call.settings(), create=create) as database:
+    with call.connect(long_work=True).database(call.settings(), create=create) as database:
         handle = database.put(wanted, content, ttl=lifetime, await_durable=True)
     _print_written(call, wanted, handle.seq, f"{len(content):,} bytes")
 
@@ -157,9 +158,9 @@ def delete(
     as_base64: Base64 = False,
     json: AsJson = False,
 ) -> None:
-    """Delete one key, durably, whether or not it is there.
+    """Delete one key, durably, whether or not it exists.
 
-    The database is opened for writing, which fences off a writer that is running: it closes at its next write.
+    The command opens the database for writing, which fences a running writer: its next write fails.
 
     For example:
 
@@ -168,7 +169,7 @@ def delete(
     """
     call = invocation(context, json=json)
     wanted = parse_bytes(key, key_form(hex_given=as_hex, base64_given=as_base64))
-    with call.connect(patient=True).database(call.settings()) as database:
+    with call.connect(long_work=True).database(call.settings()) as database:
         handle = database.delete(wanted, await_durable=True)
     _print_written(call, wanted, handle.seq, "deleted")
 
@@ -179,7 +180,7 @@ def scan(
     start: Annotated[str | None, typer.Option("--start", "--from", help="From this key on.")] = None,
     stop: Annotated[str | None, typer.Option("--stop", "--to", help="Up to this key, without it.")] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", "--max-keys", min=0, help="At most so many rows.")
+        int | None, typer.Option("--limit", "--max-keys", min=0, help="At most this many rows.")
     ] = None,
     reverse: Annotated[bool, typer.Option("--reverse", help="From the last key to the first.")] = False,
     key: Annotated[
@@ -195,15 +196,15 @@ def scan(
     checkpoint: Checkpoint = None,
     as_of: AsOf = None,
     include_expired: Annotated[
-        bool, typer.Option("--include-expired", help="Show rows whose time has passed, too.")
+        bool, typer.Option("--include-expired", help="Also show expired rows.")
     ] = False,
     merge_operator: MergeWith = None,
     json: AsJson = False,
 ) -> None:
     """Print rows in key order, one per line: the key, a tab, the value.
 
-    With --json every line is one row: key, value, seq, created_ms, expires_ms. Writes nothing, and may run beside a
-    writer; it shows one moment, however long it takes.
+    With --json every line is one row: key, value, seq, created_ms, expires_ms. Writes nothing and may run beside a
+    writer; all rows are of one moment.
 
     For example:
 
@@ -220,14 +221,14 @@ def scan(
         None if text is None else parse_bytes(text, form, what=name)
         for name, text in (("prefix", prefix), ("start", start), ("stop", stop))
     ]
-    operator, pinned, moment = (
+    operator, checkpoint_id, moment = (
         parse_merge_operator(merge_operator),
         parse_checkpoint(checkpoint),
         parse_as_of(as_of),
     )
     connection = call.connect()
     with (
-        connection.reader(checkpoint=pinned, as_of=moment, merge_operator=operator) as reader,
+        connection.reader(checkpoint=checkpoint_id, as_of=moment, merge_operator=operator) as reader,
         reader.scan(
             bounds[1],
             bounds[2],
@@ -276,7 +277,7 @@ def _count(call: Invocation, pairs: Iterable[tuple[bytes, bytes]]) -> None:
     if call.json:
         print_json({"entries": entries, "bytes": size})
     else:
-        say(f"{entries} entries, {size} bytes")
+        print_line(f"{entries} entries, {size} bytes")
 
 
 def _read_value(text: str, form: KeyForm) -> bytes:
@@ -288,7 +289,8 @@ def _read_value(text: str, form: KeyForm) -> bytes:
         return Path(text[1:]).read_bytes()
     except OSError as error:
         raise InvalidRequest(
-            f"cannot read the value from {text[1:]}: {error.strerror}; for text that begins with @ pipe it in with -"
+            f"cannot read the value from {text[1:]}: {error.strerror}; to store text that begins with @, give - and "
+            "pipe the text to standard input"
         ) from None
 
 
@@ -296,7 +298,7 @@ def _print_written(call: Invocation, key: bytes, seq: int, what: str) -> None:
     if call.json:
         print_json({"key": json_text(key), "seq": seq})
     else:
-        say(f"{line_text(key)}: {what}, sequence number {seq}")
+        print_line(f"{line_text(key)}: {what}, sequence number {seq}")
 
 
 def diff(
@@ -316,9 +318,9 @@ def diff(
 ) -> None:
     """Print the keys whose rows differ between two checkpoints, in key order.
 
-    A line begins with + for a key that was added, - for one that was removed, ~ for one that changed, followed by the
-    new value (by the old one for -). With --json every line has key, before and after. Tables that both have in
-    common are read only where they must.
+    A line begins with + for an added key, - for a removed key and ~ for a changed one, followed by the new value (for
+    - by the old one). With --json every line has key, before and after. SSTs that both checkpoints share are read
+    only where it is necessary.
 
     For example:
 

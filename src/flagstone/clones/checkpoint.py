@@ -7,8 +7,8 @@ The state of a checkpoint is the SSTs of its manifest, and the WAL files after t
 to its `wal_id_last_seen`. Of those files only rows after `last_l0_seq` count; the others are in SSTs.
 
 A final checkpoint names its clone (`metadata.borrowing`). The clone needs it as long as the clone's manifest exists and
-lists the checkpoint, and the clone was not destroyed. The clone's first manifest is older than the checkpoint, so a
-checkpoint whose clone has no manifest is not one that is still being placed.
+lists the checkpoint, and the clone was not destroyed. The first manifest of a clone is written before
+the checkpoint, so if the clone has no manifest, no process is still creating the clone.
 """
 
 from __future__ import annotations

@@ -219,7 +219,7 @@ class Cloner:
             new_id = self._ids.ulid(ulid_ms(sst_id))
             if to is not None:
                 # Before the manifest that refers to it, like every SST. After a crash the copy is garbage.
-                self._store.copy(DbPaths(part.owner_of(sst_id)).table(sst_id), to.table(new_id))
+                self._store.copy(DbPaths(part.owner_of(sst_id)).sst(sst_id), to.sst(new_id))
             renamed = rename_ssts(part.manifest, {sst_id: new_id})
             apart[number] = replace(part, manifest=renamed, copied=part.copied | {new_id})
         return apart

@@ -39,7 +39,7 @@ def shown_ranges(views: Iterable[SstView], manifest: Manifest) -> list[KeyRange]
     SSTs of old releases do not record their last key; then the start of the next SST is the end.
     """
     held = list(views)
-    ranges = [view.effective_range(manifest.table(view).info) for view in held]
+    ranges = [view.effective_range(manifest.sst(view).info) for view in held]
     for at, keys in enumerate(ranges[:-1]):
         if keys.stop is None:
             ranges[at] = replace(keys, stop=ranges[at + 1].start)
@@ -51,7 +51,7 @@ def narrow(view: SstView, shown: KeyRange, manifest: Manifest) -> SstView:
 
     The end is stored as SlateDB stores it: the SST's last key, inclusive, unless the range ends before it.
     """
-    last = manifest.table(view).info.last_entry
+    last = manifest.sst(view).info.last_entry
     stored = BytesRange.of(shown)
     if last is not None and shown.stop == last + b"\0":
         stored = replace(stored, end=Bound(BoundKind.INCLUDED, last))

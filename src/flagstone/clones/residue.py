@@ -98,7 +98,7 @@ class DestroyedObjects:
         paths = self._paths
         found = [
             *_ours(self._wal_store, paths.wal_folder, paths.parse_wal),
-            *_ours(self._store, paths.table_folder, paths.parse_table),
+            *_ours(self._store, paths.sst_folder, paths.parse_sst),
             *_ours(self._store, paths.compactions_folder, paths.parse_compactions),
             *_ours(self._store, paths.manifest_folder, paths.parse_manifest),
         ]

@@ -85,7 +85,7 @@ def restore(
         builder.add_rows(part)
         built = builder.finish()
         sst = SsTable(ids.ulid(at_ms), built.info, built.format_version)
-        store.put(paths.table(sst.id), built.data)
+        store.put(paths.sst(sst.id), built.data)
         added.append((prefix, sst))
 
     def edit(now: Versioned[Manifest]) -> Manifest:

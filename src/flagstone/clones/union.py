@@ -248,7 +248,7 @@ def _joined(shown: Sequence[_Shown], whole: Manifest) -> tuple[SstView, ...]:
 
 def _whole_or_narrow(entry: _Shown, whole: Manifest) -> SstView:
     unrestricted = replace(entry.view, visible_range=None)
-    if unrestricted.effective_range(whole.table(entry.view).info) == entry.keys:
+    if unrestricted.effective_range(whole.sst(entry.view).info) == entry.keys:
         return unrestricted
     return narrow(entry.view, entry.keys, whole)
 

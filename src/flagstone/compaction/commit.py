@@ -37,7 +37,7 @@ class Result:
     @classmethod
     def of_job(cls, job: Job) -> Result:
         """The result of a job that was executed."""
-        return cls(job.spec, tuple(SstView.whole(table.id) for table in job.output_ssts), job.output_ssts)
+        return cls(job.spec, tuple(SstView.whole(sst.id) for sst in job.output_ssts), job.output_ssts)
 
     @property
     def destination(self) -> RunId | None:
@@ -99,7 +99,7 @@ def source_views(manifest: Manifest, spec: Spec) -> list[SstView]:
 
 def source_bytes(manifest: Manifest, spec: Spec) -> int:
     """The bytes that a job reads."""
-    return sum(manifest.table(view).info.estimated_size for view in source_views(manifest, spec))
+    return sum(manifest.sst(view).info.estimated_size for view in source_views(manifest, spec))
 
 
 def plan_trivial_move(manifest: Manifest, spec: Spec) -> Result | None:
@@ -107,7 +107,7 @@ def plan_trivial_move(manifest: Manifest, spec: Spec) -> Result | None:
     if isinstance(spec, DrainSpec):
         return None
     ranges = sorted(
-        ((view.effective_range(manifest.table(view).info), view) for view in source_views(manifest, spec)),
+        ((view.effective_range(manifest.sst(view).info), view) for view in source_views(manifest, spec)),
         key=lambda entry: entry[0].start or b"",
     )
     if any(_overlap(before[0], after[0]) for before, after in pairwise(ranges)):

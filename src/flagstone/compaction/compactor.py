@@ -15,9 +15,6 @@ from flagstone.compaction.worker import Worker
 from flagstone.config.settings import CompactionWorkerOptions, CompactorOptions
 from flagstone.errors import Closed, Unavailable
 from flagstone.metadata.manifest import Manifest
-from flagstone.runtime.clock import Clock
-from flagstone.runtime.ids import Ids
-from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.pool import IoPool
 from flagstone.runtime.service import Supervisor
 
@@ -41,15 +38,12 @@ class Compactor:
         coordinate: CompactorOptions | None,
         work: CompactionWorkerOptions | None,
         executor: Executor | None,
-        clock: Clock,
-        ids: Ids,
-        metrics: Metrics,
         scheduler: Scheduler | None = None,
         embedded: bool = False,
         stalled: Callable[[Manifest], bool] | None = None,
     ) -> None:
         self.board = board
-        self._supervisor = Supervisor(clock=clock)
+        self._supervisor = Supervisor(clock=board.clock)
         self.worker: Worker | None = None
         self.coordinator: Coordinator | None = None
         if work is not None and executor is not None:
@@ -57,10 +51,6 @@ class Compactor:
                 board,
                 executor,
                 work,
-                clock=clock,
-                ids=ids,
-                metrics=metrics,
-                wake=self._wake,
                 polls=coordinate is None,
                 follows=lambda: self.coordinator is not None and self.coordinator.claimed,
             )
@@ -68,9 +58,6 @@ class Compactor:
             self.coordinator = Coordinator(
                 board,
                 coordinate,
-                clock=clock,
-                ids=ids,
-                metrics=metrics,
                 scheduler=scheduler,
                 local=None if self.worker is None else LocalWorker(self.worker.id, self.worker.slots),
                 embedded=embedded,

@@ -33,9 +33,7 @@ from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.sequenced import SequencedConflict, Versioned
 from flagstone.metadata.stores import CompactionsStore
 from flagstone.runtime import metric_names as names
-from flagstone.runtime.clock import Clock
 from flagstone.runtime.ids import Ids, ulid_ms, ulid_text
-from flagstone.runtime.metrics import Metrics
 from flagstone.types import Ulid
 
 _log = logging.getLogger("flagstone.compaction")
@@ -151,9 +149,6 @@ class Coordinator:
         board: Board,
         options: CompactorOptions,
         *,
-        clock: Clock,
-        ids: Ids,
-        metrics: Metrics,
         scheduler: Scheduler | None = None,
         local: LocalWorker | None = None,
         embedded: bool = False,
@@ -167,8 +162,8 @@ class Coordinator:
         self._on_end = on_end
         self._scheduler = scheduler or SizeTieredScheduler(options)
         self._local = local
-        self._clock = clock
-        self._ids = ids
+        self._clock = clock = board.clock
+        self._ids = board.ids
         self._embedded = embedded
         self._fence: Fence | None = None
         self._poll_wait_s = options.poll_interval.total_seconds()
@@ -181,6 +176,7 @@ class Coordinator:
         self._lost: Closed | None = None
         self._claims_back = False
         self._stopped = False
+        metrics = board.metrics
         self._epoch = metrics.gauge(names.COMPACTOR_EPOCH)
         self._last_commit = metrics.gauge(names.COMPACTOR_LAST_COMPACTION_TIMESTAMP_SEC)
         self._reclaimed = metrics.counter(names.COMPACTOR_JOBS_RECLAIMED)

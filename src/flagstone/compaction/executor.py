@@ -141,7 +141,7 @@ class LocalExecutor:
             keys, resume = recorded.range.keys, None
             if recorded.output_ssts:
                 last = recorded.output_ssts[-1]
-                resume = job.fetcher.fetch_last_row(last, self._paths.table(last.id))
+                resume = job.fetcher.fetch_last_row(last, self._paths.sst(last.id))
                 # All versions of that key are read again: retention of the older ones depends on the newer.
                 keys = KeyRange(resume[0], keys.stop)
             inside = [
@@ -183,7 +183,7 @@ class LocalExecutor:
                 policy=policy,
                 chosen=self._new_filter(job.task, policy),
                 common=common_prefix([part.keys for parts in inputs for part in parts]),
-                finished=lambda table: self._upload(job, number, table),
+                finished=lambda sst: self._upload(job, number, sst),
                 check=job.check,
             )
         finally:
@@ -206,12 +206,12 @@ class LocalExecutor:
             )
         )
 
-    def _upload(self, job: _RunningJob, number: int, table: EncodedSst) -> None:
+    def _upload(self, job: _RunningJob, number: int, sst: EncodedSst) -> None:
         # Not older than the job: SlateDB refuses an older output, and its garbage collector would delete it.
-        table_id = self._ids.ulid(ulid_ms(job.task.job_id))
-        self._store.put(self._paths.table(table_id), table.data)
-        self._rows.add(table.rows)
-        job.progress.add(number, SsTable(table_id, table.info, table.format_version))
+        sst_id = self._ids.ulid(ulid_ms(job.task.job_id))
+        self._store.put(self._paths.sst(sst_id), sst.data)
+        self._rows.add(sst.rows)
+        job.progress.add(number, SsTable(sst_id, sst.info, sst.format_version))
 
 
 class _Progress:
@@ -226,13 +226,13 @@ class _Progress:
     @property
     def outputs(self) -> tuple[SsTable, ...]:
         """All finished SSTs, in key order."""
-        return tuple(table for part in self.context.subcompactions for table in part.output_ssts)
+        return tuple(sst for part in self.context.subcompactions for sst in part.output_ssts)
 
-    def add(self, number: int, table: SsTable) -> None:
+    def add(self, number: int, sst: SsTable) -> None:
         """Add a finished SST to range `number`, and record it."""
         with self._lock:
             parts = list(self.context.subcompactions)
-            parts[number] = replace(parts[number], output_ssts=(*parts[number].output_ssts, table))
+            parts[number] = replace(parts[number], output_ssts=(*parts[number].output_ssts, sst))
             self.context = replace(self.context, subcompactions=tuple(parts))
             self._record(self.context)
 

@@ -85,7 +85,7 @@ def plan_sources(manifest: Manifest, spec: TieredSpec, paths: DbPaths) -> list[l
         raise InvalidRequest(f"the manifest has no {', '.join(missing)}: this compaction is out of date")
     groups: list[tuple[SstView, ...]] = [(l0[view_id],) for view_id in spec.l0_view_ids]
     groups += [runs[run_id].views for run_id in spec.sorted_runs]
-    return [[_part(manifest, view, paths) for view in group] for group in groups]
+    return [[part_of(manifest, view, paths) for view in group] for group in groups]
 
 
 def is_last_run(manifest: Manifest, spec: TieredSpec) -> bool:
@@ -101,11 +101,12 @@ def _tree(manifest: Manifest, spec: TieredSpec) -> Tree:
     return tree
 
 
-def _part(manifest: Manifest, view: SstView, paths: DbPaths) -> Part:
-    table = manifest.table(view)
+def part_of(manifest: Manifest, view: SstView, paths: DbPaths) -> Part:
+    """The SST of a view, with its path in the database that owns it and the keys that the view shows."""
+    sst = manifest.sst(view)
     owner = manifest.path_of_owner(view.sst_id)
-    path = (paths if owner is None else DbPaths(owner)).table(view.sst_id)
-    return Part(table, path, view.effective_range(table.info))
+    path = (paths if owner is None else DbPaths(owner)).sst(view.sst_id)
+    return Part(sst, path, view.effective_range(sst.info))
 
 
 @dataclass(frozen=True, slots=True)

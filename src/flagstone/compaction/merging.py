@@ -45,10 +45,10 @@ def merge_sources(
     )
 
     def cut() -> None:
-        table = output.finish()
-        if table is not None:
+        sst = output.finish()
+        if sst is not None:
             check()
-            finished(table)
+            finished(sst)
 
     for source in sources:
         source.start()

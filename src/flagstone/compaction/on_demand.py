@@ -14,17 +14,19 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from flagstone.compaction.commit import source_bytes
-from flagstone.compaction.coordinator import Coordinator, mint_job
+from flagstone.compaction.coordinator import Coordinator, LocalWorker, mint_job
+from flagstone.compaction.extensions import Executor
 from flagstone.compaction.lifecycle import is_released, settle_jobs
 from flagstone.compaction.shared_state import Board
 from flagstone.compaction.validation import find_problem
 from flagstone.compaction.worker import Worker
+from flagstone.config.settings import CompactionWorkerOptions, CompactorOptions
 from flagstone.errors import Unavailable
 from flagstone.metadata.compactions import Compactions, Job, JobStatus, Spec, add_job
 from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.sequenced import Versioned
-from flagstone.runtime.clock import Clock
-from flagstone.runtime.ids import Ids, ulid_text
+from flagstone.runtime.ids import ulid_text
+from flagstone.runtime.pool import IoPool
 from flagstone.types import Ulid
 
 _log = logging.getLogger("flagstone.compaction")
@@ -73,19 +75,18 @@ class CompactNow:
 
     Jobs of other processes that have the same sources come first; if those never end, `fallback` plans around them.
     With `once` every tree is compacted only once: SSTs flushed meanwhile are left for the next call.
-    `make_worker(accepts)` and `make_coordinator(worker)` make the parts that share `board`.
     """
 
     board: Board
     planner: Planner
-    make_worker: Callable[[Callable[[Ulid], bool]], Worker]
-    make_coordinator: Callable[[Worker], Coordinator]
-    clock: Clock
-    ids: Ids
+    executor: Executor
+    options: CompactorOptions
+    work: CompactionWorkerOptions
     fallback: Planner | None = None
     once: bool = False
     progress: Callable[[Progress], None] = lambda _: None
     patience_s: float = PATIENCE_S
+    pool: IoPool | None = None
     _submissions: dict[Ulid, _Submission] = field(default_factory=dict)
     _coordinator: Coordinator | None = None
     _stalled_since: float = 0.0
@@ -100,19 +101,19 @@ class CompactNow:
             Unavailable: it took longer than `timeout_s`, or the jobs failed repeatedly. Committed results stay.
 
         """
-        started = self._stalled_since = self._blocked_since = self.clock.monotonic()
-        worker = self.make_worker(lambda job_id: self._coordinator is not None or job_id in self._submissions)
+        started = self._stalled_since = self._blocked_since = self.board.clock.monotonic()
+        worker = Worker(self.board, self.executor, self.work, accepts=self._accepts, pool=self.pool)
         pause_s, seen = _STEP_S, self._versions()
         try:
             self.board.fetch_jobs()
             while not self._step(worker):
-                if timeout_s is not None and self.clock.monotonic() - started > timeout_s:
+                if timeout_s is not None and self.board.clock.monotonic() - started > timeout_s:
                     raise Unavailable(f"the compaction is not done after {timeout_s} s: {self._open_jobs()}")
                 self._raise_failure(worker)
                 if seen != self._versions():
                     pause_s, seen = _STEP_S, self._versions()
                     continue  # something has changed: there may be more to do at once
-                self.clock.sleep(pause_s)
+                self.board.clock.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_STEP_S)
         finally:
             worker.stop(self.patience_s)
@@ -131,7 +132,7 @@ class CompactNow:
             return False
         active = [job for job in jobs.jobs if not job.status.finished]
         done = {entry.spec.segment for entry in self._submissions.values() if entry.finished is _COMPLETED}
-        now, manifest = self.clock.monotonic(), self.board.fetch_manifest().value
+        now, manifest = self.board.clock.monotonic(), self.board.fetch_manifest().value
         if not active:
             self._blocked_since = now
         planned = self.planner(manifest, jobs)
@@ -139,7 +140,7 @@ class CompactNow:
         if not specs:
             return True
         if self._coordinator is None and self._vacant():
-            self._coordinator = self.make_coordinator(worker)
+            self._coordinator = self._make_coordinator(worker)
         elif active and self.fallback is not None and now - self._blocked_since > self.patience_s:
             self._submit(self.fallback(manifest, jobs))
         else:
@@ -173,15 +174,23 @@ class CompactNow:
             self._coordinator.run_once()
             if self._coordinator.fenced:
                 self._coordinator = None
-                self._stalled_since = self.clock.monotonic()
+                self._stalled_since = self.board.clock.monotonic()
         elif self._abandoned():
             # The owner of the role does not use it; if it wakes up, it finds the role taken.
             _log.info("no coordinator answers within %.0f s: taking over", self.patience_s)
-            self._coordinator = self.make_coordinator(worker)
+            self._coordinator = self._make_coordinator(worker)
+
+    def _make_coordinator(self, worker: Worker) -> Coordinator:
+        local = LocalWorker(worker.id, worker.slots)
+        return Coordinator(self.board, self.options, scheduler=SubmittedOnly(), local=local)
+
+    def _accepts(self, job_id: Ulid) -> bool:
+        """Whether the worker may claim a job: its own ones, and as coordinator any."""
+        return self._coordinator is not None or job_id in self._submissions
 
     def _abandoned(self) -> bool:
         """Whether jobs wait for a coordinator that does not act: neither jobs nor workers have changed."""
-        now = self.clock.monotonic()
+        now = self.board.clock.monotonic()
         active = [job for job in self._jobs().jobs if not job.status.finished]
         state = tuple((job.id, job.status, job.worker) for job in active)
         if state != self._stalled_at or not active:
@@ -197,7 +206,7 @@ class CompactNow:
             jobs = now.value
             for spec in specs:
                 if find_problem(spec, manifest, jobs) is None:
-                    job = Job(mint_job(jobs, self.ids), spec)
+                    job = Job(mint_job(jobs, self.board.ids), spec)
                     jobs = add_job(jobs, job)
                     added[job.id] = _Submission(job.id, spec, source_bytes(manifest, spec))
             return jobs
@@ -205,7 +214,7 @@ class CompactNow:
         self.board.edit_jobs(edit)
         if added:
             self._submissions |= added
-            self._stalled_since = self._blocked_since = self.clock.monotonic()
+            self._stalled_since = self._blocked_since = self.board.clock.monotonic()
 
     def _settle(self, jobs: Compactions) -> None:
         for entry in self._submissions.values():
@@ -232,8 +241,8 @@ class CompactNow:
             job = jobs.job(entry.job_id)
             if job is not None:
                 parts = job.context.subcompactions if job.context else ()
-                outputs = [*job.output_ssts, *(table for part in parts for table in part.output_ssts)]
-                entry.written_bytes = sum(table.info.estimated_size for table in outputs)
+                outputs = [*job.output_ssts, *(sst for part in parts for sst in part.output_ssts)]
+                entry.written_bytes = sum(sst.info.estimated_size for sst in outputs)
         self.progress(
             Progress(
                 sum(entry.finished is not None for entry in entries),

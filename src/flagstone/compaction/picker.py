@@ -129,7 +129,7 @@ def _lines(manifest: Manifest, active: Sequence[Job]) -> list[_Line]:
     """All trees, those with the most L0 SSTs first: their reads and writes are slowed down most."""
 
     def size(view: SstView) -> int:
-        return manifest.table(view).info.estimated_size
+        return manifest.sst(view).info.estimated_size
 
     lines = []
     for prefix, tree in _trees(manifest):

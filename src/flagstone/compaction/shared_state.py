@@ -17,13 +17,17 @@ from flagstone.metadata.destruction import require_not_destroyed
 from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.sequenced import UPDATE_TIMEOUT_S, SequencedObject, Versioned
 from flagstone.metadata.stores import CompactionsStore, ManifestStore
+from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
+from flagstone.runtime.ids import SYSTEM_IDS, Ids
+from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.sync import Lock
 
 T = TypeVar("T")
 
 
 class Board:
-    """The newest manifest and compactions file this process has seen. Safe to use from many threads.
+    """What coordinator and worker of one process share: the newest manifest and compactions file that the process has
+    seen, clock, ids and metrics. Safe to use from many threads.
 
     `publish` is called with every manifest that is written here, `changed` after every new manifest or compactions
     file; both are called without a lock held, and must not raise.
@@ -34,11 +38,17 @@ class Board:
         manifests: ManifestStore,
         compactions: CompactionsStore,
         *,
+        clock: Clock = SYSTEM_CLOCK,
+        ids: Ids = SYSTEM_IDS,
+        metrics: Metrics | None = None,
         publish: Callable[[Versioned[Manifest]], None] = lambda _: None,
         update_timeout_s: float = UPDATE_TIMEOUT_S,
     ) -> None:
         self.manifests = manifests
         self.compactions = compactions
+        self.clock = clock
+        self.ids = ids
+        self.metrics = metrics or Metrics()
         self.changed: Callable[[], None] = lambda: None
         self.publish = publish
         self._timeout_s = update_timeout_s

@@ -29,9 +29,7 @@ from flagstone.metadata.compactions import Worker as Claim
 from flagstone.metadata.manifest import Manifest, SsTable
 from flagstone.metadata.sequenced import Versioned
 from flagstone.runtime import metric_names as names
-from flagstone.runtime.clock import Clock
-from flagstone.runtime.ids import Ids, ulid_text
-from flagstone.runtime.metrics import Metrics
+from flagstone.runtime.ids import ulid_text
 from flagstone.runtime.pool import Future, IoPool
 from flagstone.types import Ulid
 
@@ -71,7 +69,7 @@ class _Setback:
 
 
 class Worker:
-    """A background service; `wake` it when a job has changed.
+    """A background service; wake it when `Board.changed` is called, which the worker does when a job has ended.
 
     With `polls=False` the coordinator of this process keeps the board's jobs up to date. A job is executed on the
     board's manifest while `follows` returns True, because the coordinator in this process has seen every commit;
@@ -86,23 +84,19 @@ class Worker:
         executor: Executor,
         options: CompactionWorkerOptions,
         *,
-        clock: Clock,
-        ids: Ids,
-        metrics: Metrics,
-        wake: Callable[[], None] = lambda: None,
         polls: bool = True,
         follows: Callable[[], bool] = lambda: False,
         accepts: Callable[[Ulid], bool] = lambda _: True,
         pool: IoPool | None = None,
     ) -> None:
-        self.id: Final = ids.token()
+        clock, metrics = board.clock, board.metrics
+        self.id: Final = board.ids.token()
         self.slots: Final = options.max_concurrent_compactions
         self._board = board
         self._executor = executor
         self._options = options
         self._clock = clock
-        self._ids = ids
-        self._wake = wake
+        self._ids = board.ids
         self._polls = polls
         self._follows = follows
         self._accepts = accepts
@@ -296,7 +290,7 @@ class Worker:
         self._executions[job.id] = execution
         _log.info("started compaction job=%s resumed=%s", ulid_text(job.id), job.context is not None)
         execution.future = self._pool.submit(self._execute, execution)
-        execution.future.add_done_callback(lambda _: self._wake())
+        execution.future.add_done_callback(lambda _: self._board.changed())
 
     def _execute(self, execution: _Execution) -> tuple[SsTable, ...]:
         job = execution.job

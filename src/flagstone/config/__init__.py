@@ -1,4 +1,4 @@
-"""Settings: what can be chosen, from where it is read, and what is allowed."""
+"""The settings of databases and readers, and durations written as text."""
 
 from __future__ import annotations
 

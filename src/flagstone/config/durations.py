@@ -1,8 +1,8 @@
 """Durations as people write them: ``100ms``, ``5s``, ``1h30m``, ``7days 30min``, ``2s+500ms``.
 
-A duration is one or more numbers with a unit, added up; spaces and ``+`` between them are optional. Units are
-SlateDB's, in any case, plus their plurals. A month has 30 days and a year 365. A number without a unit is refused
-everywhere: it could mean seconds or milliseconds, and a wrong guess is a factor of a thousand.
+A duration is the sum of one or more numbers with a unit; spaces and ``+`` between them are optional. The units are
+SlateDB's in upper or lower case, and their plurals. A month has 30 days and a year 365. A number without a unit is
+refused: it could mean seconds or milliseconds, and a wrong guess is wrong by a factor of a thousand.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _EXAMPLES: Final = "write it like 100ms, 5s, 1h30m or 7days 30min"
 
 
 def as_duration(value: object, name: str, *, minimum: timedelta = _ANY) -> timedelta:
-    """The duration that a caller passed as `name`: a timedelta, or its text.
+    """The duration that a caller passed as the argument `name`: a timedelta, or a text.
 
     Raises:
-        InvalidRequest: it is neither, a number without a unit, or shorter than `minimum`.
+        InvalidRequest: the value is neither, has no unit, or is shorter than `minimum`.
 
     """
     if isinstance(value, str):
@@ -53,14 +53,19 @@ def as_duration(value: object, name: str, *, minimum: timedelta = _ANY) -> timed
 
 
 def refusal(value: object) -> str:
-    """Why a value that is neither a timedelta nor text is no duration, and what to write instead."""
+    """The error text for a value that is neither a timedelta nor a text."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return f"{value!r} has no unit; use a timedelta or text such as '5s' or '100ms'"
     return f"{value!r} is not a duration; use a timedelta or text such as '5s'"
 
 
 def parse_duration(text: str) -> timedelta:
-    """The duration that `text` spells. Anything else, and anything finer than a microsecond, is refused."""
+    """The duration that `text` stands for.
+
+    Raises:
+        InvalidRequest: the text is not a duration, or is finer than a microsecond.
+
+    """
     rest = text.strip()
     if not rest or rest.endswith("+"):
         raise InvalidRequest(f"{text!r} is not a duration; {_EXAMPLES}")
@@ -79,15 +84,15 @@ def parse_duration(text: str) -> timedelta:
         total += int(number) * size
         at = term.end()
     if total % 1_000:
-        raise InvalidRequest(f"{text!r} is finer than a microsecond")
+        raise InvalidRequest(f"{text!r} is finer than a microsecond; use whole microseconds")
     try:
         return timedelta(microseconds=total // 1_000)
     except OverflowError:
-        raise InvalidRequest(f"{text!r} is longer than {timedelta.max.days} days") from None
+        raise InvalidRequest(f"{text!r} is longer than the limit of {timedelta.max.days} days") from None
 
 
 def format_duration(duration: timedelta) -> str:
-    """The shortest exact spelling in one unit that SlateDB reads as well: ``90s``, ``100ms`` or ``1500us``."""
+    """The shortest exact text in one unit, which SlateDB also reads: ``90s``, ``100ms`` or ``1500us``."""
     microseconds = duration // timedelta(microseconds=1)
     if microseconds % 1_000_000 == 0:
         return f"{microseconds // 1_000_000}s"

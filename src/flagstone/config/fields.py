@@ -1,7 +1,7 @@
-"""What a single setting may hold, and sections of settings made of such fields.
+"""The kinds of settings, and sections of settings.
 
 A field is declared with its default and its bounds (`integer(8, minimum=1)`); a section is a frozen dataclass of
-fields. Building one checks and normalises every value, so a section that exists is valid. Every refusal starts
+fields. Constructing a section checks and normalises every value, so every section object is valid. Every error starts
 with the dotted name of the setting: ``compactor_options.worker.max_sst_size: …``.
 """
 
@@ -27,7 +27,7 @@ _OURS: Final = "ours"
 
 
 class SettingRefused(InvalidRequest):
-    """The setting `name` (dotted, as seen from the section being built) cannot have the value it was given."""
+    """The setting `name` (dotted, relative to the section being constructed) cannot have the given value."""
 
     def __init__(self, name: str, problem: str) -> None:
         super().__init__(name, problem)
@@ -39,24 +39,24 @@ class SettingRefused(InvalidRequest):
 
 
 class Kind(ABC):
-    """What one field accepts. Refusals do not name the field: the section that holds it does."""
+    """The values that one field accepts. Its errors do not name the field; the section adds the name."""
 
     @abstractmethod
     def accept(self, value: Any) -> Any:
         """The value in its normal form."""
 
     def of_text(self, text: str) -> Any:
-        """What `text`, from an environment variable, stands for; `accept` checks it afterwards."""
+        """The value that the text of an environment variable stands for; `accept` checks it afterwards."""
         return text
 
     def to_plain(self, value: Any) -> Any:
-        """The value as JSON knows it, spelled as SlateDB does."""
+        """The value for JSON, as SlateDB writes it."""
         return value
 
 
 @dataclass(frozen=True, slots=True)
 class Nullable(Kind):
-    """The inner kind, or None; ``null`` in an environment variable."""
+    """The inner kind, or None. An environment variable says ``null`` for None."""
 
     inner: Kind
 
@@ -99,7 +99,7 @@ class Integer(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Number(Kind):
-    """A number with a fraction, which SlateDB keeps as text."""
+    """A number with a fraction, which SlateDB stores as text."""
 
     minimum: float
 
@@ -128,7 +128,7 @@ class Duration(Kind):
             raise InvalidRequest(refusal(value))
         if value < self.minimum:
             least = format_duration(self.minimum)
-            raise InvalidRequest(f"{_spelled(value)} is out of range; choose {least} or more")
+            raise InvalidRequest(f"{_text(value)} is out of range; choose {least} or more")
         return value
 
     def to_plain(self, value: timedelta) -> str:
@@ -142,12 +142,12 @@ class Choice(Kind):
 
     def accept(self, value: Any) -> Any:
         for option in self.options:
-            # The types must agree as well: True equals 1 and is still not a size.
+            # The types must be equal as well: True == 1, but True is not a size.
             if type(value) is type(option) and value == option:
                 return option
             if self.any_case and isinstance(value, str) and value in (option.upper(), option.lower()):
                 return option
-        raise InvalidRequest(f"{value!r} is none of {', '.join(map(str, self.options))}")
+        raise InvalidRequest(f"{value!r} is not one of {', '.join(map(str, self.options))}")
 
     def of_text(self, text: str) -> Any:
         return next((option for option in self.options if str(option) == text), text)
@@ -159,7 +159,7 @@ class Folder(Kind):
         if isinstance(value, os.PathLike):
             value = os.fspath(value)
         if not isinstance(value, str) or not value:
-            raise InvalidRequest(f"{value!r} is not a folder's path")
+            raise InvalidRequest(f"{value!r} is not the path of a folder")
         return value
 
 
@@ -226,9 +226,9 @@ def _field(default: Any, kind: Kind, *, optional: bool = False, ours: bool = Fal
 
 
 class Section:
-    """Base of all sections: normalises on construction, converts from and to plain mappings.
+    """Base class of all sections. Normalises values on construction; converts from and to plain mappings.
 
-    Subclasses are frozen, slotted, keyword-only dataclasses whose fields are made by the functions above.
+    Subclasses are frozen, slotted, keyword-only dataclasses whose fields the functions above create.
     """
 
     __slots__ = ()
@@ -246,7 +246,7 @@ class Section:
         self.check()
 
     def check(self) -> None:
-        """Rules between fields; a broken one raises SettingRefused."""
+        """Raise `SettingRefused` if two fields contradict each other."""
 
     @classmethod
     def kinds(cls) -> dict[str, Kind]:
@@ -255,12 +255,12 @@ class Section:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The section with these values, the rest at their defaults. Unknown names are refused."""
+        """The section with these values and defaults for the rest; raises `SettingRefused` for unknown names."""
         cls._refuse_unknown(values)
         return cls(**values)
 
     def to_dict(self, *, slatedb_only: bool = False) -> dict[str, Any]:
-        """Plain values in SlateDB's shape; `slatedb_only` leaves out what SlateDB does not know."""
+        """Plain values in SlateDB's layout; `slatedb_only` omits settings that SlateDB does not have."""
         return {
             entry.name: entry.metadata[_KIND].to_plain(getattr(self, entry.name))
             for entry in fields(self)
@@ -268,7 +268,7 @@ class Section:
         }
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with other values for some fields. Unknown names are refused."""
+        """A copy with other values for some fields; raises `SettingRefused` for unknown names."""
         self._refuse_unknown(changes)
         return replace(self, **changes)
 
@@ -281,16 +281,16 @@ class Section:
 
 
 def nested_section(kind: Kind) -> type[Section] | None:
-    """The section a field holds, or None when it holds a plain value."""
+    """The section that a field has as its value, or None if it has a plain value."""
     inner = kind.inner if isinstance(kind, Nullable) else kind
     return inner.section if isinstance(inner, Nested) else None
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence about an unknown name: the nearest right one, if any is near."""
+    """The end of an error text about an unknown name: the most similar known name, if there is one."""
     near = get_close_matches(name.lower(), known, n=1)
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def _spelled(value: timedelta) -> str:
+def _text(value: timedelta) -> str:
     return str(value) if value < timedelta(0) else format_duration(value)

@@ -1,8 +1,8 @@
-"""Every setting, with SlateDB's names, defaults and spelling: a SlateDb.toml that works there works here.
+"""All settings, with SlateDB's names and defaults: a SlateDb.toml that SlateDB reads works here.
 
-Durations are `timedelta`; text such as ``"100ms"`` is accepted wherever one is, and turned into it. Whole sections
-may be given as mappings. A None switches off what its field names. Settings are values: they compare, hash, pickle,
-and change only into new ones (`replace`).
+A duration is a `timedelta` or a text such as ``"100ms"``, which becomes a `timedelta`. A section may be given as a
+mapping. None switches a feature off. Settings are immutable values that compare, hash and pickle; `replace` makes a
+changed copy.
 """
 
 # ruff: noqa: RUF009 - the functions called in the class bodies make dataclass fields
@@ -43,7 +43,7 @@ CODECS: Final = ("Snappy", "Zlib", "Lz4", "Zstd")
 ENV_PREFIX: Final = "SLATEDB_"
 
 FILE_NAMES: Final = ("SlateDb.json", "SlateDb.toml", "SlateDb.yaml", "SlateDb.yml")
-"""In the order in which `Settings.load` lays them over each other."""
+"""The files that `Settings.load` reads, in this order; a later file wins."""
 
 _KIB: Final = 1024
 _MIB: Final = 1024 * _KIB
@@ -54,9 +54,9 @@ _METRIC_LEVELS: Final = ("Debug", "Info")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOptions(Section):
-    """When the size-tiered scheduler merges runs of similar size.
+    """When the size-tiered scheduler merges sorted runs of similar size.
 
-    SlateDB keeps these as texts in a free mapping, empty by default; so do `to_dict` and the files.
+    SlateDB has a mapping of texts here, empty by default; so do `to_dict` and the settings files.
     """
 
     min_compaction_sources: int = integer(4, minimum=1)
@@ -78,7 +78,7 @@ class SchedulerOptions(Section):
             name: kinds[name].of_text(value) if name in kinds and isinstance(value, str) else value
             for name, value in values.items()
         }
-        # Zero-argument super() does not survive the class being rebuilt with slots.
+        # `dataclass(slots=True)` creates a second class, for which super() without arguments fails.
         return super(SchedulerOptions, cls).from_dict(read)
 
     def to_dict(self, *, slatedb_only: bool = False) -> dict[str, Any]:  # noqa: ARG002 - all are SlateDB's
@@ -101,18 +101,18 @@ class CompactionWorkerOptions(Section):
     bytes_to_fetch: int = integer(2 * _MIB, minimum=1)
     max_subcompactions: int = integer(4, minimum=1)
     min_filter_keys: int = integer(1000, maximum=U32_MAX)
-    """Used by a worker in a process of its own; one inside a database follows the database's settings."""
+    """Only for a worker in its own process; a worker inside a writer uses the writer's setting."""
     compression_codec: CodecName | None = choice(None, *CODECS, optional=True)
-    """Used by a worker in a process of its own, like `min_filter_keys`."""
+    """Only for a worker in its own process, like `min_filter_keys`."""
     metric_level: MetricLevel | None = choice(None, *_METRIC_LEVELS, any_case=True, optional=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactorOptions(Section):
-    """How compactions are decided and committed. Without a `worker` others have to execute them."""
+    """How the compactor schedules and commits compactions. Without a `worker`, other processes execute the jobs."""
 
     poll_interval: timedelta = duration("5s")
-    """How often the store is asked what others did. Inside an idle writer it becomes three times as long."""
+    """How often the compactor reads the newest manifest and jobs. In an idle writer it is three times as long."""
     manifest_update_timeout: timedelta = duration("300s")
     max_concurrent_compactions: int = integer(4, minimum=1)
     enable_trivial_move: bool = boolean(False)
@@ -120,9 +120,9 @@ class CompactorOptions(Section):
     worker: CompactionWorkerOptions | None = section(CompactionWorkerOptions(), optional=True)
     metric_level: MetricLevel | None = choice(None, *_METRIC_LEVELS, any_case=True, optional=True)
     commit_compacted_interval: timedelta = duration("1s")
-    """How often instead, while workers in other processes have jobs."""
+    """The poll interval while workers in other processes have jobs."""
     checkpoint_lifetime: timedelta = duration("900s", minimum="1s")
-    """How long readers may keep using tables that a compaction has replaced."""
+    """How long readers may still use SSTs that a compaction has replaced."""
     worker_heartbeat_timeout: timedelta = duration("30s")
     object_store_max_retries: int | None = integer(None, maximum=U32_MAX, optional=True)
 
@@ -130,14 +130,14 @@ class CompactorOptions(Section):
         if self.worker is not None and self.worker_heartbeat_timeout <= self.worker.heartbeat_interval:
             raise SettingRefused(
                 "worker_heartbeat_timeout",
-                f"{self.worker_heartbeat_timeout} is out of range; a healthy worker reports only every "
-                f"{self.worker.heartbeat_interval} (worker.heartbeat_interval), choose more than that",
+                f"{self.worker_heartbeat_timeout} is out of range; choose more than "
+                f"{self.worker.heartbeat_interval} (worker.heartbeat_interval)",
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectStoreCacheOptions(Section):
-    """A cache of table parts on local disk; off while `root_folder` is None."""
+    """A cache of SST parts on local disk; off if `root_folder` is None."""
 
     root_folder: str | None = folder()
     max_cache_size_bytes: int | None = integer(16 * _GIB, minimum=1, optional=True)
@@ -146,11 +146,11 @@ class ObjectStoreCacheOptions(Section):
     cache_on_flush: bool = boolean(False)
     cache_on_compaction: bool = boolean(False)
     preload_disk_cache_on_startup: Preload | None = choice(None, "L0Sst", "AllSst", optional=True)
-    """What a writer fetches in the background when it was opened, as far as there is room; readers fetch on demand."""
+    """What a writer fetches in the background after it opens, while there is room. Readers fetch on demand."""
     scan_interval: timedelta = duration("3600s")
-    """How long a process that writes parts may go without measuring what all of them take together."""
+    """How often a process that writes parts measures the size of the whole cache."""
     max_open_file_handles: int = integer(1000, minimum=1)
-    """Accepted for SlateDB's sake: no file stays open here, so there are never more than threads that read."""
+    """Accepted for compatibility with SlateDB, without effect: files are open only during a read."""
 
     def check(self) -> None:
         if self.max_cache_size_bytes is not None and self.max_cache_size_bytes < 2 * self.part_size_bytes:
@@ -163,7 +163,7 @@ class ObjectStoreCacheOptions(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcDirectoryOptions(Section):
-    """Collection of one kind of object. Without an `interval` it happens only when asked for."""
+    """Garbage collection of one kind of object. Without an `interval` it runs only on request."""
 
     interval: timedelta | None = duration("600s", optional=True)
     min_age: timedelta = duration("300s", minimum="0s")
@@ -172,7 +172,7 @@ class GcDirectoryOptions(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcFenceOptions(Section):
-    """Collection of WAL fences. By default it only reports: a fence is what stops a forgotten writer."""
+    """Garbage collection of WAL fences. By default it only reports: a fence stops a writer that is still running."""
 
     interval: timedelta | None = duration("600s", optional=True)
     min_age: timedelta = duration("300s", minimum="0s")
@@ -181,14 +181,14 @@ class GcFenceOptions(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcDetachOptions(Section):
-    """Release of the parents whose tables a clone does not use any more."""
+    """Release of lenders whose SSTs a clone no longer uses."""
 
     interval: timedelta | None = duration("600s", optional=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GarbageCollectorOptions(Section):
-    """What is collected, how often and how old it must be. None leaves that kind alone."""
+    """What the garbage collector deletes, how often, and at which age. None: that kind is not collected."""
 
     manifest_options: GcDirectoryOptions | None = section(GcDirectoryOptions(), optional=True)
     wal_options: GcDirectoryOptions | None = section(GcDirectoryOptions(), optional=True)
@@ -205,25 +205,25 @@ class GarbageCollectorOptions(Section):
 class Settings(Section):
     """The settings of a database that is open for writing.
 
-    The last ones are not in SlateDB's settings: it has `sst_block_size`, `filter_bits_per_key`, `block_cache_bytes` and
-    `meta_cache_bytes` in its builders, and `max_wal_bytes`, `synchronous_commit` and `on_clock_regression` not at all.
-    They are read from the same files; `to_slatedb_json` omits them.
+    The last seven are not in SlateDB's settings. SlateDB has `sst_block_size`, `filter_bits_per_key`,
+    `block_cache_bytes` and `meta_cache_bytes` in its builders, and does not have `max_wal_bytes`, `synchronous_commit`
+    and `on_clock_regression`. They are read from the same files; `to_slatedb_json` omits them.
     """
 
     flush_interval: timedelta | None = duration("100ms", optional=True)
-    """How long a write may wait for its WAL object when nobody waits for it; None: until someone flushes."""
+    """How long a write without `await_durable` may wait for its WAL file. None: until a caller flushes."""
     wal_enabled: bool = boolean(True)
     manifest_poll_interval: timedelta = duration("1s")
     manifest_update_timeout: timedelta = duration("300s")
     min_filter_keys: int = integer(1000, maximum=U32_MAX)
-    """Tables with fewer rows get no filter."""
+    """SSTs with fewer rows get no filter."""
     l0_sst_size_bytes: int = integer(64 * _MIB, minimum=1)
     max_wal_flushes_before_l0_flush: int = integer(4096, minimum=1)
     l0_max_ssts: int = integer(8, minimum=1)
     l0_max_ssts_per_key: int = integer(8, minimum=1)
     l0_flush_parallelism: int = integer(4, minimum=1)
     max_unflushed_bytes: int = integer(_GIB, minimum=1)
-    """Writers wait while more than this is in memory and not yet in L0."""
+    """Writes wait while more than this is in memory and not yet in L0."""
     compactor_options: CompactorOptions | None = section(CompactorOptions(), optional=True)
     compression_codec: CodecName | None = choice(None, *CODECS, optional=True)
     object_store_cache_options: ObjectStoreCacheOptions = section(ObjectStoreCacheOptions())
@@ -236,20 +236,20 @@ class Settings(Section):
     """None: retry for ever."""
     sst_block_size: int = choice(4 * _KIB, *_BLOCK_SIZES, ours=True)
     filter_bits_per_key: int | None = integer(10, minimum=1, maximum=1000, optional=True, ours=True)
-    """None: tables have no filters."""
+    """None: SSTs have no filters."""
     block_cache_bytes: int = integer(256 * _MIB, ours=True)
-    """Memory for data blocks; 0 keeps none."""
+    """Memory for data blocks; 0: no cache."""
     meta_cache_bytes: int = integer(128 * _MIB, ours=True)
-    """Memory for table indexes and filters; 0 keeps none."""
+    """Memory for SST indexes and filters; 0: no cache."""
     max_wal_bytes: int | None = integer(None, minimum=1, optional=True, ours=True)
-    """Rows of that many bytes are written to a WAL file at once, whatever `flush_interval` says; None: no limit."""
+    """When unwritten rows reach this size, a WAL file is written before `flush_interval` is over. None: no limit."""
     synchronous_commit: bool = boolean(False, ours=True)
-    """Whether a write with `await_durable` becomes visible only when it is durable; later writes return after it."""
+    """Whether a write with `await_durable` becomes visible only when it is durable. Later writes return after it."""
     on_clock_regression: ClockRegression = choice("refuse", "refuse", "hold", ours=True)
-    """What a write does while this machine's clock is behind the newest stored time, as after a clock that ran ahead.
+    """What a write does while this machine's clock is behind the newest stored time.
 
-    "refuse" waits up to ten seconds and then raises, as SlateDB does. "hold" writes with the newest stored time until
-    the clock has caught up: times never go back, and a TTL counts from that time, so rows live longer by the lag.
+    "refuse" waits up to ten seconds and then raises, as SlateDB does. "hold" uses the newest stored time until the
+    clock has reached it. A TTL counts from that time, so rows live longer by the lag.
     """
 
     def check(self) -> None:
@@ -257,17 +257,17 @@ class Settings(Section):
             raise SettingRefused(
                 "max_unflushed_bytes",
                 f"{self.max_unflushed_bytes} is out of range; choose {self.l0_sst_size_bytes} "
-                "(l0_sst_size_bytes) or more, or writers stop before a table can be flushed",
+                "(l0_sst_size_bytes) or more, or writes stop before an SST can be flushed",
             )
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The settings in a JSON object; what it does not mention has its default."""
+        """The settings in a JSON object; settings that it lacks have their defaults."""
         return cls.from_dict(parse_json(text))
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Self:
-        """The settings in a .json, .toml, .yaml or .yml file; what it does not mention has its default."""
+        """The settings in a .json, .toml, .yaml or .yml file; settings that it lacks have their defaults."""
         try:
             return cls.from_dict(load_file(Path(path)))
         except InvalidRequest as error:
@@ -282,20 +282,19 @@ class Settings(Section):
         *,
         environ: Mapping[str, str] | None = None,
     ) -> Self:
-        """`base` (the defaults) with what the environment changes.
+        """`base` (the defaults if None) with the settings of the environment.
 
         Names are upper case with a dot between section and field: ``SLATEDB_COMPACTOR_OPTIONS.POLL_INTERVAL=2s``.
-        ``null`` stands for None. A name that resembles no setting belongs to somebody else and is ignored; one
-        that looks misspelled is refused.
+        ``null`` stands for None. A name that is similar to a setting is an error; other names are ignored.
         """
         changes = read_environment(cls, prefix, os.environ if environ is None else environ)
         return cls.from_dict(overlay({} if base is None else base.to_dict(), changes))
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str] = ".", *, environ: Mapping[str, str] | None = None) -> Self:
-        """What SlateDB would load in `folder`: SlateDb.json, .toml, .yaml, .yml, then the environment.
+        """The settings that SlateDB loads in `folder`: from SlateDb.json, .toml, .yaml, .yml, then the environment.
 
-        All files that exist count; a later one wins where two set the same field.
+        If two of them set the same field, the later one wins.
         """
         values: dict[str, Any] = {}
         for name in FILE_NAMES:
@@ -309,16 +308,16 @@ class Settings(Section):
         return json.dumps(self.to_dict())
 
     def to_slatedb_json(self) -> str:
-        """The part that SlateDB knows, as its own `Settings` reads it."""
+        """The settings that SlateDB has, as JSON for its own `Settings`."""
         return json.dumps(self.to_dict(slatedb_only=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderSettings(Section):
-    """The settings of a reader. A managed checkpoint must outlive two polls, or it could lapse in between.
+    """The settings of a reader. A reader checkpoint must outlive two polls, or it could expire between them.
 
-    With `checkpoint_lifetime` None it never expires. The reader still deletes it when it closes; after a crash it
-    stays, and keeps its tables, until an operator deletes it.
+    With `checkpoint_lifetime` None it never expires. The reader deletes it when it closes. After a crash it stays, and
+    keeps its SSTs, until an operator deletes it.
     """
 
     manifest_poll_interval: timedelta = duration("10s")
@@ -354,7 +353,7 @@ def load_file(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise InvalidRequest(f"there is no settings file {path}") from None
+        raise InvalidRequest(f"there is no settings file {path}; check the path") from None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"the settings file {path} cannot be read: {error}") from None
     match path.suffix.lower():
@@ -400,7 +399,7 @@ def read_environment(section: type[Section], prefix: str, environ: Mapping[str, 
 
 
 def _find_kind(section: type[Section], names: list[str], variable: str) -> Kind | None:
-    """The field that the names lead to; None when the first one resembles no field at all."""
+    """The kind of the field with these names; None if the first name is not similar to any field."""
     for depth, name in enumerate(names):
         kinds = section.kinds()
         kind = kinds.get(name)
@@ -420,12 +419,12 @@ def _find_kind(section: type[Section], names: list[str], variable: str) -> Kind 
 
 
 def _unquoted(text: str) -> str:
-    """SlateDB reads a bare 2 as a number and needs ``"2"`` where a setting is text; both mean the same here."""
+    """The text without quotes. SlateDB reads 2 as a number and needs ``"2"`` for text; here both mean the same."""
     return text[1:-1] if len(text) >= 2 and text[0] == text[-1] == '"' else text
 
 
 def _parse_yaml(text: str) -> dict[str, Any]:
-    # Imported here: it costs as much as all of this package, and few use it.
+    # Imported here, because the import takes as long as that of this whole package.
     import yaml  # noqa: PLC0415
 
     try:

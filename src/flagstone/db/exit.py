@@ -1,15 +1,15 @@
-"""What happens to open databases that their owner does not close, at exit and in a forked child.
+"""Closes handles that their owner did not close: after garbage collection, at exit, and in a forked child.
 
-A handle (`Db`, `DbReader` and their async faces) is *watched* from its opening to its `close`. Background threads hold
-the engine behind it, so the engine never becomes garbage by itself; the watch is on an object that only the faces hold.
-When the garbage collector finds that object, the engine goes to a thread that closes it. When the interpreter exits,
-everything that is still watched is flushed, all of it at the same time and for a bounded time.
+A handle (`Db`, `DbReader` and their async forms) is *watched* from its opening to its `close`. Background threads refer
+to the engine, so Python never collects the engine. The watch is on an object that only the handles refer to. When
+Python collects that object, a thread closes the engine. When the interpreter exits, all watched handles are flushed
+concurrently, for a limited time.
 
 A finalizer runs in any thread and between any two instructions, also while that thread holds a lock. So it takes no
-lock, starts no thread and does no I/O: it puts a number into a queue, and a thread that waits there does the rest.
+lock, starts no thread and does no I/O: it puts a number into a queue, and a thread that reads the queue does the rest.
 
-A process that is killed, or ends by `os._exit`, runs none of this: what was not durable is lost, as in any crash. In a
-forked child every open database is closed at once, because its threads stayed in the parent.
+A process that is killed, or ends by `os._exit`, runs none of this: rows that were not durable are lost, as in any
+crash. In a forked child every open database is closed at once, because its threads stayed in the parent.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ if TYPE_CHECKING:
 _log = logging.getLogger("flagstone.db")
 
 FLUSH_SECONDS: Final = 10.0
-"""How long the exit of the interpreter waits for rows to become durable, for all databases together."""
+"""How long the exit of the interpreter waits until all rows of all databases are durable."""
 
 TIDY_SECONDS: Final = 3.0
-"""How long it then waits for services to end and checkpoints to be released. No row depends on that."""
+"""How long it then waits until services have ended and checkpoints are released. No row depends on that."""
 
 _ROWS_AT_ONCE: Final = 4096
 
 
 class Unclosed(Protocol):
-    """What there is to do for a handle without its owner."""
+    """A handle that its owner may leave unclosed."""
 
     @property
     def label(self) -> str:
-        """What warnings call it."""
+        """Its name in warnings."""
         ...
 
     def is_open(self) -> bool:
@@ -61,15 +61,15 @@ class Unclosed(Protocol):
         ...
 
     def begin_flush(self) -> None:
-        """Ask for everything written so far to be made durable; does not wait."""
+        """Start to make all writes so far durable; do not wait."""
         ...
 
     def wait_flushed(self, timeout_s: float) -> FlagstoneError | None:
-        """Wait until that has happened; why it did not, or None."""
+        """Wait until all writes so far are durable; return the error, or None."""
         ...
 
     def lost_rows(self) -> int:
-        """How many rows are in memory only."""
+        """The number of rows that are only in memory."""
         ...
 
     def close(self) -> None:
@@ -110,13 +110,13 @@ class UnclosedWriter:
         if durable_seq >= state.last_seq:
             return 0
         lost = 0
-        for table in state.now.memtables.tables():
-            cursor, key = table.scan(None, None, MAX_SEQ, False), None
+        for memtable in state.now.memtables.newest_first():
+            cursor, key = memtable.scan(None, None, MAX_SEQ, False), None
             while rows := cursor.next_rows(_ROWS_AT_ONCE):
                 for row in rows:
                     if row[0] != key:
                         key = row[0]
-                        lost += sum(version[1] > durable_seq for version in table.versions(key, MAX_SEQ))
+                        lost += sum(version[1] > durable_seq for version in memtable.versions(key, MAX_SEQ))
         return lost
 
     def close(self) -> None:
@@ -124,18 +124,18 @@ class UnclosedWriter:
 
 
 class UnclosedReader:
-    """A database open for reading: there is nothing to lose, but a checkpoint to release and a thread to end."""
+    """A database open for reading: it has no rows to lose, but a checkpoint to release and a thread to end."""
 
-    def __init__(self, following: Follower) -> None:
-        self._following = following
+    def __init__(self, follower: Follower) -> None:
+        self._follower = follower
 
     @property
     def label(self) -> str:
-        status = self._following.status()
+        status = self._follower.status()
         return f"reader of database {status['path']!r} in {status['store']}"
 
     def is_open(self) -> bool:
-        return not self._following.closed
+        return not self._follower.closed
 
     def begin_flush(self) -> None:
         pass
@@ -147,11 +147,11 @@ class UnclosedReader:
         return 0
 
     def close(self) -> None:
-        self._following.close()
+        self._follower.close()
 
 
 class ForkAware(Protocol):
-    """An open database: its threads stay in the parent, so a forked child cannot use it."""
+    """An open database. Its threads stay in the parent, so a forked child cannot use it."""
 
     def abandon_in_child(self, reason: Closed) -> None: ...
 
@@ -165,7 +165,7 @@ def abandon_in_children(opened: ForkAware) -> None:
 
 
 def renew_lock(lock: Any) -> None:
-    """Free a lock in the child: a thread of the parent may have held it, and no thread here would release it."""
+    """Free a lock in the child: a thread of the parent may hold it, and no thread of the child can release it."""
     renew = getattr(lock, "_at_fork_reinit", None)
     if renew is not None:
         renew()
@@ -180,7 +180,7 @@ class Watch:
         self.unclosed: Unclosed = unclosed
         self.label: str = unclosed.label
         self.taken: bool = False
-        """Whether a thread closes it already."""
+        """Whether a thread is already closing it."""
         self.closed: Event = Event()
         self._number = next(_numbers)
         _begin_watching(self._number, self)
@@ -188,13 +188,13 @@ class Watch:
         self._finalizer.atexit = False
 
     def end(self) -> None:
-        """The owner has closed the handle, or has tried to and knows why that failed. May be called again."""
+        """End the watch: the owner has closed the handle, or `close` has raised. May be called again."""
         self._finalizer.detach()
         _end_watching(self._number)
 
 
 class _NoWatch:
-    """For simulated runs, where threads and time are the simulator's."""
+    """For simulated runs, in which the simulator controls threads and time."""
 
     def end(self) -> None:
         pass
@@ -203,12 +203,12 @@ class _NoWatch:
 def watch(owner: object, unclosed: Unclosed) -> Watch | _NoWatch:
     """Close `unclosed` when `owner` is collected or the interpreter exits, unless the watch is ended before that.
 
-    `owner` is an object that all faces of the handle hold, and nothing that runs in the background does.
+    All forms of the handle refer to `owner`; no background thread does.
     """
     return _NoWatch() if simulated() else Watch(owner, unclosed)
 
 
-# Every handle that is watched, in the order of opening. Finalizers read it; only ordinary calls change it.
+# Every watched handle, in the order of opening. Finalizers read it; only ordinary calls change it.
 _watches: Final[dict[int, Watch]] = {}
 _numbers: Final = count(1)
 _lock = Lock()
@@ -224,7 +224,7 @@ def _begin_watching(number: int, watched: Watch) -> None:
         _hook_into_worker_process()
         _watches[number] = watched
         if _closer is None:
-            # Without the thread a collected handle stays as it is, and is flushed at exit.
+            # Without this thread a collected handle stays open, and is flushed at exit.
             with suppress(RuntimeError):
                 _closer = start_thread(partial(_close_collected, _collected), name="flagstone-closer")
 
@@ -238,7 +238,7 @@ def _end_watching(number: int) -> None:
 
 
 def _on_collected(number: int) -> None:
-    """The finalizer. The warning comes last: with `-W error` it raises."""
+    """The finalizer. It warns last: with `-W error` the warning raises."""
     watched = _watches.get(number)
     if watched is not None:
         _collected.put(number)
@@ -252,7 +252,7 @@ def _close_collected(collected: SimpleQueue[int | None]) -> None:
 
 
 def _close_soon(number: int) -> None:
-    """Close in another thread: one store that does not answer must not hold up the others."""
+    """Close in another thread: a store that does not answer must not delay other handles."""
     watched = _watches.get(number)
     if watched is None or watched.taken:
         return
@@ -260,7 +260,7 @@ def _close_soon(number: int) -> None:
     try:
         start_thread(partial(_close, number, watched), name="flagstone-close")
     except RuntimeError:
-        # The system has no thread left, or the interpreter is exiting: from 3.12 on it refuses new ones then.
+        # The system has no free thread, or the interpreter is exiting: from 3.12 on it then refuses new threads.
         _close(number, watched)
 
 
@@ -279,7 +279,7 @@ def _close(number: int, watched: Watch) -> None:
 
 
 def _at_exit() -> None:
-    """Flush all that is open at the same time; then close what closes quickly."""
+    """Flush all open handles concurrently; then close those that close quickly."""
     watched = dict(_watches)
     if not watched:
         return
@@ -295,7 +295,7 @@ def _at_exit() -> None:
             causes[number] = each.unclosed.wait_flushed(max(0.0, deadline - SYSTEM_CLOCK.monotonic()))
         _tidy({number: each for number, each in watched.items() if causes[number] is None})
     except KeyboardInterrupt as interrupt:
-        # A second Ctrl-C: stop waiting, and report what that costs.
+        # A second Ctrl-C: stop waiting, and report the rows that are lost.
         causes = {number: causes.get(number) or interrupt for number in watched}
     lost = _lost_messages([(each, causes[number]) for number, each in watched.items()])
     try:
@@ -305,7 +305,7 @@ def _at_exit() -> None:
 
 
 def _tidy(watched: dict[int, Watch]) -> None:
-    """Close handles whose rows are all durable: the next opening has nothing to replay, and no checkpoint stays."""
+    """Close handles whose rows are all durable: the next opening then has no WAL to replay, and no checkpoint stays."""
     if _closer is None:
         return
     deadline = SYSTEM_CLOCK.monotonic() + TIDY_SECONDS
@@ -334,7 +334,7 @@ def _lost_messages(suspects: Iterable[tuple[Watch, BaseException | None]]) -> li
 
 
 def _warn(messages: Iterable[str], category: type[Warning]) -> None:
-    """Give every warning. A loss is a `RuntimeWarning`, because Python hides a `ResourceWarning` by default."""
+    """Issue every warning. A loss is a `RuntimeWarning`, because Python hides a `ResourceWarning` by default."""
     raised: Warning | None = None
     for message in messages:
         try:
@@ -346,11 +346,11 @@ def _warn(messages: Iterable[str], category: type[Warning]) -> None:
 
 
 def _hook_into_worker_process() -> None:
-    """A worker of `multiprocessing` that was forked ends without `atexit`, but runs the finalizers of that package."""
+    """A forked worker of `multiprocessing` does not run `atexit`, but it runs the finalizers of that package."""
     global _hooked_worker  # noqa: PLW0603
     if _hooked_worker == os.getpid() or "multiprocessing.process" not in sys.modules:
         return
-    from multiprocessing import parent_process, util  # noqa: PLC0415 - loaded already, where it matters
+    from multiprocessing import parent_process, util  # noqa: PLC0415 - already loaded
 
     if parent_process() is not None:
         util.Finalize(None, _at_exit, exitpriority=100)
@@ -358,7 +358,7 @@ def _hook_into_worker_process() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """Close every open database. Its watch ends: the handles belong to the parent, which flushes them."""
+    """Close every open database and end its watch. The parent owns the handles and flushes them."""
     global _lock, _collected, _closer
     for opened in list(_in_this_process):
         opened.abandon_in_child(

@@ -55,13 +55,13 @@ def open_database(
     """Open a database for writing; any other writer is fenced off and learns it at its next durable write.
 
     `path` is a folder, `file://`, `memory://NAME/path`, `s3://bucket/path`, `gs://`, `az://`, or with `store` a path
-    inside that store. `wal_store` keeps the log elsewhere, for instance on a store with lower latency.
-    `prefix_extractor` adds the prefixes of keys to the filters of tables, so that `scan(prefix=…)` passes over tables
-    without that prefix; tables made with another one, or none, are read as if they might have it.
-    `compaction_filter` makes a filter for every compaction that this process does. `scheduler` decides what the
-    embedded compactor merges, instead of the size-tiered choice; what it proposes is checked, and dropped with a
-    warning where it makes no sense. `executor` does the merging: an `Executor`, or a `ThreadPoolExecutor` in which ours
-    runs, so that several databases share a limited number of threads; the caller shuts it down, after the database.
+    inside that store. `wal_store` is another store for the WAL, for instance one with lower latency.
+    `prefix_extractor` adds the prefixes of keys to the filters of SSTs, so that `scan(prefix=…)` skips SSTs without
+    that prefix; it never skips SSTs that were built with another prefix extractor or none. `compaction_filter` makes a
+    filter for every compaction in this process. `scheduler` replaces the size-tiered scheduler of the embedded
+    compactor; proposals that are not possible are dropped with a warning. `executor` runs the compactions: an
+    `Executor`, or a `ThreadPoolExecutor` for the built-in one, so that several databases share a limited number of
+    threads. The caller shuts it down after closing the database.
 
     Raises:
         InvalidRequest: there is no database and `create` is False, or an argument does not fit it.
@@ -98,20 +98,11 @@ def open_database(
         compaction_pool=threads,
     )
     manifests = ManifestStore(env.store, paths, metrics=metrics, clock=clock, ids=ids)
-    opened = open_for_writing(
-        env.store,
-        env.wal_store,
-        paths,
-        manifests,
-        create=create,
-        extractor=segment_extractor,
-        freeze_bytes=settings.l0_sst_size_bytes,
-        pool=pool,
-    )
+    opened = open_for_writing(env, manifests, create=create)
     cache = SstCache(capacity_bytes=settings.block_cache_bytes + settings.meta_cache_bytes, metrics=metrics)
     on_disk = cached_on_disk(env.store, settings.object_store_cache_options, metrics=metrics)
-    tables = SstStore(on_disk, paths, cache=cache, pool=pool, metrics=metrics)
-    engine = Engine(env, manifests, opened, ViewBuilder(tables))
+    ssts = SstStore(on_disk, paths, cache=cache, pool=pool, metrics=metrics)
+    engine = Engine(env, manifests, opened, ViewBuilder(ssts))
     engine.start()
     preload = settings.object_store_cache_options.preload_disk_cache_on_startup
     if preload is not None and isinstance(on_disk, CachingStore):
@@ -123,7 +114,7 @@ def open_database(
 def _with_retries_and_metrics(
     store: ObjectStore, metrics: Metrics, clock: Clock, ids: Ids, store_type: str = "main"
 ) -> ObjectStore:
-    """The store with retries and counters, whatever it came with."""
+    """The store with retries and counters; a store that has retries already keeps its own."""
     retrying = (
         store
         if isinstance(store, RetryingStore)

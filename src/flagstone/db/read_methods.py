@@ -1,15 +1,15 @@
-"""Reads as callers make them, the same for a database, a snapshot and a transaction.
+"""The read methods of `Db`, `DbReader`, `Snapshot` and `Transaction`.
 
-Each knows a view and the sequence number it reads at; everything else is here. A table that garbage collection
-removed under a view makes the read start over with a newer view. Snapshots and transactions stay at their number,
-whose versions are kept for them.
+Each class provides a read view and a sequence number; everything else is here. If garbage collection has deleted an SST
+of the view, the read starts over with a newer view. Snapshots and transactions keep their sequence number, because the
+versions that it shows are kept for them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from flagstone.errors import CorruptData, InvalidRequest, Unavailable
 from flagstone.format.filter import PrefixExtractor
@@ -34,77 +34,61 @@ T = TypeVar("T")
 _ATTEMPTS = 3
 
 
-class ReadContext:
-    """Where reads happen: tables, a clock, a merge operator, and a way to a newer view.
+class ViewSource(Protocol):
+    """Where reads get their view: the manifest of a writer, or the follower of a reader."""
 
-    `refresh` learns of newer manifests, `view` is what the database shows then, and `retained_seq` the smallest
-    number at which that shows all there was. `key_ranges` are the keys a projection was cut out for, None for all.
-    """
+    @property
+    def view(self) -> ReadView:
+        """The current view."""
+        ...
+
+    @property
+    def retained_seq(self) -> int:
+        """The smallest sequence number that the current view shows completely. It never decreases."""
+        ...
+
+    def refresh(self) -> None:
+        """Read the newest manifest, and show it."""
+        ...
+
+
+class ReadContext:
+    """What all reads of one handle share. `key_ranges` is the writable range of a clone; None means all keys."""
 
     __slots__ = (
-        "__weakref__",  # all that read hold it: see `flagstone.db.exit`
+        "__weakref__",  # `flagstone.db.exit` watches it: all faces of a handle hold it
         "clock",
         "gets",
         "key_ranges",
         "merge_operator",
         "prefix_extractor",
-        "refresh",
-        "retained_seq",
         "scans",
-        "tables",
-        "view",
+        "source",
+        "ssts",
     )
 
     def __init__(
         self,
-        tables: SstStore,
+        ssts: SstStore,
+        source: ViewSource,
         *,
         clock: Clock,
         merge_operator: MergeOperator | None,
-        refresh: Callable[[], None],
-        view: Callable[[], ReadView],
-        retained_seq: Callable[[], int],
         prefix_extractor: PrefixExtractor | None = None,
         key_ranges: KeyRanges | None = None,
     ) -> None:
-        self.tables: SstStore = tables
+        self.ssts: SstStore = ssts
+        self.source: ViewSource = source
         self.clock: Clock = clock
         self.merge_operator: MergeOperator | None = merge_operator
-        self.refresh: Callable[[], None] = refresh
-        self.view: Callable[[], ReadView] = view
-        self.retained_seq: Callable[[], int] = retained_seq
         self.prefix_extractor: PrefixExtractor | None = prefix_extractor
         self.key_ranges: KeyRanges | None = key_ranges
-        # How often rows and ranges were asked for. Without a lock: threads may lose a count when they collide.
+        # How many reads there were. Counted without a lock: two threads that count at once may lose a count.
         self.gets: int = 0
         self.scans: int = 0
 
-    def check_key(self, key: bytes) -> bytes:
-        """The key, if it is one and can be in this database. Otherwise raises `InvalidRequest`."""
-        checked = check_read_key(key)
-        if self.key_ranges is not None:
-            self.key_ranges.check_read(checked)
-        return checked
-
-    def check_keys(self, keys: Sequence[bytes]) -> list[bytes]:
-        """The keys, if each is one and can be in this database. Otherwise raises `InvalidRequest`."""
-        checked = [check_read_key(key) for key in keys]
-        if self.key_ranges is not None:
-            self.key_ranges.check_read(*checked)
-        return checked
-
-    def check_range(self, start: bytes | None, stop: bytes | None, prefix: bytes | None) -> KeyRange:
-        """The range these arguments mean, if some of its keys can be in this database, or it is empty.
-
-        Raises `InvalidRequest` otherwise. A range that overlaps those of a projection in part is fine.
-        """
-        keys = check_range(start, stop, prefix)
-        if self.key_ranges is not None:
-            self.key_ranges.check_scan(keys)
-        return keys
-
     def prefix_probe(self, prefix: bytes | None) -> PrefixProbe | None:
-        """What a scan of `prefix` may ask the filters for, if its keys all have one extracted prefix."""
+        """What a scan of `prefix` can test with the filters; None if its keys have no common extracted prefix."""
         if prefix is None or self.prefix_extractor is None:
             return None
         extracted = self.prefix_extractor.prefix(prefix)
@@ -112,30 +96,58 @@ class ReadContext:
 
 
 class Reads:
-    """The read methods. Subclasses say what is read: `_read_point` gives the view and the number to read at."""
+    """The read methods. Subclasses define `_read_point`: the view and the sequence number to read at."""
 
-    _place: ReadContext
+    _context: ReadContext
 
     def _read_point(self, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:
         raise NotImplementedError
 
-    def _refresh_read_point(self, seq: int, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:  # noqa: ARG002
-        """What to go on with when a view has lost a table: a newer view, read at what is visible now.
+    def _check_key(self, key: bytes) -> bytes:
+        """The key to read. Raises `InvalidRequest` if it is not a key, or outside the writable range."""
+        checked = check_read_key(key)
+        key_ranges = self._context.key_ranges
+        if key_ranges is not None:
+            key_ranges.check_read(checked)
+        return checked
 
-        Not at the old number: nothing keeps its versions, unless a snapshot or transaction does.
+    def _check_keys(self, keys: Sequence[bytes]) -> list[bytes]:
+        """The keys to read. Raises `InvalidRequest` if one is not a key, or outside the writable range."""
+        checked = [check_read_key(key) for key in keys]
+        key_ranges = self._context.key_ranges
+        if key_ranges is not None:
+            key_ranges.check_read(*checked)
+        return checked
+
+    def _check_range(self, start: bytes | None, stop: bytes | None, prefix: bytes | None) -> KeyRange:
+        """The key range to scan. Raises `InvalidRequest` if it is wholly outside the writable range.
+
+        An empty range, and one that overlaps the writable range in part, is fine.
         """
-        self._place.refresh()
+        keys = check_range(start, stop, prefix)
+        key_ranges = self._context.key_ranges
+        if key_ranges is not None:
+            key_ranges.check_scan(keys)
+        return keys
+
+    def _refresh_read_point(self, seq: int, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:  # noqa: ARG002
+        """The view and sequence number for the next attempt, after an SST of the view was deleted.
+
+        Not the former sequence number: only a snapshot or transaction keeps its versions.
+        """
+        self._context.source.refresh()
         return self._read_point(durable_only=durable_only, dirty=dirty)
 
     def _renewed(self, seq: int, lost: ReadView) -> ReadView:  # noqa: ARG002 - a transaction needs it
-        """A newer view than `lost` for a scan that goes on at `seq`. Raises `Unavailable` when none shows it all."""
-        self._place.refresh()
-        view = self._place.view()
-        # Asked after the view was taken: it may have changed since, but then only to a greater number.
-        if seq < self._place.retained_seq():
+        """A newer view than `lost` for a scan at `seq`. Raises `Unavailable` if its versions are no longer kept."""
+        source = self._context.source
+        source.refresh()
+        view = source.view
+        # After the view: `retained_seq` never decreases, so it is not too small for this view.
+        if seq < source.retained_seq:
             raise Unavailable(
-                "this scan took so long that the tables it reads were replaced and collected; scan again, and where it "
-                "must see one moment for longer, scan a snapshot()"
+                "this scan took so long that the SSTs it reads were replaced and collected; scan again, or scan a "
+                "snapshot(), which keeps them"
             )
         return view
 
@@ -150,9 +162,9 @@ class Reads:
     ) -> bytes | None:
         """The value of `key`, or `default`.
 
-        Ordinary reads see what is committed; `durable_only` only what is on the store, `dirty` also what still
-        waits for it. Expired rows are hidden unless `include_expired`. A key outside of the range that a clone was cut
-        out for is an `InvalidRequest`, as in all reads.
+        A read sees committed rows; with `durable_only` only rows on the store, with `dirty` also rows that are not
+        committed yet. Expired rows are hidden unless `include_expired`. In a clone of a key range, all reads outside
+        that range raise `InvalidRequest`.
         """
         row = self.get_row(key, durable_only=durable_only, dirty=dirty, include_expired=include_expired)
         return default if row is None else row.value
@@ -161,10 +173,10 @@ class Reads:
         self, key: bytes, *, durable_only: bool = False, dirty: bool = False, include_expired: bool = False
     ) -> Row | None:
         """The row of `key` with its sequence number and times, or None."""
-        checked = self._place.check_key(key)
-        self._place.gets += 1
+        checked = self._check_key(key)
+        self._context.gets += 1
         found, seq = self._read(
-            lambda view, seq: drivers.get(self._place.tables, view, checked, seq),
+            lambda view, seq: drivers.get(self._context.ssts, view, checked, seq),
             durable_only=durable_only,
             dirty=dirty,
         )
@@ -178,11 +190,11 @@ class Reads:
         dirty: bool = False,
         include_expired: bool = False,
     ) -> list[bytes | None]:
-        """The values of many keys in their order, at one moment. Keys share blocks and requests."""
-        checked = self._place.check_keys(keys)
-        self._place.gets += len(checked)
+        """The values of many keys in their order, all at one moment. Keys share blocks and requests."""
+        checked = self._check_keys(keys)
+        self._context.gets += len(checked)
         found, seq = self._read(
-            lambda view, seq: drivers.multi_get(self._place.tables, view, checked, seq),
+            lambda view, seq: drivers.multi_get(self._context.ssts, view, checked, seq),
             durable_only=durable_only,
             dirty=dirty,
         )
@@ -204,28 +216,28 @@ class Reads:
     ) -> Scan:
         """The rows with keys in [start, stop), or that begin with `prefix`, as they are now.
 
-        Iterate for `(key, value)`, `.rows()` for whole rows, `.seek(key)` to skip. `reverse` goes from the last
-        key to the first. The scan shows one moment, however long it takes. A range wholly outside of what a clone was
-        cut out for is an `InvalidRequest`; one that overlaps it shows what the clone holds.
+        Iterate for `(key, value)`, `.rows()` for whole rows, `.seek(key)` to skip. `reverse` goes from the last key to
+        the first. The scan shows one moment, however long it takes. In a clone of a key range, a scan wholly outside
+        that range raises `InvalidRequest`.
         """
-        keys = self._place.check_range(start, stop, prefix)
+        keys = self._check_range(start, stop, prefix)
         if limit is not None and limit < 0:
             raise InvalidRequest(f"limit is {limit}; a scan gives 0 rows or more")
-        self._place.scans += 1
+        self._context.scans += 1
         view, seq = self._read_point(durable_only=durable_only, dirty=dirty)
         return Scan(
-            self._place.tables,
+            self._context.ssts,
             view,
             ScanRequest(
                 keys=keys,
                 max_seq=seq,
-                now_ms=self._place.clock.now_ms(),
+                now_ms=self._context.clock.now_ms(),
                 reverse=reverse,
                 limit=limit,
                 include_expired=include_expired,
-                merge_operator=self._place.merge_operator,
+                merge_operator=self._context.merge_operator,
                 read_ahead_bytes=read_ahead_bytes,
-                prefix_probe=self._place.prefix_probe(prefix),
+                prefix_probe=self._context.prefix_probe(prefix),
                 renew=partial(self._renewed, seq),
             ),
         )
@@ -242,24 +254,24 @@ class Reads:
     ) -> pa.RecordBatchReader:
         """The same rows as Arrow batches, by ascending key, without a Python object per row where possible.
 
-        With `batch_rows` None batches come in the size in which they are decoded, which is quickest.
+        With `batch_rows` None each batch has the size in which it is decoded, which is fastest.
         """
-        # Imported late: only those who want Arrow pay for importing it.
+        # Imported here: importing Arrow takes half a second, and most callers do not use it.
         from flagstone.read.arrow import scan_arrow  # noqa: PLC0415
 
-        keys = self._place.check_range(start, stop, prefix)
-        self._place.scans += 1
+        keys = self._check_range(start, stop, prefix)
+        self._context.scans += 1
         view, seq = self._read_point(durable_only=False, dirty=False)
         request = ScanRequest(
             keys=keys,
             max_seq=seq,
-            now_ms=self._place.clock.now_ms(),
+            now_ms=self._context.clock.now_ms(),
             include_expired=include_expired,
-            merge_operator=self._place.merge_operator,
-            prefix_probe=self._place.prefix_probe(prefix),
+            merge_operator=self._context.merge_operator,
+            prefix_probe=self._context.prefix_probe(prefix),
             renew=partial(self._renewed, seq),
         )
-        return scan_arrow(self._place.tables, view, request, columns=columns, batch_rows=batch_rows)
+        return scan_arrow(self._context.ssts, view, request, columns=columns, batch_rows=batch_rows)
 
     def __getitem__(self, key: bytes) -> bytes:
         value = self.get(key)
@@ -274,15 +286,15 @@ class Reads:
         return visible_row(
             found,
             max_seq=seq,
-            now_ms=self._place.clock.now_ms(),
+            now_ms=self._context.clock.now_ms(),
             include_expired=include_expired,
-            merge_operator=self._place.merge_operator,
+            merge_operator=self._context.merge_operator,
         )
 
     def _read(
         self, attempt: Callable[[ReadView, int], T], *, durable_only: bool, dirty: bool
     ) -> tuple[T, int]:
-        """Read; when a table is gone, again with a newer view. Returns the answer and the number it is of."""
+        """Read; if an SST is gone, again with a newer view. Returns the result and its sequence number."""
         view, seq = self._read_point(durable_only=durable_only, dirty=dirty)
         for _ in range(_ATTEMPTS):
             try:
@@ -294,7 +306,7 @@ class Reads:
 
 
 def check_range(start: bytes | None, stop: bytes | None, prefix: bytes | None) -> KeyRange:
-    """The range these arguments mean. Raises `InvalidRequest` for one that is none."""
+    """The key range of these arguments. Raises `InvalidRequest` if a bound is not bytes, or `start` is above `stop`."""
     for name, bound in (("start", start), ("stop", stop), ("prefix", prefix)):
         if bound is not None and not isinstance(bound, bytes):
             raise InvalidRequest(f"{name} is bytes, not {type(bound).__name__}")

@@ -1,4 +1,4 @@
-"""The metrics of an open database that are derived when a caller asks for them, under SlateDB's names."""
+"""The metrics of an open database that are computed on request, under SlateDB's names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flagstone.runtime.metrics import Metrics
 
 
 class RequestReport:
-    """Counts of reads, which the reads keep themselves, and the shape of the tree."""
+    """The counts of reads, and the shape of the tree."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._gets = metrics.counter(names.DB_REQUEST_COUNT, op="get")
@@ -27,12 +27,12 @@ class RequestReport:
         }
 
     def update_reads(self, *, gets: int, scans: int) -> None:
-        """So many there were since the beginning."""
+        """Set the number of reads since the database was opened."""
         self._gets.raise_to(gets)
         self._scans.raise_to(scans)
 
     def update_shape(self, manifest: Manifest) -> None:
-        """The tree as this manifest has it."""
+        """Set the gauges that describe the tree of this manifest."""
         for name, value in plan_shape(manifest).items():
             self._gauges[name].set(value)
 
@@ -53,7 +53,7 @@ def plan_shape(manifest: Manifest) -> dict[str, int]:
 
 
 class EngineReport:
-    """What a writer reports beyond what its parts count by themselves."""
+    """The metrics of a writer that its services do not count themselves."""
 
     def __init__(self, engine: Engine) -> None:
         metrics = engine.env.metrics
@@ -65,17 +65,17 @@ class EngineReport:
         self._checkpoints = metrics.counter(names.MEMTABLE_FLUSH_CHECKPOINT_REQUEST_COUNT)
 
     def flush_requested(self, kind: str) -> None:
-        """A caller waits for a flush."""
+        """A caller has requested a flush."""
         self._flushes.add()
         if kind == "memtable":
             self._memtable_flushes.add()
 
     def checkpoint_requested(self) -> None:
-        """A caller waits for a checkpoint of this writer."""
+        """A caller has requested a checkpoint."""
         self._checkpoints.add()
 
     def update(self, *, gets: int, scans: int) -> None:
-        """Bring everything up to date. `gets` are those that no memtable has counted."""
+        """Update all metrics. `gets` are the point reads that no memtable has counted."""
         self._engine.manifest.views.ssts.report()
         self._engine.state.report()
         counted = self._engine.state.now.memtables.lookups

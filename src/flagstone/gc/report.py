@@ -102,7 +102,7 @@ class GarbageReport:
         return not self.errors
 
     def revisit_within(self, ms: int) -> None:
-        """There is something to do in that many milliseconds."""
+        """An object becomes garbage in that many milliseconds; the smallest time counts."""
         self.revisit_in_ms = ms if self.revisit_in_ms is None else min(ms, self.revisit_in_ms)
 
     def to_dict(self) -> dict[str, Any]:

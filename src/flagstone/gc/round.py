@@ -127,7 +127,7 @@ class Round:
         folders: dict[Kind, Callable[[], Sequence[Any]]] = {
             "manifest": self._manifests.list,
             "compactions": self._compactions.list,
-            "compacted": lambda: _parsed(target.store, paths.table_folder, paths.parse_table, SstObject),
+            "compacted": lambda: _parsed(target.store, paths.sst_folder, paths.parse_sst, SstObject),
         }
         listed: dict[Kind, Sequence[Any]] = {}
         for kind, list_folder in folders.items():

@@ -5,7 +5,7 @@ SlateDB. Readers of a checkpoint replay the files after its manifest's `replay_a
 `wal_id_last_seen`. A retention checkpoint (`changes/retention.py`) keeps WAL files in the same way.
 
 Fences, the empty files, are a kind of their own: a fence stops a former writer. Once the fence is deleted, only the
-former writer's own read of the manifest can stop it (see `wal/ownership.py`), which it repeats within a time limit.
+former writer's own read of the manifest can stop it (see `wal/writer.py`), which it repeats within a time limit.
 So fences are never deleted before `MIN_FENCE_AGE_MS`, whatever the settings are. SlateDB's writers do not read the
 manifest again: if one of them may stall for longer than the minimum age, keep the fences, as the default settings do.
 """

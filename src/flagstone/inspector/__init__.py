@@ -1,1 +1,1 @@
-"""What a database looks like, read only: the numbers of `flagstone stats` and the page of `flagstone inspect`."""
+"""The state of a database, read-only: the figures of `flagstone stats` and the page of `flagstone inspect`."""

@@ -1,6 +1,6 @@
-"""The page that shows a database: plain HTML without scripts, made anew for every request. Pure.
+"""Renders the page of `flagstone inspect`: plain HTML without scripts. Pure.
 
-It shows keys at the borders of tables and names of checkpoints, and never a value.
+The page shows the first and last keys of SSTs and the names of checkpoints, but no values.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Any, Final, NamedTuple
 
-from flagstone.inspector.snapshot import Seen, Weight
+from flagstone.inspector.snapshot import DatabaseSnapshot, Weight
 from flagstone.inspector.text import json_text, line_text, size_text, time_text
 from flagstone.lsm.tree import SstView, Tree
 from flagstone.metadata.compactions import Compactions, TieredSpec
@@ -19,7 +19,7 @@ from flagstone.runtime.ids import ulid_ms, ulid_text
 from flagstone.types import KeyRange
 
 DOLLARS_PER_GIB_MONTH: Final = 0.023
-"""S3's list price for its standard class; requests are not in it."""
+"""S3's list price for its standard class, without requests."""
 
 _GIB: Final = 1 << 30
 _STYLE: Final = """
@@ -34,14 +34,14 @@ svg { width: 100%; font-size: 12px; } svg text { fill: currentColor; }
 """
 
 
-def render(seen: Seen, *, refresh_s: int | None = None) -> str:
-    """The whole page; with `refresh_s` a browser asks for it again and again."""
+def render(seen: DatabaseSnapshot, *, refresh_s: int | None = None) -> str:
+    """The whole page; a browser reloads it every `refresh_s` seconds."""
     title = f"{seen.root} in {seen.url}"
-    again = "" if refresh_s is None else f'<meta http-equiv="refresh" content="{refresh_s}">'
+    refresh = "" if refresh_s is None else f'<meta http-equiv="refresh" content="{refresh_s}">'
     manifest = seen.manifest.value
     body = [
         f"<h1>{escape(title)}</h1>",
-        f'<p class="dim">manifest {seen.manifest.id}, looked at {time_text(seen.now_s)}</p>',
+        f'<p class="dim">manifest {seen.manifest.id}, read at {time_text(seen.now_s)}</p>',
         _facts(seen),
         *_trees(manifest),
         _jobs(seen.compactions),
@@ -49,24 +49,24 @@ def render(seen: Seen, *, refresh_s: int | None = None) -> str:
         _folders(seen),
     ]
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>{again}'
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>{refresh}'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>'
         f"<body>{''.join(body)}</body></html>\n"
     )
 
 
-def _facts(seen: Seen) -> str:
+def _facts(seen: DatabaseSnapshot) -> str:
     facts, found = seen.facts(), seen.overview
     stored = sum(weight.bytes for weight in found.objects.values())
     pairs: list[tuple[str, Any]] = [
         ("state", None if facts["initialized"] else "a clone that is not finished"),
         ("epochs", f"writer {facts['writer_epoch']}, compactor {facts['compactor_epoch']}"),
         ("last flush", f"sequence number {facts['last_l0_seq']:,}, {facts['last_l0_time'] or 'never'}"),
-        ("live tables", _weight(found.tables.live)),
-        ("borrowed from others", _weight(found.tables.borrowed) if found.tables.borrowed.count else None),
-        ("kept for checkpoints only", _weight(found.tables.pinned) if found.tables.pinned.count else None),
-        ("garbage, or work under way", _weight(found.tables.unreferenced)),
-        ("log to replay", _weight(found.log.to_replay)),
+        ("live SSTs", _weight(found.tables.live)),
+        ("borrowed SSTs", _weight(found.tables.borrowed) if found.tables.borrowed.count else None),
+        ("SSTs only in checkpoints", _weight(found.tables.pinned) if found.tables.pinned.count else None),
+        ("garbage, or work in progress", _weight(found.tables.unreferenced)),
+        ("WAL to replay", _weight(found.log.to_replay)),
         ("space amplification", _ratio(found.space_amplification)),
         ("stored", f"{size_text(stored)}, about ${stored / _GIB * DOLLARS_PER_GIB_MONTH:,.2f} a month on S3"),
     ]
@@ -84,13 +84,11 @@ def _trees(manifest: Manifest) -> Iterable[str]:
 def _tree(manifest: Manifest, tree: Tree) -> str:
     shown = lanes(manifest, tree)
     if not shown:
-        return '<p class="dim">no tables yet</p>'
-    count = sum(len(lane.tables) for lane in shown)
-    picture = (
-        draw(shown) if count <= MOST_TABLES else f'<p class="dim">{count:,} tables: too many to draw</p>'
-    )
-    rows = [(lane.name, f"{len(lane.tables):,}", size_text(lane.bytes)) for lane in shown]
-    return picture + _table(("asked in this order", "tables", "size"), rows, numbers=(1, 2))
+        return '<p class="dim">no SSTs yet</p>'
+    count = sum(len(lane.ssts) for lane in shown)
+    picture = draw(shown) if count <= MAX_SSTS else f'<p class="dim">{count:,} SSTs: too many to draw</p>'
+    rows = [(lane.name, f"{len(lane.ssts):,}", size_text(lane.bytes)) for lane in shown]
+    return picture + _table(("in read order", "SSTs", "size"), rows, numbers=(1, 2))
 
 
 def _jobs(compactions: Compactions | None) -> str:
@@ -105,15 +103,15 @@ def _jobs(compactions: Compactions | None) -> str:
                 ulid_text(job.id),
                 job.status.name.lower(),
                 f"{len(spec.l0_view_ids)} of L0, {len(spec.sorted_runs)} runs → {target}",
-                f"{len(job.output_ssts) or done} tables",
+                f"{len(job.output_ssts) or done} SSTs",
             )
         )
     return "<h2>Compactions</h2>" + _table(
-        ("begun", "job", "state", "what", "made"), rows, empty="none known"
+        ("begun", "job", "state", "sources", "written"), rows, empty="none"
     )
 
 
-def _checkpoints(seen: Seen) -> str:
+def _checkpoints(seen: DatabaseSnapshot) -> str:
     rows = [
         (
             entry.name or "",
@@ -127,7 +125,7 @@ def _checkpoints(seen: Seen) -> str:
     return "<h2>Checkpoints</h2>" + _table(("name", "id", "manifest", "made", "expires"), rows, empty="none")
 
 
-def _folders(seen: Seen) -> str:
+def _folders(seen: DatabaseSnapshot) -> str:
     rows = [
         (folder, f"{weight.count:,}", size_text(weight.bytes))
         for folder, weight in seen.overview.objects.items()
@@ -165,65 +163,65 @@ _WIDTH: Final = 1000
 _LANE: Final = 22
 _LABEL: Final = 90
 _NARROWEST: Final = 2.0
-MOST_TABLES: Final = 5000
+MAX_SSTS: Final = 5000
 _LONGEST_KEY: Final = 60
 
 
 class Lane(NamedTuple):
-    """One source of reads, newest first: its name, its weight, and its tables with the keys they show."""
+    """One L0 SST or one sorted run: its name, its size, and its SSTs with their key ranges and sizes."""
 
     name: str
     bytes: int
-    tables: tuple[tuple[SstView, KeyRange, int], ...]
+    ssts: tuple[tuple[SstView, KeyRange, int], ...]
 
 
 def lanes(manifest: Manifest, tree: Tree) -> list[Lane]:
-    """The lanes of a tree in the order in which reads ask them."""
+    """The lanes of a tree in the order in which a read searches them, newest first."""
     found = [_lane(manifest, "L0", (view,)) for view in tree.l0]
     return found + [_lane(manifest, f"run {run.id}", run.views) for run in tree.runs]
 
 
 def draw(shown: Sequence[Lane]) -> str:
-    """An SVG of the lanes; a table tells its id, size and keys to whoever points at it."""
-    borders = sorted({border for lane in shown for _, keys, _ in lane.tables for border in _borders(keys)})
+    """An SVG of the lanes. The tooltip of an SST shows its id, size and keys."""
+    borders = sorted({border for lane in shown for _, keys, _ in lane.ssts for border in _borders(keys)})
     scale = (_WIDTH - _LABEL) / max(1, len(borders) - 1)
 
-    def place(key: bytes) -> float:
+    def position(key: bytes) -> float:
         return _LABEL + bisect_left(borders, key) * scale
 
     parts = [
-        f'<svg viewBox="0 0 {_WIDTH} {_LANE * max(1, len(shown))}" role="img" aria-label="tables by key">',
-        *(part for at, lane in enumerate(shown) for part in _draw_lane(lane, at * _LANE, place)),
+        f'<svg viewBox="0 0 {_WIDTH} {_LANE * max(1, len(shown))}" role="img" aria-label="SSTs by key">',
+        *(part for at, lane in enumerate(shown) for part in _draw_lane(lane, at * _LANE, position)),
         "</svg>",
     ]
     return "".join(parts)
 
 
-def _draw_lane(lane: Lane, top: int, place: Callable[[bytes], float]) -> Iterable[str]:
+def _draw_lane(lane: Lane, top: int, position: Callable[[bytes], float]) -> Iterable[str]:
     yield f'<text x="0" y="{top + 15}">{escape(lane.name)}</text>'
     kind = "l0" if lane.name == "L0" else "run"
-    for view, keys, size in lane.tables:
+    for view, keys, size in lane.ssts:
         first, last = _borders(keys)
-        left = place(first)
-        width = max(_NARROWEST, place(last) - left)
-        told = f"{ulid_text(view.sst_id)}\n{size_text(size)}\n{_key(first)} … {_key(last)}"
+        left = position(first)
+        width = max(_NARROWEST, position(last) - left)
+        tooltip = f"{ulid_text(view.sst_id)}\n{size_text(size)}\n{_key(first)} … {_key(last)}"
         yield (
             f'<rect class="{kind}" x="{left:.1f}" y="{top + 3}" width="{width:.1f}" height="{_LANE - 6}" rx="2">'
-            f"<title>{escape(told)}</title></rect>"
+            f"<title>{escape(tooltip)}</title></rect>"
         )
 
 
 def _lane(manifest: Manifest, name: str, views: Sequence[SstView]) -> Lane:
-    tables = [(view, manifest.table(view).info) for view in views]
+    ssts = [(view, manifest.sst(view).info) for view in views]
     return Lane(
         name,
-        sum(info.estimated_size for _, info in tables),
-        tuple((view, view.effective_range(info), info.estimated_size) for view, info in tables),
+        sum(info.estimated_size for _, info in ssts),
+        tuple((view, view.effective_range(info), info.estimated_size) for view, info in ssts),
     )
 
 
 def _borders(keys: KeyRange) -> tuple[bytes, bytes]:
-    """The first key, and one that no table begins before: an open end is drawn as if it were the start."""
+    """The two ends of a range. An open end is drawn at the start of the range."""
     first = keys.start or b""
     return first, keys.stop or first
 

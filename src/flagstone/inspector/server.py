@@ -1,4 +1,4 @@
-"""Serves the page to browsers of this machine, and to nobody else."""
+"""Serves the page of `flagstone inspect` to browsers on this machine only."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from flagstone.errors import FlagstoneError, InvalidRequest
 from flagstone.runtime.sync import Event
 
 LOOPBACK: Final = "127.0.0.1"
-_LOOK_S: Final = 0.2
+_CHECK_STOP_S: Final = 0.2
 _CLIENT_TIMEOUT_S: Final = 10
 
 
 def serve(render: Callable[[], str], *, port: int, stop: Event, ready: Callable[[str], None]) -> None:
-    """Answer every request for `/` with a page made for it, until `stop` is set. `ready` hears the address.
+    """Answer every request for `/` with a new page until `stop` is set. Calls `ready` with the address first.
 
     Raises:
-        InvalidRequest: the port is taken.
+        InvalidRequest: the port is in use.
 
     """
     try:
         server = HTTPServer((LOOPBACK, port), _handler(render))
     except OSError as error:
         raise InvalidRequest(
-            f"cannot listen on port {port} of {LOOPBACK}: {error}; choose another one"
+            f"cannot listen on port {port} of {LOOPBACK}: {error}; choose another port"
         ) from error
     with server:
-        server.timeout = _LOOK_S
+        server.timeout = _CHECK_STOP_S
         ready(f"http://{LOOPBACK}:{server.server_port}/")
         while not stop.is_set():
             server.handle_request()
@@ -36,13 +36,15 @@ def serve(render: Callable[[], str], *, port: int, stop: Event, ready: Callable[
 
 def _handler(render: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
     class Page(BaseHTTPRequestHandler):
-        timeout = _CLIENT_TIMEOUT_S  # one request at a time: nobody may keep the others waiting
+        timeout = (
+            _CLIENT_TIMEOUT_S  # the server handles one request at a time, so a slow client must not block it
+        )
 
         def do_GET(self) -> None:
             host = self.headers.get("Host", "").rpartition(":")[0]
             if host not in (LOOPBACK, "localhost"):
-                # A name that leads here is another site's attempt to read the page through somebody's browser.
-                self.send_error(403, "ask for it by its address")
+                # Another host name means DNS rebinding: another site tries to read the page through the browser.
+                self.send_error(403, "use the address that flagstone printed")
             elif self.path != "/":
                 self.send_error(404)
             else:
@@ -62,6 +64,6 @@ def _handler(render: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(data)
 
         def log_message(self, *_: object) -> None:
-            """Say nothing: the page asks for itself every few seconds."""
+            """Log nothing, because the page reloads every few seconds."""
 
     return Page

@@ -1,6 +1,6 @@
-"""One look at a database: its manifest, those its checkpoints pin, its jobs, and a list of its objects.
+"""A snapshot of a database: its manifest, the manifests of its checkpoints, its jobs, and a list of its objects.
 
-No table is read and nothing is written. What changes while we look is shown as it was at one moment or the other.
+It reads no SST and writes nothing. The parts are read one after the other and may be of slightly different times.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from flagstone.types import Ulid
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What a look found, and when."""
+class DatabaseSnapshot:
+    """The state of a database, and when it was read."""
 
     url: str
     root: str
@@ -36,14 +36,14 @@ class Seen:
 
     @property
     def expired(self) -> list[Checkpoint]:
-        """Checkpoints that the next garbage collection removes."""
+        """The checkpoints that the next garbage collection removes."""
         held = self.manifest.value.checkpoints
         return [entry for entry in held if entry.expires_s is not None and entry.expires_s <= self.now_s]
 
     def facts(self) -> dict[str, Any]:
-        """What the manifest says, as plain values."""
+        """The facts of the manifest as plain values for JSON."""
         manifest = self.manifest.value
-        stamped = manifest.last_l0_clock_tick if manifest.last_l0_clock_tick > 0 else None
+        last_tick = manifest.last_l0_clock_tick if manifest.last_l0_clock_tick > 0 else None
         return {
             "path": self.root,
             "store": self.url,
@@ -52,7 +52,7 @@ class Seen:
             "writer_epoch": manifest.writer_epoch,
             "compactor_epoch": manifest.compactor_epoch,
             "last_l0_seq": manifest.last_l0_seq,
-            "last_l0_time": time_text(None if stamped is None else stamped / 1000),
+            "last_l0_time": time_text(None if last_tick is None else last_tick / 1000),
             "checkpoints": {
                 "total": len(manifest.checkpoints),
                 "named": sum(1 for entry in manifest.checkpoints if entry.name),
@@ -62,8 +62,10 @@ class Seen:
         }
 
 
-def look(store: ObjectStore, wal_store: ObjectStore | None, root: str, *, jobs: bool = False) -> Seen:
-    """Look once; at the compactions file only with `jobs`.
+def take_snapshot(
+    store: ObjectStore, wal_store: ObjectStore | None, root: str, *, jobs: bool = False
+) -> DatabaseSnapshot:
+    """Read the state of a database; the compactions file only with `jobs`.
 
     Raises:
         InvalidRequest: there is no database.
@@ -79,29 +81,29 @@ def look(store: ObjectStore, wal_store: ObjectStore | None, root: str, *, jobs: 
         try:
             return manifests.load(manifest_id)
         except ObjectMissing:
-            return None  # its checkpoint expired, and collection has been there
+            return None  # its checkpoint expired, and garbage collection deleted the manifest
 
     wanted = sorted({checkpoint.manifest_id for checkpoint in latest.value.checkpoints} - {latest.id})
-    pinned = [found for found in shared_pool().map_ordered(load, wanted) if found is not None]
+    of_checkpoints = [found for found in shared_pool().map_ordered(load, wanted) if found is not None]
     everything = list(store.list(root))
-    log = [meta for meta in everything if meta.path.startswith(f"{paths.wal_folder}/")]
+    wal_files = [meta for meta in everything if meta.path.startswith(f"{paths.wal_folder}/")]
     objects = [meta for meta in everything if not meta.path.startswith(f"{paths.wal_folder}/")]
     if wal_store is not None:
-        log += wal_store.list(paths.wal_folder)
-    decided = CompactionsStore(store, paths).latest() if jobs else None
-    return Seen(
+        wal_files += wal_store.list(paths.wal_folder)
+    compactions = CompactionsStore(store, paths).latest() if jobs else None
+    return DatabaseSnapshot(
         store.url,
         root,
         latest,
-        None if decided is None else decided.value,
-        overview(latest.value, pinned, paths, objects, log),
+        None if compactions is None else compactions.value,
+        overview(latest.value, of_checkpoints, paths, objects, wal_files),
         SYSTEM_CLOCK.now_ms() // 1000,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """How many objects, and how many bytes they have together."""
+    """A number of objects, and their total size."""
 
     count: int = 0
     bytes: int = 0
@@ -114,7 +116,7 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class RunOverview:
-    """One sorted run."""
+    """One sorted run. The field names of all overviews are keys of the JSON that `stats` prints."""
 
     id: int
     tables: int
@@ -123,7 +125,7 @@ class RunOverview:
 
 @dataclass(frozen=True, slots=True)
 class TreeOverview:
-    """One tree: the root, or that of a segment."""
+    """The levels of one segment, or of the keys without a segment."""
 
     prefix: str
     l0: Weight
@@ -132,7 +134,7 @@ class TreeOverview:
 
 @dataclass(frozen=True, slots=True)
 class WalOverview:
-    """The write-ahead log: what a writer would replay, what is left over, and its fences."""
+    """The WAL: the files that a writer would replay, the files that are already flushed, and the fences."""
 
     replay_after: int
     last: int | None
@@ -143,7 +145,7 @@ class WalOverview:
 
 @dataclass(frozen=True, slots=True)
 class ExternalOverview:
-    """What is borrowed from another database."""
+    """The SSTs that are borrowed from another database."""
 
     path: str
     tables: int
@@ -152,10 +154,10 @@ class ExternalOverview:
 
 @dataclass(frozen=True, slots=True)
 class SstsOverview:
-    """The tables of this database by who needs them, and those it borrows.
+    """The SSTs of this database by what refers to them, and those it borrows.
 
-    `live` are in the current state, `pinned` only in that of a checkpoint, `unreferenced` in neither: the work of
-    a compaction or flush that is going on, or garbage that is not collected yet.
+    The current manifest refers to `live`, only the manifests of checkpoints refer to `pinned`, and no manifest refers
+    to `unreferenced`: output of a running compaction or flush, or garbage that is not collected yet.
     """
 
     live: Weight
@@ -166,7 +168,7 @@ class SstsOverview:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """All of `stats` that follows from a manifest, the manifests its checkpoints pin, and listings."""
+    """The figures that follow from a manifest, the manifests of its checkpoints, and listings."""
 
     trees: tuple[TreeOverview, ...]
     tables: SstsOverview
@@ -174,9 +176,12 @@ class Overview:
     external_dbs: tuple[ExternalOverview, ...]
     objects: Mapping[str, Weight]
     space_amplification: float | None
-    """Bytes of the trees over bytes of their oldest runs: as if what is newer only replaced rows. None without runs."""
+    """Bytes of all levels over bytes of the oldest sorted runs, as if newer rows only replaced older ones.
+
+    None without sorted runs.
+    """
     storage_overhead: float | None
-    """Bytes of all objects over bytes of live tables; None without any."""
+    """Bytes of all objects over bytes of live SSTs; None without live SSTs."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -185,33 +190,33 @@ class Overview:
 
 def overview(
     manifest: Manifest,
-    pinned: Iterable[Manifest],
+    of_checkpoints: Iterable[Manifest],
     paths: DbPaths,
     objects: Sequence[ObjectMeta],
-    log: Sequence[ObjectMeta],
+    wal_files: Sequence[ObjectMeta],
 ) -> Overview:
-    """The numbers. `pinned` are the manifests of checkpoints; `objects` is the database without its `log`."""
-    sizes = {table: meta.size for meta in objects if (table := paths.parse_table(meta.path)) is not None}
+    """The figures. `of_checkpoints` are manifests; `objects` are all objects except `wal_files`."""
+    sizes = {sst_id: meta.size for meta in objects if (sst_id := paths.parse_sst(meta.path)) is not None}
     live = {view.sst_id for view in manifest.views}
-    held = {view.sst_id for other in pinned for view in other.views} - live
-    needed = live | held
-    owned_live = Weight.of(size for table, size in sizes.items() if table in live)
-    stored = sum(meta.size for meta in (*objects, *log))
+    only_in_checkpoints = {view.sst_id for other in of_checkpoints for view in other.views} - live
+    referenced = live | only_in_checkpoints
+    owned_live = Weight.of(size for sst_id, size in sizes.items() if sst_id in live)
+    stored = sum(meta.size for meta in (*objects, *wal_files))
     return Overview(
         trees=tuple(_trees(manifest)),
         tables=SstsOverview(
             live=owned_live,
-            pinned=Weight.of(size for table, size in sizes.items() if table in held),
-            unreferenced=Weight.of(size for table, size in sizes.items() if table not in needed),
+            pinned=Weight.of(size for sst_id, size in sizes.items() if sst_id in only_in_checkpoints),
+            unreferenced=Weight.of(size for sst_id, size in sizes.items() if sst_id not in referenced),
             borrowed=_weigh(manifest, live - sizes.keys()),
         ),
-        log=_log(manifest, paths, log),
+        log=_wal(manifest, paths, wal_files),
         external_dbs=tuple(
             ExternalOverview(external.path, weight.count, weight.bytes)
             for external in manifest.external_dbs
             for weight in (_weigh(manifest, live.intersection(external.sst_ids)),)
         ),
-        objects=_by_folder(paths, (*objects, *log)),
+        objects=_by_folder(paths, (*objects, *wal_files)),
         space_amplification=_space_amplification(manifest),
         storage_overhead=stored / owned_live.bytes if owned_live.bytes else None,
     )
@@ -225,20 +230,20 @@ def _trees(manifest: Manifest) -> Iterable[TreeOverview]:
                 RunOverview(
                     run.id,
                     len(run.views),
-                    sum(manifest.table(view).info.estimated_size for view in run.views),
+                    sum(manifest.sst(view).info.estimated_size for view in run.views),
                 )
                 for run in tree.runs
             )
-            l0 = Weight.of(manifest.table(view).info.estimated_size for view in tree.l0)
+            l0 = Weight.of(manifest.sst(view).info.estimated_size for view in tree.l0)
             yield TreeOverview(json_text(prefix), l0, runs)
 
 
-def _weigh(manifest: Manifest, tables: Iterable[Ulid]) -> Weight:
-    return Weight.of(manifest.ssts[table].info.estimated_size for table in tables)
+def _weigh(manifest: Manifest, sst_ids: Iterable[Ulid]) -> Weight:
+    return Weight.of(manifest.ssts[sst_id].info.estimated_size for sst_id in sst_ids)
 
 
-def _log(manifest: Manifest, paths: DbPaths, log: Sequence[ObjectMeta]) -> WalOverview:
-    files = [(wal_id, meta.size) for meta in log if (wal_id := paths.parse_wal(meta.path)) is not None]
+def _wal(manifest: Manifest, paths: DbPaths, objects: Sequence[ObjectMeta]) -> WalOverview:
+    files = [(wal_id, meta.size) for meta in objects if (wal_id := paths.parse_wal(meta.path)) is not None]
     after = manifest.replay_after_wal_id
     return WalOverview(
         replay_after=after,
@@ -262,9 +267,9 @@ def _space_amplification(manifest: Manifest) -> float | None:
     for tree in manifest.trees:
         if tree.runs:
             total += _tree_bytes(manifest, tree)
-            bottom += sum(manifest.table(view).info.estimated_size for view in tree.runs[-1].views)
+            bottom += sum(manifest.sst(view).info.estimated_size for view in tree.runs[-1].views)
     return total / bottom if bottom else None
 
 
 def _tree_bytes(manifest: Manifest, tree: Tree) -> int:
-    return sum(manifest.table(view).info.estimated_size for view in tree.views)
+    return sum(manifest.sst(view).info.estimated_size for view in tree.views)

@@ -1,4 +1,4 @@
-"""Keys, sizes and times as people and programs read them."""
+"""Keys, sizes and times as text for people and for JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def json_text(data: bytes) -> str:
-    """Bytes for JSON: the text they spell, or 0x and hexadecimal digits."""
+    """Bytes for JSON: as text if they are UTF-8, otherwise 0x and hexadecimal digits."""
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -18,13 +18,13 @@ def json_text(data: bytes) -> str:
 
 
 def line_text(data: bytes) -> str:
-    """Bytes for a line of text: as `json_text`, but also with control characters as hexadecimal digits."""
+    """Bytes for a line of text: as `json_text`, but as 0x… also if they have control characters."""
     text = json_text(data)
     return text if text.isprintable() else f"0x{data.hex()}"
 
 
 def size_text(size: int) -> str:
-    """A size as people say it."""
+    """A size for people, such as 1.5 MiB."""
     amount = float(size)
     for unit in _UNITS:
         if amount < 1024 or unit == _UNITS[-1]:
@@ -34,7 +34,7 @@ def size_text(size: int) -> str:
 
 
 def time_text(seconds: float | None) -> str | None:
-    """A moment as RFC 3339 in UTC, to the second; None stays None."""
+    """A time as RFC 3339 in UTC, with milliseconds if it has a fraction; None stays None."""
     if seconds is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Structured keys: tuples as bytes that sort like the tuples. `docs/keys.md` is the specification.
+"""Structured keys: tuples as bytes that sort like the tuples. `docs/keys.md` specifies the format.
 
     key = keys.encode("eu", 42)                      # also keys.encode(("eu", 42))
     keys.decode(key)                                 # ("eu", 42)
@@ -6,9 +6,9 @@
     db.scan(*keys.range("eu"))                       # the same as a range
     db.scan(keys.encode("eu", 10), keys.successor("eu", 20))       # "eu" with 10 to 20, both included
 
-Bytes say what they are, so decoding needs no schema. A `KeySchema` adds what bytes do not keep: names, the width of
-numbers, the scale of decimals. `encode_arrow` and `decode_arrow` do the same for columns, at millions of parts a
-second; they need PyArrow, which is imported when they are first used.
+The bytes contain the type of each part, so decoding needs no schema. A `KeySchema` adds what the bytes do not contain:
+column names, the width of numbers, the scale of decimals. `encode_arrow` and `decode_arrow` do the same for columns,
+at millions of parts per second. They need PyArrow, which is imported at their first use.
 """
 
 from __future__ import annotations

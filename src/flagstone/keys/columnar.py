@@ -1,6 +1,7 @@
-"""Many keys at once: Arrow columns to a column of keys and back, without a Python object per row.
+"""Encodes Arrow columns to a column of keys and decodes them, without a Python object per row.
 
-The bytes are those of `scalars`, and where a row is wrong, that module's words explain it: the kernels only find it.
+The bytes equal those of `tuples`. The kernels only find the first wrong row; `tuples` and `schema` then raise the
+detailed error for that row.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _CODES: Final = {
 
 
 class _Part(Protocol):
-    """One column, ready for the two rounds of the kernel."""
+    """One column, prepared for the two passes of the kernel."""
 
     def measure(self, sizes: memoryview) -> None: ...
 
@@ -50,25 +51,25 @@ class _Part(Protocol):
 
 
 def arrow_schema(schema: KeySchema) -> Any:
-    """The Arrow schema that `decode_arrow` gives for a key schema."""
+    """The Arrow schema of the columns that `decode_arrow` returns for a key schema."""
     return pa.schema(
         [(name, _arrow_type(kind)) for name, kind in zip(schema.names, schema.types, strict=True)]
     )
 
 
 def encode_arrow(columns: Any) -> Any:
-    """One key per row, from a record batch, or from arrays of one length; `pa.binary()` without nulls.
+    """One key per row, as `pa.binary()` without nulls, from a record batch or from arrays of equal length.
 
     Raises:
         InvalidRequest: a column's type cannot be part of a key, its times have nanoseconds that would be lost, a key
-            would take more than 65,535 bytes, or all keys together more than 2 GiB: encode fewer at a time.
+            would be longer than 65,535 bytes, or all keys together larger than 2 GiB: encode fewer at a time.
 
     """
     names, arrays = _named(columns)
     rows = len(arrays[0])
     if any(len(array) != rows for array in arrays):
         raise InvalidRequest(
-            f"columns of a key have one length, not {', '.join(str(len(a)) for a in arrays)}"
+            f"columns of a key must have equal lengths, not {', '.join(str(len(a)) for a in arrays)}"
         )
     parts = [_part(name, array) for name, array in zip(names, arrays, strict=True)]
     cursors = zeros(rows)
@@ -86,16 +87,16 @@ def encode_arrow(columns: Any) -> Any:
 
 
 def decode_arrow(keys: Any, schema: Any) -> list[Any]:
-    """The columns of an array of keys, of the types that an Arrow schema or a `KeySchema` says.
+    """The columns of an array of keys, with the types of an Arrow schema or a `KeySchema`.
 
     Raises:
-        CorruptData: a key is not one; `offset` is the part in it that is wrong.
-        InvalidRequest: a key has other columns than the schema, or a null is among the keys.
+        CorruptData: the bytes are not a key; `offset` is where the wrong part begins.
+        InvalidRequest: a key has other columns than the schema, or a key is null.
 
     """
     array = keys.combine_chunks() if isinstance(keys, pa.ChunkedArray) else keys
     if array.null_count:
-        raise InvalidRequest(f"{array.null_count} of the keys are null; leave those out")
+        raise InvalidRequest(f"{array.null_count} of the keys are null; remove the nulls")
     if not _is_binary(array.type):
         raise InvalidRequest(f"keys are binary, not {array.type}")
     arrow = arrow_schema(schema) if isinstance(schema, KeySchema) else schema
@@ -106,7 +107,7 @@ def decode_arrow(keys: Any, schema: Any) -> list[Any]:
             columns.append(reader.column(kind).cast(field.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as problem:
             raise InvalidRequest(
-                f"column {field.name!r} holds what {field.type} has no room for: {problem}"
+                f"column {field.name!r} has a value that does not fit into {field.type}: {problem}"
             ) from None
     reader.finish()
     return columns
@@ -192,7 +193,7 @@ def _part(name: str, column: Any) -> _Part:
 
 
 def _widened(column: Any, kind: KeyType) -> Any:
-    """The numbers in 64 bits, as the kernel takes them."""
+    """The numbers in 64 bits, as the kernel expects them."""
     if kind.kind == "float":
         return column.cast(pa.float64())
     if kind.kind == "uint":
@@ -206,7 +207,7 @@ def _widened(column: Any, kind: KeyType) -> Any:
 
 def _explain_size(row: int, size: int, names: list[str], parts: list[_Part], rows: int) -> str:
     if size <= MAX_KEY_BYTES:
-        return f"{rows} keys take more than 2 GiB: encode fewer at a time"
+        return f"{rows} keys are larger than 2 GiB: encode fewer at a time"
     shares = []
     for part in parts:
         sizes = zeros(rows)
@@ -214,13 +215,13 @@ def _explain_size(row: int, size: int, names: list[str], parts: list[_Part], row
         shares.append(sizes[row])
     largest = shares.index(max(shares))
     return (
-        f"row {row}: the key takes {size} bytes and may take {MAX_KEY_BYTES}; column {names[largest]!r} alone takes "
+        f"row {row}: the key has {size} bytes and may have {MAX_KEY_BYTES}; column {names[largest]!r} alone has "
         f"{shares[largest]}: shorten or hash it"
     )
 
 
 class _Reader:
-    """Takes one column after the other off all keys; `_cursors` says how far each was read."""
+    """Reads one column after the other from all keys; `_cursors` has the position in each key."""
 
     def __init__(self, keys: Any, schema: KeySchema) -> None:
         self.schema = schema
@@ -239,7 +240,7 @@ class _Reader:
         return self._numbers(kind)
 
     def finish(self) -> None:
-        """Raise unless every key has been read to its end."""
+        """Raise an error unless every key was read to its end."""
         if bytes(self._cursors) == bytes(self._offsets[1 : self._rows + 1]):
             return
         ends = zip(self._cursors, self._offsets[1:], strict=False)
@@ -312,10 +313,10 @@ class _Reader:
             self._explain(bad)
 
     def _explain(self, row: int) -> None:
-        """Raise what is wrong with one key."""
+        """Raise the error of one key."""
         try:
             self.schema.decode(self._keys[row].as_py())
         except (CorruptData, InvalidRequest) as problem:
             problem.add_note(f"in key {row} of {self._rows}")
             raise
-        raise InternalError(f"key {row} can be read alone, but not in a column; please report it")
+        raise InternalError(f"key {row} can be decoded alone, but not in a column; please report it")

@@ -1,7 +1,7 @@
-"""What bytes do not keep of a key: the names of its columns, the width of numbers, the scale of decimals.
+"""Key schemas: the column names, number widths and decimal scales that the bytes of a key do not contain.
 
-A schema never changes the bytes. It refuses parts that would end up under another type than the column's, and gives
-decoded parts the column's form. It is plain text inside, so it pickles, compares and fits into any metadata.
+A schema never changes the bytes. It refuses parts of another type than the column's, and converts decoded parts to
+the column's type. It consists of text, so it pickles, compares and can be stored in any metadata.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class KeyType(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> KeyType:
-        """Read a name such as "int64" or "decimal(10,2)"; raises `InvalidRequest` when it is none."""
+        """The type with a name such as "int64" or "decimal(10,2)"; raises `InvalidRequest` for other names."""
         found = _TYPE.fullmatch(text.strip().lower())
         if found is None:
-            raise InvalidRequest(f"a key column cannot be of type {text!r}; types are {_TYPES}")
+            raise InvalidRequest(f"a key column cannot have the type {text!r}; types are {_TYPES}")
         if found["name"]:
             return cls(found["name"])
         if found["number"]:
@@ -70,7 +70,7 @@ class KeyType(NamedTuple):
             return cls("float", int(found["float"]))
         precision, scale = int(found["precision"]), int(found["scale"])
         if not 1 <= precision <= MAX_DIGITS or abs(scale) > 1_000:
-            raise InvalidRequest(f"{text}: decimals have 1 to {MAX_DIGITS} digits, and scales up to ±1000")
+            raise InvalidRequest(f"{text}: decimals have 1 to {MAX_DIGITS} digits and scales up to ±1000")
         return cls("decimal", precision, scale)
 
     def __str__(self) -> str:
@@ -79,14 +79,14 @@ class KeyType(NamedTuple):
         return f"{self.kind}{self.size or ''}"
 
     def fit(self, part: Any) -> KeyPart:
-        """The part as this type has it: an int as float, a float rounded to 32 bits, a decimal at its scale.
+        """The part converted to this type: an int to float, a float rounded to 32 bits, a decimal to its scale.
 
-        Raises `InvalidRequest` when it is of another type, or out of range.
+        Raises `InvalidRequest` if the part has another type or is out of range.
         """
         if part is None:
             return None
         if not self._describes(part):
-            raise InvalidRequest(f"is a {type(part).__name__}, and the column's type is {self}")
+            raise InvalidRequest(f"the part is a {type(part).__name__}, but the column's type is {self}")
         if self.kind in {"int", "uint"}:
             low, high = self.bounds
             if not low <= part <= high:
@@ -97,7 +97,7 @@ class KeyType(NamedTuple):
             return self._fit_decimal(Decimal(part))
         elif isinstance(part, datetime) and (part.utcoffset() is None) != (self.kind == "timestamp_ntz"):
             raise InvalidRequest(
-                f"{part.isoformat()} has a time zone, which timestamp_ntz is without"
+                f"{part.isoformat()} has a time zone, but timestamp_ntz has none"
                 if self.kind == "timestamp_ntz"
                 else f"{part.isoformat()} has no time zone; a timestamp needs one"
             )
@@ -112,7 +112,7 @@ class KeyType(NamedTuple):
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The least and the greatest integer."""
+        """The smallest and the largest integer."""
         return (
             (0, 2**self.size - 1)
             if self.kind == "uint"
@@ -136,10 +136,10 @@ class KeyType(NamedTuple):
 
 
 class KeySchema:
-    """The columns of a key, in their order: `KeySchema({"region": "string", "id": "int64"})`.
+    """The columns of a key, in order: `KeySchema({"region": "string", "id": "int64"})`.
 
-    Types are bool, int8 to int64, uint8 to uint64, float32, float64, decimal(precision,scale), date, timestamp (a
-    moment), timestamp_ntz (without time zone), string and binary.
+    Types are bool, int8 to int64, uint8 to uint64, float32, float64, decimal(precision,scale), date, timestamp (with
+    time zone), timestamp_ntz (without time zone), string and binary.
     """
 
     __slots__ = ("names", "types")
@@ -151,7 +151,7 @@ class KeySchema:
         if not pairs:
             raise InvalidRequest("a key needs at least one column")
         if len(set(self.names)) < len(self.names):
-            raise InvalidRequest(f"each column may be part of a key once, not {', '.join(self.names)}")
+            raise InvalidRequest(f"a key has two columns of one name: {', '.join(self.names)}; rename one")
 
     @classmethod
     def of(cls, schema: Any) -> KeySchema:
@@ -164,29 +164,29 @@ class KeySchema:
         return {name: str(kind) for name, kind in zip(self.names, self.types, strict=True)}
 
     def encode(self, *parts: KeyPart | Sequence[KeyPart]) -> bytes:
-        """The key of a row, or with fewer parts what the keys of such rows begin with.
+        """The key of a row. With fewer parts than columns it is the common prefix of all keys with these parts.
 
-        Raises `InvalidRequest` naming the column whose part is of another type or does not fit.
+        Raises `InvalidRequest` with the name of the column if a part has another type or does not fit.
         """
         return encode(self._fit(parts))
 
     def range(self, *parts: KeyPart | Sequence[KeyPart]) -> tuple[bytes, bytes]:
-        """Where the rows lie that begin with these parts, see `keys.range`."""
+        """The key range of all rows that begin with these parts; see `keys.range`."""
         return key_range(self._fit(parts))
 
     def decode(self, key: bytes) -> tuple[KeyPart, ...]:
-        """The parts of a key of these columns.
+        """The parts of a key with these columns.
 
-        Raises `CorruptData` when it is no key, and `InvalidRequest` when it is one of other columns.
+        Raises `CorruptData` if the bytes are not a key, and `InvalidRequest` if the key has other columns.
         """
         parts = decode(key)
         if len(parts) != len(self.names):
-            raise InvalidRequest(f"the key has {len(parts)} parts, and the schema {len(self.names)}: {self}")
+            raise InvalidRequest(f"the key has {len(parts)} parts, but the schema {len(self.names)}: {self}")
         fitted = self._fit(parts)
         for name, part, before in zip(self.names, fitted, parts, strict=True):
             if type(part) is not type(before) or (part != before and part == part):  # noqa: PLR0124 - NaN
                 raise InvalidRequest(
-                    f"column {name!r}: the key holds the {type(before).__name__} {before!r}, not a {self.columns[name]}"
+                    f"column {name!r}: the key has the {type(before).__name__} {before!r}, not a {self.columns[name]}"
                 )
         return fitted
 
@@ -220,7 +220,7 @@ class KeySchema:
 
 
 def arrow_type_name(name: str, kind: Any) -> str:
-    """The name of an Arrow type as a key column has it. A dictionary counts as what it holds."""
+    """The key type of an Arrow type. A dictionary has the type of its values."""
     kind = getattr(kind, "value_type", kind) if str(kind).startswith("dictionary<") else kind
     text = str(kind)
     if text.startswith("timestamp["):
@@ -234,5 +234,5 @@ def arrow_type_name(name: str, kind: Any) -> str:
         return str(KeyType.parse(text))
     except InvalidRequest:
         raise InvalidRequest(
-            f"column {name!r} is of type {kind}, which cannot be part of a key; types are {_TYPES}"
+            f"column {name!r} has the type {kind}, which cannot be part of a key; types are {_TYPES}"
         ) from None

@@ -1,8 +1,8 @@
-"""One tuple to bytes and back. `docs/keys.md` has the layout; `columnar` writes the same bytes from columns.
+"""Encodes one tuple to bytes and decodes it. `docs/keys.md` has the layout; `columnar` does the same for columns.
 
-Within a kind equal values have equal bytes, whatever they looked like: -0.0 is stored as 0.0, every NaN as one, a
-decimal without trailing zeros, a moment without its time zone. Decoding accepts nothing that encoding would not
-have written, so each key has exactly one tuple.
+Equal values of one type have equal bytes: -0.0 is stored as 0.0, every NaN as the same NaN, a decimal without trailing
+zeros, a datetime with a time zone in UTC. Decoding accepts only bytes that encoding writes, so each tuple has exactly
+one key.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from flagstone.errors import CorruptData, InvalidRequest
 from flagstone.types import MAX_KEY_BYTES
 
 KeyPart = bool | int | float | Decimal | date | datetime | str | bytes | None
-"""What a tuple may hold. A datetime with a time zone is a moment, one without is what a wall clock showed."""
+"""The types that a tuple may contain. A datetime without a time zone is a local time."""
 
 NULL: Final = 0x05
 FALSE: Final = 0x10
 TRUE: Final = 0x11
 NEGATIVE: Final = 0x28
-"""Integers below 0: minus the number of bytes that follow, down to 0x20."""
+"""Integers below 0: 0x28 minus the number of bytes that follow, down to 0x20."""
 POSITIVE: Final = 0x29
-"""Integers from 0 on: plus the number of bytes that follow, up to 0x31."""
+"""Integers from 0 on: 0x29 plus the number of bytes that follow, up to 0x31."""
 FLOAT: Final = 0x38
 DECIMAL_NEGATIVE: Final = 0x40
 DECIMAL_ZERO: Final = 0x41
@@ -37,13 +37,11 @@ INSTANT: Final = 0x51
 TEXT: Final = 0x58
 BINARY: Final = 0x59
 
-END: Final = 0x00
-"""Ends a string. Inside, 0x00 is written 0x01 0x01, and 0x01 is written 0x01 0x02."""
-BEHIND: Final = b"\xff"
+AFTER: Final = b"\xff"
+"""No part begins with this byte, so it sorts after every continuation of a key."""
 
 MAX_INT_BYTES: Final = 8
 MIN_INT: Final = -(2**63)
-MAX_INT: Final = 2**64 - 1
 MAX_DIGITS: Final = 38
 EXPONENT_BIAS: Final = 0x8000
 
@@ -60,12 +58,12 @@ _KINDS: Final = "None, bool, int, float, Decimal, date, datetime, str or bytes"
 def encode(*parts: KeyPart | Sequence[KeyPart]) -> bytes:
     """The key of a tuple, given as one tuple or part by part.
 
-    Keys sort as their tuples do, part by part: None first, then booleans, integers, floats, decimals, dates, times,
-    strings and binaries, each among themselves in their usual order. The key of a tuple begins the keys of
-    all tuples that continue it, and no others.
+    Keys sort like their tuples, part by part: None first, then booleans, integers, floats, decimals, dates, times,
+    strings and binaries, each type in its usual order. The key of a tuple is a prefix of the keys of exactly those
+    tuples that begin with it.
 
     Raises:
-        InvalidRequest: a part is of another type or out of range, or the key is longer than 65,535 bytes.
+        InvalidRequest: a part has another type or is out of range, or the key is longer than 65,535 bytes.
 
     """
     chosen = parts[0] if len(parts) == 1 and isinstance(parts[0], (tuple, list)) else parts
@@ -77,18 +75,18 @@ def encode(*parts: KeyPart | Sequence[KeyPart]) -> bytes:
         sizes = [len(_encode_part(part, f"parts[{index}]")) for index, part in enumerate(chosen)]
         largest = sizes.index(max(sizes))
         raise InvalidRequest(
-            f"the key takes {len(key)} bytes and may take {MAX_KEY_BYTES}; parts[{largest}], a "
-            f"{type(chosen[largest]).__name__}, alone takes {sizes[largest]}: shorten or hash it"
+            f"the key has {len(key)} bytes and may have {MAX_KEY_BYTES}; parts[{largest}], a "
+            f"{type(chosen[largest]).__name__}, alone has {sizes[largest]}: shorten or hash it"
         )
     return key
 
 
 def decode(key: bytes) -> tuple[KeyPart, ...]:
-    """The tuple of a key. Moments come back in UTC, decimals without trailing zeros behind the point.
+    """The tuple of a key. Datetimes with a time zone are in UTC; decimals have no trailing zeros after the point.
 
     Raises:
-        CorruptData: the bytes are not a key that `encode` writes; `offset` is the part that is wrong.
-        InvalidRequest: a date or time lies outside the years 1 to 9999 of Python's; `decode_arrow` reads it.
+        CorruptData: the bytes are not a key that `encode` writes; `offset` is where the wrong part begins.
+        InvalidRequest: a date or time is outside Python's years 1 to 9999; `decode_arrow` can read it.
 
     """
     raw = key if type(key) is bytes else _as_bytes(key)
@@ -101,20 +99,20 @@ def decode(key: bytes) -> tuple[KeyPart, ...]:
 
 
 def key_range(*parts: KeyPart | Sequence[KeyPart]) -> tuple[bytes, bytes]:
-    """From where (inclusive) to where (exclusive) the tuples lie that begin with these parts; all, given none.
+    """The start (inclusive) and stop (exclusive) of the keys of all tuples that begin with these parts.
 
     Raises `InvalidRequest` as `encode` does.
     """
     start = encode(*parts)
-    return start, start + BEHIND
+    return start, start + AFTER
 
 
 def successor(*parts: KeyPart | Sequence[KeyPart]) -> bytes:
-    """The place behind a tuple and behind all that continue it: where `<=` stops and `>` starts.
+    """A bound after a tuple and all tuples that begin with it: the stop of `<=`, the start of `>`.
 
-    It is no key itself. Raises `InvalidRequest` as `encode` does.
+    It is not a key itself. Raises `InvalidRequest` as `encode` does.
     """
-    return encode(*parts) + BEHIND
+    return encode(*parts) + AFTER
 
 
 def _as_bytes(key: object) -> bytes:
@@ -123,16 +121,16 @@ def _as_bytes(key: object) -> bytes:
     return bytes(key)
 
 
-def _encode_part(part: object, place: str) -> bytes:
+def _encode_part(part: object, name: str) -> bytes:
     encoder = _ENCODERS.get(type(part)) or next(
         (encoder for kind, encoder in _ENCODERS.items() if isinstance(part, kind)), None
     )
     if encoder is None:
-        raise InvalidRequest(f"{place} is a {type(part).__name__}; a key holds {_KINDS}")
+        raise InvalidRequest(f"{name} is a {type(part).__name__}; a key consists of {_KINDS}")
     try:
         return encoder(part)
     except InvalidRequest as problem:
-        raise InvalidRequest(f"{place}: {problem}") from None
+        raise InvalidRequest(f"{name}: {problem}") from None
 
 
 def _encode_none(_: None) -> bytes:
@@ -147,20 +145,20 @@ def _encode_int(value: int) -> bytes:
     if value >= 0:
         size = (value.bit_length() + 7) >> 3
         if size > MAX_INT_BYTES:
-            raise InvalidRequest(f"integers go up to 2^64 - 1; {_shown(value)} is above that")
+            raise InvalidRequest(f"the largest integer is 2^64 - 1; {_shown(value)} is above it")
         return bytes([POSITIVE + size]) + value.to_bytes(size, "big")
     if value < MIN_INT:
-        raise InvalidRequest(f"integers go down to -2^63; {_shown(value)} is below that")
+        raise InvalidRequest(f"the smallest integer is -2^63; {_shown(value)} is below it")
     size = ((~value).bit_length() + 7) >> 3
     return bytes([NEGATIVE - size]) + (value + (1 << (8 * size))).to_bytes(size, "big")
 
 
 def _shown(value: int) -> str:
-    return str(value) if value.bit_length() < 200 else f"one of {value.bit_length()} bits"
+    return str(value) if value.bit_length() < 200 else f"an integer of {value.bit_length()} bits"
 
 
 def _encode_float(value: float) -> bytes:
-    # Adding 0.0 makes a positive zero of both; NaN is the only value that differs from itself.
+    # Adding 0.0 turns -0.0 into 0.0. NaN is the only value that differs from itself.
     bits: int = _NAN if value != value else struct.unpack(">Q", struct.pack(">d", value + 0.0))[0]  # noqa: PLR0124
     return struct.pack(">BQ", FLOAT, bits ^ (_MASK64 if bits & _SIGN64 else _SIGN64))
 
@@ -177,7 +175,7 @@ def _encode_decimal(value: Decimal) -> bytes:
     if len(text) > MAX_DIGITS:
         raise InvalidRequest(f"decimals have up to {MAX_DIGITS} digits; this one has {len(text)}")
     if not 0 <= point + EXPONENT_BIAS <= 0xFFFF:
-        raise InvalidRequest("decimals go from 1e-32769 to 1e32767")
+        raise InvalidRequest("decimals must be between 1e-32769 and 1e32767")
     text += "0" * (len(text) & 1)
     pairs = bytes(int(text[at : at + 2]) + 1 for at in range(0, len(text), 2))
     body = struct.pack(">H", point + EXPONENT_BIAS) + pairs + b"\0"
@@ -192,7 +190,7 @@ def _encode_date(value: date) -> bytes:
 
 def _encode_datetime(value: datetime) -> bytes:
     if getattr(value, "nanosecond", 0):
-        raise InvalidRequest(f"times have microseconds; {value} has nanoseconds, which would be lost")
+        raise InvalidRequest(f"{value} has nanoseconds, which would be lost; use whole microseconds")
     zoned = value.utcoffset() is not None
     since = value - (_EPOCH_UTC if zoned else _EPOCH.replace(tzinfo=value.tzinfo))
     micros = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
@@ -200,10 +198,11 @@ def _encode_datetime(value: datetime) -> bytes:
 
 
 def _encode_str(value: str) -> bytes:
+    # A string ends with 0x00. Inside, 0x00 is written 0x01 0x01, and 0x01 is written 0x01 0x02.
     try:
         raw = value.encode()
     except UnicodeEncodeError as problem:
-        raise InvalidRequest(f"a string that is no Unicode text: {problem.reason}") from None
+        raise InvalidRequest(f"the string is not Unicode text: {problem.reason}") from None
     return b"\x58" + raw.replace(b"\x01", b"\x01\x02").replace(b"\x00", b"\x01\x01") + b"\x00"
 
 
@@ -211,7 +210,7 @@ def _encode_bytes(value: bytes) -> bytes:
     return b"\x59" + bytes(value).replace(b"\x01", b"\x01\x02").replace(b"\x00", b"\x01\x01") + b"\x00"
 
 
-# A subclass is looked for in this order: True is an int, too, and a datetime a date.
+# The order matters for subclasses: bool is a subclass of int, and datetime of date.
 _ENCODERS: Final[dict[type, Callable[[Any], bytes]]] = {
     type(None): _encode_none,
     bool: _encode_bool,
@@ -228,7 +227,7 @@ _ENCODERS: Final[dict[type, Callable[[Any], bytes]]] = {
 
 
 def _decode_part(key: bytes, at: int) -> tuple[KeyPart, int]:
-    """The part that begins at `at`, and where the next one does."""
+    """The part that begins at `at`, and the position of the next part."""
     code = key[at]
     if code in {TEXT, BINARY}:
         return _decode_string(key, at)
@@ -248,7 +247,7 @@ def _decode_part(key: bytes, at: int) -> tuple[KeyPart, int]:
         return Decimal(0), at + 1
     if code in {DECIMAL_POSITIVE, DECIMAL_NEGATIVE}:
         return _decode_decimal(key, at)
-    raise CorruptData(f"0x{code:02x} begins no part of a key", offset=at)
+    raise CorruptData(f"no part of a key begins with 0x{code:02x}", offset=at)
 
 
 def _fixed(key: bytes, at: int, size: int) -> int:
@@ -291,14 +290,14 @@ def _decode_float(key: bytes, at: int) -> float:
     bits ^= _SIGN64 if bits & _SIGN64 else _MASK64
     value: float = struct.unpack(">d", struct.pack(">Q", bits))[0]
     if bits == _SIGN64 or (value != value and bits != _NAN):  # noqa: PLR0124 - NaN
-        raise CorruptData("a float is a zero or NaN that is never written", offset=at)
+        raise CorruptData("a float is a form of zero or NaN that is never written", offset=at)
     return value
 
 
 def _decode_date(key: bytes, at: int) -> date:
     days = _fixed(key, at, 4) - (1 << 31)
     if not date.min.toordinal() <= days + _EPOCH_DAY <= date.max.toordinal():
-        raise InvalidRequest(f"the date {days} days from 1970-01-01 is none of Python's: use decode_arrow")
+        raise InvalidRequest(f"Python has no date {days} days from 1970-01-01: use decode_arrow")
     return date.fromordinal(days + _EPOCH_DAY)
 
 
@@ -307,9 +306,7 @@ def _decode_datetime(key: bytes, at: int) -> datetime:
     try:
         return (_EPOCH_UTC if key[at] == INSTANT else _EPOCH) + timedelta(microseconds=micros)
     except OverflowError:
-        raise InvalidRequest(
-            f"the time {micros} µs from 1970 is none of Python's: use decode_arrow"
-        ) from None
+        raise InvalidRequest(f"Python has no time {micros} µs from 1970: use decode_arrow") from None
 
 
 def _decode_decimal(key: bytes, at: int) -> tuple[Decimal, int]:

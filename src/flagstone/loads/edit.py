@@ -62,7 +62,7 @@ class Load:
     at which a snapshot of the writer reads, if there is one.
     """
 
-    tables: tuple[SsTable, ...]
+    ssts: tuple[SsTable, ...]
     seq: Seq
     created_ms: int
     marker: Ulid
@@ -74,7 +74,7 @@ class Load:
         """The keys that the load may change."""
         if self.replaces_all:
             return [KeyRange()]
-        return [SstView.whole(table.id).effective_range(table.info) for table in self.tables]
+        return [SstView.whole(sst.id).effective_range(sst.info) for sst in self.ssts]
 
 
 # -- adding a load ------------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def apply_load(manifest: Manifest, load: Load) -> Manifest:
     if manifest.segments or manifest.segment_extractor_name is not None:
         raise InternalError("a load into a database with segments was not refused when it began")
     return replace(
-        replace_trees(manifest, tree=_stacked(manifest.tree, load), added=load.tables),
+        replace_trees(manifest, tree=_stacked(manifest.tree, load), added=load.ssts),
         compactor_epoch=manifest.compactor_epoch + 1,
         last_l0_seq=load.seq,
         last_l0_clock_tick=max(manifest.last_l0_clock_tick, load.created_ms),
@@ -118,10 +118,10 @@ def apply_recorded_load(
     if is_applied(before, load):
         return before
     replaces = load.replaces_all and not before.tree.empty
-    place = LoadPosition(
+    position = LoadPosition(
         before.last_l0_seq, max(last_wal_id, before.wal_id_last_seen, before.replay_after_wal_id)
     )
-    record = replace(held.record, state="done", place=place, replaces=replaces)
+    record = replace(held.record, state="done", position=position, replaces=replaces)
     entry = replace(
         held.checkpoint,
         manifest_id=ManifestId(now.id if replaces else now.next_id),
@@ -135,8 +135,8 @@ def apply_recorded_load(
 def _stacked(tree: Tree, load: Load) -> Tree:
     newest = max((run.id for run in tree.runs), default=-1)
     sources: list[tuple[SstView, ...]] = [] if load.replaces_all else [(view,) for view in reversed(tree.l0)]
-    if load.tables:
-        sources.append(tuple(SstView.whole(table.id) for table in load.tables))
+    if load.ssts:
+        sources.append(tuple(SstView.whole(sst.id) for sst in load.ssts))
     stacked = [SortedRun(RunId(newest + 1 + at), views) for at, views in enumerate(sources)]
     older = () if load.replaces_all else tree.runs
     # A writer that was alive during the load may have made newer SSTs.
@@ -170,10 +170,10 @@ def settle_load_records(manifest: Manifest, *, now_s: int) -> Manifest:
 
 def _needed_until(record: LoadRecord, retentions: Sequence[HeldRetention]) -> int | None:
     """Until when consumers need the load: None without an end, 0 not at all."""
-    place = record.place
-    if place is None or record.replaces:
+    position = record.position
+    if position is None or record.replaces:
         return 0
-    ends = [held.checkpoint.expires_s for held in retentions if is_ahead(held.position, record.seq, place)]
+    ends = [held.checkpoint.expires_s for held in retentions if is_ahead(held.position, record.seq, position)]
     known = [end for end in ends if end is not None]
     return None if len(known) < len(ends) else max(known, default=0)
 
@@ -186,27 +186,27 @@ def _is_over(expires_s: int | None, now_s: int) -> bool:
 
 
 class VisibleLoad(NamedTuple):
-    """A load that consumers of changes can find: its sequence number, its place, and the manifest with its SSTs."""
+    """A load that consumers of changes can find: its sequence number, its position, and the manifest with its SSTs."""
 
     seq: Seq
-    place: LoadPosition
+    position: LoadPosition
     manifest_id: ManifestId
     replaces: bool
 
 
-def is_ahead(position: Position, seq: int, place: LoadPosition) -> bool:
-    """Whether a consumer has not passed the load with that sequence number and place.
+def is_ahead(consumer: Position, seq: int, load: LoadPosition) -> bool:
+    """Whether a consumer has not passed the load with that sequence number and position.
 
     A consumer that starts at WAL file N receives the loads placed after file N-1.
     """
-    if position.after_seq >= 0:
-        return seq > position.after_seq
-    return place.wal_id >= position.next_id - 1
+    if consumer.after_seq >= 0:
+        return seq > consumer.after_seq
+    return load.wal_id >= consumer.next_id - 1
 
 
 def next_load(manifest: Manifest, position: Position) -> VisibleLoad | None:
     """The first load that a consumer has not passed."""
-    ahead = (load for load in _visible(manifest) if is_ahead(position, load.seq, load.place))
+    ahead = (load for load in _visible(manifest) if is_ahead(position, load.seq, load.position))
     return min(ahead, default=None)
 
 
@@ -217,5 +217,5 @@ def find_load(manifest: Manifest, seq: int) -> VisibleLoad | None:
 
 def _visible(manifest: Manifest) -> Iterator[VisibleLoad]:
     for checkpoint, record in held_loads(manifest):
-        if record.state == "done" and record.place is not None:
-            yield VisibleLoad(record.seq, record.place, checkpoint.manifest_id, record.replaces)
+        if record.state == "done" and record.position is not None:
+            yield VisibleLoad(record.seq, record.position, checkpoint.manifest_id, record.replaces)

@@ -4,7 +4,7 @@ The notice   `flagstone/writer`, written by a writer when it opens the database 
              whether a writer adopts loads. After a crash it is wrong, and the load finds that out by waiting.
 The record   A checkpoint, from before the first task of the load until the load is over. Its name holds the state of
              the load. While it exists, garbage collection deletes no SST that could belong to the load.
-The request  `flagstone/loads/<id of the record>`, the SSTs of the load, written before the record says `ready`.
+The request  `flagstone/loads/<id of the record>`, the SSTs of the load, written before the record becomes `ready`.
 
 The record is part of the manifest, so every step is one manifest: the load goes from `loading` to `ready`, then the
 writer sets `done`, in the manifest that adds the SSTs, or `refused`. A load gives up by removing its record, and no
@@ -65,17 +65,17 @@ def move_load(manifest: Manifest, held: HeldLoad, state: LoadState, *, reason: s
 def save_request(store: ObjectStore, paths: DbPaths, load_id: UUID, load: Load) -> None:
     """Write the load request for the writer. A request without a record has no effect."""
     # The SSTs are described by a manifest that has nothing else.
-    views = tuple(SstView.whole(table.id) for table in load.tables)
-    tables = Manifest(
+    views = tuple(SstView.whole(sst.id) for sst in load.ssts)
+    described = Manifest(
         tree=Tree(runs=(SortedRun(RunId(0), views),) if views else ()),
-        ssts={table.id: table for table in load.tables},
+        ssts={sst.id: sst for sst in load.ssts},
     )
     fields = {
         "seq": load.seq,
         "created_ms": load.created_ms,
         "marker": str(int(load.marker)),
         "replaces_all": load.replaces_all,
-        "tables": base64.b64encode(encode_manifest(tables)).decode(),
+        "tables": base64.b64encode(encode_manifest(described)).decode(),
     }
     path = _request_path(paths, load_id)
     store.put(path, seal_metadata(json.dumps(fields).encode(), path))
@@ -95,7 +95,7 @@ def load_request(store: ObjectStore, paths: DbPaths, load_id: UUID) -> Load:
         fields = json.loads(data)
         described = decode_manifest(base64.b64decode(fields["tables"]), strict=True)
         return Load(
-            tuple(described.table(view) for view in described.views),
+            tuple(described.sst(view) for view in described.views),
             Seq(int(fields["seq"])),
             int(fields["created_ms"]),
             Ulid(int(fields["marker"])),
@@ -106,7 +106,7 @@ def load_request(store: ObjectStore, paths: DbPaths, load_id: UUID) -> Load:
 
 
 def delete_stale_requests(store: ObjectStore, paths: DbPaths, manifest: Manifest) -> None:
-    """Delete the requests of loads that are over, or whose driver crashed before the record said `ready`."""
+    """Delete the requests of loads that are over, or whose driver crashed before the record was `ready`."""
     alive = {_request_path(paths, held.checkpoint.id) for held in held_loads(manifest) if held.record.open}
     found = [meta.path for meta in store.list(paths.own(_REQUESTS))]
     store.delete_many([path for path in found if path not in alive])

@@ -29,7 +29,7 @@ def load_gone(seq: int) -> InvalidRequest:
     )
 
 
-def fetch_load_tables(manifests: ManifestStore, load: VisibleLoad) -> list[SsTable]:
+def fetch_load_ssts(manifests: ManifestStore, load: VisibleLoad) -> list[SsTable]:
     """The SSTs of a load in key order.
 
     Raises:
@@ -40,7 +40,7 @@ def fetch_load_tables(manifests: ManifestStore, load: VisibleLoad) -> list[SsTab
         brought = manifests.load(load.manifest_id)
     except ObjectMissing:
         raise load_gone(load.seq) from None
-    return [brought.table(view) for run in brought.tree.runs[:1] for view in run.views]
+    return [brought.sst(view) for run in brought.tree.runs[:1] for view in run.views]
 
 
 class LoadRows:
@@ -50,9 +50,9 @@ class LoadRows:
         self._ssts = SstStore(store, paths, cache=SstCache(capacity_bytes=0), pool=pool)
         self._pool = pool
 
-    def pieces(self, load: VisibleLoad, table: SsTable) -> Iterator[list[EntryTuple]]:
+    def pieces(self, load: VisibleLoad, sst: SsTable) -> Iterator[list[EntryTuple]]:
         """The rows of one SST of the load, in pieces. Two pieces are in memory at most."""
-        opened = self._ssts.open(table.id, table.info, format_version=table.format_version)
+        opened = self._ssts.open(sst.id, sst.info, format_version=sst.format_version)
         under_way: Future[Pinned] | None = None
         try:
             fetched = self._ssts.fetch_request(Need(opened, None, []), admit=False)
@@ -72,10 +72,10 @@ class LoadRows:
         finally:
             if under_way is not None:
                 under_way.cancel()
-            self._ssts.drop([table.id])
+            self._ssts.drop([sst.id])
 
-    def _request(self, table: Sst, index: object, span: range) -> Future[Pinned]:
-        return self._pool.submit(self._ssts.fetch_request, Need(table, index, list(span)), admit=False)
+    def _request(self, sst: Sst, index: object, span: range) -> Future[Pinned]:
+        return self._pool.submit(self._ssts.fetch_request, Need(sst, index, list(span)), admit=False)
 
 
 def _spans(offsets: list[int], stops: list[int]) -> list[range]:

@@ -1,4 +1,4 @@
-"""Compaction filters: rows dropped or rewritten by the user's own rule while tables are merged anyway.
+"""Compaction filters: code of the user that drops or rewrites rows during a compaction.
 
     class DropDrafts:
         def __init__(self, job: CompactionJob) -> None:
@@ -9,8 +9,8 @@
 
     flagstone.open(…, compaction_filter=DropDrafts)
 
-A filter sees a row when compaction happens to pass by: at some time, perhaps never, perhaps twice. It is for data
-that may go, not for data that must; and what it decides should follow from the row alone.
+A filter sees a row when a compaction merges its SST: at any time, perhaps never, perhaps twice. Use it for rows that
+may go, not for rows that must go. Its decision should depend on the row alone.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from flagstone.types import Row, RunId, Seq, Ulid
 
 
 class Decision(Enum):
-    """What becomes of a row."""
+    """What the compaction does with a row."""
 
     KEEP = auto()
-    """It stays as it is."""
+    """The row stays as it is."""
     TOMBSTONE = auto()
-    """The key is deleted as of this row: nothing older comes back. The safe way to remove a row."""
+    """The key is deleted as of this row, and no older version reappears. The safe way to remove a row."""
     DROP = auto()
-    """The row vanishes without a trace. An older version that lies in a table outside this job, if there is one,
-    becomes visible again; only `is_last_run` and a key that is never overwritten rule that out."""
+    """The row is removed without a tombstone. If an SST outside this job has an older version, that version becomes
+    visible again; only `is_last_run`, or a key that is never overwritten, rules that out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """The row stays, with another value; its sequence number and times do not change."""
+    """The row gets another value; its sequence number and times do not change."""
 
     value: bytes
 
@@ -47,10 +47,10 @@ Outcome = Decision | Replace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionJob:
-    """What a filter may want to know of the job it works for.
+    """The compaction job that a filter works for.
 
-    `is_last_run`: no older data of these keys lies below the output. `clock_ms` is the time rows expire by.
-    Rows newer than `min_seq` may be wanted by a snapshot and are not shown to filters.
+    `is_last_run`: no older data of these keys is below the output. `clock_ms` is the time that decides which rows have
+    expired. Filters do not see rows newer than `min_seq`, because a snapshot may read them.
     """
 
     job_id: Ulid
@@ -64,20 +64,20 @@ class CompactionJob:
 class CompactionFilter(Protocol):
     """Decides about rows in key order. One object serves one key range of one job, in one thread.
 
-    It is asked about values that retention has kept and that are not newer than any snapshot; never about
-    tombstones. One more method is used when a filter has it:
+    It sees the values that retention keeps and that are not newer than any snapshot; it never sees tombstones. A filter
+    may have one more method:
 
     ``filter_operand(row) -> Outcome``
-        The same for merge operands that have met no base yet. Without it operands are kept.
+        The same for merge operands whose base is not known yet. Without it operands are kept.
 
-    A method that raises fails the job, which is tried again later; the message carries the key.
+    If a method raises, the job fails and is tried again later; the message contains the key.
     """
 
     def filter(self, row: Row) -> Outcome:
-        """What becomes of the value `row`."""
+        """What the compaction does with the value `row`."""
         ...
 
 
 CompactionFilterFactory = Callable[[CompactionJob], CompactionFilter | None]
-"""Makes the filter for one key range of a job, possibly in several threads at once; None filters nothing.
+"""Makes the filter for one key range of a job; None filters nothing. Several threads may call it at once.
 A class whose constructor takes the job is such a factory."""

@@ -1,21 +1,21 @@
 """JSON merge patch (RFC 7396) as a merge operator.
 
-Applying patches is easy; combining them before their document is known is not. Two facts stand in the way:
+Patches must also combine before their document is known. RFC 7396 patches do not, for two reasons:
 
-* A null in a patch deletes a member. Until the document is known it has to stay; afterwards it must be gone.
-* Patches do not combine into patches. ``5`` followed by ``{"b": 1}`` makes any document ``{"b": 1}``, and no RFC 7396
-  patch says that, because an object always merges into the object it meets.
+* A null in a patch deletes a member. It must be kept until the document is known, and must not appear in the document.
+* Two patches do not always combine into one. ``5`` followed by ``{"b": 1}`` makes any document ``{"b": 1}``. No RFC
+  7396 patch does that, because an object always merges into an object.
 
-So patches that were combined without a document are stored in a form of their own, a zero byte (which begins no
-JSON text) and the combination as JSON:
+So patches that were combined without a document are stored in another form: a zero byte, with which no JSON text
+begins, and the combination as JSON:
 
     combination = null            delete this member
-                | [document]      replace whatever is there
-                | {name: combination, …}    make it an object if it is none, then do this to its members
+                | [document]      replace the value
+                | {name: combination, …}    make it an object if it is not one, then apply this to its members
 
-Documents and single patches are plain JSON text. `existing` without the zero byte is a document and the patch is
-applied to it; with it, the patch is combined with it. When no document lies below, `finish` applies the combination
-to nothing. An engine that does not know `finish` shows the stored form; call `finish` on what it returns.
+Documents and single patches are plain JSON text. If `existing` has no zero byte, it is a document, and the patch is
+applied to it; otherwise the patch is combined with it. If there is no document, `finish` applies the combination to
+an absent one. SlateDB does not call `finish` and shows the stored form: call `finish` on the value that it returns.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _ABSENT: Final = _Absent()
 class JsonMergePatch:
     """Applies each operand to the document as a JSON merge patch.
 
-    Documents come out in one form, whatever the order of folding: UTF-8, names sorted, no spaces. Numbers with a
-    fraction or exponent are IEEE doubles. NaN, infinities and lone surrogates are refused.
+    A document has one encoding, whatever the order of folding: UTF-8, names sorted, no spaces. Numbers with a fraction
+    or an exponent are IEEE doubles. NaN, infinities and lone surrogates are refused.
     """
 
     def merge(self, key: bytes, existing: bytes | None, operand: bytes) -> bytes:
@@ -74,7 +74,7 @@ def _read_patch(operand: bytes) -> Any:
     if operand.startswith(_COMBINED):
         return _parse(operand[len(_COMBINED) :])
     patch = _parse(operand)
-    # A null deletes a member; the document itself it replaces.
+    # A null deletes a member, but it replaces a whole document.
     return _of_patch(patch) if isinstance(patch, dict) else [patch]
 
 
@@ -85,7 +85,7 @@ def _of_patch(patch: Any) -> Any:
 
 
 def _apply(target: Any, combination: Any) -> Any:
-    """What becomes of `target`; the combination is not a deletion, which only the parent object can do."""
+    """`target` after the combination. The combination is not a deletion: only the parent object can delete."""
     if isinstance(combination, list):
         return combination[0]
     result = dict(target) if isinstance(target, dict) else {}
@@ -98,7 +98,7 @@ def _apply(target: Any, combination: Any) -> Any:
 
 
 def _combine(older: Any, newer: Any) -> Any:
-    """The combination that does what `older` and then `newer` do."""
+    """One combination with the effect of `older` and then `newer`."""
     if not isinstance(newer, dict):
         return newer
     if older is None:

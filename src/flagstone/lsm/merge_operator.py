@@ -1,13 +1,13 @@
-"""Merge operators: updates written as operands and folded together later.
+"""Merge operators: updates are written as operands and folded together later.
 
-A key's history is a base (a value, or nothing) and operands on top of it. The engine folds them when it reads,
-and in part when it flushes and compacts, at moments the caller does not choose. The result must not depend on
-those moments, hence the law every operator obeys, for any base and any way to cut the operands into groups:
+The history of a key is a base (a value, or nothing) and operands on top of it. The engine folds them when it reads, and
+in part when it flushes and compacts. The caller does not choose these moments, so the result must not depend on them.
+Every operator must obey this law, for any base and any grouping of the operands:
 
     fold(base, [a, b, c]) == fold(base, [fold(None, [a, b]), c])
 
-What `merge` returns for ``existing=None`` is therefore two things at once: what the key is worth if nothing lies
-below, and an operand that may meet an older base later. Operators for which these differ have `finish`.
+So the result of `merge` with ``existing=None`` has two meanings: the value of the key if there is no base, and an
+operand that may be merged into an older base later. An operator for which the two differ has a method `finish`.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ _Finish = Callable[[bytes, bytes], bytes]
 
 
 class MergeOperator(Protocol):
-    """Combines what is there with an operand. Pure: same arguments, same bytes, on every machine and for ever.
+    """Combines the existing value with an operand. Pure: the same arguments always give the same bytes.
 
-    Two more methods are used when an operator has them:
+    An operator may have two more methods:
 
     ``merge_many(key, existing, operands) -> bytes``
-        The same as merging the operands (at least one, oldest first) one after the other, only faster.
+        The same as merging the operands (at least one, oldest first) one after the other, but faster.
     ``finish(key, combined) -> bytes``
-        The value that operands amount to when it is certain that no base lies below. `combined` is the result of
-        merging onto None. Other engines do not call it, so anything it hides is visible to them.
+        The value of operands that certainly have no base. `combined` is the result of merging onto None. SlateDB does
+        not call it and shows `combined`.
 
-    A method that raises fails the read it was called for; the message carries the key. Refuse bad operands in
-    ``merge(key, None, operand)``: it is tried before a merge is accepted, while the caller can still fix it.
+    If a method raises, the read that called it fails; the message contains the key. Refuse bad operands in
+    ``merge(key, None, operand)``: the engine calls it before it accepts a merge, while the caller can still react.
     """
 
     def merge(self, key: bytes, existing: bytes | None, operand: bytes) -> bytes:
-        """`existing` with `operand` applied; None means that no older base or operand is in sight."""
+        """`existing` with `operand` applied; None means that no older base or operand is known."""
         ...
 
 
 def fold(operator: MergeOperator, key: bytes, base: bytes | None, operands: Sequence[bytes]) -> bytes:
-    """`operands`, oldest first, merged onto `base` (None: nothing known below). At least one operand.
+    """`operands`, oldest first, merged onto `base` (None: no base is known). At least one operand.
 
-    Whatever the operator raises comes through, with the key in a note.
+    An exception of the operator is raised with a note that contains the key.
     """
     if not operands:
         raise InternalError(f"nothing to fold for key {key!r}")
@@ -67,7 +67,7 @@ def fold(operator: MergeOperator, key: bytes, base: bytes | None, operands: Sequ
 
 
 def fold_from_nothing(operator: MergeOperator, key: bytes, operands: Sequence[bytes]) -> bytes:
-    """The value that `operands`, oldest first, amount to when it is certain that no base lies below them."""
+    """The value of `operands`, oldest first, that certainly have no base."""
     combined = fold(operator, key, None, operands)
     finish: _Finish | None = getattr(operator, "finish", None)
     if finish is None:
@@ -80,9 +80,9 @@ def fold_from_nothing(operator: MergeOperator, key: bytes, operands: Sequence[by
 
 
 def check_operand(operator: MergeOperator | None, key: bytes, operand: bytes) -> None:
-    """Refuse an operand that could never be folded, before it is written.
+    """Refuse an operand that the operator cannot fold, before it is written.
 
-    Once written it would fail every read of its key until the key is overwritten or deleted.
+    Otherwise every read of its key would fail until the key is overwritten or deleted.
     """
     if operator is None:
         raise InvalidRequest(f"cannot merge into {key!r}: {NO_OPERATOR}")
@@ -100,7 +100,7 @@ def _note(operator: MergeOperator, key: bytes) -> str:
 
 
 class CountingOperator:
-    """Another operator, with every operand counted. What else that one has (`finish`) it has too."""
+    """Counts the operands of another operator, and has its other methods (`finish`), too."""
 
     def __init__(self, counted: MergeOperator, count: Callable[[int], None]) -> None:
         self.counted = counted

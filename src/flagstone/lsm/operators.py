@@ -1,4 +1,4 @@
-"""Merge operators that are ready to use. Their encodings are stored in databases: they never change."""
+"""Ready-made merge operators. Their encodings are stored in databases and never change."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _COUNTER_BYTES: Final = 8
 class Counter:
     """Adds signed numbers: 8 bytes, little endian, two's complement (`Counter.encode`).
 
-    Non-negative counts have the bytes of the counter in SlateDB's documentation. A sum that leaves 64 bits takes
-    more bytes instead of wrapping: a wrong sum would be silent, and an error would depend on the order of folding.
+    Non-negative counts are encoded as in SlateDB's documentation. A sum beyond 64 bits takes more bytes. It does not
+    wrap, which would be silent, and raises no error, which would depend on the order of folding.
     """
 
     def merge(self, key: bytes, existing: bytes | None, operand: bytes) -> bytes:
@@ -47,7 +47,7 @@ class Counter:
 
 @dataclass(frozen=True, slots=True)
 class Concatenate:
-    """Appends each operand to what is there, with `separator` between them."""
+    """Appends each operand to the value, with `separator` between them."""
 
     separator: bytes = b""
 
@@ -60,9 +60,9 @@ class Concatenate:
 
 @dataclass(frozen=True, slots=True)
 class SetUnion:
-    """Collects members: a value or operand is a set (`SetUnion.encode`).
+    """Forms the union of sets: values and operands are sets (`SetUnion.encode`).
 
-    Stored as the members in ascending order, each once, each as its length (4 bytes, big endian) and its bytes.
+    A set is stored as its members in ascending order, each with its length (4 bytes, big endian) before its bytes.
     """
 
     def merge(self, key: bytes, existing: bytes | None, operand: bytes) -> bytes:
@@ -83,7 +83,7 @@ class SetUnion:
 
     @staticmethod
     def decode(value: bytes) -> frozenset[bytes]:
-        """The members; bytes that are no set are refused."""
+        """The members. Raises `InvalidRequest` if the bytes are not a set."""
         members, at = set(), 0
         while at < len(value):
             end = at + 4 + int.from_bytes(value[at : at + 4], "big")
@@ -96,7 +96,7 @@ class SetUnion:
 
 @dataclass(frozen=True, slots=True)
 class Maximum:
-    """Keeps the greatest of all, compared byte by byte. Encode numbers big endian and of one width."""
+    """Keeps the greatest value, compared byte by byte. Encode numbers big endian and with one width."""
 
     def merge(self, key: bytes, existing: bytes | None, operand: bytes) -> bytes:  # noqa: ARG002
         return operand if existing is None else max(existing, operand)
@@ -107,7 +107,7 @@ class Maximum:
 
 @dataclass(frozen=True, slots=True)
 class Minimum:
-    """Keeps the least of all, compared byte by byte. Encode numbers big endian and of one width."""
+    """Keeps the smallest value, compared byte by byte. Encode numbers big endian and with one width."""
 
     def merge(self, key: bytes, existing: bytes | None, operand: bytes) -> bytes:  # noqa: ARG002
         return operand if existing is None else min(existing, operand)

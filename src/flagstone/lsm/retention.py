@@ -1,10 +1,10 @@
-"""Which versions of a key are kept, and which one a reader sees.
+"""Which versions of a key a flush or compaction keeps, and which one a read sees.
 
-Both look at the rows of one key from new to old and share the vocabulary: values and tombstones are barriers that
-hide everything older, merge operands lie on top of a barrier and are folded onto it, and a row whose `expires_ms`
-has been reached counts as expired. An expired value acts as a tombstone, an expired operand as if it never was.
+Both go through the rows of one key from new to old. A value or tombstone is a barrier: it hides everything older. Merge
+operands are above a barrier and are folded onto it. A row has expired when the clock reaches its `expires_ms`. An
+expired value acts as a tombstone; an expired operand is ignored.
 
-What retention drops no reader misses, as long as readers are at `min_seq` or later and the clock does not go back.
+No read misses a row that retention drops, as long as reads are at `min_seq` or later and the clock does not go back.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, Row
 class RetentionPolicy:
     """What a flush or a compaction may drop.
 
-    `min_seq` is the oldest sequence number anybody may read at: of the versions up to it only the newest is kept.
-    Rows that expired at or before `clock_ms` go. `keep_tombstones` is False only when no older data of the same
-    keys lies below the output (the last run of its tree). With `keep_unfoldable`, merge rows stay as they are when
-    there is no operator or it raises; a flush needs that, or one bad row would keep a database from recovering.
+    `min_seq` is the smallest sequence number that a read may use: of the versions up to it only the newest is kept.
+    Rows that expired at or before `clock_ms` are dropped. `keep_tombstones` is False only if no older data of the same
+    keys is below the output (the last run of its tree). With `keep_unfoldable`, merge rows stay as they are if there is
+    no operator or it raises. A flush needs that: otherwise one bad row would prevent recovery.
     """
 
     min_seq: int
@@ -35,9 +35,9 @@ class RetentionPolicy:
 
 
 def retain(rows: Iterable[EntryTuple], policy: RetentionPolicy) -> Iterator[EntryTuple]:
-    """The rows that stay, of rows ordered by key, then from new to old; no two may have the same key and number.
+    """The rows that stay. `rows` are ordered by key, then from new to old, without two of one key and sequence number.
 
-    A merge row without an operator raises InvalidRequest, unless the policy keeps those.
+    A merge row without an operator raises `InvalidRequest`, unless the policy has `keep_unfoldable`.
     """
     versions: list[EntryTuple] = []
     for row in rows:
@@ -50,7 +50,7 @@ def retain(rows: Iterable[EntryTuple], policy: RetentionPolicy) -> Iterator[Entr
 
 
 def apply_retention(versions: Sequence[EntryTuple], policy: RetentionPolicy) -> Sequence[EntryTuple]:
-    """What stays of all versions of one key, from new to old. The order of the steps is SlateDB's."""
+    """The versions of one key that stay, from new to old. The order of the steps is SlateDB's."""
     if len(versions) == 1 and versions[0][2] == VALUE and versions[0][5] is None:
         return versions
     kept: list[EntryTuple] = []
@@ -59,7 +59,7 @@ def apply_retention(versions: Sequence[EntryTuple], policy: RetentionPolicy) -> 
         if expires_ms is not None and expires_ms <= policy.clock_ms:
             if kind == MERGE:
                 continue
-            # A tombstone and not nothing: an older version with a longer life may lie below.
+            # Without a tombstone, an older version that expires later would become visible again.
             kind = TOMBSTONE
             row = (key, seq, TOMBSTONE, b"", created_ms, None)  # noqa: PLW2901
         kept.append(row)
@@ -72,10 +72,10 @@ def apply_retention(versions: Sequence[EntryTuple], policy: RetentionPolicy) -> 
 
 
 def condense(versions: Sequence[EntryTuple], policy: RetentionPolicy) -> list[EntryTuple]:
-    """Versions, new to old, with operands folded that would be folded anyway, when more versions are still to come.
+    """The versions of a key so far, from new to old, with those operands folded that retention would fold anyway.
 
-    Retention makes the same of the result as of what was given, because operators are associative. It keeps the
-    history of a key that was merged into a million times from piling up in memory.
+    Retention gives the same result with or without this step, because operators are associative. It bounds the memory
+    for a key with a million operands.
     """
     condensed: list[EntryTuple] = []
     at = 0
@@ -99,11 +99,11 @@ def visible_value(
     include_expired: bool = False,
     merge_operator: MergeOperator | None = None,
 ) -> Row | None:
-    """The row of one key that a reader at `max_seq` sees, or None when it sees none.
+    """The row of one key that a read at `max_seq` sees, or None.
 
-    `versions` come from new to old and are taken only up to the first barrier. A row made of several has the
-    sequence number of the newest, the latest creation and the earliest expiry. With `include_expired` the expiry
-    of rows is ignored, as SlateDB's own reads do. Operands without an operator raise InvalidRequest.
+    `versions` come from new to old, and are used up to the first barrier. A row that is folded from several has the
+    sequence number of the newest, the latest creation time and the earliest expiry. With `include_expired` expiry is
+    ignored, as in SlateDB's reads. Operands without an operator raise `InvalidRequest`.
     """
     operands: list[EntryTuple] = []
     base: EntryTuple | None = None
@@ -134,9 +134,9 @@ def visible_value(
 
 
 def _fold_operands(versions: Sequence[EntryTuple], policy: RetentionPolicy) -> Iterator[EntryTuple]:
-    """The versions with operands nobody needs apart folded together, and onto their base if it is here.
+    """The versions, with operands up to `min_seq` folded together, and onto their base if it is among the versions.
 
-    Only rows that expire together are folded, so that each can still expire in its time.
+    Only rows with the same expiry are folded, so that each row still expires at its own time.
     """
     at = 0
     while at < len(versions):
@@ -163,7 +163,7 @@ def _fold_operands(versions: Sequence[EntryTuple], policy: RetentionPolicy) -> I
 
 
 def _end_of_group(versions: Sequence[EntryTuple], start: int) -> int:
-    """Where the operands that expire with the one at `start` end, their base included."""
+    """The end of the operands with the same expiry as the one at `start`, including their base."""
     expires_ms = versions[start][5]
     end = start + 1
     while end < len(versions) and versions[end][5] == expires_ms:
@@ -178,14 +178,14 @@ def _joins(row: EntryTuple, newer: EntryTuple) -> bool:
 
 
 def _folded(group: Sequence[EntryTuple], operator: MergeOperator, clock_ms: int) -> EntryTuple:
-    """One row in place of operands, newest first, and perhaps a base at the end."""
+    """One row for a group of operands, newest first, which may end with their base."""
     key, seq, _, _, _, expires_ms = group[0]
     has_base = group[-1][2] != MERGE
     if len(group) == 1:
         return group[0]
     operands = [row[3] for row in reversed(group) if row[2] == MERGE]
     if expires_ms is not None and expires_ms <= clock_ms:
-        value = b""  # the next step drops it: no reason to compute it
+        value = b""  # the next step drops the row, so its value is not computed
     elif not has_base:
         value = fold(operator, key, None, operands)
     elif group[-1][2] == TOMBSTONE:

@@ -1,7 +1,7 @@
-"""Segments: keys with a common prefix live in a tree of their own.
+"""Segments: all keys with one prefix are in a tree of their own.
 
-An extractor cuts the prefix of every key that is written. The prefixes form an antichain: none begins with
-another, so at most one of them leads to a given key. Everywhere here they are passed in ascending order.
+An extractor finds the prefix of every key that is written. No prefix begins with another, so a key has at most one
+segment. All functions here take the prefixes in ascending order.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from flagstone.types import KeyRange
 class SegmentExtractor(PrefixExtractor, Protocol):
     """Decides the segment of a key: a part of its beginning that is not empty.
 
-    It must give a prefix to every key that is written, give that prefix for the prefix itself, and never give one
-    that begins with another. Its name is stored with the database and must be the same at every opening.
+    It must find a prefix in every key that is written, return that prefix for the prefix itself, and never return a
+    prefix that begins with another one. Its name is stored in the database and must be the same at every opening.
     """
 
 
 def route(extractor: SegmentExtractor, key: bytes) -> bytes:
-    """The segment that a write of `key` belongs to. A key the extractor cannot place is refused."""
+    """The segment of a key that is written. Raises `InvalidRequest` if the extractor finds none."""
     prefix = extractor.prefix(key)
     if not prefix:
         raise InvalidRequest(f"the segment extractor {extractor.name!r} finds no prefix in the key {key!r}")
@@ -38,12 +38,12 @@ def route(extractor: SegmentExtractor, key: bytes) -> bytes:
 
 
 def add_prefix(prefixes: Sequence[bytes], prefix: bytes) -> tuple[bytes, ...]:
-    """The prefixes with a new one in its place. One that leads to keys of another is refused."""
+    """The prefixes with a new one, sorted. Raises `InvalidRequest` if it overlaps another one."""
     at = bisect_left(prefixes, prefix)
     if at < len(prefixes) and prefixes[at] == prefix:
         return tuple(prefixes)
     grown = (*prefixes[:at], prefix, *prefixes[at:])
-    # Whatever begins with a prefix follows it directly, so the neighbours tell it all.
+    # A string that begins with a prefix sorts directly after it, so only the neighbours can overlap.
     overlap = _find_overlap(grown[max(at - 1, 0) : at + 2])
     if overlap is not None:
         raise InvalidRequest(
@@ -54,7 +54,7 @@ def add_prefix(prefixes: Sequence[bytes], prefix: bytes) -> tuple[bytes, ...]:
 
 
 def check_segments(prefixes: Iterable[bytes]) -> None:
-    """Raise CorruptData unless the stored prefixes ascend and none begins with another."""
+    """Raise `CorruptData` unless the stored prefixes ascend and none begins with another."""
     held = tuple(prefixes)
     if any(left >= right for left, right in pairwise(held)):
         raise CorruptData("the segments are not in ascending order of their prefixes")
@@ -66,7 +66,7 @@ def check_segments(prefixes: Iterable[bytes]) -> None:
 def check_extractor(
     extractor: SegmentExtractor | None, *, stored_name: str | None, prefixes: Iterable[bytes]
 ) -> None:
-    """Refuse to open a database with another extractor than the one its segments were made by."""
+    """Raise `InvalidRequest` if the extractor is not the one that the database was created with."""
     name = None if extractor is None else extractor.name
     if name != stored_name:
         has = "has no segments" if stored_name is None else f"has the segment extractor {stored_name!r}"
@@ -83,7 +83,7 @@ def check_extractor(
 
 
 def segment_of(key: bytes, prefixes: Sequence[bytes]) -> bytes | None:
-    """The prefix that leads to `key`; None when no segment can hold it."""
+    """The segment of `key`; None if no segment can hold it."""
     at = bisect_right(prefixes, key) - 1
     return prefixes[at] if at >= 0 and key.startswith(prefixes[at]) else None
 

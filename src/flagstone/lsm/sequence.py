@@ -1,16 +1,15 @@
-"""Which sequence number was current at which second: a bounded, compressed history kept in the manifest.
+"""The history of sequence numbers and times in the manifest, bounded and compressed.
 
     u8 version = 1 | u32 LE count | gorilla(sequence numbers) | gorilla(seconds)
 
 gorilla(list) is a bit stream, most significant bit first, padded with zeros to a whole byte: 32-bit count,
-64-bit first value, then per value the change D of the difference between neighbours:
+64-bit first value, then for each value the change of the difference to its predecessor:
 
     0 -> 0        -63..63 -> 10 + 7 bits        -255..255 -> 110 + 9 bits
     -2047..2047 -> 1110 + 12 bits               otherwise -> 1111 + 32 bits, two's complement
 
-A change beyond 32 bits cannot be written. A tracker therefore forgets the points before such a jump (a caller
-may choose sequence numbers freely) instead of storing points that decode to something else. All arithmetic
-wraps at 64 bits, as the other implementation's does, so what it stored comes back unchanged.
+A change beyond 32 bits cannot be encoded. Sequence numbers can jump that far, so a tracker forgets the points before
+such a jump. All arithmetic wraps at 64 bits, as SlateDB's does, so points that SlateDB stored are kept unchanged.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ _WIDTHS: Final = {1: 7, 2: 9, 3: 12, 4: 32}
 class SequenceTracker:
     """Points (sequence number, Unix second), oldest first.
 
-    `last_recorded_s` enforces the interval between points. It is not stored: after reopening, the first
-    point is always accepted.
+    `last_recorded_s` enforces the interval between points. It is not stored: the first point after opening is always
+    accepted.
     """
 
     sequences: tuple[int, ...] = ()
@@ -51,10 +50,9 @@ class SequenceTracker:
         return len(self.sequences)
 
     def record(self, sequence: int, second: int) -> SequenceTracker:
-        """The tracker with this point, or itself when the previous one was less than a minute before.
+        """The tracker with this point; itself if the last point is less than a minute old.
 
-        A point that does not come after the last one, in number and in time, is ignored as well: lookups
-        rely on the order.
+        A point that is not after the last one, in sequence number and in time, is ignored: lookups rely on the order.
         """
         last = self.last_recorded_s
         if last is not None and second < last + MIN_INTERVAL_S:
@@ -79,11 +77,11 @@ class SequenceTracker:
         return tracker
 
     def time_of(self, sequence: int, rounding: Rounding = "down") -> int | None:
-        """The second of the last point up to the number (`up`: the first from it on), or None."""
+        """The second of the last point up to `sequence` (`up`: the first from it on), or None."""
         return _find(self.sequences, self.seconds, sequence, rounding)
 
     def sequence_at(self, second: int, rounding: Rounding = "down") -> int | None:
-        """The number of the last point up to the second (`up`: the first from it on), or None."""
+        """The sequence number of the last point up to `second` (`up`: the first from it on), or None."""
         return _find(self.seconds, self.sequences, second, rounding)
 
 
@@ -93,7 +91,7 @@ def _find(keys: Sequence[int], values: Sequence[int], key: int, rounding: Roundi
 
 
 def _append(points: list[tuple[int, int]], point: tuple[int, int]) -> list[tuple[int, int]]:
-    """The points with one more; only that one when the step to it is too large to be written."""
+    """The points with one more; only the new one if the step to it is too large to encode."""
     before = [*points[-2:], point]
     for column in zip(*before, strict=True):
         if not _fits(_changes(column)[-1]):
@@ -103,7 +101,7 @@ def _append(points: list[tuple[int, int]], point: tuple[int, int]) -> list[tuple
 
 
 def _changes(values: Sequence[int]) -> list[int]:
-    """The delta of deltas for every value but the first; the difference before the first one counts as 0."""
+    """The delta of deltas of every value but the first; the delta before the first one is 0."""
     changes, last, last_delta = [], values[0], 0
     for value in values[1:]:
         delta = _signed(value - last, 64)
@@ -124,14 +122,14 @@ def _signed(value: int, bits: int) -> int:
 
 @lru_cache(maxsize=8)
 def encode_tracker(tracker: SequenceTracker) -> bytes:
-    """The stored bytes. Remembered for a few trackers: most manifest versions carry the previous one."""
+    """The stored bytes. Cached for a few trackers: most manifests have the tracker of the manifest before."""
     header = bytes([_VERSION]) + len(tracker).to_bytes(4, "little")
     return header + _pack(tracker.sequences) + _pack(tracker.seconds)
 
 
 @lru_cache(maxsize=8)
 def decode_tracker(data: bytes) -> SequenceTracker:
-    """The tracker in `data`; anything but exactly one tracker raises CorruptData."""
+    """The tracker in `data`. Raises `CorruptData` unless `data` is exactly one tracker."""
     if len(data) < _HEADER_BYTES or data[0] != _VERSION:
         raise CorruptData("sequence tracker has an unknown version or is cut off", offset=0)
     count = int.from_bytes(data[1:_HEADER_BYTES], "little")
@@ -175,13 +173,13 @@ def _pack_changes(changes: Iterable[int]) -> Iterable[str]:
 
 def _unpack(data: bytes, start: int) -> tuple[list[int], int]:
     """The values of the list at `start`, and where it ends."""
-    # A string of bits: slicing it is far cheaper than shifting one huge number per value.
+    # A string of bits: slicing it is far cheaper than shifting one huge integer per value.
     stream = data[start:]
     bits = f"{int.from_bytes(stream, 'big'):0{8 * len(stream)}b}" if stream else ""
     if len(bits) < 32:
         raise CorruptData("sequence tracker is cut off", offset=start)
     count, at = int(bits[:32], 2), 32
-    # Every value but the first takes a bit at least: refuse an absurd count before working through it.
+    # Every value but the first takes at least one bit: an absurd count is refused before the loop.
     if count and len(bits) < 96 + count - 1:
         raise CorruptData(f"sequence tracker is cut off before its {count} values", offset=start)
     values: list[int] = []

@@ -1,7 +1,7 @@
-"""The shape of the data: which SSTs there are and in which order they shadow each other.
+"""The LSM tree: which SSTs there are, and in which order they shadow each other.
 
-A tree is read from new to old: L0 views in list order, then sorted runs in list order. Everything here is a
-value; edits return a new tree.
+A read goes from new to old: L0 views in list order, then sorted runs in list order. Everything here is immutable; edits
+return a new tree.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flagstone.types import KeyRange, RunId, Ulid
 
 
 class BoundKind(IntEnum):
-    """How one end of a range treats its key. Stored: never renumber."""
+    """Whether a range includes the key at its end. Stored in manifests: the numbers never change."""
 
     UNBOUNDED = 1
     INCLUDED = 2
@@ -26,7 +26,7 @@ class BoundKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """One end of a range; `key` is None exactly when the end is unbounded."""
+    """One end of a range; `key` is None if and only if the end is unbounded."""
 
     kind: BoundKind
     key: bytes | None = None
@@ -41,14 +41,14 @@ UNBOUNDED: Final = Bound(BoundKind.UNBOUNDED)
 
 @dataclass(frozen=True, slots=True)
 class BytesRange:
-    """A range exactly as stored. Reading code wants `keys`, which says the same with a half-open range."""
+    """A range as it is stored. Reads use `keys`, the same range in half-open form."""
 
     start: Bound = UNBOUNDED
     end: Bound = UNBOUNDED
 
     @property
     def keys(self) -> KeyRange:
-        """The same keys as a half-open range. The successor of a key is the key followed by a zero byte."""
+        """The same keys as a half-open range. The successor of a key is the key with a zero byte appended."""
         start, stop = self.start.key, self.end.key
         if start is not None and self.start.kind is BoundKind.EXCLUDED:
             start += b"\0"
@@ -66,10 +66,9 @@ class BytesRange:
 
 @dataclass(frozen=True, slots=True)
 class SstView:
-    """One SST as a tree sees it: all of it, or only the keys in `visible_range`.
+    """An SST in a tree: all of it, or only the keys in `visible_range`.
 
-    `id` names this appearance. It equals `sst_id` except in databases made by union or projection, where
-    one SST may appear several times.
+    `id` identifies the view. It equals `sst_id` except in unions and projections, where one SST may have several views.
     """
 
     id: Ulid
@@ -78,11 +77,11 @@ class SstView:
 
     @classmethod
     def whole(cls, sst_id: Ulid) -> SstView:
-        """The view of a freshly written SST: all of it, under its own id."""
+        """The view of a new SST: all of it, under its own id."""
         return cls(sst_id, sst_id)
 
     def effective_range(self, info: SsTableInfo) -> KeyRange:
-        """The keys this view can hold: those of its SST that are visible."""
+        """The keys that this view can hold: the visible keys of its SST."""
         stop = None if info.last_entry is None else info.last_entry + b"\0"
         own = KeyRange(info.first_entry, stop)
         return own if self.visible_range is None else own.intersect(self.visible_range.keys)
@@ -90,7 +89,7 @@ class SstView:
 
 @dataclass(frozen=True, slots=True)
 class SortedRun:
-    """Views in ascending key order. Neighbours may share one key whose versions straddle their border."""
+    """Views in ascending key order. The versions of one key may be in two neighbours."""
 
     id: RunId
     views: tuple[SstView, ...]
@@ -100,8 +99,8 @@ class SortedRun:
 class Tree:
     """L0 views newest first, then runs by strictly descending id.
 
-    `last_compacted_l0` is the newest L0 view that compaction has already taken: whoever still holds it or an
-    older one in a list of its own must drop them.
+    `last_compacted_l0` is the newest L0 view that was compacted. A writer that still lists it, or an older view, drops
+    them.
     """
 
     l0: tuple[SstView, ...] = ()
@@ -114,24 +113,24 @@ class Tree:
 
     @property
     def views(self) -> Iterator[SstView]:
-        """Every view, from new to old; within a run by key."""
+        """Every view, from new to old; within a run in key order."""
         yield from self.l0
         for run in self.runs:
             yield from run.views
 
     @property
     def newest_l0(self) -> Ulid | None:
-        """The id no younger L0 may fall behind: the greatest live L0 SST, or what compaction took last."""
+        """The greatest id of an L0 SST; without L0 the last one that was compacted."""
         return max((view.sst_id for view in self.l0), default=self.last_compacted_l0)
 
 
 def newest_l0(trees: Iterable[Tree]) -> Ulid | None:
-    """The greatest `newest_l0` of several trees; a new L0 id must not be stamped earlier than it."""
+    """The greatest `newest_l0` of several trees. The time in the id of a new L0 SST must not be before it."""
     return max((newest for tree in trees if (newest := tree.newest_l0) is not None), default=None)
 
 
 def apply_flush(tree: Tree, view: SstView) -> Tree:
-    """The tree with a new L0 in front. Adding the newest L0 a second time changes nothing."""
+    """The tree with a new L0 view in front. Adding the newest L0 view again changes nothing."""
     if tree.l0 and tree.l0[0] == view:
         return tree
     return replace(tree, l0=(view, *tree.l0))
@@ -145,11 +144,11 @@ def apply_compaction(
     destination: RunId | None,
     output: tuple[SstView, ...] = (),
 ) -> Tree:
-    """The tree after a job: its sources are gone, `output` is run `destination` (None: no run).
+    """The tree after a compaction job: without its sources, and with `output` as run `destination` (None: no run).
 
-    `l0` are view ids in any order; the marker moves to the newest of them. Sources that are not in the tree mean
-    that the job was decided on another tree, and raise InternalError; so does a destination that exists without
-    being a source. An empty output leaves no run behind.
+    `l0` are view ids in any order; `last_compacted_l0` becomes the newest of them. Raises `InternalError` if a source
+    is not in the tree, because the job was then planned on another tree, or if the destination is a run that is not
+    a source. An empty output adds no run.
     """
     held_l0, held_runs = {view.id for view in tree.l0}, {run.id for run in tree.runs}
     if not held_l0.issuperset(l0) or not held_runs.issuperset(runs):
@@ -168,7 +167,7 @@ def apply_compaction(
 
 
 def cut_l0(l0: tuple[SstView, ...], last_compacted: Ulid | None) -> tuple[SstView, ...]:
-    """The views newer than the one compaction took last; all of them when that one is not in the list."""
+    """The views newer than `last_compacted`; all of them if it is not in the list."""
     for position, view in enumerate(l0):
         if view.id == last_compacted:
             return l0[:position]

@@ -127,8 +127,8 @@ class LoadRecord:
 
     `reason` says why the writer refused it. Of several open loads of one `owner` only the last counts; "" is no owner.
 
-    `place` of a load that is done is its position among the changes. Its checkpoint then names the manifest that added
-    the load, in which its SSTs are the newest sorted run; for a load that `replaces` data, the manifest before.
+    A load that is done has a `position` among the changes. Its checkpoint then names the manifest that added the load,
+    in which its SSTs are the newest sorted run; for a load that `replaces` data, the manifest before.
     """
 
     state: LoadState
@@ -136,7 +136,7 @@ class LoadRecord:
     id_ms: int
     reason: str = ""
     owner: str = ""
-    place: LoadPosition | None = None
+    position: LoadPosition | None = None
     replaces: bool = False
 
     @property
@@ -156,10 +156,10 @@ def encode_load(record: LoadRecord) -> str:
     """The checkpoint name for a load record."""
     fields: dict[str, int | str] = {"seq": record.seq, "id_ms": record.id_ms}
     fields |= {"reason": record.reason, "owner": record.owner}
-    if record.place is not None:
+    if record.position is not None:
         fields |= {
-            "after": record.place.seq,
-            "after_wal": record.place.wal_id,
+            "after": record.position.seq,
+            "after_wal": record.position.wal_id,
             "replaces": int(record.replaces),
         }
     return f"{_LOAD}{record.state}?{urlencode(fields)}"
@@ -182,16 +182,16 @@ def _decode_load(checkpoint: Checkpoint) -> LoadRecord | None:
     if state is None:
         return None
     try:
-        place = None
+        position = None
         if "after" in fields:
-            place = LoadPosition(Seq(int(fields["after"])), WalId(int(fields["after_wal"])))
+            position = LoadPosition(Seq(int(fields["after"])), WalId(int(fields["after_wal"])))
         return LoadRecord(
             state,
             Seq(int(fields["seq"])),
             int(fields["id_ms"]),
             fields["reason"],
             fields["owner"],
-            place,
+            position,
             replaces=fields.get("replaces", "0") != "0",
         )
     except (KeyError, ValueError):

@@ -20,7 +20,7 @@ from flagstone.metadata.annotations import borrower_of
 from flagstone.metadata.manifest import Checkpoint, Manifest, remove_checkpoint
 from flagstone.metadata.sequenced import Versioned
 from flagstone.metadata.stores import ManifestStore
-from flagstone.store.paths import MANIFEST_FOLDER, TABLE_FOLDER, WAL_FOLDER, DbPaths
+from flagstone.store.paths import MANIFEST_FOLDER, SST_FOLDER, WAL_FOLDER, DbPaths
 from flagstone.store.port import ObjectMissing, ObjectStore
 
 _MOST_LISTED: Final = 50_000
@@ -157,13 +157,13 @@ def _databases(store: ObjectStore) -> Iterator[str]:
             if listed > _MOST_LISTED:
                 raise _TooManyObjects
             root, _, folder = meta.path.rpartition("/")[0].rpartition("/")
-            if folder not in (MANIFEST_FOLDER, TABLE_FOLDER, WAL_FOLDER):
+            if folder not in (MANIFEST_FOLDER, SST_FOLDER, WAL_FOLDER):
                 continue
             paths = DbPaths(root)
             found = paths.parse_manifest(meta.path) is not None
             if found:
                 yield root
-            if found or paths.parse_table(meta.path) is not None or paths.parse_wal(meta.path) is not None:
+            if found or paths.parse_sst(meta.path) is not None or paths.parse_wal(meta.path) is not None:
                 # "0" follows "/": the next listed object comes after all objects of this folder.
                 after, more = f"{root}/{folder}0" if root else f"{folder}0", True
                 break

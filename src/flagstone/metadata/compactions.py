@@ -188,8 +188,8 @@ def check_stored_compactions(compactions: Compactions) -> None:
         raise CorruptData(f"no coordinator makes such a file: {error}", offset=0) from None
     for job in compactions.jobs:
         parts = job.context.subcompactions if job.context else ()
-        for table in (*job.output_ssts, *(table for part in parts for table in part.output_ssts)):
-            check_record(table)
+        for sst in (*job.output_ssts, *(sst for part in parts for sst in part.output_ssts)):
+            check_record(sst)
 
 
 def job_ids_ascend(following: Compactions) -> None:
@@ -203,8 +203,8 @@ def outputs_not_older_than_job(following: Compactions) -> None:
     """No output of a job is stamped earlier than the job itself."""
     for job in following.jobs:
         parts = job.context.subcompactions if job.context else ()
-        outputs = [*job.output_ssts, *(table for part in parts for table in part.output_ssts)]
-        early = [table.id for table in outputs if ulid_ms(table.id) < ulid_ms(job.id)]
+        outputs = [*job.output_ssts, *(sst for part in parts for sst in part.output_ssts)]
+        early = [sst.id for sst in outputs if ulid_ms(sst.id) < ulid_ms(job.id)]
         if early:
             broken(outputs_not_older_than_job, f"{ulid_texts(early)} of job {ulid_text(job.id)}")
 
@@ -333,11 +333,11 @@ def _make_compactions(values: list[Any]) -> Compactions:
 
 
 def _tables_of(placed: tuple[tuple[SsTable, Any], ...] | None) -> tuple[SsTable, ...]:
-    return tuple(table for table, _ in placed or ())
+    return tuple(sst for sst, _ in placed or ())
 
 
-def _placed(tables: tuple[SsTable, ...]) -> list[tuple[SsTable, None]]:
-    return [(table, None) for table in tables]
+def _placed(ssts: tuple[SsTable, ...]) -> list[tuple[SsTable, None]]:
+    return [(sst, None) for sst in ssts]
 
 
 _TIERED_SPEC: Final = flat.Shape[TieredSpec](

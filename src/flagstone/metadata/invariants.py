@@ -98,25 +98,25 @@ def check_stored_manifest(manifest: Manifest) -> None:
             rule(manifest)
     except InternalError as error:
         raise CorruptData(f"no writer makes such a manifest: {error}", offset=0) from None
-    for table in manifest.ssts.values():
-        check_record(table)
+    for sst in manifest.ssts.values():
+        check_record(sst)
     repeated = _repeated(checkpoint.id.int for checkpoint in manifest.checkpoints)
     if repeated:
         raise CorruptData("two checkpoints have one id", offset=0)
 
 
-def check_record(table: SsTable) -> None:
+def check_record(sst: SsTable) -> None:
     """Raise CorruptData unless an SST can have the parts that its record describes, and ordered keys."""
-    info = table.info
+    info = sst.info
     try:
         check_layout(info)
     except CorruptData as error:
-        raise CorruptData(f"SST {ulid_text(table.id)}: {error.problem}", offset=0) from None
+        raise CorruptData(f"SST {ulid_text(sst.id)}: {error.problem}", offset=0) from None
     first, last = info.first_entry, info.last_entry
     wrong_keys = not first or (last is not None and last < first)
-    if wrong_keys or info.sst_type is not SstType.COMPACTED or table.format_version not in (1, 2):
+    if wrong_keys or info.sst_type is not SstType.COMPACTED or sst.format_version not in (1, 2):
         raise CorruptData(
-            f"SST {ulid_text(table.id)} of type {info.sst_type.name} and format version {table.format_version} has "
+            f"SST {ulid_text(sst.id)} of type {info.sst_type.name} and format version {sst.format_version} has "
             f"keys from {first!r} to {last!r}",
             offset=0,
         )
@@ -149,7 +149,7 @@ def ssts_are_those_referenced(following: Manifest) -> None:
     """The manifest describes exactly the SSTs its views refer to, each under its own id."""
     referenced = {view.sst_id for view in following.views}
     odd = referenced ^ following.ssts.keys()
-    odd |= {sst_id for sst_id, table in following.ssts.items() if table.id != sst_id}
+    odd |= {sst_id for sst_id, sst in following.ssts.items() if sst.id != sst_id}
     if odd:
         broken(ssts_are_those_referenced, ulid_texts(odd))
 

@@ -119,7 +119,7 @@ class Manifest:
         """The ids of all runs; each belongs to one run of one tree."""
         return (run.id for tree in self.trees for run in tree.runs)
 
-    def table(self, view: SstView) -> SsTable:
+    def sst(self, view: SstView) -> SsTable:
         """The SST behind a view of this manifest."""
         return self.ssts[view.sst_id]
 
@@ -161,7 +161,7 @@ def replace_trees(
         tree=manifest.tree if tree is None else tree,
         segments=manifest.segments if segments is None else tuple(sorted(segments, key=lambda s: s.prefix)),
     )
-    known = {**manifest.ssts, **{table.id: table for table in added}}
+    known = {**manifest.ssts, **{sst.id: sst for sst in added}}
     referenced = {view.sst_id for view in edited.views}
     unknown = referenced - known.keys()
     if unknown:
@@ -192,7 +192,7 @@ def edit_tree(
 class Flush:
     """The result of a memtable flush: new L0 SSTs by segment prefix (b"" without segments), and where it ended."""
 
-    tables: tuple[tuple[bytes, SsTable], ...]
+    ssts: tuple[tuple[bytes, SsTable], ...]
     replay_after_wal_id: WalId
     wal_id_last_seen: WalId
     last_clock_tick: int
@@ -206,9 +206,9 @@ def apply_flush(manifest: Manifest, flush: Flush) -> Manifest:
     if flush.last_seq <= manifest.last_l0_seq:
         return manifest
     edited = manifest
-    for prefix, table in flush.tables:
-        view = SstView.whole(table.id)
-        edited = edit_tree(edited, prefix, partial(trees.apply_flush, view=view), added=(table,))
+    for prefix, sst in flush.ssts:
+        view = SstView.whole(sst.id)
+        edited = edit_tree(edited, prefix, partial(trees.apply_flush, view=view), added=(sst,))
     return replace(
         edited,
         replay_after_wal_id=max(manifest.replay_after_wal_id, flush.replay_after_wal_id),
@@ -230,7 +230,7 @@ def apply_compaction(
     output: Sequence[SsTable] = (),
 ) -> Manifest:
     """The manifest after a compaction job; `output` are the SSTs of the new run in key order."""
-    views = tuple(SstView.whole(table.id) for table in output)
+    views = tuple(SstView.whole(sst.id) for sst in output)
     return edit_tree(
         manifest,
         segment,

@@ -107,7 +107,7 @@ def _make_manifest(values: list[Any]) -> Manifest:
     _, external_dbs, initialized, writer_epoch, compactor_epoch, replay_after, wal_last_seen, *rest = values
     last_compacted, ssts, l0, runs, tick, checkpoints, last_seq, snapshot_seq, tracker, *rest = rest
     segments, extractor = rest
-    described = {table.id: table for table in ssts}
+    described = {sst.id: sst for sst in ssts}
     if len(described) < len(ssts):
         raise CorruptData("the manifest describes an SST twice")
     manifest = Manifest(
@@ -143,7 +143,7 @@ def _take_manifest(manifest: Manifest) -> tuple[Any, ...]:
         manifest.replay_after_wal_id,
         manifest.wal_id_last_seen,
         manifest.tree.last_compacted_l0,
-        [table for _, table in sorted(manifest.ssts.items())],
+        [sst for _, sst in sorted(manifest.ssts.items())],
         manifest.tree.l0,
         manifest.tree.runs,
         manifest.last_l0_clock_tick,
@@ -160,17 +160,17 @@ def _make_manifest_v1(values: list[Any]) -> Manifest:
     _, external_dbs, initialized, writer_epoch, compactor_epoch, replay_after, wal_last_seen, *rest = values
     last_compacted, l0, runs, tick, checkpoints, last_seq, wal_uri, snapshot_seq, tracker = rest
     # Version 1 repeats an SST's description wherever it is used and has no view ids: the id of the SST is used.
-    placed = [*l0, *(table for _, tables in runs for table in tables)]
+    placed = [*l0, *(sst for _, ssts in runs for sst in ssts)]
     return Manifest(
         initialized=initialized,
         writer_epoch=writer_epoch,
         compactor_epoch=compactor_epoch,
         replay_after_wal_id=replay_after,
         wal_id_last_seen=wal_last_seen,
-        ssts={table.id: table for table, _ in sorted(placed, key=lambda item: item[0].id)},
+        ssts={sst.id: sst for sst, _ in sorted(placed, key=lambda item: item[0].id)},
         tree=Tree(
             _views_of(l0),
-            tuple(SortedRun(run_id, _views_of(tables)) for run_id, tables in runs),
+            tuple(SortedRun(run_id, _views_of(ssts)) for run_id, ssts in runs),
             last_compacted,
         ),
         last_l0_clock_tick=tick,
@@ -184,7 +184,7 @@ def _make_manifest_v1(values: list[Any]) -> Manifest:
 
 
 def _views_of(placed: tuple[tuple[SsTable, BytesRange | None], ...]) -> tuple[SstView, ...]:
-    return tuple(_make_view([table.id, table.id, visible]) for table, visible in placed)
+    return tuple(_make_view([sst.id, sst.id, visible]) for sst, visible in placed)
 
 
 def _never_written(value: Any) -> tuple[Any, ...]:
@@ -230,7 +230,7 @@ _TABLE: Final = flat.Shape[SsTable](
     flat.Child(SST_INFO, required=True),
     flat.OPTIONAL_U16,
     make=_make_table,
-    take=lambda table: (table.id, table.info, table.format_version),
+    take=lambda sst: (sst.id, sst.info, sst.format_version),
 )
 _VIEW: Final = flat.Shape[SstView](
     "CompactedSsTableView",

@@ -201,7 +201,7 @@ class _Step:
         stops: list[bytes | None] = []
         ssts: list[Sst] = []
         for view in views:
-            sst = self._manifest.table(view)
+            sst = self._manifest.sst(view)
             visible = view.effective_range(sst.info)
             if visible.empty:
                 continue

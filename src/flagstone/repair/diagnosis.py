@@ -285,8 +285,8 @@ def _lost_outputs(facts: Facts, job: Job) -> list[str]:
     if job.status.finished:
         return []
     parts = job.context.subcompactions if job.context else ()
-    outputs = [*job.output_ssts, *(table for part in parts for table in part.output_ssts)]
-    return [ulid_text(table.id) for table in outputs if facts.paths.table(table.id) not in facts.ssts]
+    outputs = [*job.output_ssts, *(sst for part in parts for sst in part.output_ssts)]
+    return [ulid_text(sst.id) for sst in outputs if facts.paths.sst(sst.id) not in facts.ssts]
 
 
 def _failed(job: Job) -> Job:
@@ -302,10 +302,10 @@ def find_lost_ssts(
     """The SSTs that are lost, and the rows of missing SSTs that the WAL still has."""
     lost: set[Ulid] = set()
     rebuilt: dict[Ulid, tuple[EntryTuple, ...]] = {}
-    for sst_id, table in base.ssts.items():
+    for sst_id, sst in base.ssts.items():
         path = facts.sst_path(base, sst_id)
         size = facts.ssts.get(path)
-        keys = f"keys from {table.info.first_entry!r} to {table.info.last_entry!r}"
+        keys = f"keys from {sst.info.first_entry!r} to {sst.info.last_entry!r}"
         again = find_rows(facts, base, sst_id) if size is None else None
         if again is not None:
             rebuilt[sst_id] = again.rows
@@ -329,16 +329,16 @@ def find_lost_ssts(
                     path,
                     "missing, but the manifest refers to it",
                     "remove it from the manifest",
-                    f"the rows of this SST, {keys}, about {table.info.estimated_size:,} bytes; older versions of "
+                    f"the rows of this SST, {keys}, about {sst.info.estimated_size:,} bytes; older versions of "
                     "these keys become visible",
                 )
             )
-        elif size < table.info.estimated_size:
+        elif size < sst.info.estimated_size:
             found.add(
                 Defect(
                     "damaged sst",
                     path,
-                    f"cut to {size} of at least {table.info.estimated_size} bytes; restore the object from a backup, "
+                    f"cut to {size} of at least {sst.info.estimated_size} bytes; restore the object from a backup, "
                     f"or delete it, and repair gives up its {keys}",
                 )
             )

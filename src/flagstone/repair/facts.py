@@ -123,7 +123,7 @@ class Facts:
     def sst_path(self, manifest: Manifest, sst_id: Ulid) -> str:
         """The path of an SST of the manifest: in the database's own folder, or in its lender's."""
         owner = manifest.path_of_owner(sst_id)
-        return (self.paths if owner is None else DbPaths(owner)).table(sst_id)
+        return (self.paths if owner is None else DbPaths(owner)).sst(sst_id)
 
 
 def read_facts(
@@ -172,8 +172,8 @@ def _read(
     for owner in (paths, *map(DbPaths, lenders)):
         ssts |= {
             meta.path: meta.size
-            for meta in store.list(owner.table_folder)
-            if owner.parse_table(meta.path) is not None
+            for meta in store.list(owner.sst_folder)
+            if owner.parse_sst(meta.path) is not None
         }
     facts = Facts(
         database=f"{store.url} {paths.root}".strip(),

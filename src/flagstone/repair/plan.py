@@ -238,9 +238,9 @@ def apply_repair(
     replace others: copies under a new id, or built again from the WAL.
     """
     edited = _edit_trees(base, plan, replaced or {})
-    for prefix, table in added:
-        view = SstView.whole(table.id)
-        edited = edit_tree(edited, prefix, partial(trees.apply_flush, view=view), added=(table,))
+    for prefix, sst in added:
+        view = SstView.whole(sst.id)
+        edited = edit_tree(edited, prefix, partial(trees.apply_flush, view=view), added=(sst,))
     edited = replace(
         edited,
         writer_epoch=plan.writer_epoch,

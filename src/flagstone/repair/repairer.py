@@ -205,9 +205,9 @@ class Repairer:
         copies: dict[Ulid, SsTable] = {}
         for sst_id in sorted(plan.restamped):
             owner = plan.base.path_of_owner(sst_id)
-            source = (self._paths if owner is None else DbPaths(owner)).table(sst_id)
+            source = (self._paths if owner is None else DbPaths(owner)).sst(sst_id)
             copy = replace(plan.base.ssts[sst_id], id=self._fresh_id(self._clock.now_ms()))
-            self._store.copy(source, self._paths.table(copy.id))
+            self._store.copy(source, self._paths.sst(copy.id))
             copies[sst_id] = copy
         return copies
 
@@ -239,9 +239,9 @@ class Repairer:
         builder = SstBuilder()
         builder.add_rows(sorted(rows, key=lambda row: (row[0], -row[1])))
         built = builder.finish()
-        table = SsTable(self._fresh_id(at_ms), built.info, built.format_version)
-        self._store.put(self._paths.table(table.id), built.data)
-        return table
+        sst = SsTable(self._fresh_id(at_ms), built.info, built.format_version)
+        self._store.put(self._paths.sst(sst.id), built.data)
+        return sst
 
     def _fresh_id(self, at_ms: int) -> Ulid:
         return Ulid((at_ms << 80) | (self._ids.ulid() & ((1 << 80) - 1)))

@@ -1,18 +1,15 @@
-"""Time, as something that can be passed in."""
+"""Clocks. Code gets its clock as an argument, so that tests can control time."""
 
 from __future__ import annotations
 
 import time
 from typing import Final, Protocol
 
-from flagstone.errors import InvalidRequest
-from flagstone.runtime.sync import Condition, Lock
-
-_MAX_LAG_SLEEP_SECONDS: Final = 10.0
+from flagstone.runtime.sync import Condition
 
 
 class Clock(Protocol):
-    """Tells wall-clock time in milliseconds, elapsed time in seconds, and waits."""
+    """Wall-clock time in milliseconds, elapsed time in seconds, and sleep."""
 
     def now_ms(self) -> int: ...
 
@@ -37,52 +34,10 @@ class SystemClock:
 SYSTEM_CLOCK: Final = SystemClock()
 
 
-class NonDecreasingClock:
-    """Stamps rows: never a time before one it gave earlier, nor before `floor_ms`.
-
-    `floor_ms` is the last stamp that a former writer left behind. Retention and expiry compare stamps, so a
-    writer whose machine is behind must not go on as if nothing were wrong. A small lag is waited out; a
-    large one is an error, as in SlateDB.
-    """
-
-    def __init__(self, inner: Clock, *, floor_ms: int = 0) -> None:
-        self._inner = inner
-        self._lock = Lock()
-        self._last_ms = floor_ms
-
-    def tick(self) -> int:
-        """The wall clock in milliseconds.
-
-        Behind the last tick it sleeps once, twice the lag but at most ten seconds, and looks again. May be
-        called from many threads; none of them waits for another's sleep.
-
-        Raises:
-            InvalidRequest: the wall clock is still behind after the sleep.
-
-        """
-        with self._lock:
-            now_ms = self._inner.now_ms()
-            lag_ms = self._last_ms - now_ms
-            if lag_ms <= 0:
-                self._last_ms = now_ms
-                return now_ms
-        self._inner.sleep(min(_MAX_LAG_SLEEP_SECONDS, 2 * lag_ms / 1000))
-        with self._lock:
-            now_ms = self._inner.now_ms()
-            if now_ms < self._last_ms:
-                raise InvalidRequest(
-                    f"invalid clock tick: this machine's clock says {now_ms} ms, "
-                    f"which is {self._last_ms - now_ms} ms before the last write at {self._last_ms} ms; "
-                    "set the clock right and open the database again"
-                )
-            self._last_ms = now_ms
-            return now_ms
-
-
 class HeldClock:
-    """A wall clock that stands still while the machine's is behind a time it gave earlier, or behind `floor_ms`.
+    """A wall clock that repeats its last time, at least `floor_ms`, while the machine's clock is behind it.
 
-    Times never go back and nothing waits. The owner asks for the time under a lock of its own.
+    Times never go back and no call waits. Not thread-safe: the owner calls `now_ms` under its own lock.
     """
 
     def __init__(self, inner: Clock, *, floor_ms: int) -> None:
@@ -101,11 +56,11 @@ class HeldClock:
 
 
 class VirtualClock:
-    """Time that moves only when told to, for tests.
+    """A clock for tests that advances only on request.
 
-    By default `sleep` itself moves time on and returns at once: a single-threaded test never waits, and in a
-    test with threads whoever sleeps drags everybody's time along. With `blocking=True` a sleeper waits until
-    another thread has called `advance` far enough; `wait_for_sleepers` tells that thread when to do so.
+    By default `sleep` advances the clock and returns at once, so a test never waits; with threads, the sleep of one
+    thread advances the time of all. With `blocking=True` a sleeping thread waits until another thread has called
+    `advance` far enough. That thread calls `wait_for_sleepers` first.
     """
 
     def __init__(self, start_ms: int = 1_700_000_000_000, *, blocking: bool = False) -> None:
@@ -135,17 +90,17 @@ class VirtualClock:
                 self._sleepers -= 1
 
     def advance(self, ms: float) -> None:
-        """Let `ms` milliseconds pass, waking the sleepers whose time has come."""
+        """Advance the clock by `ms` milliseconds and wake the threads whose sleep is over."""
         with self._changed:
             self._elapsed_ns += round(ms * 1e6)
             self._changed.notify_all()
 
     def shift_wall(self, ms: int) -> None:
-        """Set the wall clock forward, or back with a negative `ms`; elapsed time does not notice."""
+        """Set the wall clock forward, or back with a negative `ms`; elapsed time does not change."""
         with self._changed:
             self._wall_offset_ms += ms
 
     def wait_for_sleepers(self, count: int = 1, *, timeout: float = 5.0) -> bool:
-        """Wait (in real time) until at least `count` threads sleep; False when they do not in time."""
+        """Wait in real time until at least `count` threads sleep; False after `timeout` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: self._sleepers >= count, timeout)

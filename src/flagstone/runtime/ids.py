@@ -1,8 +1,8 @@
-"""Identifiers and chance, from one source that can be seeded.
+"""Identifiers and random numbers from one source that can be seeded.
 
-Object names (ULID), checkpoint ids (UUID), write tokens and back-off jitter all come from an `Ids`. A seeded
-one repeats its answers, which is what makes a simulated run replayable; the unseeded one asks the operating
-system each time, so it holds no state that a fork could duplicate.
+Object names (ULID), checkpoint ids (UUID), write tokens and back-off jitter all come from an `Ids`. A seeded `Ids`
+repeats its results, so that a simulated run can be repeated. An unseeded `Ids` asks the operating system each time, so
+it has no state that a fork could duplicate.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _SHIFTS: Final = tuple(range(125, -1, -5))
 
 
 class Ids:
-    """Makes identifiers and random numbers; may be called from many threads at once.
+    """Creates identifiers and random numbers; may be called from many threads at once.
 
-    Each method draws from its generator with a single C call, which is atomic, so no lock is needed.
-    A seeded `Ids` is for tests: after a fork, parent and child would make the same identifiers.
-    Pickling carries the seed, not the position: the copy starts anew.
+    Each method calls its generator once, in C code, which is atomic, so no lock is needed.
+    A seeded `Ids` is for tests: after a fork, parent and child would create the same identifiers.
+    A pickled copy has the same seed and repeats the results from the start.
     """
 
     def __init__(self, seed: int | None = None, *, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -39,18 +39,18 @@ class Ids:
         return (_reopen, (self._seed, self._clock))
 
     def ulid(self, not_before_ms: int = 0) -> Ulid:
-        """A fresh ULID stamped with the clock, or with `not_before_ms` when the clock is behind it."""
+        """A new ULID with the time of the clock, or with `not_before_ms` if that is later."""
         ms = max(self._clock.now_ms(), not_before_ms)
         if not 0 <= ms <= _MAX_MS:
             raise InvalidRequest(f"{ms} ms does not fit the 48-bit time of a ULID; check the clock")
         return Ulid(ms << _RANDOM_BITS | self._random.getrandbits(_RANDOM_BITS))
 
     def uuid(self) -> uuid.UUID:
-        """A fresh random (version 4) UUID."""
+        """A new random (version 4) UUID."""
         return uuid.UUID(int=self._random.getrandbits(128), version=4)
 
     def token(self) -> str:
-        """A string nobody else has: what a writer attaches to recognise its own work later."""
+        """A unique string. A writer attaches it to a request to recognise its own write later."""
         return ulid_text(self.ulid())
 
     def uniform(self, low: float, high: float) -> float:
@@ -58,21 +58,21 @@ class Ids:
         return low + (high - low) * self._random.random()
 
     def jitter(self, seconds: float, fraction: float) -> float:
-        """`seconds`, up to `fraction` of it longer or shorter, so that many waiters do not wake together."""
+        """`seconds`, longer or shorter by up to `fraction` of it, so that many waiting threads do not wake together."""
         if not 0 <= fraction <= 1:
             raise InvalidRequest(f"jitter fraction {fraction} is not between 0 and 1")
         return self.uniform(seconds * (1 - fraction), seconds * (1 + fraction))
 
 
 def ulid_text(ulid: Ulid) -> str:
-    """The 26 characters (Crockford base 32, upper case) that name it in paths; texts sort like ULIDs."""
+    """The 26 characters (Crockford base 32, upper case) of a ULID in paths; they sort like the ULIDs."""
     return "".join([_ALPHABET[ulid >> shift & 31] for shift in _SHIFTS])
 
 
 def parse_ulid(text: str) -> Ulid:
-    """The ULID written as `text`, exactly as `ulid_text` writes it.
+    """The ULID of a text that `ulid_text` returned.
 
-    Lower case is refused: a path spelt differently is a different object.
+    Lower case is refused: on an object store, a path in lower case is another object.
     """
     if len(text) != len(_SHIFTS):
         raise InvalidRequest(f"ULID {text!r} has {len(text)} characters; it must have {len(_SHIFTS)}")
@@ -91,7 +91,7 @@ def parse_ulid(text: str) -> Ulid:
 
 
 def ulid_ms(ulid: Ulid) -> int:
-    """The milliseconds since the epoch that the ULID was stamped with."""
+    """The time of a ULID in milliseconds since the epoch."""
     return ulid >> _RANDOM_BITS
 
 

@@ -1,7 +1,7 @@
-"""The names SlateDB 0.17 gives its metrics, so that existing dashboards go on working.
+"""The names of SlateDB 0.17's metrics, so that existing dashboards work with Flagstone.
 
-A comment after a name lists its labels. Names outside this list, where we measure more than SlateDB does,
-start with `flagstone.` and live beside the code that counts.
+A comment after a name lists its labels. Metrics that SlateDB does not have start with `flagstone.`; their names are
+beside the code that counts.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ MERGE_OPERATOR_OPERANDS: Final = "slatedb.merge_operator_operands"  # path: read
 SLATEDB_NAMES: Final = frozenset(
     value for value in list(globals().values()) if isinstance(value, str) and value.startswith("slatedb.")
 )
-"""All of the above."""
+"""All names above."""
 
 
 _LABELLED: Final[dict[str, list[dict[str, str]]]] = {
@@ -103,7 +103,7 @@ _LABELLED: Final[dict[str, list[dict[str, str]]]] = {
 
 
 def register(metrics: Metrics) -> None:
-    """Let the counters that may stay at zero for long appear from the beginning, as SlateDB's do."""
+    """Create the counters that may stay at zero for long, so that they appear from the start, as in SlateDB."""
     for name, labels in _LABELLED.items():
         for each in labels:
             metrics.counter(name, **each)

@@ -1,10 +1,10 @@
 """Counters, gauges and histograms, cheap enough for a hot path.
 
-`value += n` in Python is a read, an addition and a write, and a thread switch between them loses a count.
-Every instrument therefore holds a lock of its own around it: about 0.1 µs uncontended, and never held across
-anything that waits. These are plain `threading` locks on purpose: a simulator has nothing to explore there.
+`value += n` in Python is a read, an addition and a write, and a thread switch between them loses a count. Therefore
+every instrument has a lock, which costs about 0.1 µs if it is free and is never held during a wait. These are plain
+`threading` locks on purpose: a simulator need not explore their order.
 
-Look an instrument up once and keep it; the lookup costs several times as much as the count.
+Look an instrument up once and keep it: the lookup takes several times as long as the count.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 
 Kind = Literal["counter", "gauge", "histogram"]
 Labels = tuple[tuple[str, str], ...]
-"""Label names and values, ascending by name."""
+"""Label names and values, sorted by name."""
 
 SECONDS_BOUNDARIES: Final = (1e-4, 1e-3, 2.5e-3, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-"""Upper bounds of histogram buckets, inclusive; from a local read to a request that was retried for long."""
+"""Inclusive upper bounds of histogram buckets, from a local read to a request with many retries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """What a histogram has seen. `bucket_counts` has one more element than `boundaries`: the overflow.
+    """The observations of a histogram. `bucket_counts` has one more element than `boundaries`: the overflow.
 
-    `minimum` and `maximum` are None until something was recorded.
+    `minimum` and `maximum` are None until the first observation.
     """
 
     count: int
@@ -45,7 +45,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One instrument's value at the moment of a snapshot."""
+    """The value of one instrument at the time of a snapshot."""
 
     name: str
     kind: Kind
@@ -71,12 +71,12 @@ class Counter:
         self._value = 0
 
     def add(self, n: int = 1) -> None:
-        """Count `n` more. Not checked against negative `n`: this is a hot path."""
+        """Count `n` more. A negative `n` is not checked, because this is a hot path."""
         with self._lock:
             self._value += n
 
     def raise_to(self, total: int) -> None:
-        """Take over a total that is counted elsewhere. It never falls."""
+        """Set the counter to a total that is counted elsewhere; a smaller total is ignored."""
         with self._lock:
             self._value = max(self._value, total)
 
@@ -111,7 +111,7 @@ class Gauge:
 
 
 class Histogram:
-    """How often which size was seen, in fixed buckets."""
+    """The number of observations in each of several fixed buckets."""
 
     __slots__ = ("_boundaries", "_buckets", "_clock", "_lock", "_maximum", "_minimum", "_sum")
     kind: Final[Kind] = "histogram"
@@ -135,7 +135,7 @@ class Histogram:
             self._maximum = max(self._maximum, x)
 
     def timer(self) -> Timer:
-        """A context manager that records how many seconds its block took, also when the block raises."""
+        """A context manager that records the seconds its block takes, also if the block raises."""
         return Timer(self, self._clock)
 
     @property
@@ -150,7 +150,7 @@ class Histogram:
 
 
 class Timer:
-    """Measures one block; may not be entered again while it runs."""
+    """Measures one block; must not be entered again while it runs."""
 
     __slots__ = ("_clock", "_histogram", "_started")
 
@@ -176,8 +176,8 @@ _AnyInstrument = TypeVar("_AnyInstrument", Counter, Gauge, Histogram)
 class Metrics:
     """A registry of instruments, usually one per open database.
 
-    The same name and labels always give the same instrument. Values live in memory only: a crash forgets
-    them. Pickles as a fresh, empty registry, because what another process counts is its own.
+    The same name and labels always return the same instrument. Values are in memory only and are lost in a crash. A
+    pickled copy is a new, empty registry, because each process counts for itself.
     """
 
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -190,19 +190,19 @@ class Metrics:
         return (Metrics, ())
 
     def counter(self, name: str, /, **labels: object) -> Counter:
-        """The counter of that name and labels, created on first use."""
+        """The counter with this name and these labels, created at its first use."""
         return self._instrument(Counter(), name, labels)
 
     def gauge(self, name: str, /, **labels: object) -> Gauge:
-        """The gauge of that name and labels, created on first use."""
+        """The gauge with this name and these labels, created at its first use."""
         return self._instrument(Gauge(), name, labels)
 
     def histogram(self, name: str, /, **labels: object) -> Histogram:
-        """The histogram of that name and labels, created on first use; its buckets suit seconds."""
+        """The histogram with this name and these labels, created at its first use; its buckets are for seconds."""
         return self._instrument(Histogram(self._clock), name, labels)
 
     def snapshot(self) -> list[Metric]:
-        """Every instrument's value, by name and labels. Each is exact; together they are not one instant."""
+        """The values of all instruments, sorted by name and labels. Each is exact, but they are not of one moment."""
         with self._lock:
             instruments = sorted(self._instruments.items(), key=lambda item: item[0])
         return [
@@ -232,7 +232,7 @@ _registries: WeakSet[Metrics] = WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    # A thread of the parent may have held any of these when it forked; nobody here would release it.
+    # A thread of the parent may have held any of these locks at the fork; no thread of the child would release it.
     for registry in _registries:
         registry._renew_locks()  # noqa: SLF001
 

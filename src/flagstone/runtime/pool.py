@@ -1,7 +1,7 @@
-"""Threads for blocking store calls.
+"""Thread pools for blocking store calls.
 
-The engine's foreground never waits on a thread for something that is in memory; what does need the network
-fans out here. Threads start when there is work for them, are daemons, and are replaced in a forked child.
+The engine answers from memory in the caller's thread; requests over the network run here, many at once. Threads start
+when there is work for them, are daemons, and are replaced in a forked child.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _T = TypeVar("_T")
 _U = TypeVar("_U")
 
 DEFAULT_WORKERS: Final = 32
-"""Store calls wait far more than they compute, so this is many more than there are cores."""
+"""Far more than there are cores, because store calls mostly wait."""
 
 EXIT_GRACE_SECONDS: Final = 1.0
-"""How long the interpreter's exit waits for calls and services that are running: long enough for an upload
-that is nearly done, short enough that a dead network does not keep the process alive."""
+"""How long the interpreter's exit waits for running calls and services: long enough for an upload that is nearly
+done, short enough that a dead network does not keep the process alive."""
 
 
 class _FutureLock(type(RLock())):  # type: ignore[misc]
-    """The lock of a future, taken and given back by C code. Futures here wait without it."""
+    """The lock of a future, acquired and released by C code. Futures here wait without it."""
 
     def wait(self, timeout: float | None = None) -> None: ...
 
@@ -40,10 +40,10 @@ class _FutureLock(type(RLock())):  # type: ignore[misc]
 
 
 class Future(StandardFuture[_T]):
-    """A future of the standard library that an interrupt of a waiting thread cannot jam.
+    """A future of the standard library that stays usable after an interrupt of a waiting thread.
 
-    The standard one waits in Python code that holds its lock: a Ctrl-C there keeps the lock, and the thread that has
-    the result waits for it for ever (see `flagstone.runtime.sync`).
+    The standard future waits in Python code that holds its lock. A Ctrl-C there leaves the lock held, and the thread
+    with the result waits for it for ever (see `flagstone.runtime.sync`).
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Future(StandardFuture[_T]):
         self._settled = Event()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block until it has a result, an exception or was cancelled; False after `timeout` seconds."""
+        """Block until there is a result or an exception, or it is cancelled; False after `timeout` seconds."""
         return self.done() or self._settled.wait(timeout)
 
     def result(self, timeout: float | None = None) -> _T:
@@ -81,11 +81,11 @@ class Future(StandardFuture[_T]):
 class IoPool:
     """At most `max_workers` threads, started one by one as calls overlap.
 
-    `max_workers=0` runs every call in the caller's own thread, in order: what a simulated run uses.
-    `close`, or dropping the last reference, lets submitted calls finish and then ends the threads. When the
-    interpreter exits, calls not yet started are cancelled and running ones get a short grace. In a forked
-    child the pool is as new; a future taken before the fork settles in the parent only. Pickles as a new
-    pool of the same size.
+    `max_workers=0` runs every call in the caller's thread, in order; simulated runs use this. After `close`, or when
+    the last reference is gone, submitted calls finish and then the threads end. When the interpreter exits, calls
+    that have not started are cancelled and running calls get a short time to finish. In a forked child the pool is
+    new and empty; a future from before the fork gets its result in the parent only. A pickled copy is a new pool of
+    the same size.
     """
 
     def __init__(self, *, max_workers: int = DEFAULT_WORKERS, name: str = "flagstone-io") -> None:
@@ -94,7 +94,7 @@ class IoPool:
         self._max_workers = max_workers
         self._name = name
         self._closed = False
-        self._hire()
+        self._create_workers()
         _pools.add(self)
 
     def __reduce__(self) -> tuple[object, tuple[int, str]]:
@@ -105,10 +105,10 @@ class IoPool:
         return self._max_workers
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
-        """Start `fn` as soon as a thread is free; the future carries its result or exception.
+        """Start `fn` as soon as a thread is free; the future gets its result or exception.
 
-        Where no thread can be started (the system has none left, or the interpreter is exiting), the caller's own
-        thread runs it. A call running in the pool must not wait for such a future: all threads may be waiting alike.
+        If no thread can be started (the system has none left, or the interpreter is exiting), the caller's thread runs
+        it. A call that runs in the pool must not wait for such a future, because then all threads could wait.
 
         Raises:
             Closed: the pool was closed.
@@ -121,7 +121,7 @@ class IoPool:
                 return
             try:
                 result = fn(*args, **kwargs)
-            except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to whoever waits
+            except BaseException as error:  # noqa: BLE001 - the thread that waits for the future gets every error
                 future.set_exception(error)
             else:
                 future.set_result(result)
@@ -129,19 +129,19 @@ class IoPool:
         if self._max_workers == 0:
             self._check_open()
             call()
-        elif not self._crew.give(_Task(call, future.cancel)):
+        elif not self._workers.queue(_Task(call, future.cancel)):
             call()
         return future
 
     def map_ordered(self, fn: Callable[[_T], _U], items: Iterable[_T]) -> list[_U]:
-        """`[fn(item) for item in items]`, overlapping; returns when every call has ended.
+        """`[fn(item) for item in items]`, with several calls at once; returns when every call has ended.
 
-        After a failure no further call starts; the calls already running are waited for, and then the
-        exception of the earliest failed item is raised. A single item, and any call made from one of the
-        pool's own threads, runs where the caller is: a pool that waits for itself would never return.
+        After a failure no further call starts. The method waits for the running calls and raises the exception of the
+        first failed item. A single item, and any call from one of the pool's own threads, runs in the caller's thread:
+        a pool that waits for itself would never return.
         """
         work = list(items)
-        if len(work) <= 1 or self._max_workers == 0 or self._crew.includes(current_thread()):
+        if len(work) <= 1 or self._max_workers == 0 or self._workers.includes(current_thread()):
             self._check_open()
             return [fn(item) for item in work]
         failed = False
@@ -159,7 +159,7 @@ class IoPool:
         futures = [self.submit(attempt, item) for item in work]
         try:
             _wait_for_all(futures)
-        except BaseException:  # an interrupt from the keyboard: leave nothing behind that still runs
+        except BaseException:  # an interrupt from the keyboard: wait until no call runs any more
             failed = True
             _wait_for_all(futures)
             raise
@@ -172,28 +172,28 @@ class IoPool:
         try:
             raise first
         finally:
-            # Its traceback holds this frame, which would hold every result until the garbage collector comes.
+            # The traceback refers to this frame, which would keep every result until Python's garbage collection.
             del futures, errors, first
 
     def close(self) -> None:
-        """Refuse new calls; those submitted before still run. Does not wait, and may be called again."""
+        """Refuse new calls; calls that were submitted before still run. Does not wait; may be called again."""
         self._closed = True
-        self._dismiss()
+        self._end_workers()
 
     def _check_open(self) -> None:
         if self._closed:
             raise _closed(self._name)
 
-    def _hire(self) -> None:
-        self._crew = _Crew(self._max_workers, self._name)
-        self._dismiss = finalize(self, _Crew.dismiss, self._crew)
-        self._dismiss.atexit = False  # the module's own hook does it, with a grace
+    def _create_workers(self) -> None:
+        self._workers = _Workers(self._max_workers, self._name)
+        self._end_workers = finalize(self, _Workers.end, self._workers)
+        self._end_workers.atexit = False  # the exit hook of this module does it, and waits for running calls
 
     def _start_over_in_child(self) -> None:
-        self._dismiss.detach()
-        self._hire()
+        self._end_workers.detach()
+        self._create_workers()
         if self._closed:
-            self._dismiss()
+            self._end_workers()
 
 
 def _wait_for_all(futures: Iterable[Future[_T]]) -> None:
@@ -202,7 +202,7 @@ def _wait_for_all(futures: Iterable[Future[_T]]) -> None:
 
 
 class _Skipped(Exception):
-    """Another item failed before this one's turn came."""
+    """Another item failed before this item started."""
 
 
 class _Task(NamedTuple):
@@ -210,23 +210,23 @@ class _Task(NamedTuple):
     cancel: Callable[[], bool]
 
 
-class _Crew:
-    """The threads of one pool and their queue. Does not know the pool, so that the pool can be collected."""
+class _Workers:
+    """The threads of one pool and their queue. It has no reference to the pool, so that the pool can be collected."""
 
     def __init__(self, max_workers: int, name: str) -> None:
         self._max_workers = max_workers
         self._name = name
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
-        # Reentrant: the garbage collector may dismiss a crew from inside one of its own locked sections.
+        # Reentrant: Python's garbage collection may call `end` while this thread holds the lock.
         self._lock = RLock()
         self._threads: list[Thread] = []
         self._outstanding = 0  # queued or running
-        self._dismissed = False
+        self._ended = False
 
-    def give(self, task: _Task) -> bool:
-        """Queue the task; False when there is no thread to run it, and none can be started."""
+    def queue(self, task: _Task) -> bool:
+        """Queue the task; False if there is no thread to run it and none can be started."""
         with self._lock:
-            if self._dismissed:
+            if self._ended:
                 raise _closed(self._name)
             if self._outstanding >= len(self._threads) < self._max_workers:
                 self._add_thread()
@@ -239,16 +239,16 @@ class _Crew:
     def includes(self, thread: Thread) -> bool:
         return thread in self._threads
 
-    def dismiss(self) -> None:
+    def end(self) -> None:
         with self._lock:
-            if self._dismissed:
+            if self._ended:
                 return
-            self._dismissed = True
-            # First in, first out: each thread leaves only after all the work given before.
+            self._ended = True
+            # The queue is first in, first out: a thread ends only after all tasks that were queued before.
             for _ in self._threads:
                 self._tasks.put(None)
 
-    def abandon_queue(self) -> None:
+    def cancel_queued(self) -> None:
         try:
             while True:
                 task = self._tasks.get_nowait()
@@ -264,12 +264,12 @@ class _Crew:
 
     def _add_thread(self) -> None:
         thread = Thread(target=self._work, name=f"{self._name}-{len(self._threads)}", daemon=True)
-        # In the list before it runs: one that is not in it would never be sent home.
+        # Added before it runs: `end` ends only threads in the list.
         self._threads.append(thread)
         try:
             thread.start()
         except RuntimeError:
-            self._threads.remove(thread)  # the other threads do the work, or the caller
+            self._threads.remove(thread)  # the other threads or the caller run the task
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:
@@ -280,9 +280,9 @@ class _Crew:
 
 
 def shared_pool() -> IoPool:
-    """The pool everything in this process shares unless it was given its own; its users never close it.
+    """The pool that this process shares; users never close it.
 
-    While a simulator is installed it is a pool without threads, so that runs repeat.
+    While a simulator is installed it is a pool without threads, so that runs are repeatable.
     """
     global _shared  # noqa: PLW0603
     if simulated():
@@ -316,12 +316,12 @@ def _after_fork_in_child() -> None:
 
 def _at_exit() -> None:
     deadline = monotonic() + EXIT_GRACE_SECONDS
-    crews = [pool._crew for pool in _pools]  # noqa: SLF001
-    for crew in crews:
-        crew.abandon_queue()
-        crew.dismiss()
-    for crew in crews:
-        crew.join(deadline)
+    workers_of_all = [pool._workers for pool in _pools]  # noqa: SLF001
+    for workers in workers_of_all:
+        workers.cancel_queued()
+        workers.end()
+    for workers in workers_of_all:
+        workers.join(deadline)
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,8 +1,8 @@
-"""Background work under supervision: a failure always reaches the caller.
+"""Background services and their supervisor, which passes every failure on to the caller.
 
-A service is one step of work that says when it wants to run again. The supervisor gives each a thread, and
-when one of them raises, stops them all and keeps the exception for whoever calls next. Nothing is restarted
-here: a service that can go on after an error handles that error itself.
+A service does one step of work and returns when it wants to run again. The supervisor runs each service in its own
+thread. If one of them raises, the supervisor stops all and raises the exception at the next call. It restarts no
+service: a service that can continue after an error handles that error itself.
 """
 
 from __future__ import annotations
@@ -28,23 +28,22 @@ class Service(Protocol):
 
     @property
     def name(self) -> str:
-        """What errors and logs call it."""
+        """The name in errors and log lines."""
         ...
 
     def run_once(self) -> float | None:
-        """Do one step; return the seconds until the next one, or None when there will be none.
+        """Do one step; return the seconds until the next one, or None if there is none.
 
-        Must leave things such that a process killed between two steps loses nothing.
+        If the process is killed between two steps, nothing may be lost.
         """
         ...
 
 
 class Supervisor:
-    """Runs services, each in a thread of its own, until `stop` or until one of them fails.
+    """Runs services, each in its own thread, until `stop` is called or one of them fails.
 
-    Its threads are daemons: the interpreter exits without a `stop`, after a short grace, and the services
-    are cut off as if the process had crashed. In a forked child the threads are gone and every call
-    raises `Closed`.
+    The threads are daemons. If the interpreter exits without `stop`, it waits a short time, and then the services end
+    as in a crash. In a forked child there are no threads, and every call raises `Closed`.
     """
 
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -58,17 +57,17 @@ class Supervisor:
         _supervisors.add(self)
 
     def start(self, service: Service) -> None:
-        """Run `service` from now on. Starting one that already runs is an error.
+        """Run `service` from now on. Starting a running service is an error.
 
         Raises:
-            Closed: the supervisor was stopped, or belongs to the process this one was forked from.
+            Closed: the supervisor was stopped, or belongs to the parent process.
             FlagstoneError: a service has failed, and all have stopped.
 
         """
         self.raise_failure()
         with self._lock:
             if self._stopping:
-                # Another service may have failed since we looked: then that is the reason.
+                # Another service may have failed since the check above; then that is the reason.
                 self.raise_failure()
                 raise Closed(f"cannot start {service.name}: its database is closing; open it again")
             if id(service) in self._runners:
@@ -81,9 +80,9 @@ class Supervisor:
                 raise Unavailable(f"the system refuses to start a thread for {service.name}") from error
 
     def wake(self, service: Service) -> None:
-        """Let the service take its next step now; if it is taking one, another follows at once.
+        """Let the service do its next step now; if it is in a step, another one follows at once.
 
-        One that has finished, or was never started, stays as it is.
+        No effect if the service has finished or was never started.
         """
         self._check_process()
         runner = self._runners.get(id(service))
@@ -92,21 +91,20 @@ class Supervisor:
 
     @property
     def failure(self) -> FlagstoneError | None:
-        """The first failure, or None while all is well; a foreign exception has become `InternalError`."""
+        """The first failure, or None. An exception that is not a `FlagstoneError` becomes an `InternalError`."""
         return self._failure
 
     def raise_failure(self) -> None:
-        """Raise the first failure if there is one: the same kind, with a note that names the service.
+        """Raise the first failure, if there is one: the same kind of error, with a note that names the service.
 
-        Each call raises an exception of its own, because threads may not share a traceback; the original is
-        its cause.
+        Each call raises a new exception, because threads must not share a traceback; the original is its cause.
         """
         self._check_process()
         if self._failure is not None:
-            raise _retold(self._failure) from self._failure
+            raise _copied(self._failure) from self._failure
 
     def on_failure(self, callback: Callable[[FlagstoneError], None]) -> None:
-        """Call `callback` once with the first failure, in the failing thread; now if it is already there."""
+        """Call `callback` once with the first failure, in the failing thread; at once if there is a failure already."""
         self._check_process()
         with self._lock:
             failure = self._failure
@@ -116,12 +114,12 @@ class Supervisor:
             callback(failure)
 
     def stop(self, timeout: float | None = None) -> None:
-        """Let every service finish the step it is in, and wait for all of them. May be called again.
+        """Let every service finish its current step, and wait for all of them. May be called again.
 
-        Called from inside a service it does not wait for that one.
+        If a service calls it, it does not wait for that service.
 
         Raises:
-            Unavailable: some service is still in its step after `timeout` seconds; the message names it.
+            Unavailable: a service is still in its step after `timeout` seconds; the message names it.
 
         """
         self._check_process()
@@ -149,9 +147,9 @@ class Supervisor:
                 delay = service.run_once()
                 if delay is None:
                     break
-                # A wake-up during the step is kept for the next one.
+                # If `wake` was called during the step, this returns at once.
                 runner.wakeup.wait(delay)
-        except BaseException as error:  # noqa: BLE001 - handed to the caller, whatever it is
+        except BaseException as error:  # noqa: BLE001 - the next caller gets every error
             self._fail(service, error)
         finally:
             with self._lock:
@@ -171,8 +169,8 @@ class Supervisor:
         for callback in callbacks:
             try:
                 callback(failure)
-            except Exception as broken:  # noqa: BLE001 - one callback must not keep the others from knowing
-                failure.add_note(f"and telling about it failed: {_describe(broken)}")
+            except Exception as broken:  # noqa: BLE001 - the other callbacks must be called as well
+                failure.add_note(f"and a callback for this failure failed: {_describe(broken)}")
 
     def _begin_stop(self) -> list[_Runner]:
         with self._lock:
@@ -183,7 +181,7 @@ class Supervisor:
         return runners
 
     def _check_process(self) -> None:
-        # Before any lock: a thread of the parent may have held it at the moment of the fork.
+        # Checked before taking any lock: a thread of the parent may have held the lock at the fork.
         if os.getpid() != self._pid:
             raise Closed(
                 "this database was opened before the process forked, and its background work stayed "
@@ -210,12 +208,12 @@ def _as_flagstone_error(service: Service, error: BaseException) -> FlagstoneErro
     return failure
 
 
-def _retold(failure: FlagstoneError) -> FlagstoneError:
-    # Not through the constructor, whose parameters a subclass may have changed: this must never fail.
-    fresh = type(failure).__new__(type(failure), *failure.args)
-    fresh.__dict__.update(failure.__dict__)
-    fresh.__notes__ = list(failure.__notes__)
-    return fresh
+def _copied(failure: FlagstoneError) -> FlagstoneError:
+    # Without the constructor, which may have other parameters in a subclass: this must never fail.
+    copy = type(failure).__new__(type(failure), *failure.args)
+    copy.__dict__.update(failure.__dict__)
+    copy.__notes__ = list(failure.__notes__)
+    return copy
 
 
 def _describe(error: BaseException) -> str:
@@ -236,5 +234,5 @@ def _at_exit() -> None:
             _log.warning("left services running at exit: %s", stuck)
 
 
-# Exit hooks run newest first. The pool was imported above, so services end while their pools still work.
+# Exit hooks run in reverse order. The pool's hook was registered first, so services end while their pools still work.
 atexit.register(_at_exit)

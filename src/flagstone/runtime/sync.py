@@ -1,16 +1,16 @@
 """Locks, events, conditions and threads, in one place so that a simulator can replace them.
 
-Production code never imports `threading` for these: it takes the names from here. `Lock()` and its siblings
-hand out the standard library's own objects, so holding one costs exactly what it always did. While a
-simulator is installed they hand out the simulator's, which is how a seeded run decides who goes next.
+Production code imports these names from here, never from `threading`. `Lock()` and the others return the standard
+library's own objects, so they are as fast as those. While a simulator is installed they return the simulator's
+objects, by which a seeded run decides which thread continues.
 
-Only what is created while the simulator is installed belongs to it. A lock made at import time stays a real
-one, so it must never be held across a store call, a wait or a sleep.
+Only objects created while the simulator is installed belong to it. A lock created at import time stays a real lock,
+so it must never be held across a store call, a wait or a sleep.
 
-Ctrl-C raises `KeyboardInterrupt` between any two steps of Python code. A lock of the standard library is taken and
-given back by C code, so `with lock:` cannot be cut in half. Its `Condition` and `Event` are Python code around a lock:
-an interrupt in there leaves the lock held for ever, or has `with` give back a lock that another thread holds.
-`Waiters`, `Wakeup` and `Event` here wait without holding any lock, and use only locks taken by C code.
+Ctrl-C raises `KeyboardInterrupt` between any two steps of Python code. C code acquires and releases a lock of the
+standard library, so an interrupt cannot split `with lock:`. Its `Condition` and `Event` are Python code around a lock:
+an interrupt there leaves the lock held for ever, or `with` releases a lock that another thread holds. `Waiters`,
+`Wakeup` and `Event` here wait without holding any lock, and use only locks that C code acquires.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 
 
 class ThreadHandle(Protocol):
-    """A thread that was started: it can be waited for, and asked whether it still runs."""
+    """A started thread."""
 
     def join(self, timeout: float | None = None) -> None: ...
 
@@ -46,7 +46,7 @@ class ThreadHandle(Protocol):
 
 
 class LockLike(Protocol):
-    """What a replacement for `threading.Lock` and `threading.RLock` must offer."""
+    """The methods that a replacement for `threading.Lock` and `threading.RLock` must have."""
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool: ...
 
@@ -60,7 +60,7 @@ class LockLike(Protocol):
 
 
 class EventLike(Protocol):
-    """What a replacement for `threading.Event` must offer."""
+    """The methods that a replacement for `threading.Event` must have."""
 
     def is_set(self) -> bool: ...
 
@@ -72,7 +72,7 @@ class EventLike(Protocol):
 
 
 class ConditionLike(LockLike, Protocol):
-    """What a replacement for `threading.Condition` must offer."""
+    """The methods that a replacement for `threading.Condition` must have."""
 
     def wait(self, timeout: float | None = None) -> bool: ...
 
@@ -84,7 +84,7 @@ class ConditionLike(LockLike, Protocol):
 
 
 class Primitives(Protocol):
-    """What a simulator provides. Timeouts are its own time, not the machine's."""
+    """The functions that a simulator provides. Timeouts are in the simulator's time, not the machine's."""
 
     def lock(self) -> LockLike: ...
 
@@ -100,7 +100,7 @@ class Primitives(Protocol):
 _simulator: Primitives | None = None
 
 if TYPE_CHECKING:
-    # Checkers see the standard classes, so that `lock: Lock` is a type like any other.
+    # Type checkers see the standard classes, so that `lock: Lock` is a valid annotation.
     from threading import Condition, Event, Lock, RLock
 else:
 
@@ -118,7 +118,7 @@ else:
 
 
 _LONGEST_WAIT_S: Final = 86_400.0
-"""A lock's wait has a largest timeout. A thread that waits for longer wakes once a day and waits again."""
+"""Locks have a largest timeout. A thread that waits longer wakes once a day and waits again."""
 
 
 def _closed_gate() -> Lock:
@@ -141,7 +141,7 @@ def _wait_at(gate: Lock, timeout: float | None) -> bool:
 
 
 class Wakeup:
-    """Lets one thread sleep until others wake it. A wake-up that comes while it does not sleep is kept."""
+    """Lets one thread sleep until another thread wakes it. A wake-up before the sleep ends that sleep at once."""
 
     __slots__ = ("_gate",)
 
@@ -153,15 +153,15 @@ class Wakeup:
         _open_gate(self._gate)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Sleep until a wake-up comes, and use it up; False when `timeout` seconds passed first."""
+        """Sleep until the next wake-up, and consume it; False after `timeout` seconds without one."""
         return _wait_at(self._gate, timeout)
 
 
 class Waiters:
-    """Threads that wait for a change of what `lock` guards.
+    """Threads that wait for a change of the state that `lock` guards.
 
-    The one that changes it holds the lock and calls `notify_all` before the change: an exception between the two then
-    costs a wake-up too many, never one too few.
+    The thread that changes the state holds the lock and calls `notify_all` before the change. An exception between the
+    two then causes an unneeded wake-up, but never a missing one.
     """
 
     __slots__ = ("_gates", "_lock")
@@ -171,12 +171,12 @@ class Waiters:
         self._gates: list[Lock] = []
 
     def notify_all(self) -> None:
-        """Let every waiting thread look again, as soon as the lock is free. The caller holds the lock."""
+        """Let every waiting thread check its predicate when the lock is free. The caller holds the lock."""
         for gate in self._gates:
             _open_gate(gate)
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Block until `predicate` is true, and return that; False after `timeout` seconds.
+        """Block until `predicate` is true, and return True; False after `timeout` seconds.
 
         The predicate is called with the lock held. The caller must not hold it.
         """
@@ -201,7 +201,7 @@ class Waiters:
 
 
 class _Event:
-    """`threading.Event` that no interrupt can jam. Takes no lock, so a signal handler may set it."""
+    """A `threading.Event` that stays usable after an interrupt. Takes no lock, so a signal handler may set it."""
 
     __slots__ = ("_flag", "_gates")
 
@@ -226,7 +226,7 @@ class _Event:
         gate = _closed_gate()
         self._gates.append(gate)
         try:
-            # Asked again: it may have been set before the gate was in the list.
+            # Checked again, because `set` may have run before the gate was in the list.
             if not self._flag:
                 _wait_at(gate, timeout)
         finally:
@@ -235,7 +235,7 @@ class _Event:
 
 
 def start_thread(run: Callable[[], None], *, name: str) -> ThreadHandle:
-    """A started thread. It is a daemon: the interpreter does not wait for it to exit.
+    """Start a daemon thread: the interpreter does not wait for it at exit.
 
     Raises:
         RuntimeError: the operating system refuses another thread.
@@ -255,7 +255,7 @@ def simulated() -> bool:
 
 @contextmanager
 def install(primitives: Primitives) -> Iterator[None]:
-    """Let everything created inside the block, by any thread, come from `primitives`."""
+    """Create all locks, events, conditions and threads with `primitives` while the block runs, in every thread."""
     global _simulator  # noqa: PLW0603
     before = _simulator
     _simulator = primitives

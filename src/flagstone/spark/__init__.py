@@ -1,6 +1,6 @@
 """Flagstone on Apache Spark: `session`, `configure`, `register`, `bulk_load`, and the data source "flagstone".
 
-Needs the extra `flagstone[spark]`; PySpark is imported when one of these is first used.
+Needs the extra `flagstone[spark]`. The first use of one of these names imports PySpark.
 """
 
 from __future__ import annotations

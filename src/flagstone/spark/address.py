@@ -13,7 +13,7 @@ from flagstone.errors import InvalidRequest
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
 from flagstone.store.remote_options import OptionValue
-from flagstone.store.resolve import resolve_database
+from flagstone.store.resolve import resolve_database, resolve_wal_store
 from flagstone.store.retrying import with_retries
 
 
@@ -44,7 +44,6 @@ class DatabaseAddress:
         }
 
     def admin(self) -> Admin:
-        """An `Admin` of this database."""
         return Admin(self.path, **self.arguments)
 
 
@@ -82,6 +81,11 @@ def open_store(address: DatabaseAddress) -> tuple[ObjectStore, DbPaths]:
     if not root:
         raise InvalidRequest(f"{address.path!r} names a whole store; a database needs a path inside it")
     return with_retries(found), DbPaths(root)
+
+
+def open_wal_store(address: DatabaseAddress, main: ObjectStore) -> ObjectStore:
+    """The store of the WAL, with retries: `main`, unless the address names another one."""
+    return with_retries(resolve_wal_store(address.wal_store, main, address.store_options))
 
 
 def _absolute(address: str) -> str:

@@ -1,7 +1,7 @@
-"""The data source "flagstone": what Spark calls, and where.
+"""The data source "flagstone": the classes that Spark calls.
 
-`schema`, `reader`, `partitions`, `writer`, `commit` and `abort` run in Python processes on the driver's machine, `read`
-and `write` in those of the executors. Nothing is shared between them but what pickles.
+Spark calls `schema`, `reader`, `partitions`, `writer`, `commit` and `abort` in Python processes on the driver's
+machine, and `read` and `write` in those of the executors. These processes share only what pickles.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from pyspark.sql.datasource import (
 )
 
 from flagstone.errors import InvalidRequest
+from flagstone.spark.error_translation import in_task
 from flagstone.spark.filters import SCANS_ARE_APART
-from flagstone.spark.job_control import in_task
 from flagstone.spark.load.commit import abort_load, begin_load, commit_load
-from flagstone.spark.load.plan import LoadPlan, MadeSst, write_receipt
+from flagstone.spark.load.plan import LoadPlan, MadeSst, write_report
 from flagstone.spark.load.task import write_ssts
 from flagstone.spark.options import WriteOptions, parse_read_options, parse_write_options
 from flagstone.spark.row_mapping import check_write_schema, read_schema
@@ -43,34 +43,34 @@ _COMMIT_WORKER = "python_streaming_sink_runner"
 
 
 class FlagstoneDataSource(DataSource):
-    """Reads a database as a DataFrame, and loads a DataFrame into one. See docs/spark.md for the options."""
+    """Reads a database as a DataFrame, and loads a DataFrame into a database. See docs/spark.md for the options."""
 
-    _pinned: CheckpointRead | None = None
+    _held: CheckpointRead | None = None
 
     @classmethod
     def name(cls) -> str:
         return "flagstone"
 
     def schema(self) -> StructType:
-        """The columns; pins the moment that every use of this DataFrame shows. A stream has those of changes."""
+        """The columns of rows, or of changes for a stream. A read creates the checkpoint that all its uses share."""
         if is_stream(self.options):
             parse_stream_options(self.options)
             return CHANGE_SCHEMA
         if "key.columns" in self.options:
             raise InvalidRequest(
-                "the columns of keys and values need types to be read: name all with .schema('region string, id long')"
+                "a read with 'key.columns' needs the types of all columns: add .schema('region string, id long')"
             )
-        return read_schema(self._pin().options.columns)
+        return read_schema(self._hold().options.columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         if is_stream(self.options):
             raise InvalidRequest("option 'consumer' is for streams: use spark.readStream, or leave it out")
-        # Spark fails where a reader takes filters and its configuration does not allow that, and does not tell the
-        # source which it is. Only one of its workers ever hands filters over: who else asks needs no such reader.
-        hands_over, pinned = _asked_by() == _PUSHDOWN_WORKER, self._pin()
-        wished = pinned.options.pushdown
-        pushing = hands_over and (SCANS_ARE_APART if wished is None else wished)
-        return (PushingReader if pushing else FlagstoneReader)(pinned, schema)
+        # Spark refuses a reader that accepts filters if its configuration does not allow them, and a data source
+        # cannot see the configuration. Only one worker of Spark passes filters, so only that worker gets such a reader.
+        passes_filters, held = _calling_worker() == _PUSHDOWN_WORKER, self._hold()
+        requested = held.options.pushdown
+        pushing = passes_filters and (SCANS_ARE_APART if requested is None else requested)
+        return (PushingReader if pushing else FlagstoneReader)(held, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         options = parse_stream_options(self.options)
@@ -89,44 +89,44 @@ class FlagstoneDataSource(DataSource):
         if overwrite:
             raise InvalidRequest(
                 "output mode 'complete' would replace the whole database with every micro-batch. Use foreachBatch with "
-                "flagstone.spark.foreach_batch and output mode 'update': the key of a row says which one it replaces"
+                "flagstone.spark.foreach_batch and output mode 'update': each row then replaces the row with its key"
             )
         options = replace(options, write=_for_schema(options.write, schema))
-        # Spark makes a second writer to commit, which must not claim the database from the first.
-        commits = _asked_by() == _COMMIT_WORKER
+        # Spark creates a second writer for the commit. It must not claim the database from the first one.
+        commits = _calling_worker() == _COMMIT_WORKER
         return StreamSink(
             None if commits else begin_load(options.write.address, owner=options.owner), options
         )
 
-    def _pin(self) -> CheckpointRead:
-        if self._pinned is None:
-            self._pinned = hold_checkpoint(parse_read_options(self.options))
-        return self._pinned
+    def _hold(self) -> CheckpointRead:
+        if self._held is None:
+            self._held = hold_checkpoint(parse_read_options(self.options))
+        return self._held
 
 
 def _for_schema(options: WriteOptions, schema: StructType) -> WriteOptions:
-    """The options for rows of that schema. Raises `InvalidRequest` unless they can be written."""
+    """The options for rows of that schema. Raises `InvalidRequest` if such rows cannot be written."""
     if options.row_mapping is not None:
         return replace(options, row_mapping=options.row_mapping.for_writing(schema))
     check_write_schema(schema, key=options.key_column, value=options.value_column)
     return options
 
 
-def _asked_by() -> str:
-    """Which of Spark's workers called the data source."""
-    asked_by = sys._getframe(2).f_code.co_filename  # noqa: SLF001 - there is no other way to know
-    return Path(asked_by).stem
+def _calling_worker() -> str:
+    """The name of the Spark worker that called the data source."""
+    caller = sys._getframe(2).f_code.co_filename  # noqa: SLF001 - Spark has no interface for this
+    return Path(caller).stem
 
 
 @dataclass
 class TaskSsts(WriterCommitMessage):
-    """What one task made."""
+    """The SSTs that one task uploaded."""
 
     made: list[MadeSst]
 
 
 class FlagstoneWriter(DataSourceArrowWriter):
-    """A load: tasks make tables, the driver commits them all at once."""
+    """A bulk load: tasks build SSTs, the driver commits all of them with one manifest."""
 
     def __init__(self, plan: LoadPlan, options: WriteOptions, *, overwrite: bool) -> None:
         self._plan = plan
@@ -140,7 +140,7 @@ class FlagstoneWriter(DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         report = commit_load(self._plan, self._options, _made(messages), replaces_all=self._overwrite)
         if self._options.receipt is not None:
-            write_receipt(self._options.receipt, report)
+            write_report(self._options.receipt, report)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         abort_load(self._plan, _made(messages))

@@ -25,7 +25,7 @@ from flagstone.spark.row_mapping import RowMapping
 from flagstone.types import KeyRange
 
 SCANS_ARE_APART: Final = hasattr(DataSourceReader, "pushLimit")
-"""Whether this Spark applies a pushed filter only to the scan that it was pushed to.
+"""Whether this Spark applies a pushed filter only to the scan for which it was pushed.
 
 Up to 4.3 Spark stores the last planned read with the DataFrame: after it pushed a filter for one use of the DataFrame,
 other uses, with other filters or none, read only the rows that passed the first filter, even within one query. The
@@ -114,7 +114,7 @@ def narrow_range(mapping: RowMapping, types: pa.Schema, filters: Sequence[Filter
                 continue
             found = found.intersect(_compared(schema, parts, each))
     except InvalidRequest:
-        return KeyRange()  # a literal that no key can hold: leave the filter to Spark
+        return KeyRange()  # no key can hold the literal: Spark applies the filter
     return found
 
 
@@ -122,14 +122,14 @@ def _compared(schema: keys.KeySchema, parts: Sequence[Any], condition: Filter) -
     value = getattr(condition, "value", None)
     if value is None:
         return KeyRange()
-    at, behind = schema.range(*parts, value)
+    at, after = schema.range(*parts, value)
     match condition:
         case GreaterThanOrEqual():
             return KeyRange(at, None)
         case GreaterThan():
-            return KeyRange(behind, None)
+            return KeyRange(after, None)
         case LessThan():
             return KeyRange(None, at)
         case LessThanOrEqual():
-            return KeyRange(None, behind)
+            return KeyRange(None, after)
     return KeyRange()

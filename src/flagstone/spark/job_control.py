@@ -1,18 +1,11 @@
-"""What people see of the work: what a job in Spark's pages is about, and at the end how much it was and how fast."""
+"""Spark jobs: their descriptions and tags, how many tasks run at once, and the summary that is logged at the end."""
 
 from __future__ import annotations
 
 import logging
-import platform
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
-
-from flagstone import errors
-from flagstone.errors import FlagstoneError, InvalidRequest
-from flagstone.store.port import AccessRefused
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,14 +17,14 @@ _DESCRIPTION: Final = "spark.job.description"
 
 @contextmanager
 def described(spark: SparkSession, text: str) -> Iterator[None]:
-    """Spark jobs that this thread starts within show `text`, with our name before it.
+    """Describe the Spark jobs that this thread starts inside the context as `flagstone: <text>`.
 
-    A session of Spark Connect has no descriptions; its operations carry the text as a tag.
+    A session of Spark Connect has no descriptions; its operations get the text as a tag.
     """
-    told = f"flagstone: {text}"
+    description = f"flagstone: {text}"
     context: Any = getattr(spark, "_sc", None)
     if context is None:
-        tag = told.replace(",", ";")  # a comma would end it
+        tag = description.replace(",", ";")  # a tag must not contain a comma
         spark.addTag(tag)
         try:
             yield
@@ -39,28 +32,28 @@ def described(spark: SparkSession, text: str) -> Iterator[None]:
             spark.removeTag(tag)
         return
     before = context.getLocalProperty(_DESCRIPTION)
-    context.setJobDescription(told)
+    context.setJobDescription(description)
     try:
         yield
     finally:
-        # Where Spark has ended meanwhile, there is nothing to restore and what ended it must not be hidden.
+        # If Spark has ended, restoring would fail and hide the error that ended it.
         if not session_ended(spark):
             context.setLocalProperty(_DESCRIPTION, before)
 
 
 def tag_thread(spark: SparkSession, tag: str) -> None:
-    """Let jobs that this thread starts from now on be ended by `cancel_tagged`, from any thread."""
+    """Tag the jobs that this thread starts from now on, so that any thread can end them with `cancel_tagged`."""
     context: Any = getattr(spark, "_sc", None)
     if context is None:
         spark.addTag(tag)
         return
-    # Not the session's own tags: without Spark Connect only the thread that set them can interrupt them.
+    # Not `spark.addTag`: without Spark Connect only the thread that added such a tag can interrupt it.
     context.addJobTag(tag)
     context.setInterruptOnCancel(True)
 
 
 def cancel_tagged(spark: SparkSession, tag: str) -> None:
-    """End the jobs of that tag that run now; their tasks are interrupted. Later ones are not concerned."""
+    """End the running jobs with that tag and interrupt their tasks. Jobs that start later are not affected."""
     context: Any = getattr(spark, "_sc", None)
     if context is None:
         spark.interruptTag(tag)
@@ -69,25 +62,25 @@ def cancel_tagged(spark: SparkSession, tag: str) -> None:
 
 
 def session_ended(spark: SparkSession) -> bool:
-    """Whether the session's Spark is gone: stopped, or its process died. Of Spark Connect this is never known."""
+    """Whether Spark was stopped or its process died. Always False for Spark Connect, where this is unknown."""
     context: Any = getattr(spark, "_sc", None)
     if context is None:
         return False
-    if context._jsc is None:  # noqa: SLF001 - what `stop` leaves behind
+    if context._jsc is None:  # noqa: SLF001 - `stop` sets it to None
         return True
     try:
-        return bool(context._jsc.sc().isStopped())  # noqa: SLF001 - there is no other way to ask
-    except Exception:  # noqa: BLE001 - nobody answers any more
+        return bool(context._jsc.sc().isStopped())  # noqa: SLF001 - PySpark has no method for this
+    except Exception:  # noqa: BLE001 - the Java process does not answer
         return True
 
 
 def per_second(amount: float, seconds: float) -> float:
-    """A rate that is finite, however short it took."""
+    """The rate; finite even for zero seconds."""
     return amount / max(seconds, 1e-3)
 
 
 def log_done(event: str, *, seconds: float, rows: int | None = None, bytes: int, **more: object) -> None:  # noqa: A002
-    """One line at the end of the work; `bytes` is what the rate is about."""
+    """Log one line at the end of a job. The rate is computed from `bytes`."""
     words = [f"{name}={value}" for name, value in more.items()]
     if rows is not None:
         words += [f"rows={rows}", f"rows_per_s={per_second(rows, seconds):.0f}"]
@@ -95,67 +88,11 @@ def log_done(event: str, *, seconds: float, rows: int | None = None, bytes: int,
     _log.info("%s %s", event, " ".join(words))
 
 
-_UNKNOWN: Final = 8
+_DEFAULT_PARALLELISM: Final = 8
+"""The assumption for Spark Connect, which does not report its number of cores."""
 
 
 def parallelism(spark: Any) -> int:
-    """How many tasks Spark runs at once, where it says so; a session of Spark Connect does not."""
+    """How many tasks Spark runs at once."""
     context = getattr(spark, "_sc", None)
-    return _UNKNOWN if context is None else max(1, int(context.defaultParallelism))
-
-
-_RAISED = re.compile(
-    r"(flagstone(?:\.\w+)+)\.(\w+): (.+?)(?=\n\s*(?:at |JVM stacktrace|SQLSTATE|$)|\n\n|\Z)", re.DOTALL
-)
-_MISSING = re.compile(r"ModuleNotFoundError: No module named '(flagstone|obstore|cramjam|lz4|zstandard)\b")
-_CHAINED = "The above exception was the direct cause of the following exception"
-_SIX = (
-    errors.TransactionConflict,
-    errors.Closed,
-    errors.Unavailable,
-    errors.InvalidRequest,
-    errors.CorruptData,
-    errors.InternalError,
-)
-
-
-def find_cause(text: str) -> FlagstoneError | None:
-    """Our own error in what Spark says about a failed job, where there is one: as one of the six kinds."""
-    missing = _MISSING.search(text)
-    if missing is not None:
-        return InvalidRequest(
-            f"the Python that runs Spark's tasks has no module {missing[1]!r}: install flagstone there, ship it with "
-            "the job, or let PYSPARK_PYTHON name a Python that has it (see docs/cluster.md)"
-        )
-    raised = list(_RAISED.finditer(text))
-    # Where a traceback shows what an error was raised from, that comes first.
-    found = None if not raised else raised[-1 if _CHAINED in text else 0]
-    kind = None if found is None else _kind(found[1], found[2])
-    if found is None or kind is None:
-        return None
-    message = found[3].strip()
-    if kind is errors.Closed:
-        return errors.Closed(message, reason="fenced" if "newer writer" in message else "failed")
-    return kind(message)
-
-
-@contextmanager
-def in_task() -> Iterator[None]:
-    """Has a store's refusal say that it met a task: the driver had been let in, or the task would not have begun."""
-    try:
-        yield
-    except AccessRefused as refused:
-        raise InvalidRequest(
-            f"a task on {platform.node()} was not let into the store: {refused}. The driver was: give the executors "
-            "the same credentials, in their environment, with a role, or as options `store.…` (see docs/cluster.md)"
-        ) from refused
-
-
-def _kind(module: str, name: str) -> type[FlagstoneError] | None:
-    try:
-        raised = getattr(import_module(module), name, None)
-    except ImportError:
-        return None
-    if not isinstance(raised, type):
-        return None
-    return next((kind for kind in _SIX if issubclass(raised, kind)), None)
+    return _DEFAULT_PARALLELISM if context is None else max(1, int(context.defaultParallelism))

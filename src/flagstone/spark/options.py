@@ -1,4 +1,4 @@
-"""The options of the data source: texts from Spark, checked and typed before anything is read or written."""
+"""The options of the data source: strings from Spark, checked and typed before the first access to the store."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from flagstone.values import FORMATS
 
 DEFAULT_LIFETIME: Final = timedelta(hours=1)
 DEFAULT_HAND_OVER_TIMEOUT: Final = timedelta(seconds=90)
-"""A writer that lost track of the manifest, because versions it never saw were collected, finds it within a minute."""
+"""More than the minute in which a writer finds the manifest after GC deleted manifests that it had not seen."""
 
 DEFAULT_PARTITION_BYTES: Final = 128 * 1024 * 1024
-DEFAULT_TABLE_BYTES: Final = 256 * 1024 * 1024
+DEFAULT_SST_BYTES: Final = 256 * 1024 * 1024
 
 _STORE_PREFIX: Final = "store."
 ADDRESS_OPTIONS: Final = frozenset({"path", "store", "wal_store"})
-_STRUCTURE: Final = frozenset({"key.columns", "value.columns", "value.format"})
-_READ: Final = ADDRESS_OPTIONS | _STRUCTURE | {
+_ROW_MAPPING: Final = frozenset({"key.columns", "value.columns", "value.format"})
+_READ: Final = ADDRESS_OPTIONS | _ROW_MAPPING | {
     "as_of", "batch_rows", "checkpoint", "checkpoint_lifetime", "columns", "include_expired", "keys",
     "merge_operator", "partition_bytes", "partitions", "prefix", "pushdown", "start", "stop",
 }  # fmt: skip
-WRITE_OPTIONS: Final = ADDRESS_OPTIONS | _STRUCTURE | {
+WRITE_OPTIONS: Final = ADDRESS_OPTIONS | _ROW_MAPPING | {
     "compression_codec", "duplicates", "filter_bits_per_key", "hand_over_timeout", "key_column", "max_sst_size",
     "min_filter_keys", "receipt", "sorted", "sst_block_size", "value_column",
 }  # fmt: skip
@@ -48,9 +48,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What a DataFrame shall show. `keys` is one range, `points` some keys by name; filters narrow it further.
+    """Which rows and columns a DataFrame shows. `keys` is a range, `points` are single keys.
 
-    `pushdown` says whether filters may do that; None leaves it to what this Spark can be trusted with.
+    With `pushdown`, filters of Spark narrow the keys further. None allows this if this Spark keeps scans apart.
     """
 
     address: DatabaseAddress
@@ -75,10 +75,10 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """How a DataFrame becomes tables.
+    """How a DataFrame becomes SSTs.
 
-    With `in_order` the last row of a key is that of the last task; otherwise tasks have no order. A writer that has
-    the database open is given `hand_over_timeout` to take the rows in.
+    With `in_order` the last row of a key is the one from the last task; otherwise tasks have no order. A writer that
+    has the database open has `hand_over_timeout` to adopt the load.
     """
 
     address: DatabaseAddress
@@ -87,7 +87,7 @@ class WriteOptions:
     duplicates: str = "last"
     presorted: bool = False
     in_order: bool = False
-    max_sst_bytes: int = DEFAULT_TABLE_BYTES
+    max_sst_bytes: int = DEFAULT_SST_BYTES
     sst_options: SstOptions = field(default_factory=SstOptions)
     hand_over_timeout: timedelta = DEFAULT_HAND_OVER_TIMEOUT
     receipt: str | None = None
@@ -95,9 +95,9 @@ class WriteOptions:
 
 
 def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
-    """Raises `InvalidRequest` for what is unknown, contradicts itself or has a value that makes no sense."""
+    """Raises `InvalidRequest` for options that are unknown, contradictory or have an invalid value."""
     check_known(options, _READ, "reading")
-    take = Taker(options)
+    take = OptionParser(options)
     prefix, start, stop = (take("prefix", key_bytes), take("start", key_bytes), take("stop", key_bytes))
     keys = KeyRange(start or None, stop)
     if start is not None and stop is not None and start > stop:
@@ -124,9 +124,9 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
 
 
 def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
-    """Raises `InvalidRequest` for what is unknown or has a value that makes no sense."""
+    """Raises `InvalidRequest` for options that are unknown or have an invalid value."""
     check_known(options, WRITE_OPTIONS, "writing")
-    take = Taker(options)
+    take = OptionParser(options)
     duplicates = options.get("duplicates", "last")
     if duplicates not in ("last", "error"):
         raise InvalidRequest(f"option 'duplicates' is 'last' or 'error', not {duplicates!r}")
@@ -145,7 +145,7 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
         duplicates=duplicates,
         hand_over_timeout=take("hand_over_timeout", parse_lifetime) or DEFAULT_HAND_OVER_TIMEOUT,
         presorted=take("sorted", parse_flag) or False,
-        max_sst_bytes=take("max_sst_size", parse_positive) or DEFAULT_TABLE_BYTES,
+        max_sst_bytes=take("max_sst_size", parse_positive) or DEFAULT_SST_BYTES,
         sst_options=SstOptions(
             block_bytes=settings.sst_block_size,
             codec=Codec.NONE if codec is None else Codec[codec.upper()],
@@ -158,7 +158,7 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
 
 
 def key_bytes(text: str) -> bytes:
-    """The bytes an option means: `hex:00ff`, or else the text itself in UTF-8."""
+    """The key in an option: `hex:00ff` in hexadecimal, any other text in UTF-8."""
     if not text.startswith(_HEX):
         return text.encode()
     try:
@@ -173,7 +173,7 @@ def key_text(key: bytes) -> str:
 
 
 def option_texts(values: Mapping[str, Any]) -> dict[str, str]:
-    """Python values as the texts that Spark's options are; None values are left out."""
+    """Python values as strings for Spark's options; None values are left out."""
     return {name: _option_text(value) for name, value in values.items() if value is not None}
 
 
@@ -193,8 +193,8 @@ def _option_text(value: Any) -> str:
             return str(value)
 
 
-class Taker:
-    """Parses options, and says which one it was that made no sense."""
+class OptionParser:
+    """Parses single options; its errors name the option."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = options
@@ -210,10 +210,12 @@ class Taker:
 
 
 def parse_address(options: Mapping[str, str]) -> DatabaseAddress:
-    """Where the database is. Raises `InvalidRequest` when no option says so."""
+    """The address of the database. Raises `InvalidRequest` without the option `path`."""
     path = options.get("path")
     if not path:
-        raise InvalidRequest("where is the database? Name it in load(...) or save(...), or as option 'path'")
+        raise InvalidRequest(
+            "there is no path to a database; give it in load(...) or save(...), or as option 'path'"
+        )
     own = {
         name.lower().removeprefix(_STORE_PREFIX): value
         for name, value in options.items()
@@ -223,7 +225,7 @@ def parse_address(options: Mapping[str, str]) -> DatabaseAddress:
 
 
 def check_known(options: Mapping[str, str], known: frozenset[str], doing: str) -> None:
-    """Raise `InvalidRequest` for an option nobody knows, naming the nearest one."""
+    """Raise `InvalidRequest` for an unknown option; the error suggests the nearest known one."""
     for name in options:
         plain = name.lower()
         if plain not in known and not plain.startswith(_STORE_PREFIX):
@@ -232,9 +234,9 @@ def check_known(options: Mapping[str, str], known: frozenset[str], doing: str) -
 
 def _parse_row_mapping(options: Mapping[str, str]) -> RowMapping | None:
     if "key.columns" not in options:
-        lonely = [name for name in ("value.columns", "value.format") if name in options]
-        if lonely:
-            raise InvalidRequest(f"option {lonely[0]!r} needs 'key.columns', the columns that make the key")
+        unused = [name for name in ("value.columns", "value.format") if name in options]
+        if unused:
+            raise InvalidRequest(f"option {unused[0]!r} needs 'key.columns', the columns that make the key")
         return None
     chosen = options.get("value.columns")
     form = options.get("value.format", "row")
@@ -248,7 +250,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _points(text: str) -> tuple[bytes, ...]:
-    """Keys with commas between them; one that has a comma itself must be written as `hex:`."""
+    """Keys separated by commas. A key with a comma must be written as `hex:`."""
     return tuple(key_bytes(part.strip()) for part in text.split(",") if part.strip())
 
 
@@ -288,14 +290,14 @@ def parse_lifetime(text: str) -> timedelta:
 
 
 def parse_flag(text: str) -> bool:
-    """Yes or no. Raises `InvalidRequest` for anything else."""
+    """True or false. Raises `InvalidRequest` for anything else."""
     if text.lower() not in ("true", "false"):
         raise InvalidRequest("use true or false")
     return text.lower() == "true"
 
 
 def _setting(text: str) -> Any:
-    """A setting as a settings file would have it: numbers and null are no texts."""
+    """The value as in a settings file: numbers and null are not strings."""
     try:
         return json.loads(text)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Spark's columns as the columns of rows: schemas, their checks, and ordinary columns encoded into keys and values.
+"""Columns of DataFrames and rows of a database: schemas, their checks, and columns encoded into keys and values.
 
-`flagstone.keys` encodes the columns of the key, one of the formats of `flagstone.values` the others. The database does
-not store the mapping: a reader names the columns again, with their types. All checks run before the first task.
+`flagstone.keys` encodes the key columns, and a format of `flagstone.values` encodes the other columns. The database
+does not store the mapping: a reader names the columns again, with their types. All checks run before the first task.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def check_write_schema(schema: StructType, *, key: str, value: str) -> None:
-    """Raise `InvalidRequest` unless rows of that schema can be written."""
+    """Raise `InvalidRequest` if rows of that schema cannot be written."""
     given = {field.name: field.dataType for field in schema.fields}
     for name in (key, value):
         if name not in given:

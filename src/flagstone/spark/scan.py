@@ -1,7 +1,7 @@
-"""A DataFrame over one moment of a database: pinned and planned on the driver, read by tasks on their own.
+"""A DataFrame that shows a database at a checkpoint: the driver plans the read, tasks read from the store.
 
-Tasks open the pinned state and read their key range straight from the store. What the log held at that moment and no
-table does yet, every task reads for itself.
+Each task opens the checkpoint and reads its own key range. Rows that were only in the WAL at the checkpoint are not in
+any SST, so each task reads those WAL files itself.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from flagstone.clones.checkpoint import parse_checkpoint_id, require_live_checkpoint
-from flagstone.compaction.inputs import Anchor, Part, Source, SstFetcher, sample_view
+from flagstone.compaction.inputs import Anchor, Part, Source, SstFetcher, part_of, sample_view
 from flagstone.config import ReaderSettings
 from flagstone.db.reader.reader import DbReader, open_reader
 from flagstone.errors import CorruptData, InvalidRequest
 from flagstone.format.columns import SCHEMA
+from flagstone.lsm.tree import SstView
 from flagstone.metadata.manifest import Manifest
 from flagstone.read.arrow import ArrowSink
 from flagstone.read.scan_cursor import Chunk, ScanRequest
 from flagstone.runtime.clock import SYSTEM_CLOCK
 from flagstone.runtime.pool import shared_pool
 from flagstone.spark.address import open_store
+from flagstone.spark.error_translation import in_task
 from flagstone.spark.filters import Wanted, narrow, narrow_range
-from flagstone.spark.job_control import in_task
 from flagstone.spark.options import ReadOptions
 from flagstone.spark.row_mapping import arrow_schema, check_read_schema
 from flagstone.store.paths import DbPaths
@@ -41,20 +42,20 @@ _log = logging.getLogger("flagstone.spark")
 CHECKPOINT_NAME: Final = "spark read"
 
 _MAX_INDEXES: Final = 1024
-"""Of a database with more tables than this, tables count whole: their borders are fine enough."""
+"""Above this number of SSTs the plan reads no index: the first keys of the SSTs are enough to split by."""
 
 _POINTS_PER_TASK: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRead:
-    """One moment of a database, held by a checkpoint."""
+    """The state of a database at a checkpoint."""
 
     options: ReadOptions
     checkpoint: str
 
     def open(self) -> DbReader:
-        """A reader of that moment; it writes nothing and follows nobody."""
+        """A reader at the checkpoint. It writes nothing and does not poll for newer manifests."""
         options = self.options
         return open_reader(
             options.address.path,
@@ -67,12 +68,12 @@ class CheckpointRead:
 
 
 def hold_checkpoint(options: ReadOptions) -> CheckpointRead:
-    """Hold what the options say with a checkpoint: the one they name, or a new one that expires by itself.
+    """Find the checkpoint that the options name, or create one for the state they name.
 
-    A crash afterwards leaves a checkpoint that expires.
+    A new checkpoint expires after `options.lifetime`, also when this process crashes.
 
     Raises:
-        InvalidRequest: there is no database, no such checkpoint, or the moment is not to be had any more.
+        InvalidRequest: there is no database or no such checkpoint, or the state at `as_of` is not available.
 
     """
     address = options.address
@@ -85,17 +86,17 @@ def hold_checkpoint(options: ReadOptions) -> CheckpointRead:
     if options.as_of is None:
         created = admin.create_checkpoint(options.lifetime, name=CHECKPOINT_NAME)
         return CheckpointRead(options, str(created.id))
-    # Finds the stored state that shows the moment, and which checkpoint, if any, it belongs to.
+    # The reader finds the manifest that shows this state, and the checkpoint that keeps the manifest, if any.
     with open_reader(address.path, **address.arguments, as_of=options.as_of) as reader:
         status = reader.status()
         created = admin.create_checkpoint(options.lifetime, source=status["checkpoint"], name=CHECKPOINT_NAME)
-    # From here on by number: tasks need not find out again what was current at a time.
+    # By sequence number from here on, so that tasks need not translate a time again.
     return CheckpointRead(replace(options, as_of=status["last_seq"]), str(created.id))
 
 
 @dataclass
 class KeyPartition(InputPartition):
-    """What one task reads."""
+    """The keys that one task reads."""
 
     wanted: Wanted
 
@@ -105,24 +106,24 @@ class KeyPartition(InputPartition):
 
 
 class FlagstoneReader(DataSourceReader):
-    """Plans and reads. Pickles; opens the database anew wherever it arrives."""
+    """Plans partitions on the driver and reads them in tasks. Pickles; each process opens the database itself."""
 
-    def __init__(self, pinned: CheckpointRead, schema: StructType) -> None:
-        row_mapping = pinned.options.row_mapping
+    def __init__(self, held: CheckpointRead, schema: StructType) -> None:
+        row_mapping = held.options.row_mapping
         if row_mapping is None:
             check_read_schema(schema)
         self._row_mapping = None if row_mapping is None else row_mapping.for_reading(schema)
-        self._pinned = pinned
+        self._held = held
         self._schema = schema
-        wanted, points = Wanted(pinned.options.keys), pinned.options.points
+        wanted, points = Wanted(held.options.keys), held.options.points
         self._wanted = wanted if points is None else wanted.among(points)
 
     def partitions(self) -> Sequence[InputPartition]:
         return self.plan()
 
     def plan(self) -> list[KeyPartition]:
-        """The wanted keys in parts of about equal size."""
-        options, wanted = self._pinned.options, self._wanted
+        """Partitions of about equal size that cover the wanted keys."""
+        options, wanted = self._held.options, self._wanted
         if wanted.empty:
             return [KeyPartition(replace(wanted, points=()))]
         if wanted.points is not None:
@@ -132,7 +133,7 @@ class FlagstoneReader(DataSourceReader):
             return [
                 KeyPartition(replace(wanted, points=group)) for group in split_points(wanted.points, count)
             ]
-        with self._pinned.open() as reader:
+        with self._held.open() as reader:
             manifest = reader.manifest()
         anchors = list(fetch_anchors(options, manifest, wanted))
         count = plan_count(
@@ -144,7 +145,7 @@ class FlagstoneReader(DataSourceReader):
         _log.info(
             "planned read database=%s checkpoint=%s partitions=%d bytes=%d",
             options.address.name,
-            self._pinned.checkpoint,
+            self._held.checkpoint,
             len(planned),
             sum(anchor.size for anchor in anchors),
         )
@@ -157,7 +158,7 @@ class FlagstoneReader(DataSourceReader):
             return
         schema, row_mapping = arrow_schema(self._schema), self._row_mapping
         columns = tuple(self._schema.fieldNames())
-        with in_task(), self._pinned.open() as reader:
+        with in_task(), self._held.open() as reader:
             if row_mapping is None:
                 yield from _shaped(self._rows(reader, wanted, columns), schema)
                 return
@@ -165,13 +166,13 @@ class FlagstoneReader(DataSourceReader):
             yield from _shaped((row_mapping.decode(batch, schema) for batch in raw), schema)
 
     def _rows(self, reader: DbReader, wanted: Wanted, columns: Sequence[str]) -> Iterable[pa.RecordBatch]:
-        options = self._pinned.options
+        options = self._held.options
         if wanted.points is not None:
             return [_point_rows(reader, wanted.points, columns, options)]
         status = reader.status()
         store, paths = open_store(options.address)
-        # Rows of the log would have to be merged in; where they are, the ordinary scan does that.
-        alone = only_source(reader.manifest(), wanted.keys, paths) if not status["memtable_bytes"] else None
+        # Rows from the WAL must be merged with the SSTs, which only the ordinary scan does.
+        alone = single_source(reader.manifest(), wanted.keys, paths) if not status["memtable_bytes"] else None
         if alone is not None:
             request = ScanRequest(
                 keys=wanted.keys,
@@ -181,7 +182,7 @@ class FlagstoneReader(DataSourceReader):
                 merge_operator=options.load_merge_operator(),
                 whole_rows=True,
             )
-            return read_directly(store, alone, request, columns)
+            return scan_single_source(store, alone, request, columns)
         batches: Iterable[pa.RecordBatch] = reader.scan_arrow(
             wanted.keys.start,
             wanted.keys.stop,
@@ -193,10 +194,10 @@ class FlagstoneReader(DataSourceReader):
 
 
 class PushingReader(FlagstoneReader):
-    """The same, with key filters pushed down. Spark refuses a reader that can do this where it is switched off."""
+    """A reader with filter push-down on keys. Spark refuses such a reader if push-down is switched off."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Take the filters on keys; give back the others for Spark to apply."""
+        """Apply the filters on keys; return the others, which Spark applies."""
         if self._row_mapping is not None:
             found = narrow_range(self._row_mapping, arrow_schema(self._schema), filters)
             self._wanted = self._wanted.within(found)
@@ -211,33 +212,27 @@ class PushingReader(FlagstoneReader):
 
 
 def fetch_anchors(options: ReadOptions, manifest: Manifest, wanted: Wanted) -> Iterator[Anchor]:
-    """How many bytes begin at which key, of all tables that have wanted keys."""
-    store, own = open_store(options.address)
+    """How many bytes begin at which key, for all SSTs with wanted keys."""
+    store, paths = open_store(options.address)
     fetcher = SstFetcher(store)
-    found = []
-    for view in manifest.views:
-        table = manifest.table(view)
-        keys = view.effective_range(table.info).intersect(wanted.keys)
-        if not keys.empty:
-            owner = manifest.path_of_owner(table.id)
-            found.append((table, (own if owner is None else DbPaths(owner)).table(table.id), keys))
+    found = _parts_within(manifest, manifest.views, paths, wanted.keys)
     if len(found) > _MAX_INDEXES:
-        for table, _, keys in found:
-            yield Anchor(keys.start or b"", table.info.estimated_size)
+        for part in found:
+            yield Anchor(part.keys.start or b"", part.sst.info.estimated_size)
         return
-    indexes = shared_pool().map_ordered(lambda each: fetcher.fetch_index(each[0], each[1]), found)
-    for (table, _, keys), index in zip(found, indexes, strict=True):
-        sampled = sample_view(index, keys, table.info.estimated_size)
-        # Its first block stands under an empty key in the index; here it begins where the table does.
+    indexes = shared_pool().map_ordered(lambda part: fetcher.fetch_index(part.sst, part.path), found)
+    for part, index in zip(found, indexes, strict=True):
+        sampled = sample_view(index, part.keys, part.sst.info.estimated_size)
+        # The index has the first block under an empty key; the anchor begins at the first key of the SST.
         stride = index.stops[min(len(index), -(-len(index) // 128)) - 1] - index.offsets[0]
-        yield Anchor(keys.start or b"", stride)
+        yield Anchor(part.keys.start or b"", stride)
         yield from sampled.anchors
 
 
 def _point_rows(
     reader: DbReader, points: Sequence[bytes], columns: Sequence[str], options: ReadOptions
 ) -> pa.RecordBatch:
-    """The rows of some keys; filters spare the tables that do not have them."""
+    """The rows of single keys. Bloom filters skip the SSTs without them."""
     usable = [key for key in points if key]
     if set(columns) <= {"key", "value"}:
         values = reader.multi_get(usable, include_expired=options.include_expired)
@@ -253,13 +248,13 @@ def _point_rows(
 
 
 def _shaped(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The batches with exactly the types Spark expects."""
+    """The batches with exactly the types that Spark expects."""
     for batch in batches:
         try:
             arrays = [_cast(batch.column(at), field.type) for at, field in enumerate(schema)]
         except pa.ArrowInvalid as error:
             raise InvalidRequest(
-                f"a row does not fit the schema that was asked for: {error}; read keys and values as binary"
+                f"a row does not fit the schema of the read: {error}; read keys and values as binary"
             ) from None
         yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -269,39 +264,34 @@ def _cast(column: Any, kind: pa.DataType) -> Any:
 
 
 _FETCH_BYTES: Final = 2 * 1024 * 1024
-"""From the first request on: each becomes a batch, and Spark likes batches of ten thousand rows and more."""
+"""The size of every request, the first one included: a request becomes a batch, and small batches slow Spark down."""
 
 _FETCH_TASKS: Final = 4
 
 
-def only_source(manifest: Manifest, keys: KeyRange, paths: DbPaths) -> list[Part] | None:
-    """The parts of the one run or L0 table that has these keys, in order; None when there are several. Pure."""
+def single_source(manifest: Manifest, keys: KeyRange, paths: DbPaths) -> list[Part] | None:
+    """The parts of the only sorted run or L0 SST with these keys, in order; None if there are several. Pure."""
     if manifest.segments or manifest.segment_extractor_name is not None:
         return None
-    found: list[list[Part]] = []
-    for views in (*((view,) for view in manifest.tree.l0), *(run.views for run in manifest.tree.runs)):
-        parts = []
-        for view in views:
-            table = manifest.table(view)
-            inside = view.effective_range(table.info).intersect(keys)
-            if not inside.empty:
-                owner = manifest.path_of_owner(table.id)
-                parts.append(
-                    Part(table, (paths if owner is None else DbPaths(owner)).table(table.id), inside)
-                )
-        if parts:
-            found.append(parts)
+    sources = (*((view,) for view in manifest.tree.l0), *(run.views for run in manifest.tree.runs))
+    found = [parts for views in sources if (parts := _parts_within(manifest, views, paths, keys))]
     return None if len(found) > 1 else found[0] if found else []
 
 
-def read_directly(
+def _parts_within(manifest: Manifest, views: Iterable[SstView], paths: DbPaths, keys: KeyRange) -> list[Part]:
+    """The parts of the views with some of the keys."""
+    parts = (part_of(manifest, view, paths).within(keys) for view in views)
+    return [part for part in parts if not part.keys.empty]
+
+
+def scan_single_source(
     store: ObjectStore, parts: Sequence[Part], request: ScanRequest, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """The rows that a scan of `request` would give, of the only source that has any.
+    """Fast path: the rows of a scan over a single source, with blocks decoded straight to Arrow, without merging.
 
     Raises:
-        CorruptData: naming the object.
-        Unavailable: the store did not answer, or a table is gone.
+        CorruptData: an SST is damaged; the error names it.
+        Unavailable: the store did not answer, or an SST is gone.
 
     """
     sink = ArrowSink(request, pa.schema([SCHEMA.field(name) for name in columns]))
@@ -329,14 +319,14 @@ def read_directly(
 
 
 def plan_count(total_bytes: int, *, partitions: int | None, partition_bytes: int) -> int:
-    """How many partitions: as asked for, or as many as make each about `partition_bytes`."""
+    """The number of partitions: `partitions` if given, else so many that each has about `partition_bytes`."""
     return partitions if partitions is not None else max(1, -(-total_bytes // partition_bytes))
 
 
 def plan_partitions(anchors: Iterable[Anchor], keys: KeyRange, count: int) -> list[KeyRange]:
-    """Ranges that touch each other and together are `keys`: `count`, or fewer where there are too few anchors.
+    """Split `keys` into `count` adjacent ranges of about equal size, or into fewer if there are too few anchors.
 
-    An anchor says how many bytes begin at its key; those of all tables of all levels count together.
+    An anchor says how many bytes begin at its key. The sizes of all SSTs are added up.
     """
     inside = sorted((anchor for anchor in anchors if anchor.key in keys), key=lambda anchor: anchor.key)
     total = sum(anchor.size for anchor in inside)
@@ -354,7 +344,7 @@ def plan_partitions(anchors: Iterable[Anchor], keys: KeyRange, count: int) -> li
 
 
 def split_points(points: Sequence[bytes], count: int) -> list[tuple[bytes, ...]]:
-    """The keys in `count` groups of neighbours, none empty."""
+    """Split the keys into `count` groups of consecutive keys, or into fewer: no group is empty."""
     groups = max(1, min(count, len(points)))
     edges = [len(points) * at // groups for at in range(groups + 1)]
     return [tuple(points[start:stop]) for start, stop in pairwise(edges) if stop > start]

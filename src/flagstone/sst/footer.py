@@ -1,4 +1,4 @@
-"""What follows the data blocks of a table: filters, index, statistics, and the record that says where they are."""
+"""The end of an SST after its data blocks: filters, index, statistics, and the record of where they are."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def encode_tail(
     codec: Codec,
     sst_type: SstType,
 ) -> tuple[SsTableInfo, tuple[bytes, ...]]:
-    """The record of a table with `data_bytes` of blocks, and the parts that follow them, in order.
+    """The record of an SST with `data_bytes` of blocks, and the parts after the blocks, in order.
 
-    `offsets`, `index_keys` and `counts` (puts, deletes, merges) have an element per block; `filters` are sealed. A WAL
-    file has no statistics.
+    `offsets`, `index_keys` and `counts` (puts, deletes, merges) have one element per block; `filters` are sealed
+    already. A WAL file has no statistics.
     """
     stats = b""
     if sst_type is SstType.COMPACTED:

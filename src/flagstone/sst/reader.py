@@ -1,16 +1,16 @@
-"""An open table: an SST on the store, and what of it is in memory.
+"""An open SST: an object on the store, and the parts of it that are in memory.
 
-Opening costs nothing: the manifest already has the record that says where everything is. Index and filters
-stand side by side in the file, so one request brings both; blocks come as they are needed. Nothing here reads
-the store or waits; `sst.store` fetches, `sst.cache` decides what stays.
+Opening an SST makes no request: the manifest has its record, which says where every part is. Index and filters are
+adjacent, so one request fetches both. Blocks are fetched on demand. Nothing here reads the store or waits: `sst.store`
+fetches, and `sst.cache` decides what stays in memory.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from flagstone.errors import CorruptData
 from flagstone.format.codec import CHECKSUM_BYTES, Codec
@@ -28,43 +28,74 @@ from flagstone.format.sst import (
     open_index,
 )
 from flagstone.format.sst_info import SsTableInfo
-from flagstone.kernels import block_reader, bloom, sealing
-from flagstone.sst.resident import Resident
+from flagstone.kernels import block_reader, bloom, probe, sealing
 from flagstone.types import EntryTuple, Ulid
 
 META: Final = -1
-"""Stands for index and filters where a block's number stands for the block."""
+"""The number of index and filters, where other numbers mean blocks."""
 
 FILTERS: Final = -2
-"""Stands for the filters alone, beside `META`, in what was fetched for one read: scans ask them for prefixes."""
+"""The number of the filters alone, among the parts fetched for one read: scans test prefixes with them."""
+
+
+if TYPE_CHECKING:
+
+    class Resident:
+        """The parts of one SST that are in memory: the compiled base class of `Sst`.
+
+        A Cython decorator hides the kernel's class from type checkers, so its methods are declared here. The signatures
+        are those of `kernels/_probe.py`.
+        """
+
+        def __init__(
+            self,
+            may_contain: Callable[..., Any],
+            find_row: Callable[[bytes, bytes, int], Any],
+            find_versions: Callable[[bytes, bytes, int], list[EntryTuple]],
+        ) -> None: ...
+        def hold_meta(self, index: BlockIndex, first_keys: list[bytes], bloom: bytes | None) -> None: ...
+        def release_meta(self) -> None: ...
+        def held_index(self) -> BlockIndex | None: ...
+        def hold_block(self, number: int, raw: bytes, count: int) -> None: ...
+        def release_block(self, number: int) -> bytes | None: ...
+        def holds(self, number: int) -> bool: ...
+        def held_numbers(self) -> list[int]: ...
+        def held_block(self, number: int) -> bytes | None: ...
+        def held_blocks(self, start: int, stop: int) -> list[bytes]: ...
+        def take_touch(self, number: int) -> bool: ...
+        def take_counts(self) -> tuple[int, int, int, int, int]: ...
+        def damaged(self, number: int, error: CorruptData) -> CorruptData: ...
+
+else:
+    Resident = probe.Resident
 
 
 @dataclass(frozen=True, slots=True)
 class SstMeta:
-    """What is needed to find anything in a table: its index and its filters."""
+    """The index and the filters of an SST."""
 
     index: BlockIndex
     filters: Filters | None
 
     @property
     def pinned(self) -> tuple[BlockIndex, list[bytes], bytes | None]:
-        """The form in which a point lookup takes it; see `kernels.probe.find`."""
+        """The same, in the form that `kernels.probe.find` takes."""
         known = self.filters
         return self.index, self.index.first_keys, None if known is None else known.whole_key_bloom
 
 
 class Sst(Resident):
-    """One SST. Two tables are the same only when they are the same object.
+    """One open SST. Two of them are equal only if they are the same Python object.
 
-    With `fetched_whole` the request for index and filters brings the blocks, too.
+    With `fetched_whole` the request for index and filters fetches the blocks, too.
 
-    Safe to use from many threads: what is in memory is replaced piece by piece, and what a reader took stays
-    valid for it. A table whose object was deleted still answers from memory.
+    Safe to use from many threads: each part in memory is replaced as a whole, and a part that a reader holds stays
+    valid. After its object was deleted, an SST still serves reads from memory.
     """
 
     def __init__(
         self,
-        table_id: Ulid,
+        sst_id: Ulid,
         path: str,
         info: SsTableInfo,
         *,
@@ -75,7 +106,7 @@ class Sst(Resident):
             super().__init__(bloom.may_contain_key, block_reader.lookup, block_reader.lookup_versions)
         else:
             super().__init__(bloom.may_contain_key, _find_row_v1, _find_versions_v1)
-        self.id = table_id
+        self.id = sst_id
         self.path = path
         self.info = info
         self.format_version = format_version
@@ -87,14 +118,14 @@ class Sst(Resident):
 
     @property
     def meta_range(self) -> tuple[int, int]:
-        """From the filters to the end of the file; from its beginning for a table that is fetched whole."""
+        """From the filters to the end of the file; from byte 0 if the SST is fetched whole."""
         info = self.info
         start = info.filter_offset if info.filter_len else info.index_offset
         return (0 if self.fetched_whole else start), self.footer_range[1]
 
     @property
     def footer_range(self) -> tuple[int, int]:
-        """Where the footer lies if it is the usual one; see `has_footer`."""
+        """Where the footer is if this release wrote it; see `has_footer`."""
         try:
             return footer_range(self.info, self.format_version)
         except CorruptData as error:
@@ -102,7 +133,7 @@ class Sst(Resident):
 
     @property
     def meta_bytes(self) -> int:
-        """What index and filters count in a cache."""
+        """The size of index and filters, as the cache counts it."""
         return self.info.index_len + self.info.filter_len
 
     @property
@@ -112,7 +143,7 @@ class Sst(Resident):
         return None if index is None else SstMeta(index, self.filters)
 
     def decode_meta(self, stored: bytes) -> SstMeta:
-        """Index and filters from the bytes of `meta_range`. Raises `CorruptData` naming object and offset."""
+        """Index and filters from the bytes of `meta_range`. Raises `CorruptData` with object and offset."""
         start, _ = self.meta_range
         info = self.info
         stop = info.index_offset + info.index_len
@@ -122,18 +153,17 @@ class Sst(Resident):
         return SstMeta(open_index(stored[index_at : index_at + info.index_len], info, self.path), filters)
 
     def has_footer(self, stored: bytes, start: int) -> bool:
-        """Whether the file says of itself what the manifest says of it. `stored` is the file from byte `start` on.
+        """Whether the footer equals the manifest's record. `stored` is the file from byte `start` on.
 
-        False may also mean that a release before 0.14 wrote it, with other bytes for the same record: then
-        `check_footer` decides.
+        SlateDB before 0.14 encodes the same record differently, which also gives False: `check_footer` then decides.
         """
         offset, _ = self.footer_range
         return stored[offset - start :] == encode_footer(self.info, offset, self.format_version)
 
     def check_footer(self, tail: bytes, object_bytes: int) -> int | None:
-        """Compare the record at the end of the file with the manifest's. Returns how long `tail` must be, if longer.
+        """Compare the record at the end of the file with the manifest's. Returns the length that `tail` needs, or None.
 
-        Raises `CorruptData` naming object and offset when they differ: one of the two is damaged.
+        Raises `CorruptData` with object and offset if they differ: one of the two is damaged.
         """
         try:
             found = decode_footer(tail, object_bytes)
@@ -156,9 +186,9 @@ class Sst(Resident):
     def decode_blocks(
         self, stored: bytes, index: BlockIndex, numbers: Sequence[int], base: int
     ) -> list[bytes]:
-        """The raw bytes of blocks, in ascending order, out of `stored`, which begins at byte `base` of the object.
+        """The raw bytes of the blocks `numbers`, ascending; `stored` begins at byte `base` of the object.
 
-        Raises `CorruptData` naming object and offset.
+        Raises `CorruptData` with object and offset.
         """
         spans = [(index.offsets[number] - base, index.stops[number] - base) for number in numbers]
         if self.info.codec is Codec.NONE and _whole(stored, spans):
@@ -170,14 +200,14 @@ class Sst(Resident):
         return open_block(stored, self.info, self.path, start, version=self.format_version)
 
     def rows_of(self, raw: bytes, number: int) -> list[EntryTuple]:
-        """All rows of a block in stored order. Raises `CorruptData` naming object and block."""
+        """All rows of a block in stored order. Raises `CorruptData` with object and block."""
         try:
             return decode_rows(raw, self.format_version)
         except CorruptData as error:
             raise self.damaged(number, error) from None
 
     def damaged(self, number: int, error: CorruptData) -> CorruptData:
-        """A finding inside a block, told with the name of the object and, if it is known, where the block is."""
+        """`error` with the object, the block, and its offset if the index is in memory."""
         index = self.held_index()
         offset = None if index is None else index.offsets[number]
         return damaged_block(error, number, object=self.path, offset=offset)
@@ -192,7 +222,7 @@ class Sst(Resident):
 
 
 def _whole(stored: bytes, spans: list[tuple[int, int]]) -> bool:
-    """Whether all the parts are there and fit their checksums. Where they do not, somebody else finds the words."""
+    """Whether all parts are there and their checksums match. On failure the slow path raises the detailed error."""
     bounds = array("q", [edge for start, stop in spans for edge in (start, stop - CHECKSUM_BYTES)])
     if not bounds or min(bounds) < 0 or max(bounds) + CHECKSUM_BYTES > len(stored):
         return False

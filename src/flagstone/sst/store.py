@@ -1,7 +1,7 @@
-"""Tables on the store: opened without a request, fetched in few, uploaded whole.
+"""`SstStore`: opens, fetches and uploads SSTs.
 
-Everything here may block, except `open`, `drop` and `plan_requests`. A fetch changes nothing but memory, so a
-crash leaves nothing behind; an upload that is cut off leaves no object or a whole one nobody refers to.
+Everything here may block, except `open`, `drop` and `plan_requests`. A fetch changes only memory, so a crash leaves
+nothing behind. A crash during an upload leaves no object, or a complete one that no manifest refers to.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from flagstone.errors import Unavailable
 from flagstone.format.sst import BlockIndex
 from flagstone.format.sst_info import SsTableInfo
 from flagstone.kernels import probe as probe_kernel
+from flagstone.runtime import metric_names
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.pool import IoPool, shared_pool
 from flagstone.runtime.sync import Event, Lock
 from flagstone.sst.builder import EncodedSst
 from flagstone.sst.cache import SstCache
-from flagstone.sst.read_counts import ReadCounts
 from flagstone.sst.reader import FILTERS, META, Sst, SstMeta
 from flagstone.store.caching import read_checked
 from flagstone.store.paths import DbPaths
@@ -28,45 +28,93 @@ from flagstone.types import Ulid
 Need = probe_kernel.Need
 
 MAX_GAP_BYTES: Final = 64 * 1024
-"""Blocks with less than this between them come in one request: the gap costs about a millisecond, a request ten."""
+"""Blocks closer than this are fetched in one request: the gap costs about a millisecond, another request ten."""
 
-SMALL_TABLE_BYTES: Final = 32 * 1024
-"""A table up to this size is fetched whole with its index: another request would cost more than the bytes."""
+SMALL_SST_BYTES: Final = 32 * 1024
+"""An SST up to this size is fetched whole with its index: another request costs more than the bytes."""
 
 _FOOTER_GUESS_BYTES: Final = 1024
-"""Enough for the record at the end of most files."""
+"""The length of most footers, or more."""
 
-_FRESH_TABLES: Final = 16
-"""Of how many uploaded tables that nobody has read yet index and filters are remembered."""
+_FRESH_SSTS: Final = 16
+"""Index and filters of this many uploaded SSTs are kept for their first read."""
 
 Pinned = dict[tuple[Sst, int], Any]
-"""What was fetched for one read, in the form `kernels.probe.find` takes it."""
+"""What was fetched for one read, in the form that `kernels.probe.find` takes."""
 
 
 class SstGone(Unavailable):
-    """The object of a table is missing.
+    """The object of an SST is missing.
 
-    Garbage collection removes tables that no manifest and no checkpoint refers to, so the reader's view is
-    older than that: the engine catches this, takes a newer view and reads again. If the newest manifest
-    still refers to the table, it is lost; then the engine says `CorruptData`. Where nobody catches it, the
-    caller sees an `Unavailable`: the next read may succeed.
+    Garbage collection deletes SSTs that no manifest and no checkpoint refers to. The read uses a view older than that:
+    the engine catches this error, takes a newer view and reads again. If the newest manifest still refers to the SST,
+    the SST is lost, and the engine raises `CorruptData`. Any other caller gets this `Unavailable`, because the next
+    read may succeed.
     """
 
-    def __init__(self, table_id: Ulid, path: str) -> None:
-        super().__init__(f"the table at {path} is gone: this view is too old; read again with a newer one")
-        self.table_id = table_id
+    def __init__(self, sst_id: Ulid, path: str) -> None:
+        super().__init__(f"the SST at {path} is gone: this view is too old; read again with a newer one")
+        self.sst_id = sst_id
         self.path = path
 
     def __reduce__(self) -> tuple[type[SstGone], tuple[Ulid, str]]:
-        return (type(self), (self.table_id, self.path))
+        return (type(self), (self.sst_id, self.path))
+
+
+class ReadCounts:
+    """Cache and filter counters of reads, under SlateDB's names.
+
+    Each SST counts its hits without a lock, and a report of the metrics collects them. Misses are counted with each
+    request. With interpreted kernels two threads that count at once may lose a count.
+    """
+
+    def __init__(self, metrics: Metrics) -> None:
+        kinds = ("filter", "index", "data_block")
+        hits, misses = (
+            [
+                metrics.counter(metric_names.DB_CACHE_ACCESS_COUNT, entry_kind=kind, result=result)
+                for kind in kinds
+            ]
+            for result in ("hit", "miss")
+        )
+        self._filter_hits, self._index_hits, self._block_hits = hits
+        self._filter_misses, self._index_misses, self._block_misses = misses
+        self._positives, self._negatives, self._false_positives = (
+            metrics.counter(name, kind="point")
+            for name in (
+                metric_names.DB_SST_FILTER_POSITIVE_COUNT,
+                metric_names.DB_SST_FILTER_NEGATIVE_COUNT,
+                metric_names.DB_SST_FILTER_FALSE_POSITIVE_COUNT,
+            )
+        )
+
+    def meta_missed(self, sst: Sst) -> None:
+        """A request fetches the index and the filters of an SST."""
+        self._index_misses.add()
+        if sst.info.filter_len:
+            self._filter_misses.add()
+
+    def blocks_missed(self, count: int) -> None:
+        """A request fetches `count` blocks."""
+        self._block_misses.add(count)
+
+    def collect(self, sst: Sst) -> None:
+        """Add what an SST has counted since the last call."""
+        positives, negatives, false_positives, index_hits, block_hits = sst.take_counts()
+        self._positives.add(positives)
+        self._negatives.add(negatives)
+        self._false_positives.add(false_positives)
+        self._filter_hits.add(positives + negatives)
+        self._index_hits.add(index_hits)
+        self._block_hits.add(block_hits)
 
 
 FLIGHT_PATIENCE_S: Final = 30.0
-"""How long a reader waits for what another one has asked for, before it asks for itself."""
+"""How long a read waits for a request of another read before it makes its own."""
 
 
 class _Flight:
-    """A request that somebody has begun; `pieces` is None when it failed."""
+    """A request under way; `pieces` stays None if it fails."""
 
     __slots__ = ("landed", "pieces")
 
@@ -76,7 +124,7 @@ class _Flight:
 
 
 class SstStore:
-    """Opens, fetches and uploads the tables of one database. Safe to use from many threads."""
+    """Opens, fetches and uploads the SSTs of one database. Safe to use from many threads."""
 
     def __init__(
         self,
@@ -86,80 +134,79 @@ class SstStore:
         cache: SstCache | None = None,
         pool: IoPool | None = None,
         metrics: Metrics | None = None,
-        small_table_bytes: int = SMALL_TABLE_BYTES,
+        small_sst_bytes: int = SMALL_SST_BYTES,
     ) -> None:
         registry = metrics or Metrics()
-        self._small_table_bytes = small_table_bytes
+        self._small_sst_bytes = small_sst_bytes
         self._store = store
         self._paths = paths
         self.cache: Final = cache or SstCache(metrics=registry)
         self.pool: Final = pool or shared_pool()
         self._counts = ReadCounts(registry)
         self._lock = Lock()
-        self._tables: dict[Ulid, Sst] = {}
+        self._ssts: dict[Ulid, Sst] = {}
         self._fresh: dict[Ulid, bytes] = {}
         self._flights: dict[tuple[Sst, int], _Flight] = {}
 
     def open(
-        self, table_id: Ulid, info: SsTableInfo, *, format_version: int = 2, owner: str | None = None
+        self, sst_id: Ulid, info: SsTableInfo, *, format_version: int = 2, owner: str | None = None
     ) -> Sst:
-        """The table of that id: always the same object until it is dropped. Asks the store nothing.
+        """The open SST with that id: the same Python object until it is dropped. Makes no request.
 
-        `owner` is the path of the database it was borrowed from; None for our own.
+        `owner` is the path of the lender of a borrowed SST; None for an SST of this database.
         """
         with self._lock:
-            table = self._tables.get(table_id)
-            if table is None:
+            sst = self._ssts.get(sst_id)
+            if sst is None:
                 paths = self._paths if owner is None else DbPaths(owner)
-                table = Sst(
-                    table_id,
-                    paths.table(table_id),
+                sst = Sst(
+                    sst_id,
+                    paths.sst(sst_id),
                     info,
                     format_version=format_version,
-                    fetched_whole=info.estimated_size <= self._small_table_bytes,
+                    fetched_whole=info.estimated_size <= self._small_sst_bytes,
                 )
-                self._tables[table_id] = table
-            return table
+                self._ssts[sst_id] = sst
+            return sst
 
-    def drop(self, table_ids: Iterable[Ulid]) -> None:
-        """Forget tables that left the manifest. Reads that still use them go on, without the cache's help."""
+    def drop(self, sst_ids: Iterable[Ulid]) -> None:
+        """Forget SSTs that left the manifest. Reads that still use them continue, without the cache."""
         with self._lock:
-            dropped = [table for table_id in table_ids if (table := self._tables.pop(table_id, None))]
-            for table in dropped:
-                self._fresh.pop(table.id, None)
-        for table in dropped:
-            self._counts.collect(table)
-            self.cache.drop(table)
+            dropped = [sst for sst_id in sst_ids if (sst := self._ssts.pop(sst_id, None))]
+            for sst in dropped:
+                self._fresh.pop(sst.id, None)
+        for sst in dropped:
+            self._counts.collect(sst)
+            self.cache.drop(sst)
 
     def report(self) -> None:
-        """Bring the read counters up to date. Hits are counted in the tables, where counting costs nothing."""
+        """Update the read counters with the hits that the SSTs have counted."""
         with self._lock:
-            tables = list(self._tables.values())
-        for table in tables:
-            self._counts.collect(table)
+            ssts = list(self._ssts.values())
+        for sst in ssts:
+            self._counts.collect(sst)
 
-    def upload(self, table_id: Ulid, encoded: EncodedSst) -> None:
-        """Store a table under its id. Repeating it after a doubtful answer is harmless: the bytes are the same.
+    def upload(self, sst_id: Ulid, encoded: EncodedSst) -> None:
+        """Write an SST under its id. Repeating it after a lost reply is harmless: the bytes are the same.
 
-        Its index and filters, all of it if it is small, are kept for the first read: what was just written need not be
-        fetched.
+        Index and filters, or the whole SST if it is small, are kept in memory for its first read.
         """
-        self._store.put(self._paths.table(table_id), encoded.data)
+        self._store.put(self._paths.sst(sst_id), encoded.data)
         if self.cache.capacity_bytes:
             info = encoded.info
-            small = info.estimated_size <= self._small_table_bytes
+            small = info.estimated_size <= self._small_sst_bytes
             start = 0 if small else info.filter_offset if info.filter_len else info.index_offset
             with self._lock:
-                self._fresh[table_id] = bytes(encoded.data[start:])
-                if len(self._fresh) > _FRESH_TABLES:
+                self._fresh[sst_id] = bytes(encoded.data[start:])
+                if len(self._fresh) > _FRESH_SSTS:
                     del self._fresh[next(iter(self._fresh))]
 
     def fetch(self, needs: Sequence[Need], *, admit: bool = True) -> Pinned:
-        """Everything the needs name, in few requests that overlap. With `admit`, blocks go into the cache, too.
+        """Everything the needs name, in few concurrent requests. With `admit` the blocks go into the cache, too.
 
         Raises:
             SstGone: an object was deleted.
-            CorruptData: bytes are not what they should be.
+            CorruptData: an object is damaged.
             Unavailable: the store did not answer.
 
         """
@@ -170,129 +217,129 @@ class SstStore:
         return fetched
 
     def fetch_request(self, need: Need, *, admit: bool = True) -> Pinned:
-        """One of `plan_requests`. What somebody else is already fetching is waited for and not asked again."""
-        table: Sst = need.table
+        """Make one request of `plan_requests`. Parts that another read is fetching are awaited, not fetched again."""
+        sst: Sst = need.table
         fetched: Pinned = {}
         mine: list[int] = []
         others: dict[int, _Flight] = {}
         own = _Flight()
         with self._lock:
             for number in need.numbers or (META,):
-                held = _held(table, number)
+                held = _held(sst, number)
                 if held is not None:
-                    fetched[table, number] = held
-                elif (flight := self._flights.get((table, number))) is not None:
+                    fetched[sst, number] = held
+                elif (flight := self._flights.get((sst, number))) is not None:
                     others[number] = flight
                 else:
                     mine.append(number)
-                    self._flights[table, number] = own
+                    self._flights[sst, number] = own
         if mine:
             try:
-                own.pieces = self._load(table, need.index, sorted(mine), admit=admit)
+                own.pieces = self._load(sst, need.index, sorted(mine), admit=admit)
                 fetched.update(own.pieces)
             finally:
-                # Even after a failure, or those who wait for us would wait for ever.
+                # After a failure, too: other reads wait for this event.
                 with self._lock:
                     for number in mine:
-                        self._flights.pop((table, number), None)
+                        self._flights.pop((sst, number), None)
                 own.landed.set()
-        # Only after our own part is done: two readers that wait for each other must both come to an end.
+        # Only after the own request has ended: two reads that wait for each other must not block forever.
         failed = []
         for number, flight in others.items():
             landed = flight.landed.wait(FLIGHT_PATIENCE_S)
             if landed and flight.pieces is not None:
-                fetched[table, number] = flight.pieces[table, number]
+                fetched[sst, number] = flight.pieces[sst, number]
                 continue
             failed.append(number)
             if not landed:
-                # An interrupt may have struck the thread whose request it was before it could say so.
+                # An interrupt may have ended the thread of that request before it could set the event.
                 with self._lock:
-                    if self._flights.get((table, number)) is flight:
-                        del self._flights[table, number]
+                    if self._flights.get((sst, number)) is flight:
+                        del self._flights[sst, number]
         if failed:
-            # The failure was told to the one whose request it was. We ask for ourselves.
-            fetched.update(self._load(table, need.index, failed, admit=admit))
+            # The other read has raised its error. This read makes a request of its own.
+            fetched.update(self._load(sst, need.index, failed, admit=admit))
         return fetched
 
-    def _load(self, table: Sst, index: BlockIndex | None, numbers: list[int], *, admit: bool) -> Pinned:
+    def _load(self, sst: Sst, index: BlockIndex | None, numbers: list[int], *, admit: bool) -> Pinned:
         try:
             if numbers == [META]:
-                return self._load_meta(table, admit=admit)
+                return self._load_meta(sst, admit=admit)
             assert index is not None, "a need for blocks carries the index"
-            return self._load_blocks(table, index, numbers, admit=admit)
+            return self._load_blocks(sst, index, numbers, admit=admit)
         except ObjectMissing:
-            raise SstGone(table.id, table.path) from None
+            raise SstGone(sst.id, sst.path) from None
 
-    def _load_meta(self, table: Sst, *, admit: bool) -> Pinned:
-        start, stop = table.meta_range
-        self._counts.meta_missed(table)
+    def _load_meta(self, sst: Sst, *, admit: bool) -> Pinned:
+        start, stop = sst.meta_range
+        self._counts.meta_missed(sst)
         with self._lock:
-            fresh = self._fresh.pop(table.id, None)
+            fresh = self._fresh.pop(sst.id, None)
 
         def decode(stored: bytes) -> tuple[SstMeta, list[bytes]]:
-            meta = table.decode_meta(stored)
-            if not table.has_footer(stored, start):
-                compare_footer(self._store, table)
-            every = range(len(meta.index)) if table.fetched_whole else range(0)
-            return meta, table.decode_blocks(stored, meta.index, every, 0)
+            meta = sst.decode_meta(stored)
+            if not sst.has_footer(stored, start):
+                compare_footer(self._store, sst)
+            every = range(len(meta.index)) if sst.fetched_whole else range(0)
+            return meta, sst.decode_blocks(stored, meta.index, every, 0)
 
         if fresh is None:
-            meta, raws = read_checked(self._store, table.path, start, stop, decode)
+            meta, raws = read_checked(self._store, sst.path, start, stop, decode)
         else:
             meta, raws = decode(fresh)
-        self.cache.admit_meta(table, meta)
-        fetched: Pinned = {(table, META): meta.pinned, (table, FILTERS): meta.filters}
-        fetched.update(self._admitted(table, meta.index, range(len(raws)), raws, admit=admit))
+        self.cache.admit_meta(sst, meta)
+        fetched: Pinned = {(sst, META): meta.pinned, (sst, FILTERS): meta.filters}
+        fetched.update(self._admitted(sst, meta.index, range(len(raws)), raws, admit=admit))
         return fetched
 
-    def _load_blocks(self, table: Sst, index: BlockIndex, numbers: list[int], *, admit: bool) -> Pinned:
+    def _load_blocks(self, sst: Sst, index: BlockIndex, numbers: list[int], *, admit: bool) -> Pinned:
         start, stop = index.offsets[numbers[0]], index.stops[numbers[-1]]
         self._counts.blocks_missed(len(numbers))
         raws = read_checked(
             self._store,
-            table.path,
+            sst.path,
             start,
             stop,
-            lambda stored: table.decode_blocks(stored, index, numbers, start),
+            lambda stored: sst.decode_blocks(stored, index, numbers, start),
         )
-        return self._admitted(table, index, numbers, raws, admit=admit)
+        return self._admitted(sst, index, numbers, raws, admit=admit)
 
     def _admitted(
-        self, table: Sst, index: BlockIndex, numbers: Sequence[int], raws: list[bytes], *, admit: bool
+        self, sst: Sst, index: BlockIndex, numbers: Sequence[int], raws: list[bytes], *, admit: bool
     ) -> Pinned:
         if admit:
             for number, raw in zip(numbers, raws, strict=True):
-                self.cache.admit_block(table, number, raw, count=len(index))
-        return {(table, number): raw for number, raw in zip(numbers, raws, strict=True)}
+                self.cache.admit_block(sst, number, raw, count=len(index))
+        return {(sst, number): raw for number, raw in zip(numbers, raws, strict=True)}
 
 
-def compare_footer(store: ObjectStore, table: Sst) -> None:
-    """Read the record at the end of a file. Raises `CorruptData` when it is not the one the table was opened with."""
+def compare_footer(store: ObjectStore, sst: Sst) -> None:
+    """Read the footer of an SST. Raises `CorruptData` if it differs from the record that the SST was opened with."""
     length: int | None = _FOOTER_GUESS_BYTES
     while length is not None:
-        tail = store.get_tail(table.path, length)
-        length = table.check_footer(tail.data, tail.meta.size)
+        tail = store.get_tail(sst.path, length)
+        length = sst.check_footer(tail.data, tail.meta.size)
 
 
 def plan_requests(needs: Iterable[Need]) -> list[Need]:
-    """The same needs, each the work of one request: none twice, neighbouring blocks together."""
-    by_table: dict[Sst, tuple[BlockIndex | None, set[int]]] = {}
+    """The same needs, one per request: none twice, adjacent blocks together."""
+    by_sst: dict[Sst, tuple[BlockIndex | None, set[int]]] = {}
     for need in needs:
-        index, numbers = by_table.get(need.table, (None, set()))
+        index, numbers = by_sst.get(need.table, (None, set()))
         numbers.update(need.numbers or (META,))
-        by_table[need.table] = (index or need.index, numbers)
+        by_sst[need.table] = (index or need.index, numbers)
     requests = []
-    for table, (index, numbers) in by_table.items():
+    for sst, (index, numbers) in by_sst.items():
         if META in numbers:
             numbers.discard(META)
-            requests.append(Need(table, None, []))
+            requests.append(Need(sst, None, []))
         if index is not None:
-            requests += [Need(table, index, span) for span in _spans(index, sorted(numbers))]
+            requests += [Need(sst, index, span) for span in _spans(index, sorted(numbers))]
     return requests
 
 
 def _spans(index: BlockIndex, numbers: list[int]) -> Iterable[list[int]]:
-    """The ascending numbers, cut where the gap is wide or a request would grow too large."""
+    """The ascending numbers, split at wide gaps and where a request would become too large."""
     span: list[int] = []
     for number in numbers:
         if span and (
@@ -306,8 +353,8 @@ def _spans(index: BlockIndex, numbers: list[int]) -> Iterable[list[int]]:
         yield span
 
 
-def _held(table: Sst, number: int) -> Any:
+def _held(sst: Sst, number: int) -> Any:
     if number != META:
-        return table.held_block(number)
-    meta: SstMeta | None = table.meta
+        return sst.held_block(number)
+    meta: SstMeta | None = sst.meta
     return None if meta is None else meta.pinned

@@ -46,7 +46,7 @@ from flagstone.store.paths import (
     COMPACTIONS_FOLDER,
     GC_FOLDER,
     MANIFEST_FOLDER,
-    TABLE_FOLDER,
+    SST_FOLDER,
     folder_of,
 )
 from flagstone.store.port import ObjectMeta, ObjectStore, ObjectVersion, Range, StoredObject, check_range
@@ -413,7 +413,7 @@ class CachingStore:
 
 
 def _is_sst(path: str) -> bool:
-    return folder_of(path) == TABLE_FOLDER
+    return folder_of(path) == SST_FOLDER
 
 
 def cached_on_disk(

@@ -21,7 +21,7 @@ from flagstone.types import CompactionsId, ManifestId, Ulid, WalId
 MANIFEST_FOLDER: Final = "manifest"
 COMPACTIONS_FOLDER: Final = "compactions"
 WAL_FOLDER: Final = "wal"
-TABLE_FOLDER: Final = "compacted"
+SST_FOLDER: Final = "compacted"
 GC_FOLDER: Final = "gc"
 OWN_FOLDER: Final = "flagstone"
 
@@ -41,7 +41,7 @@ class DbPaths:
         "manifest_folder",
         "own_folder",
         "root",
-        "table_folder",
+        "sst_folder",
         "wal_folder",
     )
 
@@ -51,7 +51,7 @@ class DbPaths:
         self.manifest_folder: Final = self._prefix + MANIFEST_FOLDER
         self.compactions_folder: Final = self._prefix + COMPACTIONS_FOLDER
         self.wal_folder: Final = self._prefix + WAL_FOLDER
-        self.table_folder: Final = self._prefix + TABLE_FOLDER
+        self.sst_folder: Final = self._prefix + SST_FOLDER
         self.gc_folder: Final = self._prefix + GC_FOLDER
         self.own_folder: Final = self._prefix + OWN_FOLDER
 
@@ -72,7 +72,7 @@ class DbPaths:
         """Every folder in which a database has objects."""
         return (
             self.wal_folder,
-            self.table_folder,
+            self.sst_folder,
             self.compactions_folder,
             self.gc_folder,
             self.manifest_folder,
@@ -88,8 +88,8 @@ class DbPaths:
     def wal(self, wal_id: WalId) -> str:
         return f"{self.wal_folder}/{_digits(wal_id)}.sst"
 
-    def table(self, table_id: Ulid) -> str:
-        return f"{self.table_folder}/{ulid_text(table_id)}.sst"
+    def sst(self, sst_id: Ulid) -> str:
+        return f"{self.sst_folder}/{ulid_text(sst_id)}.sst"
 
     def boundary(self, of: BoundaryOf) -> str:
         """The object that holds the boundary: ids of that kind up to it may have been deleted."""
@@ -111,8 +111,8 @@ class DbPaths:
         number = _parse_number(path, self.wal_folder, "sst")
         return None if number is None else WalId(number)
 
-    def parse_table(self, path: str) -> Ulid | None:
-        name = _name_in(path, self.table_folder)
+    def parse_sst(self, path: str) -> Ulid | None:
+        name = _name_in(path, self.sst_folder)
         if name is None or not name.endswith(".sst"):
             return None
         try:

@@ -1,7 +1,10 @@
-"""The format `json`: one object per value, under the columns' names. `docs/keys.md` says how each type is written.
+"""The format `json`: each value is an object with the columns' names. `docs/keys.md` says how each type is written.
 
-What JSON has no word for is a string, chosen so that nothing is lost and people can read it: decimals with all
-their digits, times in ISO 8601, binaries in base64. It is for exchange: `row` is many times as fast.
+Types that JSON lacks become strings without loss: decimals with all their digits, times in ISO 8601, binaries in
+base64. The format is for exchange with other programs; `row` is many times as fast.
+
+`pyarrow.json` cannot replace this module: it reads no base64, no NaN, no dates as text, no maps and no durations, skips
+empty values, and PyArrow has no JSON writer.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 
 from flagstone.errors import CorruptData, InvalidRequest
-from flagstone.values import ValueCodec
+from flagstone.values import ValueCodec, is_list
 
 _WRITE: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -29,28 +32,24 @@ _FLOATS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 class JsonCodec(ValueCodec):
-    """Objects in UTF-8. A member that is missing is null, one that the schema does not know is passed over."""
+    """Objects in UTF-8. A missing member is null; members that the schema lacks are ignored."""
+
+    format = "json"
 
     def _check_type(self, path: str, kind: Any) -> None:
-        if pa.types.is_struct(kind):
-            if len({field.name for field in kind}) < kind.num_fields:
-                raise InvalidRequest(f"column {path!r} has two fields of one name")
-            for field in kind:
-                self._check_type(f"{path}.{field.name}", field.type)
-        elif _is_list(kind):
-            self._check_type(f"{path}[]", kind.value_type)
-        elif pa.types.is_map(kind):
-            self._check_type(f"{path}.key", kind.key_type)
-            self._check_type(f"{path}.value", kind.item_type)
-        elif not (pa.types.is_null(kind) or _parser(kind)):
-            raise InvalidRequest(f"column {path!r} is of type {kind}, for which JSON has no place: cast it")
+        if pa.types.is_struct(kind) and len({field.name for field in kind}) < kind.num_fields:
+            raise InvalidRequest(f"column {path!r} has two fields of one name; rename one")
+        super()._check_type(path, kind)
+
+    def _stores(self, kind: Any) -> bool:
+        return _parser(kind) is not None
 
     def _encode(self, columns: list[Any], rows: int) -> Any:
         names = self.schema.names
         plain = [_plain(column) for column in columns]
         texts = [_WRITE(dict(zip(names, row, strict=True))).encode() for row in zip(*plain, strict=True)]
         if sum(map(len, texts)) >= 2**31:
-            raise InvalidRequest(f"{rows} values take more than 2 GiB: encode fewer at a time")
+            raise InvalidRequest(f"{rows} values are larger than 2 GiB: encode fewer at a time")
         return pa.array(texts, pa.binary())
 
     def _decode(self, values: Any) -> list[Any]:
@@ -94,12 +93,8 @@ def _explain(members: list[Any], field: Any, problem: Exception) -> str:
         try:
             _column([member], field.type)
         except _NOT_OF_THE_TYPE as alone:
-            return f"value {row}: column {field.name!r} is no {field.type}: {alone}"
-    return f"column {field.name!r} is no {field.type}: {problem}"
-
-
-def _is_list(kind: Any) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+            return f"value {row}: column {field.name!r} is not a {field.type}: {alone}"
+    return f"column {field.name!r} is not a {field.type}: {problem}"
 
 
 def _is_binary(kind: Any) -> bool:
@@ -112,12 +107,12 @@ def _is_binary(kind: Any) -> bool:
 
 
 def _counts(kind: Any) -> bool:
-    """Whether the type is an integer to JSON although Arrow calls it something else."""
+    """Whether JSON has an integer for this type: a time of day or a duration."""
     return bool(pa.types.is_time(kind) or pa.types.is_duration(kind))
 
 
 def _plain(column: Any) -> list[Any]:
-    """The rows of a column as what the JSON encoder takes."""
+    """The rows of a column as values for the JSON encoder."""
     kind = column.type
     if pa.types.is_struct(kind):
         names = [field.name for field in kind]
@@ -128,7 +123,7 @@ def _plain(column: Any) -> list[Any]:
             dict(zip(names, row, strict=True)) if there else None
             for there, row in zip(valid, rows, strict=True)
         ]
-    if _is_list(kind) or pa.types.is_map(kind):
+    if is_list(kind) or pa.types.is_map(kind):
         return _plain_lists(column)
     if pa.types.is_floating(kind):
         return [_plain_float(value) for value in column.cast(pa.float64()).to_pylist()]
@@ -155,7 +150,7 @@ def _plain_lists(column: Any) -> list[Any]:
     first, last = (ends[0], ends[-1]) if ends else (0, 0)
     inner = column.values.slice(first, last - first)
     if pa.types.is_map(column.type):
-        # As pairs: keys need not be strings.
+        # Pairs instead of an object, because keys may be other than strings.
         pairs = [_plain(child) for child in inner.flatten()]
         elements: list[Any] = [list(pair) for pair in zip(*pairs, strict=True)]
     else:
@@ -174,13 +169,13 @@ def _plain_float(value: float | None) -> float | str | None:
 
 
 def _plain_date(day: int) -> str | int:
-    """ISO 8601 in the years 1 to 9999, days since 1970 beyond."""
+    """ISO 8601 for the years 1 to 9999, otherwise days since 1970."""
     ordinal = day + _EPOCH_DAY
     return date.fromordinal(ordinal).isoformat() if 1 <= ordinal <= date.max.toordinal() else day
 
 
 def _plain_time(at: int, digits: int, zone: str) -> str | int:
-    """ISO 8601 in the years 1 to 9999, units since 1970 beyond."""
+    """ISO 8601 for the years 1 to 9999, otherwise units since 1970."""
     seconds, fraction = divmod(at, 10**digits)
     try:
         whole = (_EPOCH + timedelta(seconds=seconds)).replace(tzinfo=None).isoformat()
@@ -190,7 +185,7 @@ def _plain_time(at: int, digits: int, zone: str) -> str | int:
 
 
 def _column(members: list[Any], kind: Any) -> Any:
-    """The column of some parsed members; raises one of `_NOT_OF_THE_TYPE` when one does not fit."""
+    """The column with these parsed members; raises one of `_NOT_OF_THE_TYPE` if a member does not fit."""
     if pa.types.is_struct(kind):
         children = [
             _column([None if one is None else _member(one, field.name) for one in members], field.type)
@@ -200,7 +195,7 @@ def _column(members: list[Any], kind: Any) -> Any:
         if not children:
             return pa.array([None if one is None else {} for one in members], kind)
         return pa.StructArray.from_arrays(children, fields=list(kind), mask=mask)
-    if _is_list(kind) or pa.types.is_map(kind):
+    if is_list(kind) or pa.types.is_map(kind):
         return _list_column(members, kind)
     if pa.types.is_null(kind):
         return pa.array(members, pa.null())
@@ -233,8 +228,8 @@ def _list_column(members: list[Any], kind: Any) -> Any:
         return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), keys, items, type=kind, mask=mask)
     large = pa.types.is_large_list(kind)
     build = pa.LargeListArray if large else pa.ListArray
-    places = pa.array(offsets, pa.int64() if large else pa.int32())
-    return build.from_arrays(places, _column(elements, kind.value_type), type=kind, mask=mask)
+    bounds = pa.array(offsets, pa.int64() if large else pa.int32())
+    return build.from_arrays(bounds, _column(elements, kind.value_type), type=kind, mask=mask)
 
 
 def _member(one: Any, name: str) -> Any:
@@ -244,7 +239,7 @@ def _member(one: Any, name: str) -> Any:
 
 
 def _parser(kind: Any) -> Callable[[Any], Any] | None:
-    """What makes a member a value of the type; None when the format has no place for it."""
+    """The function that converts a member to a value of the type; None if the format cannot store the type."""
     if pa.types.is_boolean(kind):
         return lambda one: _of(bool, one)
     if pa.types.is_integer(kind) or _counts(kind):
@@ -296,15 +291,15 @@ def _date(one: Any) -> int:
 
 
 def _time(one: Any, digits: int, *, zoned: bool) -> int:
-    """Units since 1970. Fewer digits than the unit has are taken, more only when they are zero."""
+    """Units since 1970. The fraction may have fewer digits than the unit, and more only if they are zero."""
     if type(one) is int:
         return one
     text, _, fraction = _of(str, one).removesuffix("Z").partition(".")
     whole = datetime.fromisoformat(text)
     if whole.tzinfo is not None or text.endswith("Z") or one.endswith("Z") != zoned:
-        raise ValueError(f"{one!r} has {'no' if zoned else 'a'} time zone, or one that is not Z")
+        raise ValueError(f"{one!r} must {'end' if zoned else 'not end'} in Z and have no other time zone")
     if not (fraction.isdigit() or not fraction) or fraction[digits:].strip("0"):
-        raise ValueError(f"{one!r} has a fraction that the type has no place for")
+        raise ValueError(f"{one!r} has a finer fraction than the type")
     since = whole.replace(tzinfo=UTC) - _EPOCH
     seconds = since.days * 86_400 + since.seconds
     return seconds * int(10**digits) + int(fraction[:digits].ljust(digits, "0") or 0)

@@ -1,7 +1,7 @@
-"""The format `row`: a version, a bitmap of nulls, then one column after the other. `docs/keys.md` has the bytes.
+"""The format `row`: a version, a bitmap of nulls, then one column after the other. `docs/keys.md` has the layout.
 
-Structs and lists have the same shape inside, so both directions are recursions over the types, in which each step
-is one call of the kernel for all rows.
+Structs and lists have the same layout inside. Encoding and decoding therefore recurse over the types; each step is
+one kernel call for all rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from flagstone.errors import CorruptData, InvalidRequest
 from flagstone.kernels import value_rows
 from flagstone.kernels.columns import NOTHING, bitmap, fixed, present, room, strings, view, zeros
-from flagstone.values import ValueCodec
+from flagstone.values import ValueCodec, is_list
 from flagstone.values.single_rows import SingleRows
 
 VERSION: Final = 0x01
@@ -24,7 +24,9 @@ _NO_BITMAPS: Final = NOTHING.cast("q")
 
 
 class RowCodec(ValueCodec):
-    """Compact binary rows. They hold no names and no types: keep the schema beside them."""
+    """Compact binary rows. They contain no names and no types, so reading them needs the schema."""
+
+    format = "row"
 
     def __init__(self, schema: Any) -> None:
         super().__init__(schema)
@@ -35,41 +37,28 @@ class RowCodec(ValueCodec):
         return type(self), (self.schema,)
 
     def encode(self, row: Mapping[str, Any]) -> bytes:
-        """The value of one row. A column that is not given is null. Raises as `encode_arrow` does."""
+        """The value of one row. A missing column is null. Raises as `encode_arrow` does."""
         plain = self._single and row.keys() <= self._names and self._single.encode(row)
         return plain or super().encode(row)
 
     def decode(self, value: bytes) -> dict[str, Any]:
-        """The columns of one value; raises as the method it replaces, to which it leaves all that is not plain."""
+        """The columns of one value. The base class handles whatever `SingleRows` does not, and raises all errors."""
         plain = self._single.decode(value) if self._single and type(value) is bytes else None
         return super().decode(value) if plain is None else plain
 
-    def _check_type(self, path: str, kind: Any) -> None:
-        if pa.types.is_struct(kind):
-            for field in kind:
-                self._check_type(f"{path}.{field.name}", field.type)
-        elif _is_list(kind):
-            self._check_type(f"{path}[]", kind.value_type)
-        elif pa.types.is_map(kind):
-            self._check_type(f"{path}.key", kind.key_type)
-            self._check_type(f"{path}.value", kind.item_type)
-        elif not (pa.types.is_null(kind) or _is_string(kind) or _widths(kind)):
-            raise InvalidRequest(f"column {path!r} is of type {kind}, for which rows have no place: cast it")
+    def _stores(self, kind: Any) -> bool:
+        return _is_string(kind) or _widths(kind) is not None
 
     def _encode(self, columns: list[Any], rows: int) -> Any:
         run = _contents(columns, rows, bytes([VERSION]))
         try:
             offsets = pa.Array.from_buffers(pa.int64(), rows + 1, [None, run.offset_buffer]).cast(pa.int32())
         except pa.ArrowInvalid:
-            raise InvalidRequest(f"{rows} values take more than 2 GiB: encode fewer at a time") from None
+            raise InvalidRequest(f"{rows} values are larger than 2 GiB: encode fewer at a time") from None
         return pa.Array.from_buffers(pa.binary(), rows, [None, offsets.buffers()[1], run.data_buffer])
 
     def _decode(self, values: Any) -> list[Any]:
         return _Reader(values).fields(list(self.schema))
-
-
-def _is_list(kind: Any) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
 def _is_string(kind: Any) -> bool:
@@ -84,7 +73,7 @@ def _is_string(kind: Any) -> bool:
 
 
 def _widths(kind: Any) -> tuple[int, int] | None:
-    """How many bytes a number takes in a row, and how many in a column; None when it is no such type."""
+    """The bytes of one item in a row and in a column; None if the type has no fixed width."""
     if pa.types.is_boolean(kind):
         return 1, 1
     if pa.types.is_decimal(kind):
@@ -101,7 +90,7 @@ def _widths(kind: Any) -> tuple[int, int] | None:
 
 
 class _Run(NamedTuple):
-    """Contents behind each other: content `i` is `data[offsets[i] : offsets[i + 1]]`."""
+    """Items one after the other: item `i` is `data[offsets[i] : offsets[i + 1]]`."""
 
     offset_buffer: Any
     data_buffer: Any
@@ -141,7 +130,7 @@ class _Delimited(NamedTuple):
 
 
 def _contents(columns: list[Any], rows: int, lead: bytes) -> _Run:
-    """Rows of these columns, behind the same first bytes."""
+    """Rows of these columns, each of which begins with `lead`."""
     items = [_item(column) for column in columns]
     lead += _varint(len(items))
     nulls = bytes((len(items) + 7) // 8)
@@ -178,12 +167,12 @@ def _copied(numbers: memoryview) -> memoryview:
 
 
 def _item(column: Any) -> _Fixed | _Delimited:
-    """A column as the kernel takes it; what is nested is already written."""
+    """A column prepared for the kernel. Nested columns are already encoded."""
     kind, valid = column.type, present(column)
     if pa.types.is_struct(kind):
         run = _contents(column.flatten(), len(column), b"")
         return _Delimited(run.offsets, run.data, valid)
-    if _is_list(kind) or pa.types.is_map(kind):
+    if is_list(kind) or pa.types.is_map(kind):
         run = _lists(column)
         return _Delimited(run.offsets, run.data, valid)
     if _is_string(kind):
@@ -197,7 +186,7 @@ def _item(column: Any) -> _Fixed | _Delimited:
 
 
 def _lists(column: Any) -> _Run:
-    """The contents of lists: first all elements behind each other, then each list's share of them."""
+    """The encoded lists: encodes all elements first, then copies the elements of each list."""
     rows = len(column)
     ends = column.offsets.cast(pa.int64())
     first, last = (ends[0].as_py(), ends[rows].as_py()) if rows else (0, 0)
@@ -216,7 +205,7 @@ def _lists(column: Any) -> _Run:
 
 
 class _Located(NamedTuple):
-    """Where in the values the items of one column lie; nothing where `valid` has a 0."""
+    """The positions of the items of one column in the values. An item is null if its `valid` is 0."""
 
     starts: memoryview
     stops: memoryview
@@ -228,7 +217,7 @@ class _Located(NamedTuple):
 
 
 class _Reader:
-    """Reads columns from values, which stay where they are: nested contents are read in place."""
+    """Reads columns from values. Nested items are read in place, without a copy."""
 
     def __init__(self, values: Any) -> None:
         self._bounds, self._data = strings(values)
@@ -243,18 +232,18 @@ class _Reader:
         counts, bitmaps, cursors = self._headers(whole, version=version, path=path)
         columns = []
         for number, field in enumerate(fields):
-            place = f"{path}.{field.name}" if path else field.name
+            field_path = f"{path}.{field.name}" if path else field.name
             found = _Located.room_for(len(cursors))
             bad = value_rows.locate_items(
                 number, _step(field.type), self._data, whole.stops, counts, bitmaps, cursors, *found
             )
-            self._check(bad, cursors, f"column {place!r} is cut off")
-            columns.append(self._column(field.type, found, place))
+            self._check(bad, cursors, f"column {field_path!r} is cut off")
+            columns.append(self._column(field.type, found, field_path))
         if bytes(cursors) != bytes(whole.stops):
-            # A row of a newer schema has more columns than ours; what those hold is not ours to say.
+            # A row of a newer schema has more columns than this one; the bytes of those are not an error.
             ends = enumerate(zip(cursors, whole.stops, counts, strict=True))
             bad = next((row for row, (at, end, count) in ends if at != end and count <= len(fields)), -1)
-            self._check(bad, cursors, f"bytes follow behind the last column of {path or 'the row'}")
+            self._check(bad, cursors, f"there are bytes after the last column of {path or 'the row'}")
         return columns
 
     def _headers(
@@ -264,7 +253,7 @@ class _Reader:
         counts, bitmaps, cursors = zeros(rows), zeros(rows), zeros(rows)
         bad = value_rows.read_headers(version, self._data, *whole, counts, bitmaps, cursors)
         if bad >= 0 and not path:
-            problem = f"no row of version {version} begins here: it has another format, or is damaged"
+            problem = f"it is not a row of version {version}: it has another format, or is damaged"
             raise CorruptData(f"value {bad}: {problem}", offset=0)
         self._check(bad, whole.starts, f"column {path!r} has no room for its nulls")
         return counts, bitmaps, cursors
@@ -279,7 +268,7 @@ class _Reader:
             fields = [kind.field(index) for index in range(kind.num_fields)]
             children = self._fields(fields, found, path=path)
             return pa.Array.from_buffers(kind, rows, [nulls], children=children)
-        if _is_list(kind) or pa.types.is_map(kind):
+        if is_list(kind) or pa.types.is_map(kind):
             return self._lists(kind, found, nulls, path)
         if _is_string(kind):
             return self._strings(kind, found, nulls, path)
@@ -288,14 +277,14 @@ class _Reader:
         value_rows.gather_fixed(width, stride, self._data, found.starts, found.valid, view(data, "B"))
         if pa.types.is_boolean(kind):
             return pa.Array.from_buffers(pa.uint8(), rows, [nulls, data]).cast(pa.bool_())
-        return _sound(pa.Array.from_buffers(kind, rows, [nulls, data]), path)
+        return _validated(pa.Array.from_buffers(kind, rows, [nulls, data]), path)
 
     def _strings(self, kind: Any, found: _Located, nulls: Any, path: str) -> Any:
         rows = len(found.starts)
         offsets = room(4 * (rows + 1))
         size = value_rows.measure_items(found.starts, found.stops, view(offsets, "i"))
         if size < 0:
-            raise InvalidRequest(f"column {path!r} takes more than 2 GiB: decode fewer values at a time")
+            raise InvalidRequest(f"column {path!r} is larger than 2 GiB: decode fewer values at a time")
         data = room(size)
         value_rows.gather_bytes(self._data, found.starts, found.stops, view(offsets, "i"), view(data, "B"))
         column = pa.Array.from_buffers(pa.binary(), rows, [nulls, offsets, data])
@@ -319,38 +308,42 @@ class _Reader:
         self._check(bad, cursors, f"column {path!r} is cut off")
         if bytes(cursors) != bytes(found.stops):
             bad = next(row for row in range(rows) if cursors[row] != found.stops[row])
-            self._check(bad, cursors, f"bytes follow behind the last element of {path}")
+            self._check(bad, cursors, f"there are bytes after the last element of {path}")
         children = [self._column(element, elements, f"{path}[]")]
         if pa.types.is_map(kind) and (children[0].null_count or children[0].field(0).null_count):
-            # Arrow ends the process over it.
-            raise CorruptData(f"column {path!r} is a map, and an entry or its key is null")
+            # Arrow would abort the process.
+            raise CorruptData(f"column {path!r} is a map in which an entry or its key is null")
         if not pa.types.is_large_list(kind):
             offsets = (
                 pa.Array.from_buffers(pa.int64(), rows + 1, [None, offsets]).cast(pa.int32()).buffers()[1]
             )
         return pa.Array.from_buffers(kind, rows, [nulls, offsets], children=children)
 
-    def _check(self, bad: int, places: memoryview, problem: str) -> None:
-        """Raise what is wrong with one item, given where it begins. A count or length precedes it in its value."""
+    def _check(self, bad: int, positions: memoryview, problem: str) -> None:
+        """Raise `CorruptData` for item `bad`, if it is not negative.
+
+        `positions` are the starts of the items. A count or length precedes an item, so the byte before its start is in
+        the same value.
+        """
         if bad < 0:
             return
-        row = bisect_right(self._bounds, places[bad] - 1) - 1
-        raise CorruptData(f"value {row}: {problem}", offset=places[bad] - self._bounds[row])
+        row = bisect_right(self._bounds, positions[bad] - 1) - 1
+        raise CorruptData(f"value {row}: {problem}", offset=positions[bad] - self._bounds[row])
 
 
-def _sound(column: Any, path: str) -> Any:
-    """The column, unless damage has made of it what its type forbids: not every number is a decimal or a time."""
+def _validated(column: Any, path: str) -> Any:
+    """The column; raises `CorruptData` if damaged bytes are not valid for its type, such as a time past 24 hours."""
     kind = column.type
     if pa.types.is_decimal(kind) or pa.types.is_time(kind) or pa.types.is_date64(kind):
         try:
             column.validate(full=True)
         except pa.ArrowInvalid as problem:
-            raise CorruptData(f"column {path!r} is no {kind}: {problem}") from None
+            raise CorruptData(f"column {path!r} is not a {kind}: {problem}") from None
     return column
 
 
 def _step(kind: Any) -> int:
-    """What the kernel has to know to step over an item: its bytes, or 0 when a length leads."""
+    """The size of an item, by which the kernel skips it; 0 if the item begins with its length."""
     if pa.types.is_null(kind):
         return 1
     widths = _widths(kind)

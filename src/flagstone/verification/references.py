@@ -20,7 +20,7 @@ from flagstone.wal.frontier import FIRST_FENCE, is_loss
 def sst_paths(manifest: Manifest, own: DbPaths) -> dict[Ulid, str]:
     """The paths of the SSTs of a manifest: in the database's own folder, or in the lender's."""
     owners = {sst_id: DbPaths(db.path) for db in manifest.external_dbs for sst_id in db.sst_ids}
-    return {sst_id: owners.get(sst_id, own).table(sst_id) for sst_id in manifest.ssts}
+    return {sst_id: owners.get(sst_id, own).sst(sst_id) for sst_id in manifest.ssts}
 
 
 def judge_ssts(
@@ -37,7 +37,7 @@ def judge_ssts(
     trees = [(b"", manifest.tree), *((segment.prefix, segment.tree) for segment in manifest.segments)]
     for prefix, tree in trees:
         for view in tree.views:
-            _judge_view(report, view, manifest.table(view), prefix, source)
+            _judge_view(report, view, manifest.sst(view), prefix, source)
         for run in tree.runs:
             _judge_run(report, run.views, manifest, f"run {run.id}", source)
 
@@ -72,7 +72,7 @@ def _judge_run(
     report: Report, views: tuple[SstView, ...], manifest: Manifest, name: str, source: str
 ) -> None:
     """Views of a run ascend, and neighbours share one key at most."""
-    ranges = [view.effective_range(manifest.table(view).info) for view in views]
+    ranges = [view.effective_range(manifest.sst(view).info) for view in views]
     for one, following in pairwise(ranges):
         # Neighbours may share one key: then the first stops right after it, at the key with a zero byte appended.
         if one.stop is None or following.start is None or one.stop > following.start + b"\0":

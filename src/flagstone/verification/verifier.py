@@ -254,8 +254,8 @@ class Verifier:
     def _list_orphans(self, referenced: Mapping[str, Subject]) -> dict[str, Subject]:
         """SSTs that no manifest refers to: uploads under way, leftovers of crashes, or old sources of compactions."""
         found: dict[str, Subject] = {}
-        for meta in self._store.list(self._paths.table_folder):
-            if self._paths.parse_table(meta.path) is None:
+        for meta in self._store.list(self._paths.sst_folder):
+            if self._paths.parse_sst(meta.path) is None:
                 self._report.add("note", meta.path, "not an object of this database; left alone")
             elif meta.path not in referenced:
                 found[meta.path] = Subject(meta.path, SstType.COMPACTED, meta.size)
@@ -292,7 +292,7 @@ class Verifier:
         if orphans:
             self._report.add(
                 "note",
-                self._paths.table_folder,
+                self._paths.sst_folder,
                 f"{len(orphans)} SSTs that no current manifest or checkpoint refers to",
             )
 

@@ -1,1 +1,1 @@
-"""The write-ahead log: numbered files, each the whole of what one flush made durable."""
+"""The write-ahead log (WAL): numbered files, each with the rows that one flush made durable."""

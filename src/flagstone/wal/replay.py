@@ -155,15 +155,13 @@ def replay(
     writers: int | None = None,
     before: Replayed | None = None,
     pool: IoPool | None = None,
-    parallelism: int = DEFAULT_PARALLELISM,
-    max_bytes_in_flight: int = DEFAULT_BYTES_IN_FLIGHT,
 ) -> Iterator[ReplayedFile]:
     """Every file above `after` up to and including `last`, in order; fences come as files without rows.
 
     Rows up to `skip_through_seq` are left out: the WAL usually overlaps the SSTs by a file. `writers` is how many
     writers have claimed the database and may have left a fence up to `last`; with it, a file that lost its rows is
     detected. `before` is the state of the replay up to `after`, and is updated file by file. Reads only, so a crash
-    changes nothing. Memory is bounded by `max_bytes_in_flight` for the read-ahead, plus the rows of the current file.
+    changes nothing. Memory is bounded by the read-ahead of `fetch_in_order`, plus the rows of the current file.
 
     Raises:
         WalTruncated: a file has vanished. A writer must first check whether it was replaced.
@@ -172,14 +170,7 @@ def replay(
 
     """
     wal_ids = (WalId(wal_id) for wal_id in range(after + 1, last + 1))
-    fetched = fetch_in_order(
-        wal_store,
-        paths,
-        wal_ids,
-        pool=pool,
-        parallelism=parallelism,
-        max_bytes_in_flight=max_bytes_in_flight,
-    )
+    fetched = fetch_in_order(wal_store, paths, wal_ids, pool=pool)
     done = before or Replayed()
     for wal_id, stored in fetched:
         path = paths.wal(wal_id)

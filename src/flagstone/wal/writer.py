@@ -39,7 +39,7 @@ from flagstone.types import WalId
 _log = logging.getLogger("flagstone.wal")
 
 _STREAM_BYTES: Final = 1 << 18
-"""A step fills half of it."""
+"""One step fills half of the buffer."""
 _IDLE_S: Final = 3600.0
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 5.0
@@ -106,7 +106,7 @@ class Span(Protocol):
     """Rows of one memtable, in commit order."""
 
     @property
-    def table(self) -> Any: ...
+    def memtable(self) -> Any: ...
 
     @property
     def start(self) -> tuple[int, int]: ...
@@ -235,7 +235,7 @@ class WalWriter:
             position = span.start
             while position != span.stop:
                 # In steps: other threads run in between.
-                position, used = span.table.log_stream(position, span.stop, self._stream)
+                position, used = span.memtable.log_stream(position, span.stop, self._stream)
                 with memoryview(self._stream)[:used] as rows:
                     builder.add_log_rows(rows)
         if len(self._stream) > _STREAM_BYTES:

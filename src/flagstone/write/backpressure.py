@@ -1,8 +1,8 @@
 """When writers and uploads must wait: pure rules over sizes and key ranges.
 
-Two gates in a row. An upload waits while L0 is too deep, because every read looks into each L0 table that may
-hold its key. Memtables that cannot be uploaded then fill memory, and at its limit writers wait: what is written
-faster than it can be compacted slows its writers down instead of its readers, and never grows without bound.
+An upload waits while L0 has too many SSTs, because every read searches each L0 SST that may hold its key. Memtables
+that wait for their upload fill memory, and at the limit writers wait. So if writes are faster than compaction, writers
+slow down, reads do not, and memory stays bounded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Position = tuple[int, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Why something waits, and in words for the operator what would end it."""
+    """Why a write or an upload waits; the message tells the operator what ends the wait."""
 
     reason: PauseReason
     message: str
@@ -29,64 +29,63 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class L0Pressure:
-    """One tree and the table about to join its L0.
+    """One tree, and the next SST of its L0.
 
-    `live` are the effective ranges of its L0 views, `in_flight` the ranges of tables whose upload or manifest
-    commit is under way, and `table` that of the next one.
+    `live` are the effective ranges of its L0 views, `in_flight` the ranges of SSTs that are uploaded or committed now,
+    and `added` is the range of the next SST.
     """
 
     live: Sequence[KeyRange]
     in_flight: Sequence[KeyRange]
-    table: KeyRange
+    added: KeyRange
     segment: bytes = b""
 
 
 def plan_write_pause(
     *, unflushed_bytes: int, max_unflushed_bytes: int, upload_pause: Pause | None = None
 ) -> Pause | None:
-    """Why a writer has to wait before it may add more, or None when it may go on.
+    """Why a write has to wait, or None if it may proceed.
 
-    `upload_pause` is what holds up the oldest memtable, if anything does: it tells the operator what to look at.
-    A single write may go past the limit, so that one larger than the limit itself is not stuck for ever.
+    `upload_pause` is why the oldest memtable waits, if it does; the message includes it for the operator. A write that
+    starts below the limit may exceed it, so a write larger than the limit never waits forever.
     """
     if unflushed_bytes < max_unflushed_bytes:
         return None
     cause = "the upload is under way" if upload_pause is None else upload_pause.message
     return Pause(
         "unflushed_bytes",
-        f"{unflushed_bytes} bytes are not in tables yet, max_unflushed_bytes is {max_unflushed_bytes}: {cause}",
+        f"{unflushed_bytes} bytes are not in SSTs yet, max_unflushed_bytes is {max_unflushed_bytes}: {cause}",
     )
 
 
 def plan_upload_pause(
-    loads: Iterable[L0Pressure], *, l0_max_ssts: int, l0_max_ssts_per_key: int
+    pressures: Iterable[L0Pressure], *, l0_max_ssts: int, l0_max_ssts_per_key: int
 ) -> Pause | None:
-    """Why the tables of the next memtable must not be uploaded yet, or None when they may.
+    """Why the SSTs of the next memtable must not be uploaded yet, or None if they may be.
 
-    A memtable makes one table per segment it touches, and they are committed together: all of `loads` must have
-    room. With room for exactly one table it may go. Only keys of the new table count for the limit per key:
-    a deep spot elsewhere gets no deeper by it.
+    A memtable becomes one SST per segment, and all of them are committed together: every one of `pressures` must have
+    room for one more. The limit per key counts only keys of the new SST: other keys get no more SSTs by it.
     """
-    for load in loads:
-        where = f" of segment {load.segment!r}" if load.segment else ""
-        tables = len(load.live) + len(load.in_flight)
-        if tables >= l0_max_ssts:
+    for pressure in pressures:
+        where = f" of segment {pressure.segment!r}" if pressure.segment else ""
+        ssts = len(pressure.live) + len(pressure.in_flight)
+        if ssts >= l0_max_ssts:
             return Pause(
                 "num_ssts",
-                f"L0{where} has {tables} tables, l0_max_ssts is {l0_max_ssts}: waiting for compaction",
+                f"L0{where} has {ssts} SSTs, l0_max_ssts is {l0_max_ssts}: waiting for compaction",
             )
-        depth = deepest_cover((*load.live, *load.in_flight), load.table)
+        depth = deepest_cover((*pressure.live, *pressure.in_flight), pressure.added)
         if depth >= l0_max_ssts_per_key:
             return Pause(
                 "num_ssts_per_key",
-                f"some key is in the range of {depth} tables of L0{where}, l0_max_ssts_per_key is "
+                f"some key is in the range of {depth} SSTs of L0{where}, l0_max_ssts_per_key is "
                 f"{l0_max_ssts_per_key}: waiting for compaction",
             )
     return None
 
 
 def deepest_cover(ranges: Iterable[KeyRange], within: KeyRange) -> int:
-    """The greatest number of `ranges` that one key of `within` lies in."""
+    """The greatest number of `ranges` that contain one key of `within`."""
     edges: list[tuple[_Position, int]] = []
     for keys in ranges:
         cut = keys.intersect(within)
@@ -94,7 +93,7 @@ def deepest_cover(ranges: Iterable[KeyRange], within: KeyRange) -> int:
             edges.append(((0, b"") if cut.start is None else (1, cut.start), 1))
             edges.append(((2, b"") if cut.stop is None else (1, cut.stop), -1))
     deepest = depth = 0
-    # Stops are exclusive: where one range stops and another starts they do not overlap, so stops come first.
+    # Stops are exclusive, and -1 sorts before 1: a range that stops where another starts does not overlap it.
     for _, step in sorted(edges):
         depth += step
         deepest = max(deepest, depth)

@@ -1,6 +1,6 @@
-"""Writes collected to happen together: all rows of a batch get one sequence number, or none is written.
+"""Batches of writes: all rows of a batch get one sequence number, or none of them is written.
 
-For each key the last operation counts. Merges do not replace what came before them in the batch, they add to it:
+For each key the last operation counts. A merge does not replace the operations before it, but adds to them:
 
     put 1, put 2          -> value 2              merge 1, merge 2      -> operand fold(1, 2)
     put 1, delete         -> tombstone            put 1, merge 2        -> value fold(1, 2)
@@ -21,27 +21,27 @@ from flagstone.lsm.merge_operator import NO_OPERATOR, MergeOperator, check_opera
 from flagstone.types import MAX_KEY_BYTES, MAX_VALUE_BYTES, MERGE, TOMBSTONE, VALUE
 
 Ttl = timedelta | str
-"""A time to live: a timedelta, or text such as "30s". `timedelta.max` means for ever, whatever the default says."""
+"""A time to live: a timedelta, or text such as "30s". `timedelta.max` means forever, whatever the default is."""
 
 Instant = datetime | int
 """A moment: a datetime with a time zone, or milliseconds since the epoch."""
 
 PendingRow = tuple[bytes, int, bytes, int | None]
-"""(key, kind, value, expires_ms): a row that lacks nothing but its sequence number and create time."""
+"""(key, kind, value, expires_ms): a row without sequence number and creation time."""
 
 _MAX_TIME_MS: Final = 2**63 - 1
-"""The last moment the format can say."""
+"""The last time that the format can store."""
 
 
 class Expiry(NamedTuple):
-    """When a row expires, as the caller said it; `after_ms` counts from the moment of the write."""
+    """When a row expires, as the caller gave it; `after_ms` counts from the time of the write."""
 
     after_ms: int | None = None
     at_ms: int | None = None
     never: bool = False
 
     def resolve(self, created_ms: int, default_ttl_ms: int | None) -> int | None:
-        """The time in milliseconds, or None for never. What ends after the last moment there is never ends."""
+        """The time in milliseconds, or None for never. A time after `_MAX_TIME_MS` means never."""
         if self.at_ms is not None:
             return self.at_ms
         ttl_ms = default_ttl_ms if self.after_ms is None else self.after_ms
@@ -50,7 +50,7 @@ class Expiry(NamedTuple):
         return created_ms + ttl_ms
 
     def spelt_out(self, default_ttl_ms: int | None) -> Expiry:
-        """The same without reference to a default: equal if they mean the same whenever they are written."""
+        """The same with the default filled in, so that two of them are equal if they have the same effect."""
         if self.at_ms is not None or self.never or self.after_ms is not None:
             return self
         return _FOREVER if default_ttl_ms is None else Expiry(after_ms=default_ttl_ms)
@@ -72,36 +72,37 @@ class Operation(NamedTuple):
 class WriteBatch:
     """Puts, deletes and merges to be written at once.
 
-    Writing a batch does not use it up: it may be changed and written again, and what was written stays as it was.
-    A write that failed can so be repeated. A batch belongs to one thread at a time.
+    A batch can be changed and written again; rows that were written do not change. So a failed write can be repeated.
+    One thread at a time may use a batch.
     """
 
     __slots__ = ("_merged", "_operations")
 
     def __init__(self) -> None:
-        # One operation, or the chain of a base and the merges on top of it, oldest first.
+        # One operation, or a base and the merges on top of it, oldest first.
         self._operations: dict[bytes, Operation | list[Operation]] = {}
         self._merged = False
 
     def put(
         self, key: bytes, value: bytes, *, ttl: Ttl | None = None, expire_at: Instant | None = None
     ) -> None:
-        """Set `key` to `value`, instead of whatever the batch did to it before."""
+        """Set `key` to `value`. Replaces earlier operations of the batch on this key."""
         key = check_key(key)
         expiry = BY_DEFAULT if ttl is None and expire_at is None else check_expiry(ttl, expire_at)
         self._operations[key] = Operation(key, VALUE, check_value(value), expiry)
 
     def delete(self, key: bytes) -> None:
-        """Delete `key`, instead of whatever the batch did to it before."""
+        """Delete `key`. Replaces earlier operations of the batch on this key."""
         key = check_key(key)
         self._operations[key] = Operation(key, TOMBSTONE, b"", _FOREVER)
 
     def merge(
         self, key: bytes, operand: bytes, *, ttl: Ttl | None = None, expire_at: Instant | None = None
     ) -> None:
-        """Merge `operand` into `key`, on top of what the batch did to it before.
+        """Merge `operand` into `key`, on top of earlier operations of the batch on this key.
 
-        What is folded together must expire together: otherwise writing the batch raises `InvalidRequest`.
+        Operations that are folded into one row need the same expiry: otherwise writing the batch raises
+        `InvalidRequest`.
         """
         key = check_key(key)
         expiry = BY_DEFAULT if ttl is None and expire_at is None else check_expiry(ttl, expire_at)
@@ -116,19 +117,19 @@ class WriteBatch:
             self._operations[key] = [before, operation]
 
     def clear(self) -> None:
-        """Forget all operations."""
+        """Remove all operations."""
         self._operations.clear()
         self._merged = False
 
     def __len__(self) -> int:
-        """How many keys it writes."""
+        """The number of keys that it writes."""
         return len(self._operations)
 
     def __contains__(self, key: object) -> bool:
         return key in self._operations
 
     def __iter__(self) -> Iterator[Operation]:
-        """The operations that still count, key by key in the order the keys first came up."""
+        """The operations that count, key by key in the order of the first operation on each key."""
         for entry in self._operations.values():
             if isinstance(entry, list):
                 yield from entry
@@ -143,7 +144,7 @@ class WriteBatch:
         return sorted(self._operations)
 
     def operations_of(self, key: bytes) -> list[Operation]:
-        """What it does to one key: a base or nothing, then merges, oldest first. Empty when it leaves it alone."""
+        """The operations on one key: a base or nothing, then merges, oldest first."""
         entry = self._operations.get(key)
         if entry is None:
             return []
@@ -152,13 +153,13 @@ class WriteBatch:
     def settled(
         self, *, default_ttl_ms: int | None = None, operator: MergeOperator | None = None
     ) -> list[Operation]:
-        """One operation per key, ascending: what is left when all merges are folded. The batch stays as it is.
+        """One operation per key, ascending, with all merges folded. The batch does not change.
 
-        This is where the merge operator runs, for as long as it likes: no lock is needed for it.
+        Calls the merge operator, which may be slow: call it without holding a lock.
 
         Raises:
-            InvalidRequest: it merges and there is no operator, the operator refuses an operand, or things that
-                would be folded expire at different times.
+            InvalidRequest: it merges and there is no operator, the operator refuses an operand, or operations that
+                are folded into one row expire at different times.
 
         """
         if not self._merged:
@@ -176,7 +177,7 @@ class WriteBatch:
         default_ttl_ms: int | None = None,
         operator: MergeOperator | None = None,
     ) -> PendingRow:
-        """The row that writing the batch at that time would give one of its keys; raises as `settled` does."""
+        """The row of one key, as if the batch were written at that time. Raises the errors of `settled`."""
         _, kind, value, expiry = self._settle(key, default_ttl_ms=default_ttl_ms, operator=operator)
         return key, kind, value, expiry.resolve(created_ms, default_ttl_ms)
 
@@ -185,7 +186,7 @@ class WriteBatch:
         if not self._merged and isinstance(entry, Operation):
             return entry
         if operator is None:
-            # Also when a later put replaced every merge: it would only ever work by accident.
+            # Also if later puts replaced every merge: the same code would fail with other keys.
             raise InvalidRequest(f"the batch merges, but there is no merge operator: {NO_OPERATOR}")
         return _folded(self.operations_of(key), default_ttl_ms, operator)
 
@@ -199,7 +200,7 @@ def check_key(key: object) -> bytes:
 
 
 def check_read_key(key: object) -> bytes:
-    """The key as bytes, of any length: SlateDB may have written longer ones than we do. Raises `InvalidRequest`."""
+    """The key as bytes, of any length but 0: SlateDB may have written longer keys. Raises `InvalidRequest`."""
     checked = key if type(key) is bytes else _as_bytes(key, "key")
     if not checked:
         raise InvalidRequest("a key has at least one byte; this one is empty")
@@ -215,7 +216,7 @@ def check_value(value: object) -> bytes:
 
 
 def check_expiry(ttl: Ttl | None, expire_at: Instant | None) -> Expiry:
-    """What the two options say together. Raises `InvalidRequest` when they are not a time, or both are given."""
+    """The expiry from the two options. Raises `InvalidRequest` if one is not a time, or both are given."""
     if ttl is None:
         return BY_DEFAULT if expire_at is None else Expiry(at_ms=_instant_ms(expire_at))
     if expire_at is not None:
@@ -230,14 +231,14 @@ def check_expiry(ttl: Ttl | None, expire_at: Instant | None) -> Expiry:
 
 
 def _folded(chain: list[Operation], default_ttl_ms: int | None, operator: MergeOperator) -> Operation:
-    """One operation that says what all of `chain` says."""
+    """One operation with the effect of the whole `chain`."""
     base = chain[0]
     operands = [operation.value for operation in chain if operation.kind == MERGE]
     for operand in operands:
         check_operand(operator, base.key, operand)
     if len(chain) == 1:
         return base
-    # A tombstone has no expiry of its own to disagree with.
+    # A tombstone never expires, so its expiry is not compared.
     expiry = chain[1].expiry if base.kind == TOMBSTONE else base.expiry
     if any(link.expiry.spelt_out(default_ttl_ms) != expiry.spelt_out(default_ttl_ms) for link in chain[1:]):
         raise InvalidRequest(
@@ -261,7 +262,9 @@ def _as_bytes(given: object, what: str) -> bytes:
 def _instant_ms(moment: Instant) -> int:
     if isinstance(moment, datetime):
         if moment.tzinfo is None:
-            raise InvalidRequest(f"expire_at={moment!r} names no time zone, so it is no definite moment")
+            raise InvalidRequest(
+                f"expire_at={moment!r} has no time zone; add one, for instance tzinfo=datetime.UTC"
+            )
         moment_ms = round(moment.timestamp() * 1000)
     elif isinstance(moment, int) and not isinstance(moment, bool):
         moment_ms = moment

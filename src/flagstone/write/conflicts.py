@@ -101,39 +101,39 @@ class TransactionState(ReadPoint):
         self._unmarked: set[bytes] = set()
 
     def track_read(self, key: bytes) -> None:
-        """It read `key`, whether or not there was a value. Counts under serializable isolation only."""
+        """The transaction read `key`, with or without a value. Only serializable isolation records it."""
         if self.isolation == "serializable":
             self.read_keys.add(key)
 
     def track_range(self, keys: KeyRange) -> None:
-        """It scanned `keys`: a row that appears there later matters as much as one that was there."""
+        """The transaction scanned `keys`. A row that another write adds there conflicts as well."""
         if self.isolation == "serializable" and not keys.empty:
             self.read_ranges.append(keys)
 
     def track_write(self, key: bytes) -> None:
-        """It is going to write `key`."""
+        """The transaction will write `key`."""
         self._written.add(key)
 
     def mark_read(self, keys: Iterable[bytes]) -> None:
-        """Let its commit depend on `keys` as if it had read them, under either isolation."""
+        """Let the commit depend on `keys` as if the transaction had read them, under either isolation."""
         self.read_keys.update(keys)
 
     def unmark_write(self, keys: Iterable[bytes]) -> None:
-        """Let its writes of `keys` conflict with nobody's, before or after, now or when written again."""
+        """Exclude the writes of `keys` from conflict detection, also those that follow."""
         self._unmarked.update(keys)
 
     @property
     def write_keys(self) -> set[bytes]:
-        """The keys whose writes count, for its own commit and for others'."""
+        """The keys whose writes count for conflicts: of this transaction, and of others with it."""
         return self._written - self._unmarked
 
 
 class ConflictTracker:
-    """The running transactions and snapshots, and as much of what was written since as they can conflict with.
+    """The running transactions and snapshots, and the writes that they can conflict with.
 
-    A write is remembered while some transaction that cannot see it runs, or could still begin: until it is
-    visible. At most `max_tracked_keys` keys are kept. Beyond that the oldest writes are forgotten, and the
-    transactions that started before them can no longer commit.
+    A write is remembered while a transaction runs that cannot see it, and until it is visible, because a transaction
+    could still begin before it. At most `max_tracked_keys` keys are kept. Beyond that the oldest writes are forgotten,
+    and transactions that started before them can no longer commit.
     """
 
     __slots__ = (
@@ -155,14 +155,14 @@ class ConflictTracker:
     def __init__(self, *, max_tracked_keys: int = MAX_TRACKED_KEYS) -> None:
         self._max_keys = max_tracked_keys
         self._points: dict[int, ReadPoint] = {}
-        # By ticket. While there is none, a write that is visible at once need not be recorded.
+        # By ticket. While it is empty, a write that is visible at once is not recorded.
         self.running: dict[int, TransactionState] = {}
-        # (seq, ticket) of every point; those that have ended are left in until they come up.
+        # A heap of (seq, ticket) of every point; points that have ended stay until they are on top.
         self._oldest: list[tuple[int, int]] = []
         self._ticket = 0
         self._commits: deque[tuple[int, Collection[bytes]]] = deque()
         self._tracked = 0
-        # The newest number each remembered key was written under; its keys in order, as far as already sorted.
+        # The newest sequence number of each remembered key; then its keys, sorted and not sorted yet.
         self._latest: dict[bytes, int] = {}
         self._sorted: list[bytes] = []
         self._unsorted: list[bytes] = []
@@ -172,11 +172,11 @@ class ConflictTracker:
 
     @property
     def tracked_keys(self) -> int:
-        """How many written keys are remembered, counted once per commit: what the memory goes by."""
+        """How many written keys are remembered, counted once per commit. Memory is bounded by it."""
         return self._tracked
 
     def begin(self, seq: int, isolation: Isolation, *, deadline_ms: int | None = None) -> TransactionState:
-        """A transaction that reads as of `seq`, which must be what is visible now."""
+        """A transaction that reads at `seq`, which must be the newest visible sequence number."""
         self._ticket += 1
         state = TransactionState(seq, self._ticket, deadline_ms, isolation)
         self._committed_seq = max(self._committed_seq, seq)
@@ -184,38 +184,38 @@ class ConflictTracker:
         self.running[state.ticket] = state
         return state
 
-    def pin(self, seq: int, *, deadline_ms: int | None = None) -> ReadPoint:
-        """A snapshot that reads as of `seq`."""
+    def begin_snapshot(self, seq: int, *, deadline_ms: int | None = None) -> ReadPoint:
+        """A snapshot that reads at `seq`."""
         self._ticket += 1
         point = ReadPoint(seq, self._ticket, deadline_ms)
         self._add(point)
         return point
 
     def end(self, point: ReadPoint) -> None:
-        """A transaction or snapshot is over. Ending it again does nothing, or what an exception has cut off."""
+        """End a transaction or snapshot. Ending it again is fine: it completes a call that an exception cut off."""
         point.ended = True
         self._points.pop(point.ticket, None)
         if self.running.pop(point.ticket, None) is not None and not self.running:
             self._forget_through(self._committed_seq)
 
     def expire(self, now_ms: int) -> list[ReadPoint]:
-        """End whatever is past its deadline, and what was dropped. Returns what is late: its data need not be kept."""
+        """End the points whose deadline has passed, and those that were dropped. Returns the former."""
         points = list(self._points.values())
         late = [point for point in points if point.is_late(now_ms)]
         for point in late:
-            self.take_away(point)
+            self.expire_point(point)
         for point in points:
             if point.dropped:
                 self.end(point)
         return late
 
-    def take_away(self, point: ReadPoint) -> None:
-        """End a transaction or snapshot that is late."""
+    def expire_point(self, point: ReadPoint) -> None:
+        """End a transaction or snapshot whose deadline has passed."""
         point.expired = True
         self.end(point)
 
     def min_active_seq(self) -> int | None:
-        """The smallest number somebody still reads at, or None when nobody does."""
+        """The smallest sequence number that a transaction or snapshot reads at, or None."""
         oldest = self._oldest
         while oldest and oldest[0][1] not in self._points:
             heappop(oldest)
@@ -225,8 +225,8 @@ class ConflictTracker:
         """Return if the transaction may commit now.
 
         Raises:
-            TransactionConflict: something it depends on was written since it started; the message names one key.
-            TransactionExpired: it is past its deadline, or older than the memory of what was written.
+            TransactionConflict: a later write changed what it depends on; the message contains one key.
+            TransactionExpired: its deadline has passed, or the writes since it began are no longer all remembered.
 
         """
         if state.expired:
@@ -244,15 +244,15 @@ class ConflictTracker:
         key = self._conflicting_key(state)
         if key is not None:
             raise TransactionConflict(
-                f"{key!r} was written by somebody else (sequence number {self._latest[key]}) after the transaction "
+                f"another write changed {key!r} (sequence number {self._latest[key]}) after the transaction "
                 f"began at {state.seq}; run it again"
             )
 
     def record_commit(self, seq: int, keys: Collection[bytes], *, committed_seq: int) -> None:
-        """A write of `keys` took number `seq`; `committed_seq` is what is visible after it. `keys` are not copied.
+        """A write of `keys` takes sequence number `seq`; after it `committed_seq` is visible. `keys` are not copied.
 
-        A synchronous write is recorded when it gets its number. It is not visible then, so a transaction that
-        begins before it is would start below it, and must find it here.
+        A synchronous write is recorded when it gets its sequence number, before it is visible. A transaction that
+        begins before it is visible starts below it, and must find it here.
         """
         self._committed_seq = max(self._committed_seq, committed_seq)
         self._forget_through(self._needed_above())
@@ -263,7 +263,7 @@ class ConflictTracker:
         latest = self._latest
         for key in keys:
             if key not in latest:
-                # In this order: a key that is looked up by range must be in order whenever it is in `latest`.
+                # In this order: every key in `latest` must also be found by range.
                 self._unsorted.append(key)
             latest[key] = seq
         while self._tracked > self._max_keys:
@@ -271,21 +271,21 @@ class ConflictTracker:
             self._forget_through(self._forgotten_seq)
 
     def record_load(self, seq: int, ranges: Sequence[KeyRange]) -> None:
-        """Rows anywhere in `ranges` were written under `seq`, all of them visible from now on."""
+        """A bulk load wrote rows in `ranges` under `seq`. All of them are visible from now on."""
         self._committed_seq = max(self._committed_seq, seq)
         self._loads = [load for load in self._loads if load[0] > self._needed_above()]
         if self.running:
             self._loads.append((seq, ranges))
 
     def _add(self, point: ReadPoint) -> None:
-        # In this order: one whose place is taken without it being there is passed over.
+        # In this order: a heap entry without its point is skipped.
         heappush(self._oldest, (point.seq, point.ticket))
         self._points[point.ticket] = point
 
     def _needed_above(self) -> int:
-        """Writes up to this number conflict with no transaction that runs or may yet begin.
+        """Writes up to this sequence number conflict with no transaction that runs or may still begin.
 
-        Snapshots count as well here: they only make it remember more, and are few.
+        Snapshots count as well: they are few, and only make the tracker remember more.
         """
         oldest = self.min_active_seq() if self.running else None
         return self._committed_seq if oldest is None else oldest
@@ -300,7 +300,7 @@ class ConflictTracker:
             for key in keys:
                 if latest.get(key) == written:
                     del latest[key]
-        # An exception may strike between any two of these: a key in order that is not in `latest` does no harm.
+        # An exception may strike between any two of these: a sorted key that is not in `latest` is harmless.
         if not commits:
             latest.clear()
             self._sorted = []
@@ -310,7 +310,7 @@ class ConflictTracker:
             self._sorted = []
 
     def _meets_load(self, state: TransactionState) -> bool:
-        """Whether a load since its start touched the ranges it depends on: which keys they had is not remembered."""
+        """Whether a later bulk load overlaps what it depends on. Only the key ranges of loads are remembered."""
         ranges = [keys for seq, loaded in self._loads if seq > state.seq for keys in loaded]
         return any(
             any(key in keys for key in state.write_keys)
@@ -322,7 +322,7 @@ class ConflictTracker:
     def _conflicting_key(self, state: TransactionState) -> bytes | None:
         latest, started = self._latest, state.seq
         for keys in (state.write_keys, state.read_keys):
-            # Whichever is smaller: a bulk write meets few remembered keys, a small one many.
+            # Iterate over the smaller side.
             if len(keys) <= len(latest):
                 found = next((key for key in keys if latest.get(key, 0) > started), None)
             else:

@@ -1,4 +1,4 @@
-"""What a caller holds of a write: a handle that waits until the write is on the store."""
+"""The handle that a write returns: with it a caller waits until the write is on the store."""
 
 from __future__ import annotations
 
@@ -67,6 +67,6 @@ def wake_waiters(waiters: list[Waiter]) -> None:
 
 
 def _settle(future: Future[None]) -> None:
-    # A cancelled one is settled already.
+    # A cancelled future is done already.
     if not future.done():
         future.set_result(None)

@@ -11,25 +11,29 @@ rows are still in the WAL.
 from __future__ import annotations
 
 import logging
+import sys
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from itertools import chain, groupby
+from typing import Any, Final, NamedTuple
 
 from flagstone.config import Settings
 from flagstone.errors import Unavailable
+from flagstone.kernels import memtable as kernel
 from flagstone.lsm.merge_operator import MergeOperator
-from flagstone.lsm.retention import RetentionPolicy
-from flagstone.lsm.segments import SegmentExtractor
+from flagstone.lsm.retention import RetentionPolicy, apply_retention
+from flagstone.lsm.segments import SegmentExtractor, route
 from flagstone.metadata.manifest import Flush, SsTable, apply_flush, drop_empty_segments
 from flagstone.runtime.clock import Clock
 from flagstone.runtime.ids import Ids, ulid_ms
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.pool import Future, IoPool
 from flagstone.runtime.service import Supervisor
-from flagstone.sst.builder import SstOptions
-from flagstone.types import KeyRange, Seq, Ulid
+from flagstone.sst.builder import EncodedSst, SstOptions
+from flagstone.sst.writer import OutputWriter
+from flagstone.types import EntryTuple, KeyRange, Seq, Ulid
 from flagstone.write.backpressure import L0Pressure, Pause, plan_upload_pause
-from flagstone.write.l0 import build_tables
 from flagstone.write.manifest import WriterManifest
 from flagstone.write.state import FrozenMemtable
 from flagstone.write.writer_state import WriterState
@@ -38,6 +42,12 @@ _log = logging.getLogger("flagstone.write")
 
 _IDLE_S: Final = 3600.0
 _RETRY_S: Final = 1.0
+
+_STREAM_BYTES: Final = 1 << 19
+"""One step fills half of the buffer."""
+
+SortedKeys = tuple[Any, ...]
+"""The result of `Memtable.sort_completely`: the keys of the memtable in order, as the kernel keeps them."""
 
 Uploaded = tuple[tuple[bytes, SsTable], ...]
 """The SSTs of one memtable, by segment prefix."""
@@ -149,7 +159,7 @@ class Flusher:
         in_flight = [KeyRange() for _ in self._jobs]
         pressures = [
             L0Pressure(
-                [view.effective_range(manifest.table(view).info) for view in tree.l0], in_flight, KeyRange()
+                [view.effective_range(manifest.sst(view).info) for view in tree.l0], in_flight, KeyRange()
             )
             for tree in manifest.trees
         ]
@@ -185,20 +195,20 @@ class Flusher:
             keep_unfoldable=True,
         )
         uploaded: list[tuple[bytes, SsTable]] = []
-        for prefix, built in build_tables(
-            frozen.table, options=self._options.sst, policy=policy, extractor=self._options.extractor
+        for prefix, built in build_ssts(
+            frozen.memtable, options=self._options.sst, policy=policy, extractor=self._options.extractor
         ):
-            table = SsTable(_ulid_at(id_ms, self._ids), built.info)
-            self._manifest.views.ssts.upload(table.id, built)
+            sst = SsTable(_ulid_at(id_ms, self._ids), built.info)
+            self._manifest.views.ssts.upload(sst.id, built)
             self._flush_bytes.add(len(built.data))
             self._uploads.add()
-            uploaded.append((prefix, table))
+            uploaded.append((prefix, sst))
         return tuple(uploaded)
 
     def _commit(self, frozen: FrozenMemtable, uploaded: Uploaded) -> None:
         oldest_read = self._state.min_active_seq()
         flush = Flush(
-            tables=uploaded,
+            ssts=uploaded,
             replay_after_wal_id=frozen.replay_after,
             wal_id_last_seen=self._state.last_wal_id,
             last_clock_tick=frozen.last_tick_ms,
@@ -223,3 +233,69 @@ class Flusher:
 def _ulid_at(time_ms: int, ids: Ids) -> Ulid:
     """A new id with exactly that time: all SSTs of a memtable carry one time."""
     return Ulid((time_ms << 80) | (ids.ulid() & ((1 << 80) - 1)))
+
+
+# -- building SSTs ------------------------------------------------------------------------------------------
+
+
+def build_ssts(
+    memtable: kernel.Memtable,
+    *,
+    options: SstOptions,
+    policy: RetentionPolicy,
+    extractor: SegmentExtractor | None = None,
+) -> list[tuple[bytes, EncodedSst]]:
+    """The SSTs by segment prefix (b"" without segments), in key order; none if retention leaves no row.
+
+    Works in small steps: other threads run between them.
+    """
+    while memtable.sort_some():
+        pass
+    run = memtable.sort_completely()
+    if extractor is not None:
+        by_segment = _rows_by_segment(memtable, run, policy, extractor)
+        built = [(prefix, _sst_of(rows, options)) for prefix, rows in by_segment]
+    else:
+        built = [(b"", _one_sst(memtable, run, options, policy))]
+    return [(prefix, encoded) for prefix, encoded in built if encoded is not None]
+
+
+def _one_sst(
+    memtable: kernel.Memtable, run: SortedKeys, options: SstOptions, policy: RetentionPolicy
+) -> EncodedSst | None:
+    output = _unlimited(options)
+    # One buffer for all steps: allocating it costs more than filling it.
+    stream = bytearray(_STREAM_BYTES)
+    at, total = 0, len(run[0])
+    while at < total:
+        at, used = memtable.sorted_stream(run, at, stream, policy.min_seq, policy.clock_ms)
+        if used:
+            with memoryview(stream)[:used] as rows:
+                output.write(rows, 0)
+        elif at < total:
+            # The stream stops at a key with merge operands: only the operator can fold them.
+            for row in apply_retention(memtable.versions_at(run, at), policy):
+                output.add_row(row)
+            at += 1
+    return output.finish()
+
+
+def _rows_by_segment(
+    memtable: kernel.Memtable, run: SortedKeys, policy: RetentionPolicy, extractor: SegmentExtractor
+) -> Iterator[tuple[bytes, Iterator[EntryTuple]]]:
+    """The retained rows of each segment. Sorted keys are grouped by segment, because a segment is a prefix."""
+    every_key = (memtable.versions_at(run, index) for index in range(len(run[0])))
+    for prefix, keys in groupby(every_key, key=lambda versions: route(extractor, versions[0][0])):
+        yield prefix, chain.from_iterable(apply_retention(versions, policy) for versions in keys)
+
+
+def _sst_of(rows: Iterator[EntryTuple], options: SstOptions) -> EncodedSst | None:
+    output = _unlimited(options)
+    for row in rows:
+        output.add_row(row)
+    return output.finish()
+
+
+def _unlimited(options: SstOptions) -> OutputWriter:
+    """A writer that never splits: a memtable becomes one SST, however large."""
+    return OutputWriter(options, max_bytes=sys.maxsize)

@@ -1,4 +1,4 @@
-"""Which keys a database takes. A key that it does not take is refused when it is written.
+"""Which keys a database accepts. A write of any other key is refused:
 
 - A key that fits no segment: once such a row is in the WAL, its memtable can never be flushed, and no opening gets
   past it.
@@ -21,19 +21,19 @@ class KeyCheck(Protocol):
     """Decides which keys may be written."""
 
     def admit(self, keys: Iterable[bytes]) -> None:
-        """Return if every key may be. Otherwise raise `InvalidRequest`, and none of them counts."""
+        """Return if every key may be written. Otherwise raise `InvalidRequest` and remember none of them."""
         ...
 
 
 class SegmentCheck:
-    """The segments there are and those that writes have begun. For one thread at a time."""
+    """The segments of the manifest, and those that later writes have begun. For one thread at a time."""
 
     def __init__(self, extractor: SegmentExtractor, prefixes: Iterable[bytes] = ()) -> None:
         self._extractor = extractor
         self._prefixes = tuple(prefixes)
 
     def admit(self, keys: Iterable[bytes]) -> None:
-        """Return if every key has a segment. Otherwise raise `InvalidRequest`, and none of them counts."""
+        """Return if every key has a segment. Otherwise raise `InvalidRequest` and remember none of them."""
         prefixes = self._prefixes
         for key in keys:
             prefixes = add_prefix(prefixes, route(self._extractor, key))
@@ -41,7 +41,7 @@ class SegmentCheck:
 
 
 class KeyRanges:
-    """The keys that a projection was cut out for: some ranges, in ascending order, that do not touch."""
+    """The writable range of a projection or union: ranges in ascending order that are not adjacent."""
 
     __slots__ = ("_ranges", "_starts")
 
@@ -54,11 +54,11 @@ class KeyRanges:
         return at >= 0 and key in self._ranges[at]
 
     def check_read(self, *keys: bytes) -> None:
-        """Return if every key is inside. Otherwise raise `InvalidRequest` that names the key and the ranges."""
+        """Return if every key is inside. Otherwise raise `InvalidRequest` with the key and the ranges."""
         for key in keys:
             if key not in self:
                 raise InvalidRequest(
-                    f"the key {key[:40]!r} is outside of what this clone was cut out for, {self}; "
+                    f"the key {key[:40]!r} is outside the writable range of this clone, {self}; "
                     "read it from the database that holds its range"
                 )
 
@@ -66,7 +66,7 @@ class KeyRanges:
         """Return if some key of `keys` is inside, or if `keys` is empty; otherwise raise `InvalidRequest`."""
         if not keys.empty and all(keys.intersect(inside).empty for inside in self._ranges):
             raise InvalidRequest(
-                f"the scan of {_text(keys)} is outside of what this clone was cut out for, {self}; "
+                f"the scan of {_text(keys)} is outside the writable range of this clone, {self}; "
                 "scan the database that holds this range"
             )
 
@@ -75,19 +75,19 @@ class KeyRanges:
 
 
 class WritableRangeCheck:
-    """Admits the keys of some ranges, as far as `inner` admits them, too."""
+    """Admits the keys inside the writable range that `inner` admits, too."""
 
     def __init__(self, ranges: KeyRanges, inner: KeyCheck | None = None) -> None:
         self._ranges = ranges
         self._inner = inner
 
     def admit(self, keys: Iterable[bytes]) -> None:
-        """Return if every key is in a range. Otherwise raise `InvalidRequest`, and none of them counts."""
+        """Return if every key is in a range and `inner` admits it. Otherwise raise `InvalidRequest`."""
         held = list(keys)
         for key in held:
             if key not in self._ranges:
                 raise InvalidRequest(
-                    f"the key {key[:40]!r} is outside of what this clone was cut out for, {self._ranges}; "
+                    f"the key {key[:40]!r} is outside the writable range of this clone, {self._ranges}; "
                     "write it to the database that holds its range"
                 )
         if self._inner is not None:

@@ -1,4 +1,4 @@
-"""The manifest of an open database: this writer's own edits, and what other processes wrote."""
+"""The manifest of an open database: this writer edits it, and adopts the edits of other processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flagstone.metadata.fencing import Fence
 from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.sequenced import UPDATE_TIMEOUT_S, Versioned
 from flagstone.metadata.stores import ManifestStore
-from flagstone.read.view import ViewBuilder
+from flagstone.read.view import ReadView, ViewBuilder
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.sync import Lock
 from flagstone.write.state import FrozenMemtable
@@ -55,6 +55,17 @@ class WriterManifest:
     def current(self) -> Versioned[Manifest]:
         """The newest manifest this process knows."""
         return self._state.now.manifest
+
+    @property
+    def view(self) -> ReadView:
+        """What reads see now."""
+        view: ReadView = self._state.now.view
+        return view
+
+    @property
+    def retained_seq(self) -> int:
+        """The smallest sequence number whose versions are all kept."""
+        return self.current.value.recent_snapshot_min_seq
 
     def refresh(self) -> None:
         """Read the newest manifest and adopt it. Raises `Closed` when a newer writer owns the database."""

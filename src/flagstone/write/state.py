@@ -1,4 +1,4 @@
-"""What a database that is open for writing consists of at one moment.
+"""The state of a database that is open for writing, at one moment.
 
 `Memtables` and `State` are immutable. Every change builds the next value aside, and the writer then replaces the old
 one by a single assignment (`flagstone.write.writer_state`). So an exception between any two steps (Ctrl-C, out of
@@ -34,7 +34,7 @@ class FrozenMemtable:
     are not in it.
     """
 
-    table: kernel.Memtable
+    memtable: kernel.Memtable
     last_seq: Seq
     last_tick_ms: int
     replay_after: WalId
@@ -45,7 +45,7 @@ class FrozenMemtable:
 class WalSpan:
     """Rows of one memtable that are to be written to the WAL, in commit order."""
 
-    table: kernel.Memtable
+    memtable: kernel.Memtable
     start: WalPosition
     stop: WalPosition
 
@@ -72,7 +72,7 @@ class Memtables:
     @property
     def unflushed_bytes(self) -> int:
         """What is in memory and not yet in SSTs."""
-        return self.active.size() + sum(frozen.table.size() for frozen in self.frozen)
+        return self.active.size() + sum(frozen.memtable.size() for frozen in self.frozen)
 
     @property
     def rows(self) -> int:
@@ -86,13 +86,13 @@ class Memtables:
 
     @property
     def lookups(self) -> int:
-        """How many point reads asked a memtable first. Reads of an old view may ask a dropped one, uncounted."""
-        held: int = sum(table.asked() for table in self.tables())
+        """The number of point reads of memtables. Reads of memtables that were dropped meanwhile are not counted."""
+        held: int = sum(memtable.asked() for memtable in self.newest_first())
         return self.lookups_before + held
 
-    def tables(self) -> tuple[Any, ...]:
+    def newest_first(self) -> tuple[Any, ...]:
         """All memtables, newest first."""
-        return (self.active, *(frozen.table for frozen in self.frozen))
+        return (self.active, *(frozen.memtable for frozen in self.frozen))
 
     def freeze(self, *, last_seq: Seq, last_tick_ms: int, replay_after: WalId) -> Memtables:
         """Begin a new memtable; unchanged when the active one is empty."""
@@ -115,7 +115,7 @@ class Memtables:
     def without(self, flushed: FrozenMemtable) -> Memtables:
         """The rows of the oldest frozen memtable are in L0 now."""
         assert self.frozen[-1] is flushed, "memtables are flushed in the order they were frozen"
-        lookups = self.lookups_before + flushed.table.asked()
+        lookups = self.lookups_before + flushed.memtable.asked()
         return replace(self, frozen=self.frozen[:-1], lookups_before=lookups)
 
     def logged(self) -> Memtables:
@@ -126,13 +126,13 @@ class Memtables:
     def spans(self) -> list[WalSpan]:
         """The rows that the next WAL file must hold."""
         return [
-            WalSpan(table, start, table.position())
-            for table, start in self._unlogged()
-            if table.position() != start
+            WalSpan(memtable, start, memtable.position())
+            for memtable, start in self._unlogged()
+            if memtable.position() != start
         ]
 
     def through(self, last_seq: int) -> Memtables:
-        """The same rows without those above `last_seq`, which a write that was cut off has left in the active one."""
+        """The same without the rows above `last_seq`, which a write that was cut off left in the active memtable."""
         active = self.active.copy_through(last_seq)
         *older, (_, start) = self._unlogged()
         lookups = self.lookups_before + self.active.asked()
@@ -221,7 +221,7 @@ class State:
         if self.closed is not None:
             return self.view
         in_ssts = manifest.value.last_l0_seq
-        waiting = (frozen.table for frozen in memtables.frozen if frozen.last_seq > in_ssts)
+        waiting = (frozen.memtable for frozen in memtables.frozen if frozen.last_seq > in_ssts)
         return base.with_memtables((memtables.active, *waiting))
 
 
@@ -255,7 +255,7 @@ class WriteCounts:
         self._freeze_count = metrics.counter(names.MEMTABLE_FLUSH_MEMTABLE_FREEZE_COUNT)
 
     def skipped(self, numbers: int) -> None:
-        """A bulk load, not batches, used so many sequence numbers."""
+        """A bulk load used this many sequence numbers, which are not batches."""
         self._seq += numbers
 
     def report(self, memtables: Memtables, last_seq: int) -> None:

@@ -180,7 +180,7 @@ class WriterState:
     def commit_one(
         self, key: bytes, kind: int, value: bytes, expiry: Expiry, *, synchronous: bool
     ) -> WriteHandle:
-        """Write one row whose arguments were checked. This is the hot path: it calls as little as possible."""
+        """Write one row with checked arguments. This is the hot path: it makes as few calls as possible."""
         while True:
             with self.lock:
                 now = self.now
@@ -511,12 +511,12 @@ class WriterState:
     # -- snapshots and transactions -----------------------------------------------------------------------
 
     def begin_snapshot(
-        self, deadline_ms: int | None, check: Callable[[int, State], int]
+        self, deadline_ms: int | None, choose: Callable[[int, State], int]
     ) -> tuple[ReadPoint, ReadView]:
-        """A read point at the sequence number that `check` makes of the newest committed one, and its read view."""
+        """A read point at the sequence number that `choose` selects, and its read view."""
         with self.lock:
-            seq = check(self.committed_seq, self.now)
-            return self.conflicts.pin(seq, deadline_ms=deadline_ms), self.now.view
+            seq = choose(self.committed_seq, self.now)
+            return self.conflicts.begin_snapshot(seq, deadline_ms=deadline_ms), self.now.view
 
     def begin_transaction(
         self, isolation: Isolation, deadline_ms: int | None
@@ -541,7 +541,7 @@ class WriterState:
         if not point.is_late(elapsed_ms(self._clock)):
             return False
         with self.lock:
-            self.conflicts.take_away(point)
+            self.conflicts.expire_point(point)
         return True
 
     def expire_reads(self) -> None:
@@ -614,7 +614,7 @@ class WriterState:
         return True
 
     def _plan_next_act(self) -> None:
-        """To be called when the WAL took all rows, or a new memtable began."""
+        """Call it when the WAL has taken all rows, or a new memtable begins."""
         logged = self.now.memtables.active.size()
         self._act_at_bytes = (
             self._freeze_bytes

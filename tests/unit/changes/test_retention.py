@@ -323,7 +323,7 @@ def test_a_failed_request_or_lost_reply_loses_no_change(effect: str) -> None:
 
 def _others(world: ChangeWorld) -> dict[str, Callable[[], None]]:
     def another_begins() -> None:
-        world.retention("new").place(begin_at(world.manifests.require_latest().value.replay_after_wal_id + 1))  # type: ignore[arg-type]
+        world.retention("new").set(begin_at(world.manifests.require_latest().value.replay_after_wal_id + 1))  # type: ignore[arg-type]
 
     def another_moves() -> None:
         world.retention("slow").move(Position(WalId(7)))
@@ -363,8 +363,8 @@ def test_a_concurrent_writer_collector_or_consumer_between_any_two_requests_lose
         nth += 1
         world = ChangeWorld()
         world.write(5)
-        world.retention("slow").place(begin_at(3))  # type: ignore[arg-type]
-        world.retention("mine").place(begin_at(4))  # type: ignore[arg-type]
+        world.retention("slow").set(begin_at(3))  # type: ignore[arg-type]
+        world.retention("mine").set(begin_at(4))  # type: ignore[arg-type]
         world.write(5)
         world.flush()
         world.collect()
@@ -373,9 +373,9 @@ def test_a_concurrent_writer_collector_or_consumer_between_any_two_requests_lose
         match action:
             case "place":
                 start = world.manifests.require_latest().value.replay_after_wal_id + 1
-                mine.place(begin_at(start))  # type: ignore[arg-type]
+                mine.set(begin_at(start))  # type: ignore[arg-type]
             case "place early":
-                mine.place(begin_at(4))  # type: ignore[arg-type]
+                mine.set(begin_at(4))  # type: ignore[arg-type]
             case "move":
                 mine.move(Position(WalId(9)))
             case _:

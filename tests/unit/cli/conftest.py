@@ -1,4 +1,4 @@
-"""Databases to use the command line on."""
+"""Databases for the tests of the command line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def cli(tmp_path: Path) -> Flagstone:
 
 @pytest.fixture
 def shop(cli: Flagstone) -> Flagstone:
-    """The command line on a database with ten users, one of them binary, in two tables."""
+    """The command line on a database with ten users, one of them binary, in two SSTs."""
     with flagstone.open(cli.path) as database:
         for number in range(5):
             database.put(b"user/%d" % number, b"name %d" % number)
@@ -32,7 +32,7 @@ def shop(cli: Flagstone) -> Flagstone:
 
 @pytest.fixture
 def quiet_environment(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Clears what would tell the command line where the store is, and sets the given variables."""
+    """Clears the variables that name a store, and sets the given variables."""
     for name in ("CLOUD_PROVIDER", "LOCAL_PATH", "AWS_BUCKET", "FLAGSTONE_PATH", "FLAGSTONE_STORE"):
         monkeypatch.delenv(name, raising=False)
 

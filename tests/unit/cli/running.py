@@ -1,4 +1,4 @@
-"""The command line in this process, as tests call it."""
+"""Runs the command line in this process."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from flagstone.cli.main import app
 
 
 class Flagstone:
-    """`cli("scan", "--limit", "2")` runs the command on one database and gives what it printed."""
+    """`cli("scan", "--limit", "2")` runs the command on one database and returns its result."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def __call__(self, *arguments: str, stdin: bytes | None = None, path: str | Path | None = None) -> Result:
-        """Run it whatever comes of it."""
+        """Run the command; it may fail."""
         return CliRunner().invoke(app, ["--path", str(path or self.path), *arguments], input=stdin)
 
     def ok(self, *arguments: str, stdin: bytes | None = None, path: str | Path | None = None) -> str:
-        """What it prints; it must succeed."""
+        """The output of a command that must succeed."""
         done = self(*arguments, stdin=stdin, path=path)
         assert done.exit_code == 0, f"{arguments}: exit {done.exit_code}: {done.stderr} {done.exception}"
         return done.stdout
 
     def json(self, *arguments: str, path: str | Path | None = None) -> Any:
-        """What it prints as JSON."""
+        """The JSON output of a command that must succeed."""
         return json.loads(self.ok(*arguments, "--json", path=path))
 
     def refused(self, *arguments: str, code: int = 2, path: str | Path | None = None) -> str:
-        """The one line on standard error of a call that must fail with that code."""
+        """The one line on standard error of a command that must fail with this code."""
         done = self(*arguments, path=path)
         assert done.exit_code == code, f"{arguments}: exit {done.exit_code}: {done.stderr} {done.exception}"
         assert len(done.stderr.splitlines()) == 1, done.stderr

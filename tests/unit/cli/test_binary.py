@@ -1,4 +1,4 @@
-"""Bytes as text: whatever is shown can be turned back into the same bytes."""
+"""Bytes as text: the output parses back to the same bytes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flagstone.inspector.text import json_text, line_text
 @example(b"0X")
 @example("é\n".encode())
 @example(b"")
-def test_what_is_shown_reads_back(data: bytes) -> None:
+def test_shown_keys_parse_back_to_the_same_bytes(data: bytes) -> None:
     assert parse_bytes(json_text(data), KeyForm.auto) == data
     assert parse_bytes(line_text(data), KeyForm.auto) == data
     for form in (KeyForm.auto, KeyForm.hex, KeyForm.base64):
@@ -23,14 +23,14 @@ def test_what_is_shown_reads_back(data: bytes) -> None:
 
 
 @given(st.binary(max_size=40))
-def test_a_line_stays_a_line(data: bytes) -> None:
+def test_shown_keys_and_values_have_no_line_break(data: bytes) -> None:
     for form in (KeyForm.auto, KeyForm.hex, KeyForm.base64):
         assert len(show_key(data, form, for_json=False).splitlines()) <= 1
     for shown in (ValueForm.auto, ValueForm.hex, ValueForm.base64, ValueForm.len):
         assert len(str(show_value(data, shown, for_json=False)).splitlines()) <= 1
 
 
-def test_text_is_shown_as_itself() -> None:
+def test_printable_text_is_shown_unchanged() -> None:
     assert line_text("Müller/7".encode()) == "Müller/7"
     assert json_text(b'{\n "a": 1}') == '{\n "a": 1}'
     assert line_text(b"a\tb") == "0x610962"
@@ -40,7 +40,7 @@ def test_text_is_shown_as_itself() -> None:
     assert show_value(b"\x00", ValueForm.len, for_json=True) == 1
 
 
-def test_a_terminal_gets_lines_but_no_control_sequences() -> None:
+def test_screen_text_keeps_lines_and_escapes_control_sequences() -> None:
     assert screen_text(b'{\n\t"a": 1\n}') == '{\n\t"a": 1\n}'
     assert screen_text(b"\x1b[2J") == "0x1b5b324a"
     assert screen_text(b"\xff") == "0xff"

@@ -1,4 +1,4 @@
-"""Checkpoints by the command line, and what is made of them: clones, unions, restored and deleted databases."""
+"""Commands for checkpoints, clones, unions, restore, deletion and diff."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 NOWHERE = "01740ee5-6459-44af-9a45-85deb6e468e3"
 
 
-def test_a_checkpoint_lives_as_told(shop: Flagstone) -> None:
+def test_a_checkpoint_is_created_refreshed_listed_and_deleted(shop: Flagstone) -> None:
     made = shop.json("create-checkpoint", "--name", "nightly", "--lifetime", "7days 30min")
     assert UUID(made["id"])
     assert made["name"] == "nightly"
@@ -43,15 +43,15 @@ def test_a_checkpoint_lives_as_told(shop: Flagstone) -> None:
         (("create-checkpoint", "--lifetime", "0s"), "at least one second"),
         (("create-checkpoint", "--lifetime", "soon"), "is not a duration"),
         (("create-checkpoint", "--source", NOWHERE), NOWHERE),
-        (("create-checkpoint", "--source", "last"), "named by its UUID"),
+        (("create-checkpoint", "--source", "last"), "given by its UUID"),
         (("refresh-checkpoint", "--id", NOWHERE), NOWHERE),
         (("delete-checkpoint", "--id", NOWHERE), NOWHERE),
-        (("delete-checkpoint", "--id", "x"), "named by its UUID"),
+        (("delete-checkpoint", "--id", "x"), "given by its UUID"),
         (("clone", "copy", "--checkpoint", NOWHERE), NOWHERE),
         (("clone", "copy", "--prefix", "a", "--start", "b"), "not both"),
         (("clone", "shop"), "shop"),
         (("clone", "/elsewhere/copy"), "is not in file://"),
-        (("union", "all", "nobody"), "no database at 'nobody'"),
+        (("union", "all", "missing"), "no database at 'missing'"),
         (("restore", "--id", NOWHERE, "--yes"), NOWHERE),
         (("delete-db", "--grace", "1h", "--confirm"), "add --soft"),
         (("diff", NOWHERE, NOWHERE), NOWHERE),
@@ -63,7 +63,7 @@ def test_bad_requests_change_nothing(shop: Flagstone, arguments: tuple[str, ...]
     assert shop.json("read-manifest") == before
 
 
-def test_a_clone_begins_where_its_source_is(shop: Flagstone, tmp_path: Path) -> None:
+def test_a_clone_has_the_rows_of_its_source(shop: Flagstone, tmp_path: Path) -> None:
     made = shop.json("clone", "copy")
     assert made["path"] == "copy"
     assert made["manifest"]["external_dbs"][0]["path"] == "shop"
@@ -73,7 +73,7 @@ def test_a_clone_begins_where_its_source_is(shop: Flagstone, tmp_path: Path) -> 
     assert "borrowed" in shop.ok("stats", path=copy)
 
 
-def test_a_clone_may_be_named_by_a_folder(
+def test_the_path_of_a_clone_may_be_a_relative_folder(
     shop: Flagstone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path / "store")
@@ -82,7 +82,7 @@ def test_a_clone_may_be_named_by_a_folder(
     assert shop.json("scan", "--count", path="near") == shop.json("scan", "--count", path="far")
 
 
-def test_a_split_and_its_union_hold_the_same(shop: Flagstone, tmp_path: Path) -> None:
+def test_the_union_of_two_projections_has_the_rows_of_their_source(shop: Flagstone, tmp_path: Path) -> None:
     store = tmp_path / "store"
     shop.ok("clone", "users", "--prefix", "user/")
     shop.ok("clone", "rest", "--stop", "user/")
@@ -95,11 +95,11 @@ def test_a_split_and_its_union_hold_the_same(shop: Flagstone, tmp_path: Path) ->
     assert "overlap" in shop.refused("union", "twice", "users", path=store / "shop")
 
 
-def test_restoring_needs_a_yes_and_can_be_undone(shop: Flagstone) -> None:
+def test_restore_needs_yes_and_can_be_undone(shop: Flagstone) -> None:
     good = shop.json("create-checkpoint")["id"]
     shop.ok("delete", "user/1")
 
-    assert "say --yes" in shop.refused("restore", "--id", good)
+    assert "add --yes" in shop.refused("restore", "--id", good)
     assert "would be given up" in shop.ok("restore", "--id", good, "--dry-run")
     assert shop("get", "user/1").exit_code == 1
 
@@ -111,11 +111,11 @@ def test_restoring_needs_a_yes_and_can_be_undone(shop: Flagstone) -> None:
     assert shop("get", "user/1").exit_code == 1
 
 
-def test_deleting_without_confirmation_only_tells(shop: Flagstone) -> None:
+def test_delete_db_without_confirm_only_prints_what_it_would_delete(shop: Flagstone) -> None:
     files = [file for file in shop.path.rglob("*") if file.is_file()]
     done = shop("delete-db")
     assert done.exit_code == 0
-    assert "say --confirm" in done.stderr
+    assert "add --confirm" in done.stderr
     assert f"{len(files)} objects would be deleted" in done.stdout
     assert shop.json("delete-db", "--dry-run")["dry_run"] is True
     assert [file for file in shop.path.rglob("*") if file.is_file()] == files
@@ -139,14 +139,14 @@ def test_a_database_with_a_clone_is_not_deleted(shop: Flagstone) -> None:
     assert shop.json("scan", "--count")["entries"] == 10
 
 
-def test_a_soft_deletion_waits(shop: Flagstone) -> None:
-    told = shop.json("delete-db", "--soft", "--grace", "7days", "--yes")
-    assert told["due_time"] is not None
+def test_a_soft_deletion_has_a_due_time(shop: Flagstone) -> None:
+    done = shop.json("delete-db", "--soft", "--grace", "7days", "--yes")
+    assert done["due_time"] is not None
     assert "was destroyed" in shop.refused("get", "user/1")
     assert list(shop.path.rglob("*.sst"))
 
 
-def test_a_difference_is_told_by_key(shop: Flagstone) -> None:
+def test_diff_prints_added_removed_and_changed_keys(shop: Flagstone) -> None:
     with flagstone.open(shop.path) as database:
         before = str(database.checkpoint().id)
         database.put(b"user/1", b"renamed")

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: output, exit codes, errors in one line."""
+"""Output, exit codes and errors of the command line."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ def flagstone(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments)
 
 
-def test_verify_says_sound_and_exits_zero() -> None:
+def test_verify_of_a_sound_database_prints_sound_and_exits_with_zero() -> None:
     done = flagstone("--path", str(DATA / "basic" / "db"), "verify")
     assert done.exit_code == 0, done.stderr
     assert "sound" in done.stdout
 
 
-def test_verify_speaks_json() -> None:
+def test_verify_prints_json() -> None:
     done = flagstone("--path", "db", "--store", str(DATA / "basic"), "--json", "verify")
     report = json.loads(done.stdout)
     assert report["ok"] is True
     assert report["rows"] == 153
 
 
-def test_damage_exits_with_six_and_names_the_object(tmp_path: Path) -> None:
+def test_verify_of_a_damaged_database_names_the_object_and_exits_with_six(tmp_path: Path) -> None:
     shutil.copytree(DATA / "basic", tmp_path / "store")
-    table = max((tmp_path / "store/db/compacted").iterdir())
-    table.write_bytes(b"\0" * 100)
+    sst = max((tmp_path / "store/db/compacted").iterdir())
+    sst.write_bytes(b"\0" * 100)
     done = flagstone("--path", str(tmp_path / "store/db"), "verify")
     assert done.exit_code == 6
-    assert table.name in done.stdout
+    assert sst.name in done.stdout
     assert "damaged" in done.stdout
 
 
@@ -58,7 +58,7 @@ def test_damage_exits_with_six_and_names_the_object(tmp_path: Path) -> None:
         (("--path", "db", "--env-file", "/nowhere.env", "verify"), "cannot read the env file"),
     ],
 )
-def test_bad_requests_are_one_line_and_exit_with_two(arguments: tuple[str, ...], words: str) -> None:
+def test_a_bad_request_prints_one_line_and_exits_with_two(arguments: tuple[str, ...], words: str) -> None:
     done = flagstone(*arguments)
     assert done.exit_code == 2
     assert words in done.stderr
@@ -80,7 +80,7 @@ def test_every_kind_of_error_has_its_exit_code() -> None:
     assert codes == [2, 3, 4, 5, 6, 70]
 
 
-def test_an_env_file_fills_in_what_is_not_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_env_file_sets_only_missing_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "env"
     file.write_text("# credentials\nexport FLAGSTONE_TEST_A='one'\nFLAGSTONE_TEST_B=two=2\n")
     monkeypatch.setenv("FLAGSTONE_TEST_B", "kept")
@@ -91,7 +91,7 @@ def test_an_env_file_fills_in_what_is_not_set(tmp_path: Path, monkeypatch: pytes
     monkeypatch.delenv("FLAGSTONE_TEST_A")
 
 
-def test_an_env_file_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_or_missing_env_file_raises_invalid_request(tmp_path: Path) -> None:
     file = tmp_path / "env"
     file.write_text("just words\n")
     with pytest.raises(InvalidRequest, match="line 1 is not KEY=VALUE"):

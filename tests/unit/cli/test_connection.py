@@ -1,4 +1,4 @@
-"""Where the database is: options, environment, and what never belongs on a command line."""
+"""Options and environment variables that name the database, and secrets in options."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_environment_of_slatedbs_tools_names_the_store(
     assert (found.store.url, found.root) == (url, "team/shop")
 
 
-def test_an_address_of_its_own_wins_over_the_environment(quiet_environment: Callable[..., None]) -> None:
+def test_a_whole_address_wins_over_the_environment(quiet_environment: Callable[..., None]) -> None:
     quiet_environment(CLOUD_PROVIDER="aws", AWS_BUCKET="bucket")
     assert connect(Invocation(path="s3://other/shop")).store.url == "s3://other"
     assert connect(Invocation(path="shop", store="gs://other")).store.url == "gs://other"
@@ -44,7 +44,7 @@ def test_an_address_of_its_own_wins_over_the_environment(quiet_environment: Call
         ({"CLOUD_PROVIDER": "aws"}, "AWS_BUCKET is not set"),
     ],
 )
-def test_an_environment_that_says_half_is_refused(
+def test_an_incomplete_environment_raises_invalid_request(
     quiet_environment: Callable[..., None], variables: dict[str, str], words: str
 ) -> None:
     quiet_environment(**variables)
@@ -53,7 +53,7 @@ def test_an_environment_that_says_half_is_refused(
 
 
 @pytest.mark.slow
-def test_a_folder_needs_no_store(
+def test_a_local_database_may_be_named_by_folder_store_or_environment(
     quiet_environment: Callable[..., None], shop: Flagstone, tmp_path: Path
 ) -> None:
     folder = tmp_path / "store"
@@ -64,12 +64,12 @@ def test_a_folder_needs_no_store(
     assert shop.json("scan", "--count", path="shop")["entries"] == 10
 
 
-def test_the_log_may_be_elsewhere(cli: Flagstone, tmp_path: Path) -> None:
-    elsewhere = ("--wal-store", str(tmp_path / "log"))
-    cli.ok(*elsewhere, "put", "--create", "k", "v")
-    assert list((tmp_path / "log").rglob("*.sst"))
+def test_the_wal_may_have_its_own_store(cli: Flagstone, tmp_path: Path) -> None:
+    wal_store = ("--wal-store", str(tmp_path / "wal"))
+    cli.ok(*wal_store, "put", "--create", "k", "v")
+    assert list((tmp_path / "wal").rglob("*.sst"))
     assert not list(cli.path.rglob("wal"))
-    stats = cli.json(*elsewhere, "stats")
+    stats = cli.json(*wal_store, "stats")
     assert stats["objects"]["wal"]["count"] == 2
     assert stats["log"]["fences"] == 1
 
@@ -85,20 +85,18 @@ def test_the_log_may_be_elsewhere(cli: Flagstone, tmp_path: Path) -> None:
         ("read_timeout=soon", "'soon' is not a duration"),
     ],
 )
-def test_a_bad_store_option_is_refused_without_repeating_secrets(
-    shop: Flagstone, option: str, words: str
-) -> None:
-    told = shop.refused("-o", option, "stats", path="s3://bucket/shop")
-    assert words in told
-    assert "hunter2" not in told
+def test_the_error_for_a_bad_store_option_shows_no_secret(shop: Flagstone, option: str, words: str) -> None:
+    error = shop.refused("-o", option, "stats", path="s3://bucket/shop")
+    assert words in error
+    assert "hunter2" not in error
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ["s3://bucket", "gs://bucket/", "/"])
-def test_a_whole_store_is_no_database(shop: Flagstone, path: str) -> None:
+def test_a_path_without_a_database_name_is_a_bad_request(shop: Flagstone, path: str) -> None:
     assert "database needs a" in shop.refused("stats", path=path)
 
 
 @pytest.mark.parametrize("timeout", ["0s", "soon"])
-def test_a_timeout_is_a_duration(shop: Flagstone, timeout: str) -> None:
+def test_a_timeout_must_be_a_duration_above_zero(shop: Flagstone, timeout: str) -> None:
     shop.refused("--timeout", timeout, "stats")

@@ -32,7 +32,7 @@ def test_all_databases_below_a_prefix_are_found_once() -> None:
     assert list(find_databases(store, "nothing")) == []
 
 
-def test_finding_databases_costs_the_same_requests_however_many_objects_they_have() -> None:
+def test_finding_databases_takes_as_many_requests_for_many_objects_as_for_few() -> None:
     store = filled("a", "b")
     for number in range(500):
         store.put(f"a/compacted/{number:026d}.sst", b"")

@@ -28,6 +28,6 @@ ID = "01740ee5-6459-44af-9a45-85deb6e468e3"
 )
 def test_a_number_without_a_unit_is_refused(shop: Flagstone, arguments: tuple[str, ...]) -> None:
     for number in ("0", "30", "5 "):
-        told = shop.refused(*(argument.format(number) for argument in arguments))
-        assert "has no unit; write it like 100ms, 5s" in told, told
+        error = shop.refused(*(argument.format(number) for argument in arguments))
+        assert "has no unit; write it like 100ms, 5s" in error, error
     assert "not a duration" in shop.refused(*(argument.format("soon") for argument in arguments))

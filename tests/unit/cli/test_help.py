@@ -1,4 +1,4 @@
-"""The commands that exist, and what `--help` says about them."""
+"""The commands and their help texts."""
 
 from __future__ import annotations
 
@@ -92,28 +92,28 @@ def test_help_needs_no_database_and_has_an_example(command: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_speaks_json_and_explains_its_options(command: str) -> None:
+def test_every_command_has_json_and_help_for_its_options(command: str) -> None:
     assert "--json" in options_of(command)
     for parameter in get_command(app).commands[command].params:  # type: ignore[attr-defined]
         assert parameter.help, f"{command} {parameter.name} has no help"
 
 
 @pytest.mark.slow
-def test_the_list_of_commands_is_the_help() -> None:
+def test_without_arguments_the_help_lists_the_commands() -> None:
     done = CliRunner().invoke(app, [])
     for command in COMMANDS:
         assert f" {command} " in done.output
 
 
-def test_the_version_is_told() -> None:
+def test_version_prints_the_version() -> None:
     done = CliRunner().invoke(app, ["--version"])
     assert done.exit_code == 0
     assert done.stdout.startswith("flagstone ")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_shells_can_complete(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Otherwise the shell is looked for among the parents of this process, and there may be none.
+def test_completion_scripts_are_printed_for_each_shell(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Otherwise typer searches for a shell among the parents of this process, and there may be none.
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
     done = CliRunner().invoke(app, ["--show-completion", shell])
     assert done.exit_code == 0
@@ -121,7 +121,7 @@ def test_shells_can_complete(shell: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.slow
-def test_help_imports_no_engine() -> None:
+def test_help_does_not_import_the_engine() -> None:
     heavy = (
         "obstore",
         "pyarrow",
@@ -142,7 +142,7 @@ def test_help_imports_no_engine() -> None:
     assert done.stderr.split() == []
 
 
-def test_the_reference_knows_every_command_and_no_other() -> None:
+def test_the_reference_lists_exactly_the_commands() -> None:
     reference = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
     for command in COMMANDS:
         assert f"`{command}" in reference, f"docs/cli.md does not mention {command}"
@@ -153,12 +153,12 @@ def test_the_reference_knows_every_command_and_no_other() -> None:
 
 
 @pytest.mark.slow
-def test_the_examples_of_the_reference_are_understood() -> None:
+def test_the_examples_of_the_reference_have_valid_options() -> None:
     reference = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
     examples = [line for line in reference.splitlines() if line.startswith("flagstone -")]
     assert len(examples) > 10
     for line in examples:
         words = shlex.split(line.partition(" > ")[0])[1:]
-        # Up to the point where it would look at the database: its options must be known.
+        # Options are parsed before the database is opened, so only the database may be missing.
         done = CliRunner().invoke(app, [*words, "--help"])
         assert done.exit_code == 0, f"{line}: {done.stderr}"

@@ -1,4 +1,4 @@
-"""Compaction and garbage collection by the command line."""
+"""Compaction and garbage collection on the command line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 ULID = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
 
 
-def test_a_full_compaction_makes_one_run(shop: Flagstone) -> None:
+def test_a_full_compaction_creates_one_sorted_run(shop: Flagstone) -> None:
     before = shop.ok("scan")
     done = shop.json("compact", "--full")
     assert len(done["jobs"]) == 1
@@ -47,7 +47,7 @@ def test_a_full_compaction_makes_one_run(shop: Flagstone) -> None:
     assert job["id"] in shop.ok("read-compaction", "-i", job["id"])
 
 
-def test_a_compaction_compresses_as_the_newest_table_does(cli: Flagstone, tmp_path: Path) -> None:
+def test_a_compaction_uses_the_codec_of_the_newest_sst(cli: Flagstone, tmp_path: Path) -> None:
     with flagstone.open(cli.path, settings=flagstone.Settings(compression_codec="Zstd")) as database:
         for round_ in range(2):
             database.put(b"k", b"v" * 1000 + b"%d" % round_)
@@ -67,11 +67,11 @@ def test_a_compaction_compresses_as_the_newest_table_does(cli: Flagstone, tmp_pa
     )
 
 
-def test_without_tables_nothing_tells_how_to_compress() -> None:
+def test_without_ssts_there_is_no_newest_codec() -> None:
     assert newest_codec(Manifest()) is None
 
 
-def test_a_request_waits_for_a_coordinator(shop: Flagstone) -> None:
+def test_a_submitted_request_waits_for_a_coordinator(shop: Flagstone) -> None:
     assert "no coordinator was ever started" in shop.refused("submit-compaction", "--request", '"Full"')
     shop.ok("compact", "--full")
     shop.ok("put", "user/9", "name 9")
@@ -92,8 +92,8 @@ def test_a_request_waits_for_a_coordinator(shop: Flagstone) -> None:
         (("run-garbage-collection", "--min-age", "long"), "is not a duration"),
         (("schedule-garbage-collection",), "at least one of"),
         (("schedule-garbage-collection", "--wal", "1h"), "is not min_age=DURATION,period=DURATION"),
-        (("schedule-garbage-collection", "--wal", "min_age=1h,period=0s"), "must be positive"),
-        (("schedule-garbage-collection", "--detach", "period=0s"), "must be positive"),
+        (("schedule-garbage-collection", "--wal", "min_age=1h,period=0s"), "use a duration above zero"),
+        (("schedule-garbage-collection", "--detach", "period=0s"), "use a duration above zero"),
     ],
 )
 def test_bad_requests_are_refused(shop: Flagstone, arguments: tuple[str, ...], words: str) -> None:
@@ -101,9 +101,9 @@ def test_bad_requests_are_refused(shop: Flagstone, arguments: tuple[str, ...], w
 
 
 @pytest.mark.parametrize("command", ["compact", "run-compactor", "run-worker", "run-garbage-collection"])
-def test_maintenance_needs_a_database(cli: Flagstone, command: str) -> None:
-    told = cli(command)
-    assert told.exit_code == 2, told.stderr
+def test_maintenance_of_a_missing_database_is_a_bad_request(cli: Flagstone, command: str) -> None:
+    done = cli(command)
+    assert done.exit_code == 2, done.stderr
     assert not cli.path.exists()
 
 
@@ -148,7 +148,7 @@ MANIFEST = Manifest(tree=TREE, segments=(Segment(b"eu/", Tree((view(4), view(3))
         ),
     ],
 )
-def test_requests_mean_jobs(request_: object, specs: list[TieredSpec]) -> None:
+def test_requests_become_compaction_specs(request_: object, specs: list[TieredSpec]) -> None:
     assert plan_request(json.dumps(request_), MANIFEST, Compactions()) == specs
 
 
@@ -172,7 +172,7 @@ def test_requests_mean_jobs(request_: object, specs: list[TieredSpec]) -> None:
         '{"Spec": {"sources": []}, "Full": 1}',
     ],
 )
-def test_what_is_no_request_is_refused(text: str) -> None:
+def test_an_invalid_request_raises_invalid_request(text: str) -> None:
     with pytest.raises(InvalidRequest):
         plan_request(text, MANIFEST, Compactions())
 
@@ -193,12 +193,12 @@ def test_garbage_is_reported_then_deleted(shop: Flagstone) -> None:
     assert shop.json("verify")["ok"] is True
 
 
-def test_young_garbage_stays(shop: Flagstone) -> None:
+def test_garbage_younger_than_min_age_stays(shop: Flagstone) -> None:
     assert shop.json("run-garbage-collection")["kinds"]["manifest"]["deleted"] == 0
     assert shop.json("run-garbage-collection", "-m", "24h")["kinds"]["manifest"]["deleted"] == 0
 
 
-def test_boundary_files_can_be_left_out(shop: Flagstone) -> None:
+def test_boundary_files_can_be_disabled(shop: Flagstone) -> None:
     shop.ok("run-garbage-collection", "-r", "manifest", "-m", "0s", "--disable-boundary-files")
     assert not list(shop.path.rglob("*.boundary"))
     shop.ok("put", "k", "v")
@@ -206,7 +206,7 @@ def test_boundary_files_can_be_left_out(shop: Flagstone) -> None:
     assert [file.name for file in shop.path.rglob("*.boundary")] == ["manifest.boundary"]
 
 
-def test_schedules_as_slatedb_writes_them() -> None:
+def test_schedules_are_parsed_as_in_slatedb() -> None:
     found = parse_schedule("wal", "min_age=10m,period=1m,ignored=5m")
     assert found == GcSchedule(timedelta(minutes=10), timedelta(minutes=1))
     options = plan_schedule({"wal": found, "wal_fence": found}, timedelta(hours=1), boundary_files=False)

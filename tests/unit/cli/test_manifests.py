@@ -13,20 +13,20 @@ from unit.cli.running import Flagstone
 pytestmark = pytest.mark.slow
 
 
-def test_a_manifest_is_shown_whole(shop: Flagstone) -> None:
+def test_read_manifest_prints_the_whole_manifest(shop: Flagstone) -> None:
     manifest = shop.json("read-manifest")
-    table = manifest["l0"][0]["sst"]
+    sst = manifest["l0"][0]["sst"]
 
     assert manifest["id"] == len(shop.json("list-manifests"))
     assert manifest["initialized"] is True
     assert manifest["last_l0_seq"] == 10
     assert manifest["compacted"] == manifest["segments"] == manifest["checkpoints"] == []
-    assert [table["info"]["first_entry"], table["info"]["last_entry"]] == ["0x00ff", "user/8"]
+    assert [sst["info"]["first_entry"], sst["info"]["last_entry"]] == ["0x00ff", "user/8"]
     assert manifest["l0"][1]["sst"]["info"]["first_entry"] == "user/0"
-    assert (shop.path / "compacted" / f"{table['id']}.sst").exists()
+    assert (shop.path / "compacted" / f"{sst['id']}.sst").exists()
 
 
-def test_a_manifest_is_chosen_by_number(shop: Flagstone) -> None:
+def test_read_manifest_reads_the_manifest_with_the_given_id(shop: Flagstone) -> None:
     assert shop.json("read-manifest", "--id", "1")["last_l0_seq"] == 0
     assert shop.json("read-manifest", "-i", "1")["id"] == 1
     assert "no manifest 99" in shop.refused("read-manifest", "--id", "99")
@@ -42,7 +42,7 @@ def test_manifests_are_listed_from_start_to_before_end(shop: Flagstone) -> None:
     assert shop.ok("list-manifests", "--start", "99") == "no manifests in that range\n"
 
 
-def test_a_listing_for_people_reads_no_manifest(shop: Flagstone) -> None:
+def test_list_manifests_without_json_reads_no_manifest(shop: Flagstone) -> None:
     for file in (shop.path / "manifest").iterdir():
         file.write_bytes(b"damaged")
     assert "00000" not in shop.ok("list-manifests")
@@ -50,7 +50,7 @@ def test_a_listing_for_people_reads_no_manifest(shop: Flagstone) -> None:
 
 
 @pytest.mark.parametrize("database", databases(), ids=lambda database: database.name)
-def test_manifests_of_every_database_of_the_wheel(database: GoldenDatabase) -> None:
+def test_read_manifest_works_for_every_golden_database(database: GoldenDatabase) -> None:
     cli = Flagstone(database.store / database.path)
     manifest = cli.json("read-manifest")
     text = cli.ok("read-manifest")
@@ -64,13 +64,13 @@ def test_manifests_of_every_database_of_the_wheel(database: GoldenDatabase) -> N
     assert cli.json("list-manifests")[-1]["id"] == manifest["id"]
 
 
-def test_numbers_and_times_are_translated_both_ways(shop: Flagstone) -> None:
+def test_seq_to_ts_and_ts_to_seq_invert_each_other(shop: Flagstone) -> None:
     ends = shop.json("read-manifest")["sequence_tracker"]
-    told = shop.json("seq-to-ts", "999")
+    found = shop.json("seq-to-ts", "999")
 
-    assert told == {"seq": 999, "ts": ends["last"]["time"], "ts_secs": ends["last"]["time_secs"]}
+    assert found == {"seq": 999, "ts": ends["last"]["time"], "ts_secs": ends["last"]["time_secs"]}
     assert shop.ok("seq-to-ts", "999") == f"{ends['last']['time']}\n"
-    assert shop.ok("ts-to-seq", str(told["ts_secs"])) == f"{ends['last']['seq']}\n"
+    assert shop.ok("ts-to-seq", str(found["ts_secs"])) == f"{ends['last']['seq']}\n"
     assert shop.ok("ts-to-seq", ends["last"]["time"]) == f"{ends['last']['seq']}\n"
     assert shop.json("ts-to-seq", "0", "--round", "up")["seq"] == ends["first"]["seq"]
 
@@ -79,18 +79,20 @@ def test_numbers_and_times_are_translated_both_ways(shop: Flagstone) -> None:
     "arguments",
     [("ts-to-seq", "0"), ("seq-to-ts", "999", "--round", "up"), ("ts-to-seq", "2100-01-01", "--round", "UP")],
 )
-def test_what_is_not_known_exits_with_one(shop: Flagstone, arguments: tuple[str, ...]) -> None:
-    assert "nothing is known" in shop.refused(*arguments, code=1)
+def test_an_unknown_time_or_sequence_number_exits_with_one(
+    shop: Flagstone, arguments: tuple[str, ...]
+) -> None:
+    assert "the manifest has no" in shop.refused(*arguments, code=1)
     done = shop(*arguments, "--json")
     assert done.exit_code == 1
     assert list(json.loads(done.stdout).values()) == [None]
 
 
-def test_a_time_must_be_one(shop: Flagstone) -> None:
-    assert "is no time" in shop.refused("ts-to-seq", "yesterday")
+def test_ts_to_seq_refuses_a_text_that_is_not_a_time(shop: Flagstone) -> None:
+    assert "is not a time" in shop.refused("ts-to-seq", "yesterday")
 
 
-def test_former_states_are_read_by_number_and_time(cli: Flagstone) -> None:
+def test_as_of_reads_an_earlier_state_by_sequence_number_and_time(cli: Flagstone) -> None:
     with flagstone.open(cli.path) as database:
         database.put(b"k", b"old")
         checkpoint = database.checkpoint()
@@ -101,5 +103,5 @@ def test_former_states_are_read_by_number_and_time(cli: Flagstone) -> None:
     assert cli.ok("scan", "--as-of", "0s ago") == "k\tnew\n"
     assert "has not come yet" in cli.refused("scan", "--as-of", "2100-01-01T00:00:00Z")
     assert "sequence number" in cli.refused("get", "k", "--as-of", "10 years ago")
-    assert "is no time" in cli.refused("get", "k", "--as-of", "long")
+    assert "is not a time" in cli.refused("get", "k", "--as-of", "long")
     assert "is not a duration" in cli.refused("get", "k", "--as-of", "long ago")

@@ -42,7 +42,7 @@ def reaching(endpoint: str) -> dict[str, str]:
 
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """A server that takes connections and never says a word."""
+    """A server that accepts connections and never answers."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen(50)
@@ -51,7 +51,7 @@ def silent() -> Iterator[str]:
 
 @pytest.fixture
 def black_hole() -> Iterator[str]:
-    """An address where not even connections come about: its queue of them is full."""
+    """An address that accepts no connection, because its queue of connections is full."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen(0)
@@ -77,7 +77,9 @@ def run(*arguments: str, env: dict[str, str] | None = None) -> tuple[subprocess.
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [("read-manifest",), ("verify",), ("put", "k", "v"), ("compact",)])
-def test_a_server_that_says_nothing_is_given_up_in_seconds(silent: str, command: tuple[str, ...]) -> None:
+def test_a_command_fails_within_seconds_if_the_server_does_not_answer(
+    silent: str, command: tuple[str, ...]
+) -> None:
     done, elapsed = run("--timeout", "1s", "-p", "s3://bucket/db", *command, env=reaching(silent))
     assert done.returncode == 5
     assert done.stderr.startswith("flagstone: ")
@@ -88,7 +90,7 @@ def test_a_server_that_says_nothing_is_given_up_in_seconds(silent: str, command:
 
 
 @pytest.mark.slow
-def test_a_black_hole_is_given_up_in_seconds(black_hole: str) -> None:
+def test_a_command_fails_within_seconds_if_no_connection_is_accepted(black_hole: str) -> None:
     done, elapsed = run("--timeout", "2s", "-p", "s3://bucket/db", "stats", env=reaching(black_hole))
     assert done.returncode == 5, done.stderr
     assert elapsed < 12
@@ -96,7 +98,7 @@ def test_a_black_hole_is_given_up_in_seconds(black_hole: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:1", "http://no.such.host.invalid"])
-def test_an_unreachable_endpoint_is_unavailable(endpoint: str) -> None:
+def test_an_unreachable_endpoint_exits_with_unavailable(endpoint: str) -> None:
     done, elapsed = run("--timeout", "1s", "-p", "s3://bucket/db", "stats", env=reaching(endpoint))
     assert done.returncode == 5, done.stderr
     assert elapsed < 10
@@ -107,7 +109,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def started() -> Iterator[Start]:
-    """Starts the command line; what a failed test leaves running ends with it."""
+    """Starts the command line in a process; ends processes that a failed test leaves running."""
     processes: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
@@ -141,11 +143,11 @@ def test_ctrl_c_ends_a_command_that_waits_for_the_store(started: Start) -> None:
         with listening.accept()[0]:
             process.send_signal(signal.SIGINT)
             before = time.monotonic()
-            _, told = process.communicate(timeout=20)
+            _, errors = process.communicate(timeout=20)
 
     assert process.returncode == 130
     assert time.monotonic() - before < 8
-    assert "Traceback" not in told
+    assert "Traceback" not in errors
 
 
 @pytest.mark.slow
@@ -159,7 +161,7 @@ def test_ctrl_c_ends_a_command_that_waits_for_the_store(started: Start) -> None:
     ids=lambda command: command[0],
 )
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_a_service_ends_in_order_when_told_to(
+def test_a_service_ends_without_a_traceback_after_a_signal(
     shop: Flagstone, started: Start, command: tuple[str, ...], number: signal.Signals, code: int
 ) -> None:
     process = started("-p", str(shop.path), *command)
@@ -168,16 +170,16 @@ def test_a_service_ends_in_order_when_told_to(
     assert "started" in first, first
 
     process.send_signal(number)
-    _, told = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=30)
 
-    assert process.returncode == code, told
-    assert "Traceback" not in told
+    assert process.returncode == code, errors
+    assert "Traceback" not in errors
     with database.open_reader(shop.path, mode="latest") as reader:
         assert len(list(reader.scan())) == 10
 
 
 @pytest.mark.slow
-def test_a_compactor_does_what_was_submitted(shop: Flagstone, started: Start) -> None:
+def test_a_compactor_does_a_submitted_job(shop: Flagstone, started: Start) -> None:
     shop.ok("compact", "--full")
     shop.ok("put", "user/9", "name 9")
     job = shop.json("submit-compaction", "--request", '"Full"')[0]["id"]
@@ -187,14 +189,14 @@ def test_a_compactor_does_what_was_submitted(shop: Flagstone, started: Start) ->
     while shop.json("read-compaction", "--id", job)["status"] != "Completed" and time.monotonic() < deadline:
         time.sleep(0.1)
     process.send_signal(signal.SIGTERM)
-    _, told = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=30)
 
-    assert process.returncode == 0, told
-    assert shop.json("read-compaction", "--id", job)["status"] == "Completed", told
+    assert process.returncode == 0, errors
+    assert shop.json("read-compaction", "--id", job)["status"] == "Completed", errors
     assert shop.json("scan", "--count")["entries"] == 11
 
 
-def test_a_reader_that_goes_away_ends_a_scan_quietly(cli: Flagstone, started: Start) -> None:
+def test_a_scan_ends_without_a_message_if_its_output_pipe_is_closed(cli: Flagstone, started: Start) -> None:
     with database.open(cli.path) as opened:
         for number in range(20_000):
             opened.put(b"%08d" % number, b"v" * 20)
@@ -207,20 +209,20 @@ def test_a_reader_that_goes_away_ends_a_scan_quietly(cli: Flagstone, started: St
     assert process.wait(timeout=30) == 141
 
 
-def test_json_is_json_in_every_locale(cli: Flagstone) -> None:
+def test_json_output_is_valid_in_every_locale(cli: Flagstone) -> None:
     cli.ok("put", "--create", "Müller", "größer")
     done, _ = run("-p", str(cli.path), "--json", "get", "Müller", env=environment(PYTHONIOENCODING="ascii"))
     assert json.loads(done.stdout)["value"] == "größer"
 
 
-def test_words_that_no_terminal_can_show_are_escaped(tmp_path: Path) -> None:
+def test_characters_that_the_terminal_cannot_show_are_escaped(tmp_path: Path) -> None:
     done, _ = run("-p", str(tmp_path / "nö"), "stats", env=environment(PYTHONIOENCODING="ascii"))
     assert done.returncode == 2
     assert "n\\xf6" in done.stderr
 
 
 @pytest.mark.parametrize("command", [("--help",), ("scan", "--help"), ("stats",)])
-def test_output_that_nobody_takes_is_no_reason_for_a_traceback(
+def test_a_failed_write_to_standard_output_prints_no_traceback(
     shop: Flagstone, command: tuple[str, ...]
 ) -> None:
     with Path("/dev/full").open("w") as full:
@@ -236,10 +238,10 @@ def test_output_that_nobody_takes_is_no_reason_for_a_traceback(
     assert "Traceback" not in done.stderr
 
 
-def test_a_bug_is_one_line_unless_a_traceback_is_wanted() -> None:
+def test_an_internal_error_is_one_line_and_a_traceback_on_request() -> None:
     code = (
-        "import flagstone.inspector.snapshot as looking, flagstone.cli.main as main\n"
-        "looking.look = lambda *_: 1 / 0\n"
+        "import flagstone.inspector.snapshot as snapshot, flagstone.cli.main as main\n"
+        "snapshot.take_snapshot = lambda *_: 1 / 0\n"
         "main.main()"
     )
     command = [sys.executable, "-c", code, "-p", "/tmp/x", "stats"]

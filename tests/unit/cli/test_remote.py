@@ -1,4 +1,4 @@
-"""The command line on a bucket: credentials from the environment or a file, and never in what is printed."""
+"""The command line on a bucket: credentials from the environment or a file, and never in the output."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAIN = [sys.executable, "-c", "from flagstone.cli.main import main; main()"]
 
 @pytest.fixture
 def variables(ministack: S3Server) -> dict[str, str]:
-    """What SlateDB's own tools are configured with."""
+    """The variables that configure SlateDB's own tools."""
     return {
         "CLOUD_PROVIDER": "aws",
         "AWS_BUCKET": ministack.bucket,
@@ -39,7 +39,7 @@ def bucket(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Flagst
     return Flagstone(Path("cli/shop"))
 
 
-def test_a_bucket_is_used_like_a_folder(ministack: S3Server, bucket: Flagstone) -> None:
+def test_commands_work_on_a_bucket(ministack: S3Server, bucket: Flagstone) -> None:
     bucket.ok("put", "a", "1", "--create")
     bucket.ok("put", "b", "2")
     checkpoint = bucket.json("create-checkpoint")["id"]
@@ -56,12 +56,12 @@ def test_a_bucket_is_used_like_a_folder(ministack: S3Server, bucket: Flagstone) 
     assert bucket.ok("scan") == "a\t1\nb\t2\n"
 
 
-def test_a_bucket_without_the_database_says_so(bucket: Flagstone) -> None:
+def test_a_missing_database_in_a_bucket_is_a_bad_request(bucket: Flagstone) -> None:
     assert "does not exist" in bucket.refused("stats", path="s3://no-such-bucket-here/shop")
     assert "no database at 'cli/nothing'" in bucket.refused("get", "k", path="cli/nothing")
 
 
-def test_credentials_come_from_a_file_and_stay_there(variables: dict[str, str], tmp_path: Path) -> None:
+def test_credentials_from_an_env_file_are_not_printed(variables: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "bucket.env"
     file.write_text("".join(f"{name}={value}\n" for name, value in variables.items()))
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "CLOUD_"))}

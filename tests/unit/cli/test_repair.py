@@ -1,4 +1,4 @@
-"""`flagstone repair`: the plan, the price, and doing it."""
+"""`flagstone repair`: the plan, what it gives up, and `--apply`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_sound_database_is_not_touched(shop: Flagstone) -> None:
     assert files(shop.path) == before
 
 
-def test_without_apply_nothing_changes_and_the_exit_code_says_damage(holed: Flagstone) -> None:
+def test_without_apply_nothing_changes_and_the_exit_code_is_six(holed: Flagstone) -> None:
     before = files(holed.path)
 
     done = holed("repair")
@@ -56,7 +56,7 @@ def test_without_apply_nothing_changes_and_the_exit_code_says_damage(holed: Flag
 
 
 @pytest.mark.slow
-def test_apply_repairs_and_a_second_one_finds_nothing(holed: Flagstone) -> None:
+def test_apply_repairs_and_a_second_repair_finds_nothing(holed: Flagstone) -> None:
     out = holed.ok("repair", "--apply", "--yes")
 
     assert "repaired: manifest" in out
@@ -65,7 +65,7 @@ def test_apply_repairs_and_a_second_one_finds_nothing(holed: Flagstone) -> None:
     assert [line.split("\t")[0] for line in holed.ok("scan").splitlines()] == ["a", "c"]
 
 
-def test_apply_asks_unless_told_not_to(holed: Flagstone) -> None:
+def test_apply_needs_a_confirmation_or_yes(holed: Flagstone) -> None:
     before = files(holed.path)
     done = holed("repair", "--apply")
     assert done.exit_code == 2
@@ -86,14 +86,14 @@ def test_json_has_the_whole_report(holed: Flagstone) -> None:
     assert report["gives_up"] == plan["gives_up"]
 
 
-def test_what_cannot_be_repaired_keeps_the_exit_code(shop: Flagstone) -> None:
-    table = next((shop.path / "compacted").iterdir())
-    table.write_bytes(table.read_bytes()[:20])
+def test_a_defect_without_a_remedy_exits_with_six(shop: Flagstone) -> None:
+    sst = next((shop.path / "compacted").iterdir())
+    sst.write_bytes(sst.read_bytes()[:20])
     done = shop("repair", "--apply", "--yes")
     assert done.exit_code == 6
     assert "damaged sst" in done.stdout
-    assert "an operator must look" in done.stdout
+    assert "an operator must examine it" in done.stdout
 
 
-def test_a_wrong_path_is_not_called_sound(cli: Flagstone) -> None:
+def test_repair_of_a_missing_database_is_a_bad_request(cli: Flagstone) -> None:
     assert "no database" in cli.refused("repair")

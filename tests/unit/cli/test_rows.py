@@ -1,4 +1,4 @@
-"""`get`, `put`, `delete`, `scan`: what goes in comes out, byte for byte."""
+"""`get`, `put`, `delete` and `scan`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import flagstone
 from unit.cli.running import Flagstone
 
 
-def test_a_value_comes_back_byte_for_byte(cli: Flagstone) -> None:
+def test_get_returns_the_bytes_that_put_wrote(cli: Flagstone) -> None:
     value = bytes(range(256))
     cli.ok("put", "--create", "blob", "-", stdin=value)
 
@@ -21,7 +21,7 @@ def test_a_value_comes_back_byte_for_byte(cli: Flagstone) -> None:
     assert done.stdout_bytes == value
 
 
-def test_a_value_comes_from_a_file(cli: Flagstone, tmp_path: Path) -> None:
+def test_put_reads_the_value_from_a_file(cli: Flagstone, tmp_path: Path) -> None:
     file = tmp_path / "picture"
     file.write_bytes(b"\x89PNG\r\n")
     cli.ok("put", "--create", "picture", f"@{file}")
@@ -29,27 +29,27 @@ def test_a_value_comes_from_a_file(cli: Flagstone, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_value_may_be_written_in_hexadecimal_digits_or_base64(cli: Flagstone) -> None:
+def test_put_accepts_values_in_hexadecimal_and_base64(cli: Flagstone) -> None:
     cli.ok("put", "--create", "a", "0x0001", "--value-form", "hex")
     cli.ok("put", "b", "AAE=", "--value-form", "base64")
     assert cli("get", "a").stdout_bytes == cli("get", "b").stdout_bytes == b"\x00\x01"
 
 
-def test_an_absent_key_exits_with_one_and_prints_nothing(shop: Flagstone) -> None:
-    done = shop("get", "nobody")
+def test_get_of_a_missing_key_exits_with_one_and_prints_nothing(shop: Flagstone) -> None:
+    done = shop("get", "missing")
     assert (done.exit_code, done.stdout) == (1, "")
-    assert done.stderr == "flagstone: no value for the key nobody\n"
+    assert done.stderr == "flagstone: no value for the key missing\n"
 
 
 @pytest.mark.slow
-def test_a_key_that_looks_hexadecimal_is_text_and_the_miss_says_so(shop: Flagstone) -> None:
+def test_a_key_with_0x_is_text_and_the_error_hints_at_hex(shop: Flagstone) -> None:
     assert "--hex" in shop("get", "0x00ff").stderr
     assert shop("get", "--hex", "0x00ff").stdout_bytes == b"\x01\x02"
     assert shop("get", "--hex", "00FF").stdout_bytes == b"\x01\x02"
     assert shop("get", "--base64", "AP8=").stdout_bytes == b"\x01\x02"
 
 
-def test_json_of_a_row_has_its_number_and_times(cli: Flagstone) -> None:
+def test_json_of_a_row_has_its_sequence_number_and_times(cli: Flagstone) -> None:
     cli.ok("put", "--create", "k", "v", "--ttl", "7days 30min")
     row = cli.json("get", "k")
     assert row["key"] == "k"
@@ -58,24 +58,24 @@ def test_json_of_a_row_has_its_number_and_times(cli: Flagstone) -> None:
     assert row["expires_ms"] - row["created_ms"] == (7 * 24 * 60 + 30) * 60_000
 
 
-def test_json_of_an_absent_key_is_null(shop: Flagstone) -> None:
-    done = shop("get", "nobody", "--json")
+def test_json_of_a_missing_key_is_null(shop: Flagstone) -> None:
+    done = shop("get", "missing", "--json")
     assert done.exit_code == 1
     assert json.loads(done.stdout) is None
 
 
 @pytest.mark.slow
-def test_a_deleted_key_is_gone(shop: Flagstone) -> None:
+def test_delete_removes_a_key(shop: Flagstone) -> None:
     assert shop.json("delete", "user/3") == {"key": "user/3", "seq": 11}
     assert shop("get", "user/3").exit_code == 1
 
 
-def test_put_creates_no_database_by_accident(cli: Flagstone) -> None:
+def test_put_without_create_does_not_create_a_database(cli: Flagstone) -> None:
     assert "no database" in cli.refused("put", "k", "v")
     assert not cli.path.exists()
 
 
-def test_put_leaves_what_others_wrote(shop: Flagstone) -> None:
+def test_put_keeps_the_other_rows(shop: Flagstone) -> None:
     shop.ok("put", "user/9", "name 9")
     with flagstone.open_reader(shop.path, mode="latest") as reader:
         assert len(list(reader.scan(prefix=b"user/"))) == 10
@@ -87,27 +87,27 @@ def test_put_leaves_what_others_wrote(shop: Flagstone) -> None:
     [
         (("get", "--hex", "xyz"), "the key 'xyz' is not hexadecimal"),
         (("get", "--base64", "!"), "the key '!' is not base64"),
-        (("get", "--hex", "--base64", "00"), "not both"),
+        (("get", "--hex", "--base64", "00"), "exclude each other"),
         (("get", ""), "key"),
         (("put", "k", "@/nowhere/at/all"), "cannot read the value from /nowhere/at/all"),
         (("put", "k", "v", "--ttl", "7 fortnights"), "unknown unit 'fortnights'"),
         (("scan", "--prefix", "a", "--from", "b"), "not both"),
         (("scan", "--start", "b", "--stop", "a"), "inverted"),
         (("scan", "--from", "0xzz"), "the start '0xzz' is not hexadecimal"),
-        (("scan", "--checkpoint", "yesterday"), "list-checkpoints shows them"),
+        (("scan", "--checkpoint", "yesterday"), "list-checkpoints shows the UUIDs"),
         (("get", "k", "--checkpoint", "01740ee5-6459-44af-9a45-85deb6e468e3"), "no checkpoint"),
         (("get", "k", "--merge-operator", "sum"), "no merge operator 'sum'"),
         (("get", "k", "--merge-operator", "nowhere:Sum"), "cannot load the merge operator nowhere:Sum"),
         (("get", "k", "--merge-operator", "json:loads"), "has no method merge"),
     ],
 )
-def test_bad_arguments_are_one_line_that_says_what_to_do(
+def test_the_error_for_bad_arguments_is_one_line_that_says_what_to_do(
     shop: Flagstone, arguments: tuple[str, ...], words: str
 ) -> None:
     assert words in shop.refused(*arguments)
 
 
-def test_scan_prints_keys_and_values_by_line(shop: Flagstone) -> None:
+def test_scan_prints_one_key_and_value_per_line(shop: Flagstone) -> None:
     lines = shop.ok("scan").splitlines()
     assert lines[0] == "0x00ff\t<binary 2 bytes>"
     assert lines[1:] == [f"user/{number}\tname {number}" for number in range(9)]
@@ -125,10 +125,10 @@ def test_scan_prints_keys_and_values_by_line(shop: Flagstone) -> None:
         (("--prefix", "user/", "--max-keys", "2"), range(2)),
         (("--prefix", "user/", "--reverse", "--limit", "3"), range(8, 5, -1)),
         (("--hex", "--prefix", "757365722f"), range(9)),
-        (("--prefix", "nobody"), range(0)),
+        (("--prefix", "missing"), range(0)),
     ],
 )
-def test_scan_gives_the_rows_that_are_asked_for(
+def test_scan_prints_the_rows_of_the_given_range(
     shop: Flagstone, arguments: tuple[str, ...], users: range
 ) -> None:
     lines = shop.ok("scan", *arguments, "--json").splitlines()
@@ -147,17 +147,19 @@ def test_scan_gives_the_rows_that_are_asked_for(
         (("--key", "utf8", "--value", "none"), "\x00\ufffd"),
     ],
 )
-def test_scan_shows_bytes_as_asked(shop: Flagstone, arguments: tuple[str, ...], line: str) -> None:
+def test_scan_prints_keys_and_values_in_the_given_form(
+    shop: Flagstone, arguments: tuple[str, ...], line: str
+) -> None:
     assert shop.ok("scan", "--limit", "1", *arguments).rstrip("\n") == line
 
 
-def test_scan_counts(shop: Flagstone) -> None:
+def test_scan_with_count_prints_rows_and_bytes(shop: Flagstone) -> None:
     assert shop.ok("scan", "--count") == f"10 entries, {9 * 12 + 4} bytes\n"
     assert shop.json("scan", "--count") == {"entries": 10, "bytes": 9 * 12 + 4}
 
 
 @pytest.mark.slow
-def test_scan_hides_what_has_expired_unless_asked(cli: Flagstone) -> None:
+def test_scan_shows_expired_rows_only_with_include_expired(cli: Flagstone) -> None:
     cli.ok("put", "--create", "k", "v", "--ttl", "1ms")
     assert cli.ok("scan") == ""
     assert cli.ok("scan", "--include-expired") == "k\tv\n"
@@ -166,7 +168,7 @@ def test_scan_hides_what_has_expired_unless_asked(cli: Flagstone) -> None:
 
 
 @pytest.mark.slow
-def test_a_scan_can_show_a_checkpoint(shop: Flagstone) -> None:
+def test_scan_reads_the_state_of_a_checkpoint(shop: Flagstone) -> None:
     with flagstone.open(shop.path) as database:
         checkpoint = str(database.checkpoint().id)
         database.put(b"user/9", b"late")
@@ -176,7 +178,7 @@ def test_a_scan_can_show_a_checkpoint(shop: Flagstone) -> None:
 
 
 @pytest.mark.slow
-def test_merge_rows_are_folded_by_the_operator_that_is_named(cli: Flagstone) -> None:
+def test_merge_operands_are_combined_by_the_given_operator(cli: Flagstone) -> None:
     from flagstone.lsm.operators import Concatenate
 
     with flagstone.open(cli.path, merge_operator=Concatenate()) as database:
@@ -188,7 +190,7 @@ def test_merge_rows_are_folded_by_the_operator_that_is_named(cli: Flagstone) -> 
 
 
 @pytest.mark.slow
-def test_reading_writes_nothing(shop: Flagstone) -> None:
+def test_reading_commands_write_nothing(shop: Flagstone) -> None:
     before = sorted(shop.path.rglob("*"))
     shop.ok("get", "user/1")
     shop.ok("scan")

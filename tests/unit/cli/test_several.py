@@ -1,4 +1,4 @@
-"""One garbage collection for several databases: named one by one, or found below a prefix."""
+"""One garbage collection for several databases: given by paths, or found below a prefix."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def roots(done: Result) -> list[str]:
 
 
 @pytest.mark.slow
-def test_paths_may_be_repeated_before_and_behind_the_command(folder: Path) -> None:
+def test_paths_may_be_given_before_and_after_the_command(folder: Path) -> None:
     a, b, c = folder / "a", folder / "b", folder / "deep" / "c"
     collect = ("run-garbage-collection", "--json")
     assert roots(flagstone("-p", a, "-p", b, *collect)) == ["a", "b"]
@@ -46,7 +46,7 @@ def test_paths_may_be_repeated_before_and_behind_the_command(folder: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_prefix_stands_for_every_database_below_it(folder: Path) -> None:
+def test_a_prefix_collects_every_database_below_it(folder: Path) -> None:
     done = flagstone("run-garbage-collection", "--json", "--prefix", folder)
     assert [root.rpartition("/")[2] for root in roots(done)] == ["a", "b", "c"]
     Admin(folder / "a").destroy()
@@ -58,14 +58,14 @@ def test_a_prefix_stands_for_every_database_below_it(folder: Path) -> None:
     assert "no database below" in refused.stderr
 
 
-def test_other_commands_take_one_database(folder: Path) -> None:
+def test_other_commands_accept_only_one_database(folder: Path) -> None:
     refused = flagstone("-p", folder / "a", "-p", folder / "b", "stats")
     assert refused.exit_code == 2
     assert "only garbage collection takes more than one" in refused.stderr
 
 
 @pytest.mark.slow
-def test_the_report_says_why_a_destroyed_database_is_still_there(folder: Path) -> None:
+def test_the_report_says_what_a_destroyed_database_waits_for(folder: Path) -> None:
     Admin(folder / "a").create_checkpoint(name="backup")
     Admin(folder / "a").destroy(soft=True)
     done = flagstone("-p", folder / "a", "run-garbage-collection")
@@ -75,7 +75,7 @@ def test_the_report_says_why_a_destroyed_database_is_still_there(folder: Path) -
 
 
 @pytest.mark.slow
-def test_a_schedule_ends_when_its_databases_are_gone(folder: Path) -> None:
+def test_scheduled_collection_ends_when_its_databases_are_gone(folder: Path) -> None:
     for name in ("a", "b"):
         Admin(folder / name).destroy(soft=True, grace=timedelta())
     words = ["-p", folder / "a", "schedule-garbage-collection", "-p", folder / "b"]

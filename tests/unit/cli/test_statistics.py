@@ -1,4 +1,4 @@
-"""`stats`: numbers that add up."""
+"""`stats`: the figures agree with the objects."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from unit.cli.running import Flagstone
 pytestmark = pytest.mark.slow
 
 
-def test_stats_of_a_small_database(shop: Flagstone) -> None:
+def test_stats_counts_the_objects_of_a_small_database(shop: Flagstone) -> None:
     stats = shop.json("stats")
     files = [file for file in shop.path.rglob("*") if file.is_file()]
-    tables = [file for file in files if file.parent.name == "compacted"]
+    ssts = [file for file in files if file.parent.name == "compacted"]
 
     assert stats["path"] == "shop"
     assert stats["last_l0_seq"] == 10
     assert stats["trees"] == [
         {"prefix": "", "l0": {"count": 2, "bytes": stats["trees"][0]["l0"]["bytes"]}, "runs": []}
     ]
-    assert stats["tables"]["live"] == {"count": 2, "bytes": sum(file.stat().st_size for file in tables)}
+    assert stats["tables"]["live"] == {"count": 2, "bytes": sum(file.stat().st_size for file in ssts)}
     assert stats["tables"]["unreferenced"] == {"count": 0, "bytes": 0}
     assert sum(folder["count"] for folder in stats["objects"].values()) == len(files)
     assert sum(folder["bytes"] for folder in stats["objects"].values()) == sum(
@@ -35,7 +35,7 @@ def test_stats_of_a_small_database(shop: Flagstone) -> None:
     assert stats["requests"] == {"get": 2, "list": 2}
 
 
-def test_stats_tell_pinned_and_unreferenced_tables_apart(shop: Flagstone) -> None:
+def test_stats_counts_pinned_and_unreferenced_ssts(shop: Flagstone) -> None:
     with flagstone.open(shop.path) as database:
         database.checkpoint(name="keep")
         database.checkpoint(lifetime=timedelta(seconds=60))
@@ -50,11 +50,11 @@ def test_stats_tell_pinned_and_unreferenced_tables_apart(shop: Flagstone) -> Non
 
 
 @pytest.mark.parametrize("database", databases(), ids=lambda database: database.name)
-def test_stats_of_every_database_of_the_wheel(database: GoldenDatabase) -> None:
-    log = () if database.wal_store is None else ("--wal-store", str(database.wal_store))
+def test_stats_works_for_every_golden_database(database: GoldenDatabase) -> None:
+    wal_store = () if database.wal_store is None else ("--wal-store", str(database.wal_store))
     cli = Flagstone(database.store / database.path)
-    stats = cli.json(*log, "stats")
-    text = cli.ok(*log, "stats")
+    stats = cli.json(*wal_store, "stats")
+    text = cli.ok(*wal_store, "stats")
 
     found = stats["tables"]
     borrowed = {external["path"] for external in stats["external_dbs"] if external["tables"]}
@@ -67,7 +67,7 @@ def test_stats_of_every_database_of_the_wheel(database: GoldenDatabase) -> None:
     assert stats["space_amplification"] is None or stats["space_amplification"] >= 1
 
 
-def test_a_database_inside_another_is_told_apart(shop: Flagstone) -> None:
+def test_stats_does_not_count_the_ssts_of_a_database_inside_this_one(shop: Flagstone) -> None:
     before = shop.json("stats")
     flagstone.open(shop.path / "inner").close()
     stats = shop.json("stats")
@@ -77,12 +77,12 @@ def test_a_database_inside_another_is_told_apart(shop: Flagstone) -> None:
     assert stats["log"] == before["log"]
 
 
-def test_stats_without_a_database(cli: Flagstone, tmp_path: Path) -> None:
+def test_stats_of_a_missing_database_is_a_bad_request(cli: Flagstone, tmp_path: Path) -> None:
     assert "no database at" in cli.refused("stats")
     assert not (tmp_path / "store").exists()
 
 
-def test_sizes_and_times_as_people_read_them() -> None:
+def test_sizes_have_binary_units_and_times_are_rfc_3339() -> None:
     assert [size_text(size) for size in (0, 1023, 1024, 1536, 5 << 30)] == [
         "0 B",
         "1023 B",

@@ -1,4 +1,4 @@
-"""The command line on a terminal: questions before something is lost, and progress that stays off standard output."""
+"""The command line on a terminal: questions before data is lost, and progress on standard error only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAIN = [sys.executable, "-c", "from flagstone.cli.main import main; main()"]
 
 
 def on_terminal(*arguments: str, answer: str = "") -> tuple[int, str, str]:
-    """Run with a terminal for standard input and error; returns the exit code, the output, and what it showed."""
+    """Run with a terminal for standard input and error; returns exit code, output, and terminal text."""
     ours, theirs = pty.openpty()
     if answer:
         os.write(ours, answer.encode())
@@ -33,12 +33,12 @@ def on_terminal(*arguments: str, answer: str = "") -> tuple[int, str, str]:
         while piece := os.read(ours, 65_536):
             shown += piece
     except OSError:
-        pass  # how a terminal ends whose last process is gone
+        pass  # Linux reports the end of a pseudo-terminal as an error
     os.close(ours)
     return process.returncode, output, shown.decode()
 
 
-def test_restoring_asks_first(shop: Flagstone) -> None:
+def test_restore_asks_first(shop: Flagstone) -> None:
     good = shop.json("create-checkpoint")["id"]
     shop.ok("delete", "user/1")
 
@@ -54,7 +54,7 @@ def test_restoring_asks_first(shop: Flagstone) -> None:
     assert shop.ok("get", "user/1") == "name 1"
 
 
-def test_deleting_asks_first_and_says_how_much(shop: Flagstone) -> None:
+def test_delete_db_asks_first_and_says_how_many_objects(shop: Flagstone) -> None:
     files = sum(1 for file in shop.path.rglob("*") if file.is_file())
     code, _, shown = on_terminal("-p", str(shop.path), "delete-db", answer="n\n")
     assert code == 1
@@ -65,7 +65,7 @@ def test_deleting_asks_first_and_says_how_much(shop: Flagstone) -> None:
     assert "no database" in shop.refused("stats")
 
 
-def test_progress_is_shown_beside_the_output(cli: Flagstone) -> None:
+def test_progress_is_shown_on_standard_error(cli: Flagstone) -> None:
     with flagstone.open(cli.path, settings=flagstone.Settings(compactor_options=None)) as database:
         for part in range(3):
             for number in range(3000):

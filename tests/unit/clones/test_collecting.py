@@ -36,7 +36,7 @@ def test_a_lender_keeps_lent_ssts_until_the_clone_has_compacted_them(world: Worl
     collect(world, "p")
 
     left = set(world.objects("p/compacted"))
-    assert not left & {DbPaths("p").table(sst_id) for sst_id in lent}
+    assert not left & {DbPaths("p").sst(sst_id) for sst_id in lent}
     assert len(left) <= 2
     assert world.scan("p") == numbered(0, 5, b"w") | numbered(0, 1, b"x")
     assert world.scan("c") == numbered(0, 5)

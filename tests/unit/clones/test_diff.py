@@ -9,8 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import flagstone
-from flagstone.clones.diff import plan_diff
-from flagstone.db.admin.diff import Diff, Difference
+from flagstone.db.admin.diff import Diff, Difference, plan_diff
 from flagstone.errors import InvalidRequest
 from flagstone.format.filter import FixedPrefix
 from flagstone.lsm.operators import Concatenate

@@ -54,12 +54,12 @@ def check(reads: Reads) -> None:
             lambda key=key: reads[key],
             lambda key=key: key in reads,
         ):
-            with pytest.raises(InvalidRequest, match=r"outside of .* b'k002' up to b'k005'; read it from"):
+            with pytest.raises(InvalidRequest, match=r"outside the .* b'k002' up to b'k005'; read it from"):
                 read()
     for scan in SCANS_OUTSIDE:
-        with pytest.raises(InvalidRequest, match=r"outside of .* b'k002' up to b'k005'; scan the database"):
+        with pytest.raises(InvalidRequest, match=r"outside the .* b'k002' up to b'k005'; scan the database"):
             reads.scan(**scan, reverse=True)
-        with pytest.raises(InvalidRequest, match=r"outside of .* b'k002' up to b'k005'; scan the database"):
+        with pytest.raises(InvalidRequest, match=r"outside the .* b'k002' up to b'k005'; scan the database"):
             reads.scan_arrow(**scan)
     for overlapping in ({}, {"stop": b"k0021"}, {"start": b"k004\xff"}, {"prefix": b"k"}, {"prefix": b""}):
         expected = [
@@ -121,7 +121,7 @@ def test_the_async_interfaces_refuse_reads_outside_of_their_range(projected: Wor
                 lambda key: reads.get(key, b"default"),
                 lambda key: reads.multi_get([b"k003", key]),
             ):
-                with pytest.raises(InvalidRequest, match=r"outside of .* b'k002' up to b'k005'"):
+                with pytest.raises(InvalidRequest, match=r"outside the .* b'k002' up to b'k005'"):
                     await read(key)
         for scan in SCANS_OUTSIDE:
             with pytest.raises(InvalidRequest, match="outside"):

@@ -84,7 +84,7 @@ def test_restoring_a_state_before_a_compaction_fails_the_running_jobs(world: Wor
     fence, claimed = claim_compactor(manifests)
     claim_compactions(compactions, fence)
     l0 = tuple(view.id for view in claimed.value.tree.l0)
-    newest = claimed.value.table(claimed.value.tree.l0[0])
+    newest = claimed.value.sst(claimed.value.tree.l0[0])
     manifests.update(
         lambda now: apply_compaction(
             now.value, segment=b"", l0=l0, runs=(), destination=RunId(0), output=(newest,)
@@ -136,7 +136,7 @@ def test_a_restored_clone_borrows_the_ssts_of_its_checkpoint_again(world: World)
             l0=[view.id for view in now.value.tree.l0],
             runs=(),
             destination=RunId(0),
-            output=(now.value.table(now.value.tree.l0[0]),),
+            output=(now.value.sst(now.value.tree.l0[0]),),
         )
     )
     assert manifests.require_latest().value.external_dbs[0].sst_ids == ()

@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
-from flagstone.compaction.coordinator import Coordinator, LocalWorker
+from flagstone.compaction.coordinator import Coordinator
 from flagstone.compaction.lifecycle import is_released
-from flagstone.compaction.on_demand import CompactNow, Progress, SubmittedOnly
+from flagstone.compaction.on_demand import CompactNow, Progress
 from flagstone.compaction.picker import plan_full
-from flagstone.compaction.worker import Worker
+from flagstone.config import CompactionWorkerOptions, CompactorOptions
 from flagstone.errors import Unavailable
 from flagstone.metadata.compactions import Job, JobStatus
 from flagstone.metadata.compactions import Worker as Claim
 from flagstone.metadata.fencing import claim_compactor
-from kit.compactors import CompactionWorld
+from flagstone.runtime.pool import IoPool
+from kit.compactors import CompactionWorld, RowExecutor
 
 
 @pytest.fixture
@@ -29,25 +30,18 @@ def now(
     world: CompactionWorld, meanwhile: Callable[[Progress], None] = lambda _: None, **changes: Any
 ) -> CompactNow:
     """A full compaction; `meanwhile` is what other processes do between two of its steps."""
-    board = world.board()
-
-    def make_worker(accepts: Any) -> Worker:
-        return world.worker(board=board, accepts=accepts)
-
-    def make_coordinator(worker: Worker) -> Coordinator:
-        local = LocalWorker(worker.id, worker.slots)
-        return world.coordinator(board=board, scheduler=SubmittedOnly(), local=local)
-
+    executor = RowExecutor(world.store, ids=world.ids)
+    world.executors.append(executor)
     return CompactNow(
-        board,
+        world.board(),
         plan_full,
-        make_worker,
-        make_coordinator,
-        world.clock,
-        world.ids,
+        executor,
+        CompactorOptions(),
+        CompactionWorkerOptions(),
         fallback=lambda manifest, jobs: plan_full(manifest, jobs, around=True),
         once=True,
         progress=meanwhile,
+        pool=IoPool(max_workers=0, name="inline"),
         **changes,
     )
 

@@ -282,7 +282,7 @@ def test_sources_that_do_not_overlap_are_moved_with_enable_trivial_move(world: C
 
     (run,) = world.manifest.tree.runs
     assert {view.sst_id for view in run.views} == ssts
-    firsts = [world.manifest.table(view).info.first_entry for view in run.views]
+    firsts = [world.manifest.sst(view).info.first_entry for view in run.views]
     assert firsts == [b"0", b"1", b"2", b"3"]
     assert world.statuses() == [COMPLETED]
     assert world.contents() == before

@@ -206,7 +206,7 @@ def test_a_damaged_block_raises_corrupt_data_with_object_and_block() -> None:
     rig = ExecutorRig()
     view = rig.add_sst(many(1))
     rig.set_tree([view])
-    path = PATHS.table(view.sst_id)
+    path = PATHS.sst(view.sst_id)
     data = bytearray(rig.store.get(path).data)
     data[3000] ^= 1
     rig.store.put(path, bytes(data))
@@ -220,7 +220,7 @@ def test_a_damaged_block_raises_corrupt_data_with_object_and_block() -> None:
 def test_a_damaged_block_with_a_valid_checksum_raises_corrupt_data_with_object_and_block() -> None:
     rig = ExecutorRig(bytes_to_fetch=1)
     view = rig.add_sst(many(1))
-    path = PATHS.table(view.sst_id)
+    path = PATHS.sst(view.sst_id)
     data = bytearray(rig.store.get(path).data)
     offsets = decode_sst(bytes(data), path).index.offsets
     start, stop = offsets[1], offsets[2]
@@ -251,7 +251,7 @@ def test_a_missing_sst_and_a_missing_source_fail_the_job() -> None:
         rig.run(TieredSpec((JOB,), (RunId(7),), RunId(7)))
     with pytest.raises(InvalidRequest, match="segment"):
         rig.run(TieredSpec((JOB,), (), RunId(7), b"nowhere"))
-    rig.store.delete(PATHS.table(view.sst_id))
+    rig.store.delete(PATHS.sst(view.sst_id))
     with pytest.raises(SstGone):
         rig.run()
 
@@ -275,7 +275,7 @@ def test_sources_are_read_in_few_requests_of_bounded_size() -> None:
     rig = ExecutorRig(store=Watching(inner), bytes_to_fetch=8000)
     rig.set_sources([many(1, 2000)], min_seq=9000, clock_ms=0)
     view = rig.manifest.tree.runs[0].views[0]
-    info = rig.manifest.table(view).info
+    info = rig.manifest.sst(view).info
     rig.run()
     _, end = footer_range(info, 2)
     assert sizes[0] == end - info.index_offset

@@ -275,9 +275,9 @@ def test_a_read_of_a_lost_sst_tries_newer_manifests_and_then_raises_corrupt_data
         async with aio.open("db", store=store, settings=MANUAL) as db:
             await db.put(b"a", b"1")
             await db.flush()
-            [table] = (await db.manifest()).ssts
+            [sst] = (await db.manifest()).ssts
             async with aio.open_reader("db", store=store, mode="latest", settings=PATIENT) as reader:
-                store.delete(DbPaths("db").table(table))
+                store.delete(DbPaths("db").sst(sst))
                 with pytest.raises(CorruptData, match="missing"):
                     await reader.get(b"a")
 

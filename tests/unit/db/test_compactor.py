@@ -50,10 +50,10 @@ def settings(**changes: Any) -> Settings:
     return Settings(**{**values, **changes})
 
 
-def write(db: Db, tables: int, *, start: int = 0) -> dict[bytes, bytes]:
+def write(db: Db, ssts: int, *, start: int = 0) -> dict[bytes, bytes]:
     """One SST in L0 for each, which overwrites some rows of the one before."""
     rows: dict[bytes, bytes] = {}
-    for number in range(start, start + tables):
+    for number in range(start, start + ssts):
         for offset in range(20):
             key, value = b"key%05d" % (number * 10 + offset), b"value %d" % number
             db.put(key, value)

@@ -46,8 +46,8 @@ class Pairs:
         return [] if busy or len(manifest.tree.l0) < 2 else plan_full(manifest, compactions)
 
 
-def write(db: flagstone.Db, tables: int) -> dict[bytes, bytes]:
-    for number in range(tables):
+def write(db: flagstone.Db, ssts: int) -> dict[bytes, bytes]:
+    for number in range(ssts):
         db.put(b"key%d" % number, b"value")
         db.flush()
     return dict(db.scan())

@@ -41,7 +41,7 @@ def run_all(*works: Callable[[], None]) -> list[BaseException]:
         thread.start()
     for thread in threads:
         thread.join(60)
-        assert not thread.is_alive(), "somebody hangs"
+        assert not thread.is_alive(), "a thread hangs"
     return raised
 
 

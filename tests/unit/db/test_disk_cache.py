@@ -62,8 +62,8 @@ def test_opening_a_database_preloads_the_cache_as_configured(
     }
     with flagstone.open("db", store=store, settings=MANUAL.replace(object_store_cache_options=options)) as db:
         eventually(lambda: not any("preload" in thread.name for thread in threading.enumerate()))
-        tables = {file.parent for file in tmp_path.rglob("*.part")}
-        assert len(tables) == cached
+        ssts = {file.parent for file in tmp_path.rglob("*.part")}
+        assert len(ssts) == cached
         for meta in list(store.list("db/compacted")) if which == "AllSst" else []:
             store.delete(meta.path)
         if which == "AllSst":
@@ -77,7 +77,7 @@ def test_a_flushed_sst_is_read_without_a_request() -> None:
         db.flush()
         store.reset()
         assert db.get(b"key") == b"value"
-        assert store.totals()["requests"] == {}, "a small table stays in memory"
+        assert store.totals()["requests"] == {}, "a small SST stays in memory"
         for key in KEYS:
             db.put(key, b"v" * 50)
         db.flush()

@@ -222,7 +222,7 @@ def test_readers_in_latest_mode_and_at_a_checkpoint_write_nothing(store: MemoryS
         assert manifests_of(store).require_latest().id == before
 
 
-# -- following the log ------------------------------------------------------------------------------------
+# -- following the WAL ------------------------------------------------------------------------------------
 
 
 def test_a_reader_polls_and_shows_the_rows_of_a_live_writer(store: MemoryStore) -> None:
@@ -525,8 +525,8 @@ def test_a_read_of_a_deleted_sst_uses_a_newer_manifest(store: MemoryStore) -> No
         db.put(b"a", b"1")
         db.flush()
         manifest = manifests_of(store).require_latest().value
-        [table] = manifest.ssts
-        moved = DbPaths("db").table(table)
+        [sst] = manifest.ssts
+        moved = DbPaths("db").sst(sst)
         with flagstone.open_reader("db", store=store, mode="latest", settings=PATIENT) as reader:
             db.put(b"a", b"2")
             db.flush()
@@ -542,9 +542,9 @@ def test_a_missing_sst_of_the_newest_manifest_raises_corrupt_data(store: MemoryS
     with flagstone.open("db", store=store, settings=MANUAL) as db:
         db.put(b"a", b"1")
         db.flush()
-        [table] = manifests_of(store).require_latest().value.ssts
+        [sst] = manifests_of(store).require_latest().value.ssts
         with flagstone.open_reader("db", store=store, mode="latest", settings=PATIENT) as reader:
-            store.delete(DbPaths("db").table(table))
+            store.delete(DbPaths("db").sst(sst))
             with pytest.raises(CorruptData, match="missing"):
                 reader.get(b"a")
 
@@ -555,7 +555,7 @@ def test_a_damaged_wal_file_closes_the_reader_with_the_cause(store: MemoryStore)
         db.put(b"a", b"1", await_durable=True)
         with flagstone.open_reader("db", store=store, mode="latest", settings=quick) as reader:
             last = reader.status()["last_wal_id"]
-            store.put(DbPaths("db").wal(WalId(last + 1)), b"this is no log file" * 10)
+            store.put(DbPaths("db").wal(WalId(last + 1)), b"this is no WAL file" * 10)
             eventually(lambda: reader.closed)
             with pytest.raises(Closed) as closed:
                 reader.get(b"a")

@@ -33,11 +33,11 @@ def test_a_fetch_that_never_ends_is_repeated_by_the_next_reader(monkeypatch: pyt
     with open_database("db", store=store, settings=settings()) as db:
         db.put(b"k", b"v")
     with open_database("db", store=store, settings=settings()) as db:
-        tables = db._engine.manifest.views.ssts
-        (table,) = tables._tables.values()
-        tables._flights[table, META] = _Flight()
+        ssts = db._engine.manifest.views.ssts
+        (sst,) = ssts._ssts.values()
+        ssts._flights[sst, META] = _Flight()
         assert db.get(b"k") == b"v"
-        assert not tables._flights
+        assert not ssts._flights
 
 
 def test_cached_parts_whose_fetch_never_ends_are_fetched_by_the_next_reader(
@@ -48,10 +48,10 @@ def test_cached_parts_whose_fetch_never_ends_are_fetched_by_the_next_reader(
     with open_database("db", store=store, settings=settings()) as db:
         db.put(b"k", b"v")
     with open_database("db", store=store, settings=settings(tmp_path)) as db:
-        tables = db._engine.manifest.views.ssts
-        (table,) = tables._tables.values()
-        cached = tables._store
+        ssts = db._engine.manifest.views.ssts
+        (sst,) = ssts._ssts.values()
+        cached = ssts._store
         assert isinstance(cached, CachingStore)
-        cached._flights[cached._key(table.path, 0)] = Event()
+        cached._flights[cached._key(sst.path, 0)] = Event()
         assert db.get(b"k") == b"v"
         assert not cached._flights

@@ -454,7 +454,7 @@ def test_a_dry_run_changes_nothing_and_reports_what_a_round_deletes(world: Garba
     report = world.collect(dry_run=True)
     assert {meta.path for meta in world.store.list("")} == before
     assert report.deleted == 0
-    assert report.of("compacted").paths == [world.paths.table(first.id)]
+    assert report.of("compacted").paths == [world.paths.sst(first.id)]
     assert report.of("checkpoint").deleted == 1
 
     acted = world.collect()

@@ -142,8 +142,8 @@ class Database(RuleBasedStateMachine):
         }
         needed = {paths.manifest(ManifestId(latest.id)), *map(paths.manifest, saved)}
         reached = [latest.value, *(world.manifests.load(version) for version in saved)]
-        needed |= {paths.table(sst_id) for manifest in reached for sst_id in manifest.ssts}
-        needed |= {paths.table(sst.id) for sst in (self.uploaded, self.output) if sst is not None}
+        needed |= {paths.sst(sst_id) for manifest in reached for sst_id in manifest.ssts}
+        needed |= {paths.sst(sst.id) for sst in (self.uploaded, self.output) if sst is not None}
         wal_ids = set(range(max(1, latest.value.replay_after_wal_id), world.last_wal + 1))
         for manifest in reached[1:]:
             wal_ids |= set(range(manifest.replay_after_wal_id + 1, manifest.wal_id_last_seen + 1))

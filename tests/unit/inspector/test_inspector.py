@@ -1,4 +1,4 @@
-"""The page about a database: everything is on it, nothing on it is markup of somebody else's, and it stays here."""
+"""The page of `flagstone inspect`: its contents, its escaping, and its server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flagstone import Admin, Settings
 from flagstone.errors import InvalidRequest, Unavailable
 from flagstone.inspector.page import lanes, render
 from flagstone.inspector.server import serve
-from flagstone.inspector.snapshot import Seen, look
+from flagstone.inspector.snapshot import DatabaseSnapshot, take_snapshot
 from flagstone.runtime.sync import Event
 from flagstone.store.local import LocalStore
 from golden.corpus import GoldenDatabase, databases
@@ -25,7 +25,7 @@ QUIET = Settings(compactor_options=None, garbage_collector_options=None)
 
 
 class Tags(HTMLParser):
-    """Counts tags, keeps texts, and sees to it that what is opened is closed."""
+    """Counts tags, collects texts, and checks that every tag is closed."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -59,11 +59,11 @@ def shop(tmp_path: Path) -> Path:
     return folder
 
 
-def seen_at(folder: Path) -> Seen:
-    return look(LocalStore(folder.parent), None, folder.name, jobs=True)
+def seen_at(folder: Path) -> DatabaseSnapshot:
+    return take_snapshot(LocalStore(folder.parent), None, folder.name, jobs=True)
 
 
-def test_the_page_shows_tables_runs_jobs_checkpoints_and_sizes(shop: Path) -> None:
+def test_the_page_shows_ssts_runs_jobs_checkpoints_and_sizes(shop: Path) -> None:
     before = Tags(render(seen_at(shop)))
     assert before.seen.count("rect") == 4
     Admin(shop).compact(full=True)
@@ -83,27 +83,31 @@ def test_the_page_shows_tables_runs_jobs_checkpoints_and_sizes(shop: Path) -> No
         assert wanted in texts
 
 
-def test_what_is_in_the_database_is_text_and_values_are_not_shown(shop: Path) -> None:
+def test_keys_are_escaped_and_values_are_not_shown(shop: Path) -> None:
     page = render(seen_at(shop))
     assert "<script" not in page
     assert "<b>" not in page
     assert "secret" not in page
 
 
-def test_lanes_are_in_the_order_of_reads(shop: Path) -> None:
+def test_lanes_are_in_read_order(shop: Path) -> None:
     manifest = seen_at(shop).manifest.value
-    assert [lane.tables[0][0] for lane in lanes(manifest, manifest.tree)] == list(manifest.tree.l0)
+    assert [lane.ssts[0][0] for lane in lanes(manifest, manifest.tree)] == list(manifest.tree.l0)
 
 
 @pytest.mark.parametrize("database", databases(), ids=lambda database: database.name)
-def test_every_database_of_the_wheel_has_a_page(database: GoldenDatabase) -> None:
-    seen = look(LocalStore(database.store), None, database.path, jobs=True)
+def test_every_golden_database_has_a_page(database: GoldenDatabase) -> None:
+    seen = take_snapshot(LocalStore(database.store), None, database.path, jobs=True)
     tags = Tags(render(seen))
     assert tags.seen.count("rect") == sum(1 for _ in seen.manifest.value.views)
 
 
-def test_the_server_answers_this_machine_by_its_address_and_nobody_else() -> None:
-    stop, addresses, answers = Event(), list[str](), iter(["<p>one</p>", Unavailable("the store is away")])
+def test_the_server_refuses_requests_with_another_host_name() -> None:
+    stop, addresses, answers = (
+        Event(),
+        list[str](),
+        iter(["<p>one</p>", Unavailable("the store does not answer")]),
+    )
     ready = threading.Event()
 
     def page() -> str:
@@ -112,11 +116,11 @@ def test_the_server_answers_this_machine_by_its_address_and_nobody_else() -> Non
             raise answer
         return answer
 
-    def tell(address: str) -> None:
+    def on_ready(address: str) -> None:
         addresses.append(address)
         ready.set()
 
-    thread = threading.Thread(target=lambda: serve(page, port=0, stop=stop, ready=tell))
+    thread = threading.Thread(target=lambda: serve(page, port=0, stop=stop, ready=on_ready))
     thread.start()
     assert ready.wait(10)
     port = int(addresses[0].rpartition(":")[2].strip("/"))
@@ -133,9 +137,9 @@ def test_the_server_answers_this_machine_by_its_address_and_nobody_else() -> Non
     assert ask("/", f"127.0.0.1:{port}") == (200, "<p>one</p>")
     assert ask("/", "evil.example:80")[0] == 403
     assert ask("/other", f"localhost:{port}")[0] == 404
-    assert ask("/", f"localhost:{port}") == (503, "the store is away\n")
+    assert ask("/", f"localhost:{port}") == (503, "the store does not answer\n")
     with pytest.raises(InvalidRequest, match="choose another"):
-        serve(page, port=port, stop=stop, ready=tell)
+        serve(page, port=port, stop=stop, ready=on_ready)
     stop.set()
     thread.join(10)
     assert not thread.is_alive()

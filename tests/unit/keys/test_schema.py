@@ -1,4 +1,4 @@
-"""What a schema adds to keys: names, types, and the refusal of parts that would end up under another type."""
+"""Key schemas: names, types, and errors for parts of another type."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flagstone.keys import KeySchema
 SHOP = KeySchema({"region": "string", "day": "date", "id": "int32"})
 
 
-def test_a_schema_gives_the_bytes_that_no_schema_gives() -> None:
+def test_keys_are_the_same_with_and_without_a_schema() -> None:
     row = ("eu", date(2026, 1, 1), 7)
 
     assert SHOP.encode(row) == SHOP.encode(*row) == keys.encode(row)
@@ -26,7 +26,7 @@ def test_a_schema_gives_the_bytes_that_no_schema_gives() -> None:
     assert SHOP.encode("eu") == keys.encode("eu")
 
 
-def test_a_schema_is_plain_data() -> None:
+def test_a_schema_compares_hashes_and_pickles() -> None:
     assert KeySchema(SHOP.columns) == SHOP
     assert pickle.loads(pickle.dumps(SHOP)) == SHOP
     assert hash(KeySchema(list(SHOP.columns.items()))) == hash(SHOP)
@@ -35,7 +35,7 @@ def test_a_schema_is_plain_data() -> None:
     assert repr(SHOP) == "KeySchema({'region': 'string', 'day': 'date', 'id': 'int32'})"
 
 
-def test_arrow_schemas_and_key_schemas_describe_each_other() -> None:
+def test_arrow_schemas_and_key_schemas_convert_to_each_other() -> None:
     arrow = pa.schema(
         [
             ("a", pa.large_string()),
@@ -67,7 +67,7 @@ def test_arrow_schemas_and_key_schemas_describe_each_other() -> None:
     assert KeySchema.of(keys.arrow_schema(schema)) == schema
 
 
-def test_parts_take_the_form_of_their_columns() -> None:
+def test_decoded_parts_have_the_types_of_their_columns() -> None:
     schema = KeySchema({"price": "decimal(10,2)", "rate": "float64", "narrow": "float32"})
     key = schema.encode(5, 5, 0.1)
 
@@ -80,7 +80,7 @@ def test_parts_take_the_form_of_their_columns() -> None:
     [
         ("int8", 128, "128 does not fit into int8"),
         ("uint8", -1, "-1 does not fit into uint8"),
-        ("int64", True, "is a bool, and the column's type is int64"),
+        ("int64", True, "the part is a bool, but the column's type is int64"),
         ("int64", 1.0, "is a float"),
         ("bool", 1, "is a int"),
         ("string", b"x", "is a bytes"),
@@ -95,13 +95,11 @@ def test_parts_take_the_form_of_their_columns() -> None:
         (
             "timestamp_ntz",
             datetime(2026, 1, 1, tzinfo=UTC),
-            "has a time zone, which timestamp_ntz is without",
+            "has a time zone, but timestamp_ntz has none",
         ),
     ],
 )
-def test_a_part_of_another_type_is_refused_by_the_name_of_its_column(
-    kind: str, part: Any, message: str
-) -> None:
+def test_the_error_for_a_part_of_another_type_names_the_column(kind: str, part: Any, message: str) -> None:
     with pytest.raises(InvalidRequest, match=f"column 'c': .*{message}"):
         KeySchema({"c": kind}).encode(part)
 
@@ -110,31 +108,33 @@ def test_a_part_of_another_type_is_refused_by_the_name_of_its_column(
     ("columns", "message"),
     [
         ({}, "at least one column"),
-        ([("a", "string"), ("a", "int8")], "once, not a, a"),
+        ([("a", "string"), ("a", "int8")], "two columns of one name: a, a"),
         ({"a": "varchar"}, "'varchar'; types are bool, int8"),
         ({"a": "decimal(39,0)"}, "1 to 38 digits"),
     ],
 )
-def test_a_schema_that_is_none_is_refused(columns: Any, message: str) -> None:
+def test_an_invalid_schema_raises_invalid_request(columns: Any, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         KeySchema(columns)
 
 
-def test_a_type_without_order_cannot_be_part_of_a_key() -> None:
-    with pytest.raises(InvalidRequest, match="column 'tags' is of type list<item: string>, which cannot be"):
+def test_a_list_column_cannot_be_part_of_a_key() -> None:
+    with pytest.raises(
+        InvalidRequest, match="column 'tags' has the type list<item: string>, which cannot be"
+    ):
         KeySchema.of(pa.schema([("tags", pa.list_(pa.string()))]))
 
 
-def test_keys_of_other_columns_are_told_from_damaged_keys() -> None:
-    with pytest.raises(InvalidRequest, match="the key has 1 parts, and the schema 3"):
+def test_a_key_with_other_columns_raises_invalid_request_and_a_damaged_key_corrupt_data() -> None:
+    with pytest.raises(InvalidRequest, match="the key has 1 parts, but the schema 3"):
         SHOP.decode(keys.encode("eu"))
-    with pytest.raises(InvalidRequest, match="column 'id': is a str"):
+    with pytest.raises(InvalidRequest, match="column 'id': the part is a str"):
         SHOP.decode(keys.encode("eu", None, "x"))
     with pytest.raises(InvalidRequest, match="column 'id': 4294967296 does not fit"):
         SHOP.decode(keys.encode("eu", None, 2**32))
-    with pytest.raises(InvalidRequest, match="column 'f': the key holds the int 1, not a float64"):
+    with pytest.raises(InvalidRequest, match="column 'f': the key has the int 1, not a float64"):
         KeySchema({"f": "float64"}).decode(keys.encode(1))
-    with pytest.raises(InvalidRequest, match=r"column 'f': the key holds the float 0\.1, not a float32"):
+    with pytest.raises(InvalidRequest, match=r"column 'f': the key has the float 0\.1, not a float32"):
         KeySchema({"f": "float32"}).decode(keys.encode(0.1))
     with pytest.raises(CorruptData):
         SHOP.decode(b"\xff")

@@ -331,7 +331,7 @@ def test_without_consumers_only_the_newest_load_records_are_kept(world: ChangeWo
 
 
 def record_at(seq: int, wal_id: int, *, created_s: int = 1_000, **options: Any) -> Checkpoint:
-    record = LoadRecord("done", Seq(seq), 0, place=LoadPosition(Seq(seq - 1), WalId(wal_id)), **options)
+    record = LoadRecord("done", Seq(seq), 0, position=LoadPosition(Seq(seq - 1), WalId(wal_id)), **options)
     return Checkpoint(SYSTEM_IDS.uuid(), ManifestId(7), created_s, None, encode_load(record))
 
 
@@ -352,7 +352,7 @@ def test_a_load_record_decodes_with_its_position_or_without_one() -> None:
         entry, LoadRecord("done", Seq(9), 0, "", "a b&c", LoadPosition(Seq(8), WalId(4)), replaces=True)
     )
     old = Checkpoint(entry.id, ManifestId(7), 1, None, "flagstone.load/done?seq=9&id_ms=0&reason=&owner=")
-    assert next(held_loads(Manifest(checkpoints=(old,)))).record.place is None
+    assert next(held_loads(Manifest(checkpoints=(old,)))).record.position is None
 
 
 def test_a_load_record_expires_with_the_last_retention_checkpoint_that_needs_it() -> None:

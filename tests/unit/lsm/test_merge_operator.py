@@ -1,4 +1,4 @@
-"""Folding operands, and the operators that come with the library."""
+"""Folding of operands, and the built-in merge operators."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEY = b"key"
 
 
 class Pairwise:
-    """Has only what the protocol asks for."""
+    """Has only the method of the protocol."""
 
     def merge(self, key: bytes, existing: bytes | None, operand: bytes) -> bytes:
         return (existing or b"") + operand
@@ -44,7 +44,7 @@ def test_operands_are_folded_from_old_to_new(operator: MergeOperator) -> None:
     assert fold(operator, KEY, None, [b"+1", b"+2"]) == b"+1+2"
 
 
-def test_many_operands_are_given_to_the_fast_path_at_once() -> None:
+def test_merge_many_gets_all_operands_at_once() -> None:
     calls: list[tuple[bytes | None, list[bytes]]] = []
 
     class Fast(Pairwise):
@@ -56,7 +56,7 @@ def test_many_operands_are_given_to_the_fast_path_at_once() -> None:
     assert calls == [(b"base", [b"1", b"2"])]
 
 
-def test_what_an_operator_raises_comes_through_with_the_key() -> None:
+def test_an_error_of_the_operator_has_a_note_with_the_key() -> None:
     with pytest.raises(KeyError) as failure:
         fold(Strict(), KEY, None, [b"x"])
     assert failure.value.__notes__ == ["raised by the merge operator Strict for key b'key'"]
@@ -66,18 +66,18 @@ def test_what_an_operator_raises_comes_through_with_the_key() -> None:
     assert failure.value.__notes__ == ["raised by the merge operator Broken for key b'key'"]
 
 
-def test_finishing_happens_only_when_nothing_lies_below() -> None:
+def test_finish_is_called_only_if_there_is_no_base() -> None:
     assert fold_from_nothing(Closing(), KEY, [b"1", b"2"]) == b"12."
     assert fold(Closing(), KEY, None, [b"1", b"2"]) == b"12"
     assert fold_from_nothing(Pairwise(), KEY, [b"1"]) == b"1"
 
 
-def test_folding_nothing_is_a_bug() -> None:
+def test_folding_no_operand_raises_internal_error() -> None:
     with pytest.raises(InternalError, match="nothing to fold"):
         fold(Concatenate(), KEY, b"base", [])
 
 
-def test_an_operand_is_refused_before_it_is_written() -> None:
+def test_an_operand_that_cannot_be_folded_is_refused_before_it_is_written() -> None:
     check_operand(Counter(), KEY, Counter.encode(1))
     with pytest.raises(InvalidRequest, match="merge_operator="):
         check_operand(None, KEY, b"1")
@@ -87,7 +87,7 @@ def test_an_operand_is_refused_before_it_is_written() -> None:
         check_operand(Strict(), KEY, b"1")
 
 
-def test_a_counter_counts_in_both_directions() -> None:
+def test_a_counter_adds_and_subtracts() -> None:
     total = fold(Counter(), KEY, Counter.encode(10), [Counter.encode(1), Counter.encode(-14)])
 
     assert total == b"\xfd\xff\xff\xff\xff\xff\xff\xff"
@@ -96,7 +96,7 @@ def test_a_counter_counts_in_both_directions() -> None:
 
 
 @pytest.mark.parametrize("extreme", [2**63 - 1, -(2**63)])
-def test_a_counter_grows_instead_of_wrapping_and_shrinks_again(extreme: int) -> None:
+def test_a_counter_beyond_64_bits_takes_more_bytes_and_shrinks_again(extreme: int) -> None:
     assert len(Counter.encode(extreme)) == 8
     beyond = fold(Counter(), KEY, Counter.encode(extreme), [Counter.encode(extreme)])
 
@@ -105,12 +105,12 @@ def test_a_counter_grows_instead_of_wrapping_and_shrinks_again(extreme: int) -> 
     assert fold(Counter(), KEY, beyond, [Counter.encode(-extreme)]) == Counter.encode(extreme)
 
 
-def test_a_counter_refuses_a_base_that_is_none() -> None:
+def test_a_counter_refuses_a_base_that_is_not_a_counter() -> None:
     with pytest.raises(InvalidRequest, match=r"b'ten' at b'key' is not a counter; write Counter\.encode"):
         fold(Counter(), KEY, b"ten", [Counter.encode(1)])
 
 
-def test_concatenation_puts_a_separator_between() -> None:
+def test_concatenate_puts_a_separator_between_operands() -> None:
     assert fold(Concatenate(b","), KEY, None, [b"a", b"b"]) == b"a,b"
     assert fold(Concatenate(b","), KEY, b"a,b", [b"c"]) == b"a,b,c"
 
@@ -123,7 +123,7 @@ def test_a_set_is_stored_sorted_and_without_duplicates() -> None:
 
 
 @pytest.mark.parametrize("operand", [b"x", b"\0\0\0", b"\0\0\0\x02a"])
-def test_bytes_that_are_no_set_are_refused(operand: bytes) -> None:
+def test_bytes_that_are_not_a_set_are_refused(operand: bytes) -> None:
     with pytest.raises(InvalidRequest, match=r"is not a set.* at b'key'; write SetUnion\.encode"):
         fold(SetUnion(), KEY, None, [operand])
 
@@ -160,31 +160,31 @@ def dump(value: Any) -> bytes:
 
 
 @pytest.mark.parametrize(("document", "patch", "result"), RFC_EXAMPLES)
-def test_json_patches_of_the_rfc(document: Any, patch: Any, result: Any) -> None:
+def test_json_patches_give_the_results_of_the_rfc(document: Any, patch: Any, result: Any) -> None:
     assert json.loads(fold(JsonMergePatch(), KEY, dump(document), [dump(patch)])) == result
 
 
-def test_a_document_has_one_form() -> None:
+def test_equal_documents_have_equal_bytes() -> None:
     merged = fold(JsonMergePatch(), KEY, b'{ "z": 1,\n "\xc3\xa9": 2.50 }', [b'{"a": null, "b": [1, 2]}'])
 
     assert merged == b'{"b":[1,2],"z":1,"\xc3\xa9":2.5}'
 
 
-def test_patches_without_a_document_still_delete_when_they_meet_one() -> None:
+def test_combined_patches_still_delete_members_of_a_document() -> None:
     patches = fold(JsonMergePatch(), KEY, None, [b'{"a": 1, "b": 1}', b'{"a": null}'])
 
     assert fold(JsonMergePatch(), KEY, b'{"a": 0, "c": 0}', [patches]) == b'{"b":1,"c":0}'
     assert patches == b'\0{"a":null,"b":[1]}'
 
 
-def test_a_replaced_document_does_not_come_back_below_a_later_patch() -> None:
+def test_a_patch_after_a_replacement_does_not_restore_the_replaced_document() -> None:
     patches = fold(JsonMergePatch(), KEY, None, [b'{"m": 5}', b'{"m": {"x": 1}}'])
 
     assert fold(JsonMergePatch(), KEY, b'{"m": {"old": 0}}', [patches]) == b'{"m":{"x":1}}'
     assert fold(JsonMergePatch(), KEY, None, [b"7", b'{"x": 1}']) == b'\0[{"x":1}]'
 
 
-def test_patches_on_nothing_are_a_document_without_nulls() -> None:
+def test_patches_without_a_document_give_a_document_without_nulls() -> None:
     operands = [b'{"a": 1, "b": {"c": null, "d": 2}}', b'{"a": null}']
 
     assert fold_from_nothing(JsonMergePatch(), KEY, operands) == b'{"b":{"d":2}}'
@@ -195,6 +195,6 @@ def test_patches_on_nothing_are_a_document_without_nulls() -> None:
 @pytest.mark.parametrize(
     "operand", [b"", b"{", b"\xff", b"NaN", b"1e999", b'"\\ud800"', b"[" * 100_000, b"1" * 10_000]
 )
-def test_what_is_no_json_is_refused(operand: bytes) -> None:
+def test_bytes_that_are_not_json_are_refused(operand: bytes) -> None:
     with pytest.raises(InvalidRequest, match="cannot merge JSON at b'key'"):
         check_operand(JsonMergePatch(), KEY, operand)

@@ -1,4 +1,4 @@
-"""What flushes and compactions drop, what reads see, and that the first never changes the second."""
+"""Which rows flushes and compactions drop, which rows reads see, and that retention changes no read."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def policy(min_seq: int, *, keep_tombstones: bool = True) -> RetentionPolicy:
         (3, [value(5), value(4), value(3)], [value(5), value(4), value(3)]),
         (0, [value(5), value(4)], [value(5), value(4)]),
         (9, [tombstone(5), value(4)], [tombstone(5)]),
-        # Expiry: reached means expired. A value leaves a tombstone, an operand nothing.
+        # A row expires when the clock reaches its expiry. A value becomes a tombstone, an operand is dropped.
         (9, [value(5, expires=NOW)], [tombstone(5)]),
         (9, [value(5, expires=NOW + 1)], [value(5, expires=NOW + 1)]),
         (9, [value(5, expires=NOW), value(4)], [tombstone(5)]),
@@ -71,7 +71,7 @@ def policy(min_seq: int, *, keep_tombstones: bool = True) -> RetentionPolicy:
         (4, [operand(5), operand(4, b"2"), operand(3, b"1")], [operand(5), operand(4, b"12")]),
         (3, [operand(5), operand(4), value(3), value(2)], [operand(5), operand(4), value(3)]),
         (5, [value(6), operand(5, b"1"), value(4, b"0")], [value(6), value(5, b"01")]),
-        # Only what expires together folds together.
+        # Only operands with the same expiry are folded.
         (
             9,
             [operand(5, expires=2000), operand(4), value(3, b"0")],
@@ -88,7 +88,9 @@ def policy(min_seq: int, *, keep_tombstones: bool = True) -> RetentionPolicy:
         (9, [operand(5, b"2", NOW), operand(4, b"1", NOW), value(3)], [value(3)]),
     ],
 )
-def test_what_stays_of_a_key(min_seq: int, versions: list[EntryTuple], kept: list[EntryTuple]) -> None:
+def test_retention_keeps_these_versions_of_a_key(
+    min_seq: int, versions: list[EntryTuple], kept: list[EntryTuple]
+) -> None:
     assert list(apply_retention(versions, policy(min_seq))) == kept
 
 
@@ -103,13 +105,13 @@ def test_what_stays_of_a_key(min_seq: int, versions: list[EntryTuple], kept: lis
         (9, [value(5)], [value(5)]),
     ],
 )
-def test_the_last_run_needs_no_tombstones_at_the_old_end(
+def test_the_last_run_drops_the_oldest_tombstones(
     min_seq: int, versions: list[EntryTuple], kept: list[EntryTuple]
 ) -> None:
     assert list(apply_retention(versions, policy(min_seq, keep_tombstones=False))) == kept
 
 
-def test_folding_keeps_the_newest_number_and_the_latest_creation() -> None:
+def test_a_folded_row_has_the_newest_sequence_number_and_the_latest_creation_time() -> None:
     rows = [
         (KEY, 5, MERGE, b"2", 70, None),
         (KEY, 4, MERGE, b"1", None, None),
@@ -119,7 +121,7 @@ def test_folding_keeps_the_newest_number_and_the_latest_creation() -> None:
     assert list(apply_retention(rows, policy(9))) == [(KEY, 5, VALUE, b"012", 90, None)]
 
 
-def test_operands_on_a_tombstone_are_finished_and_others_are_not() -> None:
+def test_only_operands_on_a_tombstone_are_finished() -> None:
     json = replace(policy(9), merge_operator=JsonMergePatch())
     patches = [operand(5, b'{"b":null}'), operand(4, b'{"a":1}')]
 
@@ -127,7 +129,7 @@ def test_operands_on_a_tombstone_are_finished_and_others_are_not() -> None:
     assert list(apply_retention(patches, json)) == [operand(5, b'\0{"a":[1],"b":null}')]
 
 
-def test_merge_rows_without_an_operator() -> None:
+def test_merge_rows_without_an_operator_are_refused_or_kept_as_the_policy_demands() -> None:
     bare = replace(policy(9), merge_operator=None)
     rows = [operand(5), value(4), value(3)]
 
@@ -136,7 +138,7 @@ def test_merge_rows_without_an_operator() -> None:
     assert list(apply_retention(rows, replace(bare, keep_unfoldable=True))) == [operand(5), value(4)]
 
 
-def test_an_operator_that_fails_stops_a_compaction_and_not_a_flush() -> None:
+def test_an_operator_that_raises_fails_a_compaction_but_not_a_flush() -> None:
     counting = replace(policy(9), merge_operator=Counter())
     rows = [operand(5), operand(4), value(3), value(2)]
 
@@ -145,7 +147,7 @@ def test_an_operator_that_fails_stops_a_compaction_and_not_a_flush() -> None:
     assert list(apply_retention(rows, replace(counting, keep_unfoldable=True))) == rows[:3]
 
 
-def test_a_stream_is_treated_key_by_key() -> None:
+def test_a_stream_of_several_keys_is_retained_key_by_key() -> None:
     rows: list[EntryTuple] = [
         (b"a", 2, VALUE, b"new", 0, None),
         (b"a", 1, VALUE, b"old", 0, None),
@@ -170,20 +172,20 @@ def test_a_stream_is_treated_key_by_key() -> None:
         ([operand(5, b"2"), operand(4, b"1"), value(3, b"0"), value(2)], Row(KEY, b"012", 5, 50, None)),
         ([operand(5, b"2"), tombstone(4), value(3)], Row(KEY, b"2", 5, 50, None)),
         ([operand(5, b"2"), operand(4, b"1")], Row(KEY, b"12", 5, 50, None)),
-        # An expired operand drops out, an expired base is none.
+        # An expired operand is ignored, an expired base is no base.
         ([operand(5, b"2", NOW), operand(4, b"1"), value(3, b"0")], Row(KEY, b"01", 4, 40, None)),
         ([operand(5, b"2"), value(4, b"0", NOW), value(3)], Row(KEY, b"2", 5, 50, None)),
         ([operand(5, b"2", NOW), tombstone(4)], None),
-        # The earliest of the expiries that there are.
+        # The earliest expiry counts.
         ([operand(5, b"2", 3000), operand(4, b"1", 2000), value(3, b"0")], Row(KEY, b"012", 5, 50, 2000)),
         ([operand(5, b"1"), value(3, b"0", 2000)], Row(KEY, b"01", 5, 50, 2000)),
     ],
 )
-def test_what_a_reader_sees(versions: list[EntryTuple], seen: Row | None) -> None:
+def test_a_read_sees_this_row(versions: list[EntryTuple], seen: Row | None) -> None:
     assert visible_value(versions, max_seq=10, now_ms=NOW, merge_operator=CONCATENATE) == seen
 
 
-def test_expired_rows_can_be_asked_for() -> None:
+def test_a_read_with_include_expired_sees_expired_rows() -> None:
     rows = [operand(5, b"1", NOW), value(4, b"0", 5)]
 
     assert visible_value(rows, max_seq=9, now_ms=NOW, merge_operator=CONCATENATE) is None
@@ -192,20 +194,20 @@ def test_expired_rows_can_be_asked_for() -> None:
     ) == Row(KEY, b"01", 5, 50, 5)
 
 
-def test_a_reader_takes_no_more_rows_than_it_needs() -> None:
+def test_a_read_stops_at_the_first_barrier() -> None:
     rows = iter([operand(5), value(4), value(3)])
 
     visible_value(rows, max_seq=9, now_ms=NOW, merge_operator=CONCATENATE)
     assert list(rows) == [value(3)]
 
 
-def test_reading_operands_without_an_operator_says_what_to_pass() -> None:
+def test_a_read_of_operands_without_an_operator_raises_with_a_hint() -> None:
     with pytest.raises(InvalidRequest, match="b'k' has merge operands and no merge operator is configured"):
         visible_value([operand(5)], max_seq=9, now_ms=NOW)
     assert visible_value([value(6), operand(5)], max_seq=9, now_ms=NOW) is not None
 
 
-def test_a_reader_gets_finished_values() -> None:
+def test_a_read_of_operands_without_a_base_returns_the_finished_value() -> None:
     rows = [operand(5, b'{"a":null,"b":1}')]
 
     row = visible_value(rows, max_seq=9, now_ms=NOW, merge_operator=JsonMergePatch())
@@ -231,7 +233,7 @@ histories = st.lists(st.tuples(kinds, times), max_size=8).map(
 
 
 @given(histories, st.integers(0, 9), st.integers(0, 8), st.booleans(), st.sampled_from([NOW, NOW + 5]))
-def test_no_reader_notices_retention(
+def test_retention_changes_no_read_at_min_seq_or_later(
     history: list[EntryTuple], min_seq: int, taken: int, with_the_rest: bool, now: int
 ) -> None:
     upper, lower = history[:taken], history[taken:] if with_the_rest else []
@@ -246,7 +248,7 @@ def test_no_reader_notices_retention(
 
 
 class Golden:
-    """A golden database, its tables and log as rows, and its compactions as pairs of manifests."""
+    """A golden database, its SSTs and WAL as rows, and its compactions as pairs of manifests."""
 
     def __init__(self, name: str) -> None:
         database = next(database for database in databases() if database.name == name)
@@ -255,14 +257,14 @@ class Golden:
         self.latest = reader.manifests.require_latest().value
 
     def rows(self, paths: Iterable[str]) -> list[EntryTuple]:
-        tables = (decode_sst(self.store.get(path).data, path) for path in paths)
-        rows = (row for table in tables for block in table.rows() for row in block)
+        ssts = (decode_sst(self.store.get(path).data, path) for path in paths)
+        rows = (row for sst in ssts for block in sst.rows() for row in block)
         return sorted(rows, key=lambda row: (row[0], -row[1]))
 
-    def table_rows(self, views: Iterable[SstView]) -> list[EntryTuple]:
-        return self.rows(self.paths.table(view.sst_id) for view in views)
+    def sst_rows(self, views: Iterable[SstView]) -> list[EntryTuple]:
+        return self.rows(self.paths.sst(view.sst_id) for view in views)
 
-    def log_rows(self) -> list[EntryTuple]:
+    def wal_rows(self) -> list[EntryTuple]:
         wal_ids = (WalId(wal_id) for wal_id in range(1, self.latest.wal_id_last_seen + 1))
         paths = (self.paths.wal(wal_id) for wal_id in wal_ids)
         return self.rows(path for path in paths if self.store.head(path).size)
@@ -274,7 +276,7 @@ class Golden:
 
 
 @pytest.mark.parametrize(("name", "jobs"), [("ttl_compacted", 1), ("merge_compacted", 1), ("compaction", 2)])
-def test_compactions_keep_exactly_what_the_wheel_kept(name: str, jobs: int) -> None:
+def test_compactions_keep_the_rows_that_the_wheel_kept(name: str, jobs: int) -> None:
     golden = Golden(name)
 
     assert len(golden.jobs()) == jobs
@@ -286,13 +288,13 @@ def test_compactions_keep_exactly_what_the_wheel_kept(name: str, jobs: int) -> N
             keep_tombstones=run != after.tree.runs[-1],
             merge_operator=CONCATENATE,
         )
-        sources = golden.table_rows(view for view in before.tree.l0 if view not in after.tree.l0)
+        sources = golden.sst_rows(view for view in before.tree.l0 if view not in after.tree.l0)
 
-        assert list(retain(sources, compaction)) == golden.table_rows(run.views)
+        assert list(retain(sources, compaction)) == golden.sst_rows(run.views)
 
 
 @pytest.mark.parametrize("name", ["ttl", "merge"])
-def test_flushes_keep_exactly_what_the_wheel_kept(name: str) -> None:
+def test_flushes_keep_the_rows_that_the_wheel_kept(name: str) -> None:
     golden = Golden(name)
     # The wheel flushed before it counted the rows as durable, so none was old enough to be folded.
     flush = RetentionPolicy(
@@ -301,6 +303,6 @@ def test_flushes_keep_exactly_what_the_wheel_kept(name: str) -> None:
         keep_tombstones=True,
         merge_operator=CONCATENATE,
     )
-    logged = [row for row in golden.log_rows() if row[1] <= golden.latest.last_l0_seq]
+    logged = [row for row in golden.wal_rows() if row[1] <= golden.latest.last_l0_seq]
 
-    assert list(retain(logged, flush)) == golden.table_rows(golden.latest.tree.l0)
+    assert list(retain(logged, flush)) == golden.sst_rows(golden.latest.tree.l0)

@@ -1,4 +1,4 @@
-"""Segments: routing of keys, and which prefixes can stand beside each other."""
+"""Segments: how keys are routed, and which prefixes exclude each other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PREFIXES = (b"aaa", b"bbb", b"ccc")
 
 @dataclass(frozen=True)
 class Constant:
-    """Gives one prefix for every key."""
+    """Returns the same prefix for every key."""
 
     prefix_given: bytes
     name: str = "constant"
@@ -35,7 +35,7 @@ class Constant:
         return self.prefix_given
 
 
-def test_a_key_goes_to_the_segment_of_its_prefix() -> None:
+def test_a_key_is_routed_to_the_segment_of_its_prefix() -> None:
     assert route(FIRST3, b"abcdef") == b"abc"
     assert route(FIRST3, b"abc") == b"abc"
 
@@ -48,12 +48,12 @@ def test_a_key_goes_to_the_segment_of_its_prefix() -> None:
         (Constant(b"x"), "gives b'x' for the key b'ab', which does not begin with it"),
     ],
 )
-def test_a_key_without_a_place_is_refused(extractor: FixedPrefix | Constant, message: str) -> None:
+def test_a_key_without_a_segment_is_refused(extractor: FixedPrefix | Constant, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         route(extractor, b"ab")
 
 
-def test_a_new_prefix_takes_its_place_in_the_order() -> None:
+def test_a_new_prefix_is_inserted_in_order() -> None:
     assert add_prefix((), b"b") == (b"b",)
     assert add_prefix(PREFIXES, b"abc") == (b"aaa", b"abc", b"bbb", b"ccc")
     assert add_prefix(PREFIXES, b"bbb") == PREFIXES
@@ -88,7 +88,7 @@ def test_a_database_opens_only_with_its_own_extractor() -> None:
         check_extractor(FixedPrefix("first3", 4), stored_name="first3", prefixes=PREFIXES)
 
 
-def test_reading_a_key_that_no_segment_can_hold() -> None:
+def test_a_key_that_no_segment_can_hold_has_no_segment() -> None:
     assert segment_of(b"bbb", PREFIXES) == b"bbb"
     assert segment_of(b"bbbz", PREFIXES) == b"bbb"
     for key in (b"", b"aa", b"abc", b"bb", b"bbc", b"zzz"):
@@ -99,7 +99,7 @@ words = st.binary(max_size=4).map(lambda word: bytes(byte % 3 for byte in word))
 
 
 @given(st.lists(words.filter(bool), max_size=8), st.none() | words, st.none() | words, words)
-def test_ranges_meet_exactly_the_segments_they_share_keys_with(
+def test_a_range_finds_exactly_the_segments_that_can_hold_its_keys(
     candidates: list[bytes], start: bytes | None, stop: bytes | None, key: bytes
 ) -> None:
     prefixes: tuple[bytes, ...] = ()

@@ -41,7 +41,7 @@ def flush(
     number: int, *, prefixes: tuple[bytes, ...] = (b"",), points: SequenceTracker | None = None
 ) -> Flush:
     return Flush(
-        tables=tuple((prefix, sst(10 * number + i)) for i, prefix in enumerate(prefixes)),
+        ssts=tuple((prefix, sst(10 * number + i)) for i, prefix in enumerate(prefixes)),
         replay_after_wal_id=WalId(number),
         wal_id_last_seen=WalId(number + 1),
         last_clock_tick=1000 * number,
@@ -74,7 +74,7 @@ def test_flushes_add_ssts_to_l0_and_repeating_one_changes_nothing() -> None:
     assert set(twice.ssts) == {sst(20).id, sst(10).id}
     assert (twice.last_l0_seq, twice.replay_after_wal_id, twice.wal_id_last_seen) == (200, 2, 3)
     assert twice.sequence_tracker == points
-    assert twice.table(twice.tree.l0[0]) == sst(20)
+    assert twice.sst(twice.tree.l0[0]) == sst(20)
 
 
 def test_a_flush_adds_one_sst_to_each_segment() -> None:

@@ -33,10 +33,10 @@ def test_a_cold_get_costs_one_request_for_the_index_and_one_for_the_block() -> N
     rig = Rig()
     view = rig.view(rig.tree(runs=[[rig.add([put(number) for number in range(500)])]]))
     rig.store.reset()
-    assert get(rig.tables, view, b"%08d" % 321, MAX_SEQ) == put(321)
+    assert get(rig.sst_store, view, b"%08d" % 321, MAX_SEQ) == put(321)
     assert requests(rig) == 2
-    assert get(rig.tables, view, b"%08d" % 321, MAX_SEQ) == put(321)
-    assert get(rig.tables, view, b"%08d" % 322, MAX_SEQ) == put(322)
+    assert get(rig.sst_store, view, b"%08d" % 321, MAX_SEQ) == put(321)
+    assert get(rig.sst_store, view, b"%08d" % 322, MAX_SEQ) == put(322)
     assert requests(rig) == 2
 
 
@@ -47,15 +47,15 @@ def test_a_get_of_the_first_key_of_a_block_needs_no_other_request() -> None:
         cold = Rig()
         view = cold.view(cold.tree(runs=[[cold.add(rows)]]))
         cold.store.reset()
-        assert get(cold.tables, view, row[0], MAX_SEQ) == row
+        assert get(cold.sst_store, view, row[0], MAX_SEQ) == row
         assert requests(cold) == 2
 
 
 def test_a_get_from_a_small_sst_costs_one_request() -> None:
-    rig = Rig(small_table_bytes=1 << 20)
+    rig = Rig(small_sst_bytes=1 << 20)
     view = rig.view(rig.tree(l0=[rig.add([put(number) for number in range(50)])]))
     rig.store.reset()
-    assert get(rig.tables, view, b"%08d" % 7, MAX_SEQ) == put(7)
+    assert get(rig.sst_store, view, b"%08d" % 7, MAX_SEQ) == put(7)
     assert requests(rig) == 1
 
 
@@ -64,9 +64,9 @@ def test_a_key_that_the_filter_excludes_fetches_no_block() -> None:
     view = rig.view(rig.tree(l0=[rig.add([put(number) for number in range(0, 1000, 2)])]))
     absent = [b"%08d" % number for number in range(1, 1000, 2)]
     rig.store.reset()
-    assert multi_get(rig.tables, view, absent, MAX_SEQ) == [None] * 500
+    assert multi_get(rig.sst_store, view, absent, MAX_SEQ) == [None] * 500
     assert requests(rig) < 10
-    rig.tables.report()
+    rig.sst_store.report()
     counts = rig.metrics.as_dict()
     assert counts["slatedb.db.sst_filter_negative_count{kind=point}"] > 480  # type: ignore[operator]
     assert counts["slatedb.db_cache.access_count{entry_kind=index,result=miss}"] == 1
@@ -76,8 +76,8 @@ def test_a_cache_hit_and_a_cache_miss_are_counted_once_each() -> None:
     rig = Rig()
     view = rig.view(rig.tree(l0=[rig.add([put(number) for number in range(100)])]))
     for _ in range(3):
-        get(rig.tables, view, b"%08d" % 50, MAX_SEQ)
-    rig.tables.report()
+        get(rig.sst_store, view, b"%08d" % 50, MAX_SEQ)
+    rig.sst_store.report()
     counts = rig.metrics.as_dict()
     assert counts["slatedb.db_cache.access_count{entry_kind=data_block,result=miss}"] == 1
     assert counts["slatedb.db_cache.access_count{entry_kind=data_block,result=hit}"] == 2
@@ -88,7 +88,7 @@ def test_a_multi_get_reads_each_block_once() -> None:
     rows = [put(number) for number in range(2000)]
     view = rig.view(rig.tree(runs=[[rig.add(rows[:1000]), rig.add(rows[1000:])]]))
     rig.store.reset()
-    assert multi_get(rig.tables, view, [row[0] for row in rows], MAX_SEQ) == rows
+    assert multi_get(rig.sst_store, view, [row[0] for row in rows], MAX_SEQ) == rows
     # One for each SST's index, then its blocks: the first key of a block is searched in two blocks.
     assert requests(rig) <= 6
 
@@ -99,11 +99,11 @@ def test_a_probe_returns_what_it_needs_and_accepts_it_as_pinned_without_a_cache(
     first = probe(view, b"%08d" % 50, MAX_SEQ)
     assert isinstance(first, Need)
     assert first.numbers == []
-    pinned = rig.tables.fetch([first])
+    pinned = rig.sst_store.fetch([first])
     second = probe(view, b"%08d" % 50, MAX_SEQ, pinned)
     assert isinstance(second, Need)
     assert len(second.numbers) == 1
-    pinned.update(rig.tables.fetch([second]))
+    pinned.update(rig.sst_store.fetch([second]))
     assert probe(view, b"%08d" % 50, MAX_SEQ, pinned) == put(50)
 
 
@@ -113,9 +113,9 @@ def test_a_get_returns_the_newest_row_even_if_it_is_a_tombstone() -> None:
     l0 = rig.add([(b"b", 5, TOMBSTONE, b"", None, None)])
     memtable = PlainMemtable([put(b"c", 9)])
     view = rig.view(rig.tree(l0=[l0], runs=[[run]]), [memtable])
-    found = multi_get(rig.tables, view, [b"a", b"b", b"c", b"d"], MAX_SEQ)
+    found = multi_get(rig.sst_store, view, [b"a", b"b", b"c", b"d"], MAX_SEQ)
     assert found == [put(b"a", 1), (b"b", 5, TOMBSTONE, b"", None, None), put(b"c", 9), None]
-    assert multi_get(rig.tables, view, [b"b", b"c"], 4) == [put(b"b", 2), put(b"c", 3)]
+    assert multi_get(rig.sst_store, view, [b"b", b"c"], 4) == [put(b"b", 2), put(b"c", 3)]
 
 
 def test_merge_operands_are_collected_across_sources_down_to_the_first_value() -> None:
@@ -125,8 +125,8 @@ def test_merge_operands_are_collected_across_sources_down_to_the_first_value() -
     older = rig.add([operand[4], operand[3], operand[2]])
     newer = rig.add([operand[6], operand[5]])
     view = rig.view(rig.tree(l0=[newer, older], runs=[[base]]), [PlainMemtable([operand[8], operand[7]])])
-    assert get(rig.tables, view, b"k", MAX_SEQ) == [*operand[8:1:-1], put(b"k", 1)]
-    assert get(rig.tables, view, b"k", 3) == [operand[3], operand[2], put(b"k", 1)]
+    assert get(rig.sst_store, view, b"k", MAX_SEQ) == [*operand[8:1:-1], put(b"k", 1)]
+    assert get(rig.sst_store, view, b"k", 3) == [operand[3], operand[2], put(b"k", 1)]
 
 
 @pytest.mark.parametrize("size", [10, 3000])
@@ -137,8 +137,8 @@ def test_versions_of_a_key_in_several_blocks_and_ssts_are_all_found(size: int) -
     run = [rig.add(rows[start : start + 7]) for start in range(0, len(rows), 7)]
     view = rig.view(rig.tree(runs=[run]))
     for row in rows:
-        assert get(rig.tables, view, row[0], row[1]) == row
-    assert get(rig.tables, view, b"hot", 0) is None
+        assert get(rig.sst_store, view, row[0], row[1]) == row
+    assert get(rig.sst_store, view, b"hot", 0) is None
 
 
 def test_keys_outside_the_visible_range_of_an_sst_are_not_found() -> None:
@@ -147,7 +147,7 @@ def test_keys_outside_the_visible_range_of_an_sst_are_not_found() -> None:
     whole = rig.add(rows, visible=KeyRange(b"%08d" % 20, b"%08d" % 40))
     again = replace(rig.add(rows, visible=KeyRange(b"%08d" % 60, b"%08d" % 80)), sst_id=whole.sst_id)
     view = rig.view(rig.tree(runs=[[whole, again]]))
-    found = multi_get(rig.tables, view, [row[0] for row in rows], MAX_SEQ)
+    found = multi_get(rig.sst_store, view, [row[0] for row in rows], MAX_SEQ)
     assert [number for number, row in enumerate(found) if row] == [*range(20, 40), *range(60, 80)]
 
 
@@ -155,7 +155,7 @@ def test_an_sst_with_an_empty_visible_range_is_not_read() -> None:
     rig = Rig()
     view = rig.view(rig.tree(l0=[rig.add([put(b"b")], visible=KeyRange(b"x", b"y"))]))
     rig.store.reset()
-    assert get(rig.tables, view, b"b", MAX_SEQ) is None
+    assert get(rig.sst_store, view, b"b", MAX_SEQ) is None
     assert requests(rig) == 0
 
 
@@ -164,31 +164,31 @@ def test_keys_are_routed_to_their_segment() -> None:
     left, right = rig.add([put(b"a/1")]), rig.add([put(b"c/1", 2)])
     segments = [Segment(b"a/", rig.tree(l0=[left])), Segment(b"c/", rig.tree(runs=[[right]]))]
     view = rig.builder.build(rig.manifest(segments=segments), [PlainMemtable([put(b"b/9", 3)])])
-    found = multi_get(rig.tables, view, [b"a/1", b"a/2", b"b/9", b"b/1", b"c/1", b""], MAX_SEQ)
+    found = multi_get(rig.sst_store, view, [b"a/1", b"a/2", b"b/9", b"b/1", b"c/1", b""], MAX_SEQ)
     assert found == [put(b"a/1"), None, put(b"b/9", 3), None, put(b"c/1", 2), None]
 
 
 def test_ssts_of_a_lender_are_read_from_its_path() -> None:
     rig = Rig()
     sst = rig.add([put(b"a")])
-    own, theirs = DbPaths("db").table(sst.sst_id), DbPaths("parent/db").table(sst.sst_id)
+    own, theirs = DbPaths("db").sst(sst.sst_id), DbPaths("parent/db").sst(sst.sst_id)
     rig.store.copy(own, theirs)
     rig.store.delete(own)
     ids = Ids()
     external = ExternalDb("parent/db", ids.uuid(), ids.uuid(), (sst.sst_id,))
     manifest = replace(rig.manifest(rig.tree(l0=[sst])), external_dbs=(external,))
-    assert get(rig.tables, rig.builder.build(manifest), b"a", MAX_SEQ) == put(b"a")
+    assert get(rig.sst_store, rig.builder.build(manifest), b"a", MAX_SEQ) == put(b"a")
 
 
 def test_a_get_of_a_deleted_object_raises_sst_gone() -> None:
     rig = Rig()
     sst = rig.add([put(b"a")])
     view = rig.view(rig.tree(l0=[sst]))
-    rig.store.delete(DbPaths("db").table(sst.sst_id))
+    rig.store.delete(DbPaths("db").sst(sst.sst_id))
     with pytest.raises(SstGone, match="newer") as caught:
-        get(rig.tables, view, b"a", MAX_SEQ)
+        get(rig.sst_store, view, b"a", MAX_SEQ)
     assert isinstance(caught.value, Unavailable)
-    assert caught.value.table_id == sst.sst_id
+    assert caught.value.sst_id == sst.sst_id
     assert pickle.loads(pickle.dumps(caught.value)).path == caught.value.path
 
 
@@ -198,14 +198,14 @@ def test_a_get_from_a_damaged_block_raises_its_object_and_offset(codec: Codec, p
     rig = Rig(codec=codec)
     sst = rig.add([put(number) for number in range(200)])
     info = rig.ssts[sst.sst_id].info
-    path = DbPaths("db").table(sst.sst_id)
+    path = DbPaths("db").sst(sst.sst_id)
     data = bytearray(rig.store.get(path).data)
     offset = {"block": 0, "filter": info.filter_offset, "index": info.index_offset, "short": 0}[place]
     data[offset + 5] ^= 0x40
     rig.store.put(path, bytes(data[:100]) if place == "short" else bytes(data))
     view = rig.view(rig.tree(l0=[sst]))
     with pytest.raises(CorruptData) as caught:
-        get(rig.tables, view, b"%08d" % 0, MAX_SEQ)
+        get(rig.sst_store, view, b"%08d" % 0, MAX_SEQ)
     assert caught.value.object == path
     assert caught.value.offset is not None
     if place != "short":
@@ -217,21 +217,21 @@ def test_unchanged_ssts_and_runs_are_reused_and_dropped_ones_leave_the_cache() -
     run = [rig.add([put(1)]), rig.add([put(2)])]
     old, new = rig.add([put(3)]), rig.add([put(4)])
     before = rig.view(rig.tree(l0=[old], runs=[run]))
-    get(rig.tables, before, b"%08d" % 3, MAX_SEQ)
-    assert rig.tables.cache.held_bytes > 0
+    get(rig.sst_store, before, b"%08d" % 3, MAX_SEQ)
+    assert rig.sst_store.cache.held_bytes > 0
     manifest = rig.manifest(rig.tree(l0=[new], runs=[run]))
     kept = {sst_id: sst for sst_id, sst in manifest.ssts.items() if sst_id != old.sst_id}
     after = rig.builder.build(replace(manifest, ssts=kept))
     assert after.layers[1] is before.layers[1]
     assert after.layers[0] is not before.layers[0]
-    assert rig.tables.cache.held_bytes == 0
-    assert get(rig.tables, before, b"%08d" % 3, MAX_SEQ) == put(3)
+    assert rig.sst_store.cache.held_bytes == 0
+    assert get(rig.sst_store, before, b"%08d" % 3, MAX_SEQ) == put(3)
 
 
 def test_an_sst_stays_the_same_python_object_while_the_store_holds_it() -> None:
     rig = Rig()
     info = rig.ssts[rig.add([put(1)]).sst_id].info
-    assert rig.tables.open(Ulid(1), info) is rig.tables.open(Ulid(1), info)
+    assert rig.sst_store.open(Ulid(1), info) is rig.sst_store.open(Ulid(1), info)
 
 
 def v1_block(rows: list[EntryTuple]) -> bytes:
@@ -255,12 +255,12 @@ def test_ssts_of_the_first_format_version_are_readable() -> None:
     data_bytes = sum(map(len, blocks))
     info = SsTableInfo(rows[0][0], rows[-1][0], data_bytes, len(index), data_bytes, 0)
     footer = encode_footer(info, data_bytes + len(index), 1)
-    rig.store.put(DbPaths("db").table(Ulid(1)), b"".join([*blocks, index, footer]))
+    rig.store.put(DbPaths("db").sst(Ulid(1)), b"".join([*blocks, index, footer]))
     rig.ssts[Ulid(1)] = SsTable(Ulid(1), info, format_version=1)
     view = rig.view(rig.tree(l0=[SstView.whole(Ulid(1))]))
-    found = multi_get(rig.tables, view, [row[0] for row in rows], MAX_SEQ)
+    found = multi_get(rig.sst_store, view, [row[0] for row in rows], MAX_SEQ)
     assert found == [[row] if row[2] == MERGE else row for row in rows]
     for reverse in (False, True):
         request = ScanRequest(max_seq=MAX_SEQ, now_ms=0, merge_operator=Append(), reverse=reverse)
         keys = [row[0] for row in (rows[::-1] if reverse else rows)]
-        assert [key for key, _ in Scan(rig.tables, view, request)] == keys
+        assert [key for key, _ in Scan(rig.sst_store, view, request)] == keys

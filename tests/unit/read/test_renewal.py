@@ -47,7 +47,7 @@ def test_a_scan_continues_in_a_newer_view_from_every_position(how: str, max_seq:
     rows = oracle(ROWS, max_seq=max_seq)
 
     def scanned(gone: int) -> tuple[list[Row], int]:
-        tables: Any = VanishingSsts(rig.tables, {gone})
+        ssts: Any = VanishingSsts(rig.sst_store, {gone})
         request = ScanRequest(
             max_seq=max_seq,
             now_ms=NOW_MS,
@@ -57,9 +57,9 @@ def test_a_scan_continues_in_a_newer_view_from_every_position(how: str, max_seq:
             renew=lambda _: elsewhere,
         )
         if how == "arrow":
-            reader = scan_arrow(tables, view, request, columns=COLUMNS)
-            return [Row(**row) for batch in reader for row in batch.to_pylist()], tables.fetches
-        return list(Scan(tables, view, request).rows()), tables.fetches
+            reader = scan_arrow(ssts, view, request, columns=COLUMNS)
+            return [Row(**row) for batch in reader for row in batch.to_pylist()], ssts.fetches
+        return list(Scan(ssts, view, request).rows()), ssts.fetches
 
     found, fetches = scanned(0)
     expected = rows[::-1] if how == "reverse" else rows
@@ -80,7 +80,7 @@ def test_an_sst_that_newer_views_also_lack_raises_corrupt_data() -> None:
 
     for path in [meta.path for meta in rig.store.list("db/compacted")]:
         rig.store.delete(path)
-    scan = Scan(rig.tables, view, ScanRequest(max_seq=50, now_ms=NOW_MS, renew=renew))
+    scan = Scan(rig.sst_store, view, ScanRequest(max_seq=50, now_ms=NOW_MS, renew=renew))
     with pytest.raises(CorruptData, match="newest manifest refers to it"):
         next(scan)
     assert asked == [view] * 3
@@ -92,4 +92,4 @@ def test_a_scan_without_renew_raises_sst_gone() -> None:
     for path in [meta.path for meta in rig.store.list("db/compacted")]:
         rig.store.delete(path)
     with pytest.raises(SstGone):
-        next(Scan(rig.tables, view, ScanRequest(max_seq=50, now_ms=NOW_MS)))
+        next(Scan(rig.sst_store, view, ScanRequest(max_seq=50, now_ms=NOW_MS)))

@@ -33,8 +33,8 @@ def pairs(rows: list) -> list:  # type: ignore[type-arg]
     return [(row[0], row[3]) for row in rows]
 
 
-def one_run(rig: Rig, tables: int = 1) -> ReadView:
-    step = len(ROWS) // tables
+def one_run(rig: Rig, ssts: int = 1) -> ReadView:
+    step = len(ROWS) // ssts
     return rig.view(rig.tree(runs=[[rig.add(ROWS[at : at + step]) for at in range(0, len(ROWS), step)]]))
 
 
@@ -46,7 +46,7 @@ def test_a_cold_scan_makes_few_requests_of_growing_size(threads: int, reverse: b
     rig.store.reset()
     request = ScanRequest(max_seq=MAX_SEQ, now_ms=NOW_MS, reverse=reverse)
     expected = pairs(ROWS[::-1] if reverse else ROWS)
-    assert list(Scan(rig.tables, view, request)) == expected
+    assert list(Scan(rig.sst_store, view, request)) == expected
     # The index, then 16, 32, 64, 128 and 256 KiB of about 450.
     assert sum(rig.store.totals()["requests"].values()) <= 7
     assert rig.store.totals()["bytes_read"] < 1.1 * 480_000
@@ -59,7 +59,7 @@ def test_a_scan_with_a_small_limit_fetches_few_bytes() -> None:
     request = ScanRequest(
         max_seq=MAX_SEQ, now_ms=NOW_MS, keys=KeyRange(b"%08d" % 1000, b"%08d" % 1005), limit=3
     )
-    assert list(Scan(rig.tables, view, request)) == pairs(ROWS[1000:1003])
+    assert list(Scan(rig.sst_store, view, request)) == pairs(ROWS[1000:1003])
     assert sum(rig.store.totals()["requests"].values()) == 2
     info = rig.ssts[Ulid(1)].info
     index_bytes = footer_range(info, 2)[1] - info.filter_offset
@@ -70,16 +70,16 @@ def test_a_cold_scan_fetches_from_all_sources_in_the_same_round() -> None:
     rig = Rig(threads=8)
     l0 = [rig.add([put(number, 10 + shift) for number in range(shift, 400, 4)]) for shift in range(4)]
     view = rig.view(rig.tree(l0=l0[::-1]))
-    scan = Scan(rig.tables, view, ALL)
+    scan = Scan(rig.sst_store, view, ALL)
     assert len(list(scan)) == 400
 
 
 def test_ssts_of_a_run_are_scanned_in_order_in_both_directions() -> None:
     rig = Rig(threads=2)
-    view = one_run(rig, tables=8)
-    assert list(Scan(rig.tables, view, ALL)) == pairs(ROWS)
+    view = one_run(rig, ssts=8)
+    assert list(Scan(rig.sst_store, view, ALL)) == pairs(ROWS)
     backward = ScanRequest(max_seq=MAX_SEQ, now_ms=NOW_MS, reverse=True)
-    assert list(Scan(rig.tables, view, backward)) == pairs(ROWS[::-1])
+    assert list(Scan(rig.sst_store, view, backward)) == pairs(ROWS[::-1])
 
 
 def test_few_rows_of_a_memtable_are_merged_between_whole_blocks() -> None:
@@ -87,7 +87,7 @@ def test_few_rows_of_a_memtable_are_merged_between_whole_blocks() -> None:
     changed = {500: put(500, 7, b"new"), 1500: (b"%08d" % 1500, 8, 1, b"", None, None)}
     view = one_run(rig).with_memtables([PlainMemtable(changed.values())])
     expected = [changed.get(number, row) for number, row in enumerate(ROWS) if number != 1500]
-    assert list(Scan(rig.tables, view, ALL)) == pairs(expected)
+    assert list(Scan(rig.sst_store, view, ALL)) == pairs(expected)
 
 
 def test_segments_and_visible_ranges_are_scanned_in_one_key_order() -> None:
@@ -101,11 +101,11 @@ def test_segments_and_visible_ranges_are_scanned_in_one_key_order() -> None:
     between = put(b"b/x", 3)
     view = rig.builder.build(rig.manifest(segments=segments), [PlainMemtable([between])])
     expected = pairs([*left, between, *right[10:20]])
-    assert list(Scan(rig.tables, view, ALL)) == expected
+    assert list(Scan(rig.sst_store, view, ALL)) == expected
     backward = ScanRequest(max_seq=MAX_SEQ, now_ms=NOW_MS, reverse=True)
-    assert list(Scan(rig.tables, view, backward)) == expected[::-1]
+    assert list(Scan(rig.sst_store, view, backward)) == expected[::-1]
     part = ScanRequest(max_seq=MAX_SEQ, now_ms=NOW_MS, keys=KeyRange(b"a/099", b"c/011"))
-    assert list(Scan(rig.tables, view, part)) == expected[99:102]
+    assert list(Scan(rig.sst_store, view, part)) == expected[99:102]
 
 
 def test_ssts_whose_filter_lacks_the_prefix_are_skipped() -> None:
@@ -119,7 +119,7 @@ def test_ssts_whose_filter_lacks_the_prefix_are_skipped() -> None:
         builder.add_rows([put(prefix + b"%04d" % number) for number in range(500)] + [put(b"zz")])
         encoded = builder.finish()
         rig.made += 1
-        rig.tables.upload(Ulid(rig.made), encoded)
+        rig.sst_store.upload(Ulid(rig.made), encoded)
         rig.ssts[Ulid(rig.made)] = SsTable(Ulid(rig.made), encoded.info)
         views.append(SstView.whole(Ulid(rig.made)))
     view = rig.view(rig.tree(l0=views))
@@ -127,7 +127,7 @@ def test_ssts_whose_filter_lacks_the_prefix_are_skipped() -> None:
     request = ScanRequest(
         max_seq=MAX_SEQ, now_ms=NOW_MS, keys=KeyRange.of_prefix(b"bb"), prefix_probe=(extractor, b"bb")
     )
-    assert len(list(Scan(rig.tables, view, request))) == 500
+    assert len(list(Scan(rig.sst_store, view, request))) == 500
     asked_without_filter = 4
     assert sum(rig.store.totals()["requests"].values()) <= asked_without_filter
 
@@ -135,7 +135,7 @@ def test_ssts_whose_filter_lacks_the_prefix_are_skipped() -> None:
 def test_iterating_a_scan_as_pairs_and_rows_or_after_close_is_refused() -> None:
     rig = Rig()
     view = one_run(rig)
-    with Scan(rig.tables, view, ALL) as scan:
+    with Scan(rig.sst_store, view, ALL) as scan:
         assert next(scan) == pairs(ROWS)[0]
         assert next(iter(scan)) == pairs(ROWS)[1]
         with pytest.raises(InvalidRequest, match="not both"):
@@ -152,7 +152,7 @@ def test_a_dropped_scan_releases_its_read_view_at_once() -> None:
     try:
         memtable = PlainMemtable([put(1)])
         gone = weakref.ref(memtable)
-        scan = Scan(rig.tables, one_run(rig).with_memtables([memtable]), ALL)
+        scan = Scan(rig.sst_store, one_run(rig).with_memtables([memtable]), ALL)
         next(scan)
         del memtable, scan
         assert gone() is None
@@ -162,10 +162,10 @@ def test_a_dropped_scan_releases_its_read_view_at_once() -> None:
 
 def test_an_async_scan_seeks_and_stops_at_its_end() -> None:
     rig = Rig(threads=2)
-    view = one_run(rig, tables=4)
+    view = one_run(rig, ssts=4)
 
     async def read() -> None:
-        scan = AsyncScan(rig.tables, view, ALL)
+        scan = AsyncScan(rig.sst_store, view, ALL)
         assert await anext(scan) == pairs(ROWS)[0]
         scan.seek(b"%08d" % 1990)
         assert [pair async for pair in scan] == pairs(ROWS[1990:])
@@ -176,10 +176,10 @@ def test_an_async_scan_seeks_and_stops_at_its_end() -> None:
 
 def test_a_scan_of_a_deleted_object_raises_sst_gone() -> None:
     rig = Rig(threads=2)
-    view = one_run(rig, tables=4)
-    scan = Scan(rig.tables, view, ALL)
+    view = one_run(rig, ssts=4)
+    scan = Scan(rig.sst_store, view, ALL)
     first = next(scan)
-    rig.store.delete(DbPaths("db").table(Ulid(3)))
+    rig.store.delete(DbPaths("db").sst(Ulid(3)))
     with pytest.raises(SstGone):
         list(scan)
     assert first == pairs(ROWS)[0]
@@ -191,9 +191,9 @@ def test_a_scan_of_a_damaged_block_raises_its_object_and_block(reverse: bool, ch
     """Unchecked damage has a right checksum: the writer was wrong, not the disk."""
     rig = Rig()
     sst = rig.add(ROWS)
-    path = DbPaths("db").table(sst.sst_id)
-    table = rig.tables.open(sst.sst_id, rig.ssts[sst.sst_id].info)
-    index = rig.tables.fetch([Need(table, None, [])])[table, META][0]
+    path = DbPaths("db").sst(sst.sst_id)
+    opened = rig.sst_store.open(sst.sst_id, rig.ssts[sst.sst_id].info)
+    index = rig.sst_store.fetch([Need(opened, None, [])])[opened, META][0]
     start, stop = index.offsets[7], index.stops[7]
     data = rig.store.get(path).data
     block = bytearray(data[start : stop - 4])
@@ -203,12 +203,12 @@ def test_a_scan_of_a_damaged_block_raises_its_object_and_block(reverse: bool, ch
     view = rig.view(rig.tree(l0=[sst]))
     request = ScanRequest(max_seq=MAX_SEQ, now_ms=NOW_MS, reverse=reverse)
     with pytest.raises(CorruptData) as caught:
-        list(Scan(rig.tables, view, request))
+        list(Scan(rig.sst_store, view, request))
     assert caught.value.object == path
     assert caught.value.offset == start
     if not reverse:
         with pytest.raises(CorruptData, match=path):
-            scan_arrow(rig.tables, view, request).read_all()
+            scan_arrow(rig.sst_store, view, request).read_all()
 
 
 def test_arrow_scans_refuse_unknown_columns_empty_batches_and_reverse() -> None:
@@ -216,16 +216,16 @@ def test_arrow_scans_refuse_unknown_columns_empty_batches_and_reverse() -> None:
     view = one_run(rig)
     for options in ({"columns": ("kind",)}, {"columns": ()}, {"batch_rows": 0}):
         with pytest.raises(InvalidRequest):
-            scan_arrow(rig.tables, view, ALL, **options)  # type: ignore[arg-type]
+            scan_arrow(rig.sst_store, view, ALL, **options)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="forward"):
-        scan_arrow(rig.tables, view, ScanRequest(max_seq=1, now_ms=1, reverse=True))
+        scan_arrow(rig.sst_store, view, ScanRequest(max_seq=1, now_ms=1, reverse=True))
 
 
 def test_merge_operands_without_a_merge_operator_are_refused() -> None:
     rig = Rig()
     view = rig.view(rig.tree(l0=[rig.add([(b"k", 1, MERGE, b"x", None, None)])]))
     with pytest.raises(InvalidRequest, match="merge operator"):
-        list(Scan(rig.tables, view, ALL))
+        list(Scan(rig.sst_store, view, ALL))
 
 
 @pytest.mark.parametrize("capacity_bytes", [0, 1 << 30])
@@ -237,12 +237,12 @@ def test_a_prefix_filter_that_the_cache_evicted_is_still_used(capacity_bytes: in
     )
     builder.add_rows([put(b"aa%04d" % number) for number in range(500)] + [put(b"zz")])
     encoded = builder.finish()
-    rig.store.put(DbPaths("db").table(Ulid(1)), encoded.data)
+    rig.store.put(DbPaths("db").sst(Ulid(1)), encoded.data)
     rig.ssts[Ulid(1)] = SsTable(Ulid(1), encoded.info)
     view = rig.view(rig.tree(l0=[SstView.whole(Ulid(1))]))
     rig.store.reset()
     request = ScanRequest(
         max_seq=MAX_SEQ, now_ms=NOW_MS, keys=KeyRange.of_prefix(b"bb"), prefix_probe=(extractor, b"bb")
     )
-    assert list(Scan(rig.tables, view, request)) == []
+    assert list(Scan(rig.sst_store, view, request)) == []
     assert rig.store.totals()["requests"] == {"get_range": 1}, "index and filter, and no block"

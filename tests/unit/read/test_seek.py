@@ -40,11 +40,11 @@ Keys = list[bytes]
 def fill(db: Db, where: str) -> None:
     for key in NEIGHBOURS:
         db.put(key, b"v")
-    if where == "tables":
+    if where == "ssts":
         db.flush()
 
 
-@pytest.fixture(params=["memtable", "tables"])
+@pytest.fixture(params=["memtable", "ssts"])
 def store(request: pytest.FixtureRequest) -> Iterator[MemoryStore]:
     store = MemoryStore()
     with flagstone.open("db", store=store, settings=QUIET) as db:
@@ -75,7 +75,7 @@ def check(scan: Callable[[bool], flagstone.Scan]) -> None:
                 assert found == expected(goal, first, reverse=reverse), (goal, first, reverse)
 
 
-@pytest.mark.parametrize("where", ["memtable", "tables"])
+@pytest.mark.parametrize("where", ["memtable", "ssts"])
 def test_seek_in_a_reverse_scan_includes_the_key_itself_and_nothing_above(where: str) -> None:
     with flagstone.open("db", store=MemoryStore(), settings=QUIET) as db:
         fill(db, where)

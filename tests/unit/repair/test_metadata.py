@@ -133,7 +133,7 @@ def test_a_checkpoint_whose_ssts_are_gone_is_deleted() -> None:
 
     tree = replace(manifest.tree, l0=tuple(view for view in manifest.tree.l0 if view.sst_id != lost))
     world.put_manifest(manifest_id, replace_trees(manifest, tree=tree))
-    world.store.delete(PATHS.table(lost))
+    world.store.delete(PATHS.sst(lost))
 
     report = world.repair()
 
@@ -146,7 +146,7 @@ def test_an_sst_that_is_gone_leaves_the_manifest_and_its_keys_are_named() -> Non
     world.write_and_crash({b"a": b"1"}, {b"b": b"2"}, {b"c": b"3"}, flushed=3)
     _, manifest = world.manifest()
     lost = next(sst_id for sst_id, sst in manifest.ssts.items() if sst.info.first_entry == b"b")
-    path = PATHS.table(lost)
+    path = PATHS.sst(lost)
     world.store.delete(path)
     for wal_id in world.wal_ids():
         world.store.delete(PATHS.wal(WalId(wal_id)))
@@ -166,7 +166,7 @@ def test_an_sst_that_is_gone_is_made_again_from_the_wal() -> None:
     )
     _, manifest = world.manifest()
     for lost in manifest.ssts:
-        world.store.delete(PATHS.table(lost))
+        world.store.delete(PATHS.sst(lost))
 
     report = world.repair()
 
@@ -187,13 +187,13 @@ def test_an_sst_is_made_again_in_part_when_some_of_its_wal_files_are_gone() -> N
     world.crash(db)
     _, manifest = world.manifest()
     (lost,) = manifest.ssts
-    world.store.delete(PATHS.table(lost))
+    world.store.delete(PATHS.sst(lost))
     world.store.delete(PATHS.wal(WalId(world.wal_ids()[1])))
 
     report = world.repair()
 
     assert "whose WAL files are gone" in report.defects[0].gives_up
-    assert report.losses.ssts == (PATHS.table(lost),)
+    assert report.losses.ssts == (PATHS.sst(lost),)
     assert world.rows() == {b"a": b"value", b"c": b"value"}
 
 
@@ -201,7 +201,7 @@ def test_an_sst_that_was_cut_is_named_and_left_alone() -> None:
     world = RepairWorld()
     world.write_and_crash({b"a": b"1"}, flushed=1)
     _, manifest = world.manifest()
-    path = PATHS.table(next(iter(manifest.ssts)))
+    path = PATHS.sst(next(iter(manifest.ssts)))
     world.store.put(path, world.store.get(path).data[:20])
     before = world.objects("db")
 

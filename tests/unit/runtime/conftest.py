@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture
 def run_script() -> Callable[[str], str]:
-    """Runs code in a fresh interpreter (for what forks or exits) and gives what it printed, stripped."""
+    """Runs code that forks or exits in a new interpreter, and returns its output, stripped."""
 
     def run(code: str) -> str:
         done = subprocess.run(

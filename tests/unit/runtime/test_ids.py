@@ -11,20 +11,20 @@ from flagstone.runtime.ids import SYSTEM_IDS, Ids, parse_ulid, ulid_ms, ulid_tex
 from flagstone.types import Ulid
 
 
-def test_a_ulid_carries_the_time_of_the_clock() -> None:
+def test_a_ulid_contains_the_time_of_the_clock() -> None:
     ids = Ids(1, clock=VirtualClock(start_ms=1_234))
 
     assert ulid_ms(ids.ulid()) == 1_234
 
 
-def test_a_ulid_is_never_stamped_before_the_time_asked_for() -> None:
+def test_a_ulid_has_at_least_the_time_that_the_caller_gives() -> None:
     ids = Ids(1, clock=VirtualClock(start_ms=1_234))
 
     assert ulid_ms(ids.ulid(not_before_ms=5_000)) == 5_000
     assert ulid_ms(ids.ulid(not_before_ms=1_000)) == 1_234
 
 
-def test_a_time_beyond_48_bits_is_refused() -> None:
+def test_a_time_beyond_48_bits_raises_invalid_request() -> None:
     with pytest.raises(InvalidRequest, match="48-bit"):
         SYSTEM_IDS.ulid(not_before_ms=2**48)
 
@@ -55,14 +55,14 @@ def test_many_threads_never_get_the_same_token() -> None:
     assert len(set(tokens)) == 4_000
 
 
-def test_text_is_what_the_ulid_specification_writes() -> None:
+def test_ulid_text_equals_the_example_of_the_specification() -> None:
     # The first ten characters encode the time: the specification's own example.
     assert ulid_text(Ulid(1_469_918_176_385 << 80)).startswith("01ARYZ6S41")
     assert ulid_text(Ulid(0)) == "0" * 26
     assert ulid_text(Ulid(2**128 - 1)) == "7" + "Z" * 25
 
 
-def test_text_and_number_are_the_same_thing_and_sort_alike() -> None:
+def test_ulid_text_parses_back_and_sorts_like_the_ulids() -> None:
     ulids = sorted(SYSTEM_IDS.ulid() for _ in range(200))
     texts = [ulid_text(ulid) for ulid in ulids]
 
@@ -81,7 +81,7 @@ def test_text_and_number_are_the_same_thing_and_sort_alike() -> None:
         ("0" * 25 + "é", "position 25"),
     ],
 )
-def test_parsing_names_the_problem(text: str, problem: str) -> None:
+def test_parsing_an_invalid_ulid_raises_an_error_that_says_why(text: str, problem: str) -> None:
     with pytest.raises(InvalidRequest, match=problem):
         parse_ulid(text)
 
@@ -94,11 +94,11 @@ def test_uniform_and_jitter_stay_within_their_bounds() -> None:
     assert ids.jitter(4.0, 0) == 4.0
 
 
-def test_a_jitter_fraction_above_one_is_refused() -> None:
+def test_a_jitter_fraction_above_one_raises_invalid_request() -> None:
     with pytest.raises(InvalidRequest, match="between 0 and 1"):
         SYSTEM_IDS.jitter(1.0, 1.5)
 
 
-def test_ids_survive_pickling() -> None:
+def test_pickled_ids_repeat_the_results_of_their_seed() -> None:
     assert pickle.loads(pickle.dumps(SYSTEM_IDS)).token() != SYSTEM_IDS.token()
     assert pickle.loads(pickle.dumps(Ids(5))).uuid() == Ids(5).uuid()

@@ -29,7 +29,7 @@ def test_a_counter_counts() -> None:
     assert counter.value == 42
 
 
-def test_a_gauge_is_set_and_moved() -> None:
+def test_a_gauge_can_be_set_and_changed_by_an_amount() -> None:
     gauge = Metrics().gauge("bytes")
     gauge.set(10)
     gauge.add(-2.5)
@@ -38,7 +38,7 @@ def test_a_gauge_is_set_and_moved() -> None:
 
 
 @pytest.mark.usefixtures("eager_thread_switches")
-def test_no_count_is_lost_between_threads() -> None:
+def test_concurrent_counts_are_all_counted() -> None:
     metrics = Metrics()
     counter, gauge, histogram = metrics.counter("c"), metrics.gauge("g"), metrics.histogram("h")
 
@@ -67,11 +67,11 @@ def test_the_same_name_and_labels_are_the_same_instrument() -> None:
     assert metrics.counter("requests", level=1) is metrics.counter("requests", level="1")
 
 
-def test_a_label_may_be_called_name() -> None:
+def test_a_label_may_have_the_name_name() -> None:
     assert Metrics().counter("requests", name="x").value == 0
 
 
-def test_one_name_cannot_be_two_kinds() -> None:
+def test_one_name_for_two_kinds_raises_invalid_request() -> None:
     metrics = Metrics()
     metrics.counter("requests")
 
@@ -79,7 +79,7 @@ def test_one_name_cannot_be_two_kinds() -> None:
         metrics.gauge("requests")
 
 
-def test_a_histogram_sorts_what_it_saw_into_buckets() -> None:
+def test_a_histogram_counts_observations_in_buckets() -> None:
     histogram = Metrics().histogram("seconds")
     for seconds in (0.001, 0.002, 20.0):
         histogram.record(seconds)
@@ -98,7 +98,7 @@ def test_an_empty_histogram_has_neither_minimum_nor_maximum() -> None:
     )
 
 
-def test_a_timer_records_elapsed_time_also_of_a_failing_block() -> None:
+def test_a_timer_records_elapsed_time_also_if_the_block_raises() -> None:
     clock = VirtualClock()
     histogram = Metrics(clock=clock).histogram("seconds")
 
@@ -115,7 +115,7 @@ def test_a_timer_records_elapsed_time_also_of_a_failing_block() -> None:
     assert histogram.value.count == 2
 
 
-def test_a_snapshot_lists_everything_by_name_and_labels() -> None:
+def test_a_snapshot_is_sorted_by_name_and_labels() -> None:
     metrics = Metrics()
     metrics.gauge("b").set(1.5)
     metrics.counter("a", op="put").add(2)
@@ -128,7 +128,7 @@ def test_a_snapshot_lists_everything_by_name_and_labels() -> None:
     ]
 
 
-def test_the_dictionary_has_readable_keys() -> None:
+def test_as_dict_has_keys_of_name_and_labels() -> None:
     metrics = Metrics()
     metrics.counter("requests", op="get", api="head").add(3)
     metrics.gauge("bytes").set(7)
@@ -136,7 +136,7 @@ def test_the_dictionary_has_readable_keys() -> None:
     assert metrics.as_dict() == {"bytes": 7, "requests{api=head,op=get}": 3}
 
 
-def test_a_registry_pickles_as_an_empty_one() -> None:
+def test_a_pickled_registry_is_empty() -> None:
     metrics = Metrics()
     metrics.counter("requests").add()
 

@@ -36,21 +36,21 @@ def test_no_thread_starts_before_there_is_work() -> None:
 def test_an_idle_thread_is_used_again() -> None:
     pool = IoPool(max_workers=4, name="again")
     for _ in range(20):
-        # The crew counts a call as done just after its future settles; a second thread is the most it needs.
+        # The pool counts a call as done just after its future has the result, so it may start a second thread.
         pool.submit(int).result()
 
     assert len(threads_named("again-")) <= 2
     pool.close()
 
 
-def test_results_and_exceptions_arrive_in_the_future(pool: IoPool) -> None:
+def test_a_future_has_the_result_or_the_exception(pool: IoPool) -> None:
     assert pool.submit(int, "12").result() == 12
     assert pool.submit(int, "11", base=2).result() == 3
     with pytest.raises(ValueError, match="invalid literal"):
         pool.submit(int, "x").result()
 
 
-def test_calls_overlap_up_to_the_limit_and_not_beyond() -> None:
+def test_at_most_max_workers_calls_run_at_once() -> None:
     pool = IoPool(max_workers=3, name="limit")
     together = threading.Barrier(3)
     futures = [pool.submit(together.wait, 5) for _ in range(6)]
@@ -69,7 +69,7 @@ def test_a_single_item_runs_in_the_callers_thread(pool: IoPool) -> None:
     assert pool.map_ordered(lambda _: threading.get_ident(), [1]) == [threading.get_ident()]
 
 
-def test_map_raises_the_earliest_failure_after_running_calls_have_ended(pool: IoPool) -> None:
+def test_map_waits_for_running_calls_and_raises_the_first_failure(pool: IoPool) -> None:
     ended: list[int] = []
     together = threading.Barrier(3)
 
@@ -86,7 +86,7 @@ def test_map_raises_the_earliest_failure_after_running_calls_have_ended(pool: Io
     assert sorted(ended) == [0, 2]
 
 
-def test_map_starts_nothing_more_after_a_failure() -> None:
+def test_map_starts_no_call_after_a_failure() -> None:
     pool = IoPool(max_workers=1, name="single")
     started: list[int] = []
 
@@ -100,7 +100,7 @@ def test_map_starts_nothing_more_after_a_failure() -> None:
     pool.close()
 
 
-def test_a_pool_may_map_from_inside_itself(pool: IoPool) -> None:
+def test_map_may_be_called_from_a_thread_of_the_pool(pool: IoPool) -> None:
     def outer(n: int) -> list[int]:
         return pool.map_ordered(lambda m: n * m, range(3))
 
@@ -120,7 +120,7 @@ def test_a_pool_without_threads_runs_calls_at_once_and_in_order() -> None:
         inline.submit(lambda: 1 // 0).result()
 
 
-def test_a_negative_size_is_refused() -> None:
+def test_a_negative_size_raises_invalid_request() -> None:
     with pytest.raises(InvalidRequest, match="max_workers is -1"):
         IoPool(max_workers=-1)
 
@@ -140,7 +140,7 @@ def test_closing_lets_submitted_calls_finish_and_refuses_new_ones(max_workers: i
         pool.map_ordered(int, ["1"])
 
 
-def test_a_forgotten_pool_ends_its_threads() -> None:
+def test_the_threads_of_an_unreferenced_pool_end() -> None:
     pool = IoPool(max_workers=2, name="forgotten")
     pool.submit(int).result()
     (thread,) = threads_named("forgotten-")
@@ -162,14 +162,14 @@ def test_a_thread_keeps_no_argument_of_an_ended_call_alive() -> None:
     gone = weakref.ref(block)
     pool.submit(id, block).result()
     del block
-    pool.submit(int).result()  # the one thread has moved on
+    pool.submit(int).result()  # the only thread has finished the call before
     gc.collect()
 
     assert gone() is None
     pool.close()
 
 
-def test_pickling_gives_a_new_pool_of_the_same_size(pool: IoPool) -> None:
+def test_a_pickled_pool_is_a_new_pool_of_the_same_size(pool: IoPool) -> None:
     copy = pickle.loads(pickle.dumps(pool))
 
     assert copy is not pool
@@ -177,7 +177,7 @@ def test_pickling_gives_a_new_pool_of_the_same_size(pool: IoPool) -> None:
     assert copy.submit(int, "5").result() == 5
 
 
-def test_the_shared_pool_is_one_per_process() -> None:
+def test_there_is_one_shared_pool_per_process() -> None:
     assert shared_pool() is shared_pool()
     assert shared_pool().submit(int, "9").result() == 9
 
@@ -225,7 +225,7 @@ def test_a_stuck_call_does_not_keep_the_interpreter_from_exiting(run_script: Cal
     assert answer == "exiting"
 
 
-def test_a_call_that_is_nearly_done_may_finish_while_the_interpreter_exits(
+def test_a_running_call_may_finish_while_the_interpreter_exits(
     run_script: Callable[[str], str],
 ) -> None:
     answer = run_script(
@@ -256,8 +256,8 @@ def test_a_cancelled_call_never_starts() -> None:
     pool.close()
 
 
-def test_a_future_whose_waiting_thread_was_interrupted_still_takes_its_result() -> None:
-    """An exception at every bytecode of waiting; the thread that has the result must never hang on it."""
+def test_a_future_accepts_its_result_after_an_interrupt_of_the_waiting_thread() -> None:
+    """Raises an exception at every bytecode of the wait; the thread with the result must never hang."""
     with_result = 0
     for at in range(10_000):
         future: Future[int] = Future()

@@ -41,12 +41,12 @@ class Counting(Steps):
             return self._stepped.wait_for(lambda: self.steps >= steps, 5)
 
 
-class Sealed(Unavailable):
-    """Its constructor differs from what an exception remembers of its arguments."""
+class OddConstructor(Unavailable):
+    """An error whose constructor does not accept the exception's `args`."""
 
-    def __init__(self, *, table: int) -> None:
-        super().__init__(f"table {table} does not answer")
-        self.table = table
+    def __init__(self, *, part: int) -> None:
+        super().__init__(f"part {part} does not answer")
+        self.part = part
 
 
 @pytest.fixture
@@ -67,14 +67,14 @@ def fail_with(supervisor: Supervisor, error: BaseException, name: str = "flusher
     assert failed.wait(5)
 
 
-def test_a_service_takes_its_first_step_at_once(supervisor: Supervisor) -> None:
+def test_a_service_does_its_first_step_at_once(supervisor: Supervisor) -> None:
     service = Counting()
     supervisor.start(service)
 
     assert service.wait_for(1)
 
 
-def test_a_service_that_asks_for_no_delay_goes_on_until_it_is_finished(supervisor: Supervisor) -> None:
+def test_a_service_without_delay_runs_step_after_step_until_it_is_finished(supervisor: Supervisor) -> None:
     finished = threading.Event()
     left = [0.0, 0.0, 0.001, None]
 
@@ -100,7 +100,7 @@ def test_waking_a_service_ends_its_pause(supervisor: Supervisor) -> None:
     assert service.wait_for(2)
 
 
-def test_waking_a_service_during_its_step_gives_it_another_one(supervisor: Supervisor) -> None:
+def test_waking_a_service_during_its_step_causes_another_step(supervisor: Supervisor) -> None:
     entered, leave, again = threading.Event(), threading.Event(), threading.Event()
 
     def step() -> float:
@@ -119,11 +119,11 @@ def test_waking_a_service_during_its_step_gives_it_another_one(supervisor: Super
     assert again.wait(5)
 
 
-def test_waking_a_service_that_does_not_run_is_harmless(supervisor: Supervisor) -> None:
+def test_waking_a_service_that_does_not_run_has_no_effect(supervisor: Supervisor) -> None:
     supervisor.wake(Counting())
 
 
-def test_a_failure_keeps_its_kind_and_names_the_service(supervisor: Supervisor) -> None:
+def test_a_failure_keeps_its_kind_and_has_a_note_with_the_service(supervisor: Supervisor) -> None:
     fail_with(supervisor, CorruptData("checksum is wrong", object="wal/7.sst", offset=12))
 
     with pytest.raises(CorruptData) as caught:
@@ -135,7 +135,7 @@ def test_a_failure_keeps_its_kind_and_names_the_service(supervisor: Supervisor) 
     assert caught.value.__cause__ is supervisor.failure
 
 
-def test_each_caller_gets_an_exception_of_its_own(supervisor: Supervisor) -> None:
+def test_each_caller_gets_a_new_exception(supervisor: Supervisor) -> None:
     fail_with(supervisor, Closed("fenced by epoch 3", reason="fenced"))
     caught: list[FlagstoneError] = []
     for _ in range(2):
@@ -155,14 +155,14 @@ def test_each_caller_gets_an_exception_of_its_own(supervisor: Supervisor) -> Non
 
 
 def test_an_error_with_an_unusual_constructor_still_reaches_the_caller(supervisor: Supervisor) -> None:
-    fail_with(supervisor, Sealed(table=4))
+    fail_with(supervisor, OddConstructor(part=4))
 
-    with pytest.raises(Sealed, match="table 4 does not answer") as caught:
+    with pytest.raises(OddConstructor, match="part 4 does not answer") as caught:
         supervisor.raise_failure()
-    assert caught.value.table == 4
+    assert caught.value.part == 4
 
 
-def test_a_foreign_exception_becomes_an_internal_error(supervisor: Supervisor) -> None:
+def test_an_exception_of_another_library_becomes_an_internal_error(supervisor: Supervisor) -> None:
     original = KeyError("row")
     fail_with(supervisor, original)
 
@@ -172,14 +172,14 @@ def test_a_foreign_exception_becomes_an_internal_error(supervisor: Supervisor) -
     assert supervisor.failure.__cause__ is original
 
 
-def test_not_even_an_exit_in_a_service_passes_unseen(supervisor: Supervisor) -> None:
+def test_a_system_exit_in_a_service_is_a_failure(supervisor: Supervisor) -> None:
     fail_with(supervisor, SystemExit(3))
 
     with pytest.raises(InternalError, match="SystemExit"):
         supervisor.raise_failure()
 
 
-def test_one_failure_stops_the_other_services_and_start_reports_it(supervisor: Supervisor) -> None:
+def test_one_failure_stops_the_other_services_and_start_raises_it(supervisor: Supervisor) -> None:
     other = Counting("other")
     supervisor.start(other)
     other.wait_for(1)
@@ -192,7 +192,7 @@ def test_one_failure_stops_the_other_services_and_start_reports_it(supervisor: S
         supervisor.start(Counting("late"))
 
 
-def test_a_second_failure_is_noted_on_the_first(supervisor: Supervisor) -> None:
+def test_a_second_failure_becomes_a_note_of_the_first(supervisor: Supervisor) -> None:
     entered, leave = threading.Event(), threading.Event()
 
     def step() -> float:
@@ -213,7 +213,7 @@ def test_a_second_failure_is_noted_on_the_first(supervisor: Supervisor) -> None:
     ]
 
 
-def test_every_callback_hears_of_a_failure_even_if_another_one_breaks(supervisor: Supervisor) -> None:
+def test_every_callback_is_called_even_if_another_one_raises(supervisor: Supervisor) -> None:
     def broken(_: FlagstoneError) -> None:
         raise RuntimeError("no phone")
 
@@ -223,10 +223,10 @@ def test_every_callback_hears_of_a_failure_even_if_another_one_breaks(supervisor
     supervisor.on_failure(late.append)
 
     assert late == [supervisor.failure]
-    assert "and telling about it failed: RuntimeError: no phone" in late[0].__notes__
+    assert "and a callback for this failure failed: RuntimeError: no phone" in late[0].__notes__
 
 
-def test_while_all_is_well_there_is_nothing_to_raise(supervisor: Supervisor) -> None:
+def test_without_a_failure_raise_failure_does_nothing(supervisor: Supervisor) -> None:
     supervisor.start(Counting())
 
     assert supervisor.failure is None
@@ -249,7 +249,7 @@ def test_stopping_ends_pauses_and_refuses_new_services() -> None:
         supervisor.start(Counting())
 
 
-def test_a_stuck_service_is_reported_by_name() -> None:
+def test_stop_names_a_service_that_does_not_end() -> None:
     supervisor = Supervisor()
     entered, leave = threading.Event(), threading.Event()
 
@@ -290,7 +290,9 @@ def test_the_same_service_cannot_run_twice(supervisor: Supervisor) -> None:
         supervisor.start(service)
 
 
-def test_in_a_forked_child_the_supervisor_says_it_is_closed(run_script: Callable[[str], str]) -> None:
+def test_in_a_forked_child_every_call_of_the_supervisor_raises_closed(
+    run_script: Callable[[str], str],
+) -> None:
     answer = run_script(
         """
         import os

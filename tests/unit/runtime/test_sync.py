@@ -13,7 +13,7 @@ from flagstone.runtime.sync import Condition, Event, Lock, RLock
 
 
 class RecordingPrimitives:
-    """Hands out the real things and writes down who asked for what."""
+    """Returns the standard objects and records the calls."""
 
     def __init__(self) -> None:
         self.made: list[str] = []
@@ -41,13 +41,13 @@ class RecordingPrimitives:
         return thread
 
 
-def test_without_a_simulator_the_standard_objects_are_handed_out() -> None:
+def test_without_a_simulator_the_functions_return_standard_objects() -> None:
     assert type(Lock()) is type(threading.Lock())
     assert type(RLock()) is type(threading.RLock())
     assert type(Condition(Lock())) is threading.Condition
 
 
-def test_an_installed_simulator_makes_everything_until_it_is_removed() -> None:
+def test_an_installed_simulator_creates_all_objects_until_it_is_removed() -> None:
     simulator = RecordingPrimitives()
     with sync.install(simulator):
         Lock()
@@ -62,7 +62,7 @@ def test_an_installed_simulator_makes_everything_until_it_is_removed() -> None:
     assert not sync.simulated()
 
 
-def test_a_simulator_is_removed_even_when_the_run_fails() -> None:
+def test_a_simulator_is_removed_even_if_the_run_raises() -> None:
     with pytest.raises(RuntimeError, match="boom"), sync.install(RecordingPrimitives()):
         raise RuntimeError("boom")
 
@@ -84,14 +84,14 @@ def test_started_threads_do_not_keep_the_process_alive() -> None:
     assert seen == [True]
 
 
-def test_a_waiting_thread_holds_no_lock_and_sees_a_change_that_was_announced_before() -> None:
+def test_a_waiting_thread_holds_no_lock_and_sees_a_change_after_notify_all() -> None:
     lock = Lock()
     waiters, seen, state = sync.Waiters(lock), [], {"ready": False}
     thread = threading.Thread(target=lambda: seen.append(waiters.wait_for(lambda: state["ready"], 5)))
     thread.start()
     for _ in range(3):
         with lock:
-            # A wake-up without a change is none.
+            # A wake-up without a change of the state does not end the wait.
             waiters.notify_all()
     with lock:
         waiters.notify_all()
@@ -101,7 +101,7 @@ def test_a_waiting_thread_holds_no_lock_and_sees_a_change_that_was_announced_bef
     assert not lock.locked()
 
 
-def test_waiting_for_a_change_ends_with_its_timeout() -> None:
+def test_wait_for_returns_false_after_its_timeout() -> None:
     lock = Lock()
     waiters = sync.Waiters(lock)
     assert not waiters.wait_for(lambda: False, 0.01)
@@ -110,7 +110,7 @@ def test_waiting_for_a_change_ends_with_its_timeout() -> None:
     assert waiters.wait_for(lambda: True, 0)
 
 
-def test_a_wake_up_is_kept_until_it_is_used_and_used_once() -> None:
+def test_a_wake_up_before_the_wait_ends_exactly_one_wait() -> None:
     wakeup = sync.Wakeup()
     wakeup.set()
     wakeup.set()
@@ -132,7 +132,7 @@ def test_an_event_may_be_set_by_a_signal_handler_that_interrupts_its_own_wait() 
         signal.signal(signal.SIGALRM, before)
 
 
-def test_an_event_wakes_all_its_waiters() -> None:
+def test_an_event_wakes_all_waiting_threads() -> None:
     event, seen = Event(), []
     threads = [threading.Thread(target=lambda: seen.append(event.wait(5))) for _ in range(4)]
     for thread in threads:

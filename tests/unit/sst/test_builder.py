@@ -1,4 +1,4 @@
-"""One SST: its edges, its limits, its refusals."""
+"""`SstBuilder`: what it builds at the limits, and what it refuses."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ def row(key: bytes, seq: int = 1, value: bytes = b"value", kind: int = VALUE) ->
 def rebuilt(rows: list[EntryTuple], **options: int) -> list[EntryTuple]:
     builder = SstBuilder(SstOptions(**options))  # type: ignore[arg-type]
     builder.add_rows(rows)
-    return [found for block in decode_sst(builder.finish().data, "table").rows() for found in block]
+    return [found for block in decode_sst(builder.finish().data, "sst").rows() for found in block]
 
 
-def test_an_empty_table_has_no_form() -> None:
+def test_an_sst_without_rows_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="at least one row"):
         SstBuilder().finish()
 
 
-def test_the_longest_key_and_a_value_larger_than_a_block_survive() -> None:
+def test_the_longest_key_and_a_value_larger_than_a_block_are_read_back() -> None:
     rows = [row(b"a", value=b"v" * 300_000), row(b"k" * 65_535), row(b"z", value=b"")]
     assert rebuilt(rows, block_bytes=1024) == rows
 
 
-def test_many_versions_of_one_key_straddle_blocks() -> None:
+def test_versions_of_one_key_in_several_blocks_are_read_back() -> None:
     rows = [row(b"hot", seq, b"x" * 100) for seq in range(500, 0, -1)]
     assert rebuilt(rows, block_bytes=1024) == rows
 
@@ -63,7 +63,7 @@ def test_rows_out_of_order_are_refused_even_across_calls(rows: list[EntryTuple])
         builder.add_rows(rows[1:])
 
 
-def test_a_wal_file_takes_any_order_and_has_neither_filter_nor_stats() -> None:
+def test_a_wal_file_accepts_any_order_and_has_neither_filter_nor_statistics() -> None:
     rows = [row(b"b", 1), row(b"a", 2), row(b"b", 3)]
     builder = SstBuilder(SstOptions(min_filter_keys=1), sst_type=SstType.WAL)
     builder.add_rows(rows)
@@ -73,14 +73,14 @@ def test_a_wal_file_takes_any_order_and_has_neither_filter_nor_stats() -> None:
     assert image.info.first_entry == (1).to_bytes(8, "big")
 
 
-def test_a_filter_appears_from_the_configured_number_of_rows_on() -> None:
+def test_an_sst_has_a_filter_from_min_filter_keys_on() -> None:
     for count, expected in ((9, False), (10, True)):
         builder = SstBuilder(SstOptions(min_filter_keys=10))
         builder.add_rows([row(b"%03d" % number) for number in range(count)])
-        assert (decode_sst(builder.finish().data, "table").filters() is not None) is expected
+        assert (decode_sst(builder.finish().data, "sst").filters() is not None) is expected
 
 
 @pytest.mark.parametrize("size", [0, 1000, 131_072])
-def test_block_sizes_the_format_does_not_know_are_refused(size: int) -> None:
+def test_a_block_size_that_the_format_lacks_is_refused(size: int) -> None:
     with pytest.raises(InvalidRequest, match="choose one of 1024"):
         SstOptions(block_bytes=size)

@@ -1,4 +1,4 @@
-"""What type checkers are told of a table's compiled part is what it has."""
+"""The declared type of `Resident` agrees with the kernel."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import ast
 from pathlib import Path
 
 from flagstone.kernels import probe
-from flagstone.sst import resident
+from flagstone.sst import reader
 
-SOURCE = Path(resident.__file__).parents[1]
+SOURCE = Path(reader.__file__).parents[1]
 
 
 def methods_of_resident(file: Path) -> dict[str, list[str]]:
@@ -21,11 +21,11 @@ def methods_of_resident(file: Path) -> dict[str, list[str]]:
     }
 
 
-def test_at_run_time_it_is_the_kernels_class() -> None:
-    assert resident.Resident is probe.Resident
+def test_at_run_time_resident_is_the_class_of_the_kernel() -> None:
+    assert reader.Resident is probe.Resident
 
 
-def test_checkers_see_the_methods_and_parameters_of_the_kernel() -> None:
-    told = methods_of_resident(SOURCE / "sst/resident.py")
+def test_the_declared_methods_and_parameters_are_those_of_the_kernel() -> None:
+    declared = methods_of_resident(SOURCE / "sst/reader.py")
 
-    assert told == methods_of_resident(SOURCE / "kernels/_probe.py")
+    assert declared == methods_of_resident(SOURCE / "kernels/_probe.py")

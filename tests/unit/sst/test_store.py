@@ -1,4 +1,4 @@
-"""Fetching tables: few requests, each once, and nobody left waiting."""
+"""`SstStore`: few requests, none twice, and every waiting read ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS = [put(number, value=b"v" * 200) for number in range(2000)]
 
 
 class SlowStore(MemoryStore):
-    """Holds every range request until it is let go; fails the first `failures` of them."""
+    """Delays every range request until `go` is set; the first `failures` of them fail."""
 
     def __init__(self, failures: int = 0) -> None:
         super().__init__()
@@ -39,20 +39,18 @@ class SlowStore(MemoryStore):
         return super().get_range(path, start, stop)
 
 
-def slow_tables(failures: int = 0) -> tuple[Rig, SlowStore, SstStore]:
+def slow_ssts(failures: int = 0) -> tuple[Rig, SlowStore, SstStore]:
     rig = Rig()
     sst = rig.add(ROWS)
     store = SlowStore(failures)
-    path = DbPaths("db").table(sst.sst_id)
+    path = DbPaths("db").sst(sst.sst_id)
     store.put(path, rig.store.get(path).data)
-    tables = SstStore(
-        store, DbPaths("db"), cache=SstCache(capacity_bytes=0), pool=IoPool(), small_table_bytes=0
-    )
-    return rig, store, tables
+    ssts = SstStore(store, DbPaths("db"), cache=SstCache(capacity_bytes=0), pool=IoPool(), small_sst_bytes=0)
+    return rig, store, ssts
 
 
 class CountedEvent(Event):
-    """Knows who waits for it."""
+    """An event that lists the threads that wait for it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,14 +62,16 @@ class CountedEvent(Event):
 
 
 @pytest.mark.parametrize("failures", [0, 1])
-def test_readers_of_one_piece_share_one_request_and_a_failure_is_only_its_own(failures: int) -> None:
-    rig, store, tables = slow_tables(failures)
-    table = tables.open(Ulid(1), rig.ssts[Ulid(1)].info)
+def test_concurrent_reads_share_one_request_and_only_the_read_that_made_it_gets_its_error(
+    failures: int,
+) -> None:
+    rig, store, ssts = slow_ssts(failures)
+    sst = ssts.open(Ulid(1), rig.ssts[Ulid(1)].info)
     followers = 5
 
     def read() -> object:
         try:
-            return tables.fetch([Need(table, None, [])])[table, META][1]
+            return ssts.fetch([Need(sst, None, [])])[sst, META][1]
         except Unavailable:
             return "failed"
 
@@ -79,7 +79,7 @@ def test_readers_of_one_piece_share_one_request_and_a_failure_is_only_its_own(fa
         leader = threads.submit(read)
         while not store.asked:
             pass
-        landed = tables._flights[table, META].landed = CountedEvent()
+        landed = ssts._flights[sst, META].landed = CountedEvent()
         futures = [threads.submit(read) for _ in range(followers)]
         while len(landed.waiters) < followers:
             pass
@@ -88,45 +88,45 @@ def test_readers_of_one_piece_share_one_request_and_a_failure_is_only_its_own(fa
         assert (leader.result(10) == "failed") == bool(failures)
     assert "failed" not in answers
     assert len(store.asked) == 1 + failures * followers
-    assert tables._flights == {}
+    assert ssts._flights == {}
 
 
-def test_many_threads_read_through_a_tiny_cache() -> None:
+def test_many_threads_with_a_tiny_cache_read_every_row() -> None:
     rig = Rig(capacity_bytes=20_000, threads=4)
     view = rig.view(rig.tree(runs=[[rig.add(ROWS[:1000]), rig.add(ROWS[1000:])]]))
 
     def read(shift: int) -> None:
         for number in range(shift, 2000, 7):
-            assert get(rig.tables, view, b"%08d" % number, MAX_SEQ) == ROWS[number]
+            assert get(rig.sst_store, view, b"%08d" % number, MAX_SEQ) == ROWS[number]
         keys = [row[0] for row in ROWS[shift::5]]
-        assert multi_get(rig.tables, view, keys, MAX_SEQ) == ROWS[shift::5]
+        assert multi_get(rig.sst_store, view, keys, MAX_SEQ) == ROWS[shift::5]
 
     with ThreadPoolExecutor(6) as threads:
         for future in [threads.submit(read, shift) for shift in range(6)]:
             future.result(60)
-    assert rig.tables.cache.held_bytes <= 20_000
+    assert rig.sst_store.cache.held_bytes <= 20_000
 
 
-def test_requests_join_neighbours_and_split_what_is_far_apart() -> None:
+def test_adjacent_blocks_are_one_request_and_distant_blocks_another() -> None:
     rig = Rig()
-    sst = rig.add([put(number, value=b"v" * 900) for number in range(500)])
-    table = rig.tables.open(sst.sst_id, rig.ssts[sst.sst_id].info)
-    index = rig.tables.fetch([Need(table, None, [])])[table, META][0]
+    view = rig.add([put(number, value=b"v" * 900) for number in range(500)])
+    sst = rig.sst_store.open(view.sst_id, rig.ssts[view.sst_id].info)
+    index = rig.sst_store.fetch([Need(sst, None, [])])[sst, META][0]
     needs = [
-        Need(table, index, [3]),
-        Need(table, index, [1, 2]),
-        Need(table, None, []),
-        Need(table, index, [3]),
-        Need(table, index, [300]),
+        Need(sst, index, [3]),
+        Need(sst, index, [1, 2]),
+        Need(sst, None, []),
+        Need(sst, index, [3]),
+        Need(sst, index, [300]),
     ]
     planned = [need.numbers for need in plan_requests(needs)]
     assert planned == [[], [1, 2, 3], [300]]
 
 
-def test_uploading_twice_is_harmless() -> None:
+def test_an_sst_uploaded_twice_has_the_same_bytes() -> None:
     rig = Rig()
     sst = rig.add(ROWS)
-    path = DbPaths("db").table(sst.sst_id)
+    path = DbPaths("db").sst(sst.sst_id)
     before = rig.store.get(path).data
     rig.made = 0
     rig.add(ROWS)

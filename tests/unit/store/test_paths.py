@@ -16,7 +16,7 @@ def test_object_names_are_those_of_slatedb() -> None:
     assert PATHS.manifest(ManifestId(1)) == "some/db/manifest/00000000000000000001.manifest"
     assert PATHS.compactions(CompactionsId(2)) == "some/db/compactions/00000000000000000002.compactions"
     assert PATHS.wal(WalId(2**64 - 1)) == "some/db/wal/18446744073709551615.sst"
-    assert PATHS.table(ULID) == "some/db/compacted/014D2PF2DBSQQG28T5CY4TQKFF.sst"
+    assert PATHS.sst(ULID) == "some/db/compacted/014D2PF2DBSQQG28T5CY4TQKFF.sst"
     assert PATHS.boundary("manifest") == "some/db/gc/manifest.boundary"
     assert PATHS.boundary("compactions") == "some/db/gc/compactions.boundary"
 
@@ -26,7 +26,7 @@ def test_parsing_an_object_name_returns_its_id() -> None:
         assert paths.parse_manifest(paths.manifest(ManifestId(7))) == 7
         assert paths.parse_compactions(paths.compactions(CompactionsId(7))) == 7
         assert paths.parse_wal(paths.wal(WalId(2**64 - 1))) == 2**64 - 1
-        assert paths.parse_table(paths.table(ULID)) == ULID
+        assert paths.parse_sst(paths.sst(ULID)) == ULID
         assert paths.parse_boundary(paths.boundary("manifest")) == "manifest"
         assert paths.parse_boundary(paths.boundary("compactions")) == "compactions"
 
@@ -65,7 +65,7 @@ def test_parsing_a_foreign_wal_name_returns_none(name: str) -> None:
     ],
 )
 def test_parsing_a_foreign_sst_name_returns_none(name: str) -> None:
-    assert PATHS.parse_table(f"some/db/compacted/{name}") is None
+    assert PATHS.parse_sst(f"some/db/compacted/{name}") is None
 
 
 def test_names_of_another_database_are_foreign() -> None:
@@ -88,5 +88,5 @@ def test_invalid_roots_and_ids_are_refused() -> None:
 def test_equal_paths_compare_hash_and_pickle_as_equal() -> None:
     assert pickle.loads(pickle.dumps(PATHS)) == PATHS
     assert len({PATHS, DbPaths("some/db"), DbPaths("x")}) == 2
-    assert folder_of(PATHS.table(ULID)) == "compacted"
+    assert folder_of(PATHS.sst(ULID)) == "compacted"
     assert folder_of("x") == ""

@@ -1,4 +1,4 @@
-"""The two value formats byte by byte, what they refuse, and what they say about damage."""
+"""The two value formats: their bytes, the errors for invalid input, and the errors for damage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ JSON = values.codec("json", SCHEMA)
 
 
 def nested(kind: Any, value: Any) -> bytes:
-    """The bytes of one column in a row, behind version, count and bitmap."""
+    """The bytes of one column in a row, after version, count and bitmap."""
     raw = values.codec("row", pa.schema([("c", kind)])).encode({"c": value})
     assert raw[:3] == b"\x01\x01\x00"
     return raw[3:]
@@ -71,7 +71,7 @@ def test_each_type_has_the_bytes_of_the_specification(kind: Any, value: Any, spe
     assert codec.decode(raw) == {"c": value}
 
 
-def test_json_writes_what_people_and_programs_can_read() -> None:
+def test_json_writes_decimals_times_and_binaries_as_text() -> None:
     schema = pa.schema(
         [
             ("n", pa.int64()),
@@ -119,7 +119,7 @@ def test_json_writes_what_people_and_programs_can_read() -> None:
     assert codec.encode(codec.decode(written)) == written
 
 
-def test_json_takes_what_other_programs_write() -> None:
+def test_json_accepts_blanks_short_fractions_numbers_for_decimals_and_unknown_members() -> None:
     schema = pa.schema(
         [("at", pa.timestamp("us", tz="UTC")), ("price", pa.decimal128(10, 2)), ("f", pa.float64())]
     )
@@ -135,7 +135,7 @@ def test_json_takes_what_other_programs_write() -> None:
 
 
 @pytest.mark.parametrize("name", values.FORMATS)
-def test_times_beyond_python_come_back(name: str) -> None:
+def test_times_outside_pythons_years_are_encoded_and_decoded(name: str) -> None:
     batch = pa.record_batch(
         {
             "day": pa.array([2**31 - 1, -(2**31), 0], pa.int32()).cast(pa.date32()),
@@ -148,12 +148,14 @@ def test_times_beyond_python_come_back(name: str) -> None:
     written = codec.encode_arrow(batch)
 
     assert codec.decode_arrow(written) == batch
-    with pytest.raises(InvalidRequest, match=r"Python has no value for: .*: use decode_arrow"):
+    with pytest.raises(
+        InvalidRequest, match=r"Python cannot represent the value of a column: .*: use decode_arrow"
+    ):
         codec.decode(written[0].as_py())
 
 
 @pytest.mark.parametrize("codec", [ROWS, JSON], ids=repr)
-def test_a_codec_takes_rows_batches_tables_and_chunks(codec: Any) -> None:
+def test_a_codec_accepts_rows_batches_tables_and_chunked_arrays(codec: Any) -> None:
     batch = pa.RecordBatch.from_pylist([ROW, NOTHING], schema=SCHEMA)
     table = pa.Table.from_batches([batch.slice(0, 1), batch.slice(1)])
     written = codec.encode_arrow(batch)
@@ -174,7 +176,7 @@ def test_a_codec_takes_rows_batches_tables_and_chunks(codec: Any) -> None:
     assert hash(again) == hash(codec)
 
 
-def test_there_is_no_other_format() -> None:
+def test_an_unknown_format_raises_invalid_request() -> None:
     with pytest.raises(InvalidRequest, match=r"no value format 'arrow'.*use 'row'.; formats are row, json"):
         values.codec("arrow", SCHEMA)
     with pytest.raises(InvalidRequest, match="no value format 'avro'; formats are row, json"):
@@ -182,26 +184,26 @@ def test_there_is_no_other_format() -> None:
 
 
 @pytest.mark.parametrize("name", values.FORMATS)
-def test_a_schema_that_the_format_has_no_place_for_is_refused(name: str) -> None:
+def test_a_schema_that_the_format_cannot_store_raises_invalid_request(name: str) -> None:
     with pytest.raises(InvalidRequest, match="at least one column"):
         values.codec(name, pa.schema([]))
-    with pytest.raises(InvalidRequest, match="once, not a, a"):
+    with pytest.raises(InvalidRequest, match="two columns of one name: a, a"):
         values.codec(name, pa.schema([("a", pa.int8()), ("a", pa.int8())]))
     inner = pa.struct([("x", pa.dictionary(pa.int8(), pa.string()))])
-    with pytest.raises(InvalidRequest, match=r"column 'a\[\]\.x' is of type dictionary<.*cast it"):
+    with pytest.raises(InvalidRequest, match=r"column 'a\[\]\.x' has the type dictionary<.*cast it"):
         values.codec(name, pa.schema([("a", pa.list_(inner))]))
 
 
 @pytest.mark.parametrize("codec", [ROWS, JSON], ids=repr)
-def test_rows_of_other_columns_are_refused(codec: Any) -> None:
+def test_rows_with_other_columns_raise_invalid_request(codec: Any) -> None:
     with pytest.raises(InvalidRequest, match="rows lack the columns name, price, ok; they have id"):
         codec.encode_arrow(pa.record_batch({"id": pa.array([1], pa.int32())}))
     wrong = pa.RecordBatch.from_pylist([ROW], schema=SCHEMA.set(0, pa.field("id", pa.int64())))
-    with pytest.raises(InvalidRequest, match="column 'id' is of type int64; the schema says int32"):
+    with pytest.raises(InvalidRequest, match="column 'id' has the type int64; in the schema it is int32"):
         codec.encode_arrow(wrong)
     with pytest.raises(InvalidRequest, match="there is no column nam; columns are id, name"):
         codec.encode({"nam": "x"})
-    with pytest.raises(InvalidRequest, match="column 'id' is of type int32"):
+    with pytest.raises(InvalidRequest, match="column 'id' has the type int32"):
         codec.encode({"id": "x"})
     with pytest.raises(InvalidRequest, match="a value is bytes, not str"):
         codec.decode("x")
@@ -212,20 +214,20 @@ def test_rows_of_other_columns_are_refused(codec: Any) -> None:
 @pytest.mark.parametrize(
     ("spelt", "offset", "message"),
     [
-        ("", 0, "no row of version 1 begins here"),
-        ("02 04 00", 0, "no row of version 1 begins here"),
-        ("01", 0, "no row of version 1"),
-        ("01 04", 0, "no row of version 1"),
-        ("01 80 00", 0, "no row of version 1"),
+        ("", 0, "not a row of version 1"),
+        ("02 04 00", 0, "not a row of version 1"),
+        ("01", 0, "not a row of version 1"),
+        ("01 04", 0, "not a row of version 1"),
+        ("01 80 00", 0, "not a row of version 1"),
         ("01 04 00 01 00", 3, "column 'id' is cut off"),
         ("01 04 00 01 00 00 00", 7, "column 'name' is cut off"),
         ("01 04 00 01 00 00 00 05 61", 7, "column 'name' is cut off"),
         ("01 04 00 01 00 00 00 ff", 7, "column 'name' is cut off"),
         ("01 04 0d 02 61 ff", 4, "column 'name' is not UTF-8"),
-        ("01 04 0f 00", 3, "bytes follow behind the last column of the row"),
+        ("01 04 0f 00", 3, "there are bytes after the last column of the row"),
     ],
 )
-def test_a_damaged_row_is_refused_with_its_place(spelt: str, offset: int, message: str) -> None:
+def test_a_damaged_row_raises_corrupt_data_with_its_offset(spelt: str, offset: int, message: str) -> None:
     good = ROWS.encode(ROW)
 
     with pytest.raises(CorruptData, match=f"value 1: .*{message}") as caught:
@@ -239,14 +241,14 @@ def test_a_damaged_row_is_refused_with_its_place(spelt: str, offset: int, messag
     [
         (pa.list_(pa.int8()), "01 05", "column 'c' has no room for its nulls"),
         (pa.list_(pa.int8()), "03 02 00 01", "column 'c' is cut off"),
-        (pa.list_(pa.int8()), "04 01 00 01 01", "bytes follow behind the last element of c"),
+        (pa.list_(pa.int8()), "04 01 00 01 01", "there are bytes after the last element of c"),
         (pa.list_(pa.string()), "03 01 00 05", r"column 'c' is cut off"),
         (pa.list_(pa.string()), "04 01 00 01 ff", r"column 'c\[\]' is not UTF-8"),
         (pa.struct([("x", pa.int16())]), "03 01 00 01", r"column 'c\.x' is cut off"),
         (pa.null(), "00", "column 'c' is not null"),
     ],
 )
-def test_damage_inside_a_column_is_named_by_its_path(kind: Any, spelt: str, message: str) -> None:
+def test_the_error_for_damage_inside_a_column_names_its_path(kind: Any, spelt: str, message: str) -> None:
     codec = values.codec("row", pa.schema([("c", kind)]))
 
     with pytest.raises(CorruptData, match=f"value 0: {message}"):
@@ -262,7 +264,7 @@ def test_damage_inside_a_column_is_named_by_its_path(kind: Any, spelt: str, mess
         (pa.map_(pa.int8(), pa.int8()), "02 01 01"),
     ],
 )
-def test_a_number_that_its_type_forbids_is_refused(kind: Any, spelt: str) -> None:
+def test_an_item_that_is_invalid_for_its_type_raises_corrupt_data(kind: Any, spelt: str) -> None:
     codec = values.codec("row", pa.schema([("c", kind)]))
 
     with pytest.raises(CorruptData, match="column 'c' is"):
@@ -280,7 +282,7 @@ def test_a_number_that_its_type_forbids_is_refused(kind: Any, spelt: str) -> Non
         (b"[" * 100_000, "value 0 is not JSON"),
     ],
 )
-def test_text_that_is_no_object_is_refused(text: bytes, message: str) -> None:
+def test_a_value_that_is_not_a_json_object_raises_corrupt_data(text: bytes, message: str) -> None:
     with pytest.raises(CorruptData, match=message):
         JSON.decode(text)
 
@@ -312,9 +314,9 @@ def test_text_that_is_no_object_is_refused(text: bytes, message: str) -> None:
     ],
     ids=str,
 )
-def test_a_member_of_another_type_is_named_by_value_and_column(kind: Any, text: str) -> None:
+def test_the_error_for_a_member_of_another_type_names_value_and_column(kind: Any, text: str) -> None:
     codec = values.codec("json", pa.schema([("c", kind)]))
     rows = [b'{"c":null}', b'{"c":' + text.encode() + b"}"]
 
-    with pytest.raises(InvalidRequest, match="value 1: column 'c' is no"):
+    with pytest.raises(InvalidRequest, match="value 1: column 'c' is not a"):
         codec.decode_arrow(pa.array(rows, pa.binary()))

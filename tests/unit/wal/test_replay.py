@@ -72,7 +72,7 @@ def test_rows_that_are_already_in_ssts_are_left_out(wal: WalFiles) -> None:
 def test_hundreds_of_wal_files_are_read_in_order_through_a_pool(wal: WalFiles, pool: IoPool) -> None:
     wal.add_files(1, 300)
 
-    files = list(replay(wal.store, PATHS, WalId(0), WalId(300), pool=pool, parallelism=8))
+    files = list(replay(wal.store, PATHS, WalId(0), WalId(300), pool=pool))
 
     assert [file.rows[0][1] for file in files] == list(range(1, 301))
 

@@ -61,7 +61,7 @@ def test_an_upload_waits_until_every_segment_of_its_memtable_has_room() -> None:
     pause = plan_upload_pause([roomy, full], l0_max_ssts=2, l0_max_ssts_per_key=2)
 
     assert pause is not None
-    assert "segment b'b' has 2 tables" in pause.message
+    assert "segment b'b' has 2 SSTs" in pause.message
     assert plan_upload_pause([roomy], l0_max_ssts=2, l0_max_ssts_per_key=2) is None
 
 

@@ -265,7 +265,7 @@ def test_a_write_larger_than_the_memory_limit_is_accepted() -> None:
 def test_the_smallest_needed_sequence_number_is_that_of_the_oldest_reader(history: History) -> None:
     tracker = history.tracker
     assert tracker.min_active_seq() is None
-    snapshot = tracker.pin(90)
+    snapshot = tracker.begin_snapshot(90)
     state = history.begin()
     assert tracker.min_active_seq() == 90
     tracker.end(snapshot)
@@ -280,7 +280,7 @@ def test_the_smallest_needed_sequence_number_is_that_of_the_oldest_reader(histor
 def test_transactions_and_snapshots_left_open_expire(history: History) -> None:
     tracker = history.tracker
     forgotten = history.begin(deadline_ms=1000)
-    snapshot = tracker.pin(50, deadline_ms=2000)
+    snapshot = tracker.begin_snapshot(50, deadline_ms=2000)
     patient = history.begin()
 
     assert tracker.expire(999) == []
@@ -303,7 +303,7 @@ def test_an_ended_transaction_cannot_be_used_again(history: History) -> None:
 
 def test_a_transaction_dropped_by_its_finalizer_ends_with_the_next_sweep_and_counts_as_no_expiry() -> None:
     tracker = ConflictTracker()
-    dropped, kept = tracker.begin(3, "snapshot"), tracker.pin(5)
+    dropped, kept = tracker.begin(3, "snapshot"), tracker.begin_snapshot(5)
     dropped.dropped = True
     assert tracker.expire(0) == []
     assert (dropped.ended, dropped.expired, kept.ended) == (True, False, False)

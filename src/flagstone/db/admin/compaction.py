@@ -8,14 +8,13 @@ from typing import Final
 
 from flagstone.clones.origin import refuse_destroyed
 from flagstone.compaction.compactor import Compactor
-from flagstone.compaction.coordinator import Coordinator, LocalWorker, mint_job
+from flagstone.compaction.coordinator import mint_job
 from flagstone.compaction.executor import LocalExecutor
 from flagstone.compaction.extensions import Executor, Scheduler
-from flagstone.compaction.on_demand import PATIENCE_S, CompactNow, Progress, SubmittedOnly
+from flagstone.compaction.on_demand import PATIENCE_S, CompactNow, Progress
 from flagstone.compaction.picker import plan_compactions, plan_full
 from flagstone.compaction.shared_state import Board
 from flagstone.compaction.validation import find_problem
-from flagstone.compaction.worker import Worker
 from flagstone.config import CompactionWorkerOptions, CompactorOptions, as_duration
 from flagstone.errors import InvalidRequest
 from flagstone.format.codec import Codec
@@ -136,43 +135,20 @@ class AdminCompaction:
         patience = as_duration(patience, "patience", minimum=_NO_TIME)
         options = options or CompactorOptions()
         work = options.worker or CompactionWorkerOptions()
-        board, metrics = self._board(options), Metrics()
+        board = self._board(options)
         manifest = board.fetch_manifest().value
         if segment is not None and manifest.tree_of(segment) is None:
             raise InvalidRequest(f"there is no segment {segment!r} in {self._paths.root!r}")
-        executor = executor or self._executor(work, merge_operator, compaction_filter, metrics)
-
-        def make_worker(accepts: Callable[[Ulid], bool]) -> Worker:
-            return Worker(
-                board,
-                executor,
-                work.replace(compactions_poll_interval=min(work.compactions_poll_interval, _QUICK)),
-                clock=self._clock,
-                ids=self._ids,
-                metrics=metrics,
-                accepts=accepts,
-            )
-
-        def make_coordinator(worker: Worker) -> Coordinator:
-            return Coordinator(
-                board,
-                options,
-                clock=self._clock,
-                ids=self._ids,
-                metrics=metrics,
-                scheduler=SubmittedOnly(),
-                local=LocalWorker(worker.id, worker.slots),
-            )
+        executor = executor or self._executor(work, merge_operator, compaction_filter, board.metrics)
 
         return CompactNow(
             board,
             (lambda now, jobs: plan_full(now, jobs, segment))
             if full
             else (lambda now, jobs: plan_compactions(now, jobs, options)),
-            make_worker,
-            make_coordinator,
-            self._clock,
-            self._ids,
+            executor,
+            options,
+            work.replace(compactions_poll_interval=min(work.compactions_poll_interval, _QUICK)),
             fallback=(lambda now, jobs: plan_full(now, jobs, segment, around=True)) if full else None,
             once=full,
             progress=progress,
@@ -200,21 +176,12 @@ class AdminCompaction:
 
         """
         options = options or CompactorOptions()
-        metrics = Metrics()
+        board = self._board(options)
         if options.worker is not None and executor is None:
-            executor = self._executor(options.worker, merge_operator, compaction_filter, metrics)
+            executor = self._executor(options.worker, merge_operator, compaction_filter, board.metrics)
         self._run_until(
             stop,
-            Compactor(
-                self._board(options),
-                coordinate=options,
-                work=options.worker,
-                executor=executor,
-                scheduler=scheduler,
-                clock=self._clock,
-                ids=self._ids,
-                metrics=metrics,
-            ),
+            Compactor(board, coordinate=options, work=options.worker, executor=executor, scheduler=scheduler),
         )
 
     def run_worker(
@@ -235,19 +202,9 @@ class AdminCompaction:
 
         """
         work = options or CompactionWorkerOptions()
-        metrics = Metrics()
-        self._run_until(
-            stop,
-            Compactor(
-                self._board(CompactorOptions()),
-                coordinate=None,
-                work=work,
-                executor=executor or self._executor(work, merge_operator, compaction_filter, metrics),
-                clock=self._clock,
-                ids=self._ids,
-                metrics=metrics,
-            ),
-        )
+        board = self._board(CompactorOptions())
+        executor = executor or self._executor(work, merge_operator, compaction_filter, board.metrics)
+        self._run_until(stop, Compactor(board, coordinate=None, work=work, executor=executor))
 
     def _run_until(self, stop: Event | None, compactor: Compactor) -> None:
         compactor.board.fetch_manifest()  # raises here, in the caller's thread, if there is no database
@@ -263,7 +220,13 @@ class AdminCompaction:
     def _board(self, options: CompactorOptions) -> Board:
         manifests = ManifestStore(self._store, self._paths, clock=self._clock, ids=self._ids)
         timeout_s = options.manifest_update_timeout.total_seconds()
-        return Board(manifests, self._compactions_store(), update_timeout_s=timeout_s)
+        return Board(
+            manifests,
+            self._compactions_store(),
+            clock=self._clock,
+            ids=self._ids,
+            update_timeout_s=timeout_s,
+        )
 
     def _executor(
         self,

@@ -1,8 +1,14 @@
-"""`Admin.diff`: what changed from one checkpoint to another, key by key."""
+"""`Admin.diff`: what changed from one checkpoint to another, key by key.
+
+Only the rows of SSTs that one of the two states lacks can differ. If a key is in no such SST, and in neither state's
+WAL, all its versions are in SSTs that both states have; so it has the same value in both. It does not matter whether an
+SST is in L0 or in a run: its rows are the same.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from heapq import merge
 from itertools import islice
 from operator import itemgetter
@@ -10,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from uuid import UUID
 
 from flagstone.clones import checkpoint as checkpoints
-from flagstone.clones.diff import plan_diff
 from flagstone.db.reader.follower import WalTail
 from flagstone.db.reader.reader_checkpoint import check_readable
 from flagstone.errors import CorruptData, InvalidRequest
 from flagstone.format.sst import FORMAT_V2, decode_rows
 from flagstone.lsm.merge_operator import MergeOperator
+from flagstone.lsm.tree import SortedRun, SstView, Tree
 from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.stores import ManifestStore
 from flagstone.read import drivers
@@ -27,7 +33,7 @@ from flagstone.runtime.pool import shared_pool
 from flagstone.sst.cache import SstCache
 from flagstone.sst.store import SstGone, SstStore
 from flagstone.store.port import ObjectStore
-from flagstone.types import EntryTuple, KeyRange, Row
+from flagstone.types import EntryTuple, KeyRange, Row, Ulid
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,6 +44,9 @@ _KEYS_AT_ONCE: Final = 1024
 _ARROW_ROWS: Final = 16_384
 _ROW_FIELDS: Final = ("value", "seq", "created_ms", "expires_ms")
 _key_of = itemgetter(0)
+
+_Shown = tuple[Ulid, KeyRange]
+"""An SST and its visible keys."""
 
 
 class Difference(NamedTuple):
@@ -236,3 +245,59 @@ def _content(row: Row | None) -> tuple[bytes, int | None] | None:
 
 def _fields(row: Row | None) -> dict[str, Any] | None:
     return None if row is None else {name: getattr(row, name) for name in _ROW_FIELDS}
+
+
+# -- the plan -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DiffPlan:
+    """Both states reduced to the SSTs that the other one lacks.
+
+    With `sparse` those are the smaller part: then it is cheaper to get their keys from both states than to scan both.
+    """
+
+    before: Manifest
+    after: Manifest
+    sparse: bool
+
+
+def plan_diff(before: Manifest, after: Manifest, keys: KeyRange) -> DiffPlan:
+    """The SSTs to compare, of those that have keys in `keys`. Pure."""
+    shared = set(_shown(before)) & set(_shown(after))
+    reduced = (_without(before, shared, keys), _without(after, shared, keys))
+    different = sum(_bytes(manifest) for manifest in reduced)
+    everything = sum(_bytes(_without(manifest, set(), keys)) for manifest in (before, after))
+    return DiffPlan(*reduced, sparse=2 * different <= everything)
+
+
+def _shown(manifest: Manifest) -> Iterator[_Shown]:
+    for view in manifest.views:
+        yield _what(manifest, view)
+
+
+def _what(manifest: Manifest, view: SstView) -> _Shown:
+    return view.sst_id, view.effective_range(manifest.sst(view).info)
+
+
+def _without(manifest: Manifest, shared: set[_Shown], keys: KeyRange) -> Manifest:
+    """The manifest without the shared SSTs and those outside the range. It must not be stored."""
+
+    def differs(view: SstView) -> bool:
+        shown = _what(manifest, view)
+        return shown not in shared and not shown[1].intersect(keys).empty
+
+    def reduced(tree: Tree) -> Tree:
+        runs = (SortedRun(run.id, tuple(filter(differs, run.views))) for run in tree.runs)
+        return Tree(tuple(filter(differs, tree.l0)), tuple(run for run in runs if run.views))
+
+    return replace(
+        manifest,
+        tree=reduced(manifest.tree),
+        segments=tuple(replace(segment, tree=reduced(segment.tree)) for segment in manifest.segments),
+    )
+
+
+def _bytes(manifest: Manifest) -> int:
+    infos = (manifest.sst(view).info for view in manifest.views)
+    return sum(info.index_offset + info.index_len for info in infos)

@@ -9,7 +9,7 @@ WAL.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from types import TracebackType
@@ -21,7 +21,7 @@ from flagstone.db.writer.database import Db
 from flagstone.db.writer.transaction import Snapshot, Transaction
 from flagstone.lsm.merge_operator import check_operand
 from flagstone.metadata.manifest import Checkpoint
-from flagstone.types import MERGE, TOMBSTONE, VALUE, Row
+from flagstone.types import MERGE, TOMBSTONE, VALUE
 from flagstone.write.batch import (
     BY_DEFAULT,
     Expiry,
@@ -131,7 +131,7 @@ class AsyncDb(AsyncHandle):
             simple = engine.state.now.view.memtables[0].get_value(key, seq)
             if type(simple) is bytes:
                 return simple
-            self._reads._place.gets -= 1  # the memtable counted this get, and the slow path counts it again
+            self._reads._context.gets -= 1  # the memtable counted this get, and the slow path counts it again
         return await super().get(
             key, default, durable_only=durable_only, dirty=dirty, include_expired=include_expired
         )
@@ -234,30 +234,6 @@ class AsyncTransaction(AsyncReads, AtOnce):
     async def unmark_write(self, *keys: bytes) -> None:
         """Exclude the writes of these keys from conflict detection."""
         self._reads.unmark_write(*keys)
-
-    async def get_row(
-        self, key: bytes, *, durable_only: bool = False, dirty: bool = False, include_expired: bool = False
-    ) -> Row | None:
-        """The row of `key` with its sequence number and times, or None. The commit depends on it."""
-        self._reads._state.track_read(self._reads._place.check_key(key))
-        return await super().get_row(
-            key, durable_only=durable_only, dirty=dirty, include_expired=include_expired
-        )
-
-    async def multi_get(
-        self,
-        keys: Sequence[bytes],
-        *,
-        durable_only: bool = False,
-        dirty: bool = False,
-        include_expired: bool = False,
-    ) -> list[bytes | None]:
-        """The values of many keys in their order. The commit depends on all of them."""
-        for key in keys:
-            self._reads._state.track_read(self._reads._place.check_key(key))
-        return await super().multi_get(
-            keys, durable_only=durable_only, dirty=dirty, include_expired=include_expired
-        )
 
     async def commit(self, *, await_durable: bool = False) -> WriteHandle | None:
         """Write everything, or raise and write nothing; see `Transaction.commit`.

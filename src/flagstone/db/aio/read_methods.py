@@ -55,10 +55,10 @@ class AsyncReads:
         self, key: bytes, *, durable_only: bool = False, dirty: bool = False, include_expired: bool = False
     ) -> Row | None:
         """The row of `key` with its sequence number and times, or None."""
-        checked, tables = self._reads._place.check_key(key), self._reads._place.tables
-        self._reads._place.gets += 1
+        checked, ssts = self._reads._check_key(key), self._reads._context.ssts
+        self._reads._context.gets += 1
         found, seq = await self._read(
-            lambda view, seq: drivers.get_async(tables, view, checked, seq),
+            lambda view, seq: drivers.get_async(ssts, view, checked, seq),
             durable_only=durable_only,
             dirty=dirty,
         )
@@ -73,11 +73,10 @@ class AsyncReads:
         include_expired: bool = False,
     ) -> list[bytes | None]:
         """The values of many keys in their order, at one moment. Keys share blocks and requests."""
-        place = self._reads._place
-        checked, tables = place.check_keys(keys), place.tables
-        place.gets += len(checked)
+        checked, ssts = self._reads._check_keys(keys), self._reads._context.ssts
+        self._reads._context.gets += len(checked)
         found, seq = await self._read(
-            lambda view, seq: drivers.multi_get_async(tables, view, checked, seq),
+            lambda view, seq: drivers.multi_get_async(ssts, view, checked, seq),
             durable_only=durable_only,
             dirty=dirty,
         )
@@ -140,7 +139,7 @@ class AsyncReads:
     async def _read(
         self, attempt: Callable[[ReadView, int], Awaitable[T]], *, durable_only: bool, dirty: bool
     ) -> tuple[T, int]:
-        """`Reads._read`, awaiting what it would wait for."""
+        """`Reads._read` for an event loop."""
         view, seq = self._reads._read_point(durable_only=durable_only, dirty=dirty)
         for _ in range(_ATTEMPTS):
             try:

@@ -52,7 +52,7 @@ class ChangeFeed(WalReader):
         """The sequence number up to which the consumer has all changes, or will have after copying the snapshot."""
         if self._snapshot is not None:
             return int(self._snapshot.status()["last_seq"])
-        position = self._pinned().position
+        position = self._require_consumer().position
         return 0 if position is None else max(position.after_seq, 0)
 
     def copied(self) -> None:
@@ -62,7 +62,7 @@ class ChangeFeed(WalReader):
         """
         if self._snapshot is None:
             return
-        self._pinned().reach(self.seq)
+        self._require_consumer().reach(self.seq)
         self._snapshot.close()
         self._snapshot = None
 
@@ -93,7 +93,7 @@ class ChangeFeed(WalReader):
             begins = Position(WalId(shown + 1), now.value.last_l0_seq, copied=False)
             return add_checkpoint(now.value, created), begins
 
-        position, written = self._pinned().place(decide)
+        position, written = self._require_consumer().set(decide)
         if position.copied:
             return
         held = checkpoints.require_checkpoint(written.value, checkpoint_id)
@@ -104,7 +104,7 @@ class ChangeFeed(WalReader):
             mode="snapshot",
             lifetime=lifetime,
             clock=clock,
-            on_poll=self._pinned().tend,
+            on_poll=self._require_consumer().tend,
         )
         follower = parts.follow(checkpoint, parts.tail)
         follower.start()

@@ -188,7 +188,7 @@ class Follower:
     def start(self) -> None:
         """Read the first state and start to poll. If that fails, no checkpoint is left behind."""
         try:
-            self.poll()
+            self.refresh()
         except BaseException:
             self._checkpoint.release()
             raise
@@ -205,10 +205,20 @@ class Follower:
         return self._state
 
     @property
+    def view(self) -> ReadView:
+        """What reads see now."""
+        return self.state.view
+
+    @property
+    def retained_seq(self) -> int:
+        """The smallest sequence number whose versions are all kept."""
+        return self.state.manifest.value.recent_snapshot_min_seq
+
+    @property
     def closed(self) -> bool:
         return self._refusal is not None
 
-    def poll(self) -> None:
+    def refresh(self) -> None:
         """Show what is on the store now.
 
         Raises:
@@ -381,7 +391,7 @@ class _Poll:
             self._just_opened = False
             return self._interval_s
         try:
-            self._follower.poll()
+            self._follower.refresh()
         except Unavailable as error:
             self._follower.note_outage(error)
         except Closed:

@@ -59,16 +59,14 @@ class DbReader(Reads):
         self._follower = follower
         self._metrics = parts.metrics
         self._report = RequestReport(parts.metrics)
-        self._place = ReadContext(
+        self._context = ReadContext(
             parts.ssts,
+            follower,
             clock=parts.clock,
             merge_operator=parts.merge_operator,
-            refresh=follower.poll,
-            view=lambda: follower.state.view,
-            retained_seq=lambda: follower.state.manifest.value.recent_snapshot_min_seq,
             key_ranges=parts.key_ranges,
         )
-        self._watch = watch(self._place, UnclosedReader(follower))
+        self._watch = watch(self._context, UnclosedReader(follower))
 
     def refresh(self) -> None:
         """Show what is on the store now, without waiting for the next poll. A fixed checkpoint shows the same again.
@@ -77,7 +75,7 @@ class DbReader(Reads):
             Unavailable: the store did not answer; the reader still shows the former state.
 
         """
-        self._follower.poll()
+        self._follower.refresh()
 
     def status(self) -> dict[str, Any]:
         """What the reader shows and how it follows the database, as plain values."""
@@ -85,8 +83,8 @@ class DbReader(Reads):
 
     def metrics(self) -> dict[str, Any]:
         """All metrics under SlateDB's names."""
-        self._place.tables.report()
-        self._report.update_reads(gets=self._place.gets, scans=self._place.scans)
+        self._context.ssts.report()
+        self._report.update_reads(gets=self._context.gets, scans=self._context.scans)
         return self._metrics.as_dict()
 
     def manifest(self) -> Manifest:

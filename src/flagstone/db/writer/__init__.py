@@ -1,1 +1,1 @@
-"""The database open for writing: the engine, its background services, and the blocking face `Db`."""
+"""The database open for writing: the engine, its background services, and the blocking class `Db`."""

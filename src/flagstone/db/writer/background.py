@@ -160,6 +160,9 @@ def _compactor(
     board = Board(
         manifests,
         CompactionsStore(env.store, env.paths, metrics=env.metrics, clock=env.clock, ids=env.ids),
+        clock=env.clock,
+        ids=env.ids,
+        metrics=env.metrics,
         publish=publish,
         update_timeout_s=options.manifest_update_timeout.total_seconds(),
     )
@@ -169,9 +172,6 @@ def _compactor(
         work=options.worker,
         executor=None if options.worker is None else _executor(env, options.worker),
         scheduler=env.scheduler,
-        clock=env.clock,
-        ids=env.ids,
-        metrics=env.metrics,
         embedded=True,
         stalled=lambda manifest: any(len(tree.l0) >= limit for tree in manifest.trees),
     )
@@ -207,13 +207,13 @@ class CachePreload:
 
     name = "cache-preload"
 
-    def __init__(self, cache: CachingStore, tables: Iterable[tuple[str, int]]) -> None:
+    def __init__(self, cache: CachingStore, ssts: Iterable[tuple[str, int]]) -> None:
         self._cache = cache
-        self._tables = iter(tables)
+        self._ssts = iter(ssts)
 
     def run_once(self) -> float | None:
         """Fetch what the cache lacks of one SST."""
-        found = next(self._tables, None)
+        found = next(self._ssts, None)
         if found is None:
             return None
         path, size = found
@@ -235,8 +235,8 @@ def plan_preload(
         views += [view for tree in manifest.trees for run in tree.runs for view in run.views]
     chosen: dict[str, int] = {}
     for view in views:
-        table = manifest.table(view)
-        owner = manifest.path_of_owner(table.id)
-        path = (paths if owner is None else DbPaths(owner)).table(table.id)
-        chosen.setdefault(path, footer_range(table.info, table.format_version)[1])
+        sst = manifest.sst(view)
+        owner = manifest.path_of_owner(sst.id)
+        path = (paths if owner is None else DbPaths(owner)).sst(sst.id)
+        chosen.setdefault(path, footer_range(sst.info, sst.format_version)[1])
     return list(chosen.items())

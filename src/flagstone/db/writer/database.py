@@ -1,4 +1,4 @@
-"""`Db`: the blocking face of a database that is open for writing. Thin: it checks arguments and calls the engine."""
+"""`Db`: a database open for writing. It checks arguments and calls the engine."""
 
 from __future__ import annotations
 
@@ -42,17 +42,15 @@ class Db(Reads):
         self._engine = engine
         self._state = engine.state
         self._report = EngineReport(engine)
-        self._place = ReadContext(
+        self._context = ReadContext(
             engine.manifest.views.ssts,
+            engine.manifest,
             clock=engine.env.clock,
             merge_operator=engine.env.counted_operator("read"),
-            refresh=engine.manifest.refresh,
-            view=lambda: engine.state.now.view,
-            retained_seq=lambda: engine.manifest.current.value.recent_snapshot_min_seq,
             prefix_extractor=engine.env.prefix_extractor,
             key_ranges=engine.key_ranges,
         )
-        self._watch = watch(self._place, UnclosedWriter(engine))
+        self._watch = watch(self._context, UnclosedWriter(engine))
 
     # -- writing ------------------------------------------------------------------------------------------
 
@@ -65,9 +63,9 @@ class Db(Reads):
         expire_at: Instant | None = None,
         await_durable: bool = False,
     ) -> WriteHandle:
-        """Set `key` to `value`. Returns at memory speed; with `await_durable` once it is on the store.
+        """Set `key` to `value`. Returns once it is in memory; with `await_durable` once it is on the store.
 
-        A crash before it is durable may lose it: wait on the handle, or `flush`, where that matters. `ttl` is a
+        A crash may lose a write that is not durable yet: wait on the handle, or `flush`, if that matters. `ttl` is a
         timedelta or text such as "30s", `expire_at` a moment.
         """
         if type(key) is not bytes or not 0 < len(key) <= 65_535:
@@ -81,7 +79,7 @@ class Db(Reads):
         return handle
 
     def delete(self, key: bytes, *, await_durable: bool = False) -> WriteHandle:
-        """Delete `key`, whether or not it is there."""
+        """Delete `key`, whether or not it exists."""
         key = check_key(key)
         never = check_expiry(timedelta.max, None)
         handle = self._state.commit_one(key, TOMBSTONE, b"", never, synchronous=await_durable)
@@ -109,7 +107,7 @@ class Db(Reads):
         return handle
 
     def write(self, batch: WriteBatch, *, await_durable: bool = False) -> WriteHandle:
-        """Write all of a batch under one sequence number, or none of it."""
+        """Write a batch atomically, under one sequence number."""
         handle = self._state.commit_batch(batch, synchronous=await_durable)
         if await_durable:
             handle.wait()
@@ -133,7 +131,7 @@ class Db(Reads):
     ) -> int:
         """Write the rows of a table or of batches, a few thousand at a time; returns how many.
 
-        Each group is one batch: where a key comes twice in a group the later row counts.
+        Each group is one batch: if a key occurs twice in a group, the later row counts.
         """
         batches = (
             rows.to_batches()
@@ -174,9 +172,9 @@ class Db(Reads):
         dirty: bool = False,
         include_expired: bool = False,
     ) -> bytes | None:
-        """The value of `key`, or `default`; see `Reads.get`. What is in memory is answered without any wait."""
+        """The value of `key`, or `default`; see `Reads.get`. A value in memory is returned without waiting."""
         if type(key) is bytes and key and not durable_only and not dirty:
-            # The common case spelt out: committed data, in memory, a plain value. All else goes the long way.
+            # The fast path: a committed plain value in memory. Everything else takes the slow path.
             state = self._state
             now = state.now
             view = now.view
@@ -191,7 +189,7 @@ class Db(Reads):
                         return default
                     if type(found) is tuple and found[2] == VALUE and found[5] is None:
                         return found[3]  # type: ignore[no-any-return]
-                self._place.gets -= 1  # the memtable has counted this read, and the long way counts it, too
+                self._context.gets -= 1  # the memtable counted this get, and the slow path counts it again
         return super().get(
             key, default, durable_only=durable_only, dirty=dirty, include_expired=include_expired
         )
@@ -201,11 +199,11 @@ class Db(Reads):
 
         It expires after `timeout` (a timedelta or text such as "30s"; an hour by default, `timedelta.max` for never).
 
-        An open database keeps former versions only of what has not been flushed yet, and for snapshots that are open;
-        for numbers further back, and for times, there is `flagstone.open_reader(..., as_of=...)`.
+        An open database keeps former versions only of rows that are not flushed yet, and for open snapshots. For older
+        sequence numbers, and for times, use `flagstone.open_reader(..., as_of=...)`.
 
         Raises:
-            InvalidRequest: `as_of` has not come yet, or versions of that age may have been dropped.
+            InvalidRequest: `as_of` is in the future, or versions of that age may have been dropped.
 
         """
         engine = self._engine
@@ -219,7 +217,7 @@ class Db(Reads):
             return check_kept(as_of, committed_seq, now.manifest.value, frozen)
 
         point, view = self._state.begin_snapshot(deadline, choose_seq)
-        return Snapshot(engine, self._place, view, point)
+        return Snapshot(engine, self._context, view, point)
 
     def transaction(
         self, isolation: Isolation = "snapshot", *, timeout: Timeout | None = None
@@ -235,12 +233,12 @@ class Db(Reads):
         self._state.check_open()
         deadline = deadline_ms(engine.env.clock, timeout)
         state, view = self._state.begin_transaction(isolation, deadline)
-        return Transaction(engine, self._place, view, state)
+        return Transaction(engine, self._context, view, state)
 
     # -- operating ----------------------------------------------------------------------------------------
 
     def flush(self, kind: Literal["memtable", "wal"] = "memtable") -> None:
-        """Wait until everything written so far is in the log ("wal"), or also in tables ("memtable").
+        """Wait until everything written so far is in the WAL ("wal"), or also in SSTs ("memtable").
 
         Raises:
             InvalidRequest: "wal", and the database is open with `wal_enabled=False`: nothing would be flushed.
@@ -266,11 +264,11 @@ class Db(Reads):
         lifetime: timedelta | str | None = None,
         source: UUID | None = None,
     ) -> Checkpoint:
-        """Pin the current state: with `all` everything written so far, with `durable` what is on the store already.
+        """Create a checkpoint of everything written so far (`all`), or of what is on the store already (`durable`).
 
-        `all` puts everything into tables first; where those have no room, the log keeps it. With `source` the new
-        checkpoint pins what that one does, and `scope` does not matter. Without a lifetime it stays until it is
-        deleted.
+        `all` flushes the memtables first; if L0 has no room, their rows are in the WAL. With `source` the checkpoint
+        holds the same manifest as the checkpoint `source`, and `scope` has no effect. Without a lifetime it stays until
+        it is deleted.
         """
         engine = self._engine
         self._state.check_open()
@@ -293,29 +291,29 @@ class Db(Reads):
         return created
 
     def status(self) -> dict[str, Any]:
-        """What an operator wants to know, as plain values."""
+        """The state of writes, flushes, SSTs and background services, as plain values."""
         return self._engine.status()
 
     def metrics(self) -> dict[str, Any]:
         """All metrics under SlateDB's names."""
-        self._report.update(gets=self._place.gets, scans=self._place.scans)
+        self._report.update(gets=self._context.gets, scans=self._context.scans)
         return self._engine.env.metrics.as_dict()
 
     def manifest(self) -> Manifest:
-        """The newest manifest this process knows."""
+        """The newest manifest that this writer has read."""
         return self._engine.manifest.current.value
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed, by us or by a newer writer; every call then raises `Closed`."""
+        """Whether it was closed, by the caller or by a newer writer; every call then raises `Closed`."""
         return self._state.now.closed is not None
 
     def close(self) -> None:
         """Flush and close; see `Engine.close`. Closing twice is fine.
 
-        A database that is collected without it is flushed and closed in the background, with a `ResourceWarning`; one
-        that is open when the interpreter exits is flushed then, for up to ten seconds. A killed process loses what
-        was not durable.
+        If the database is dropped without closing it, it is flushed and closed in the background, with a
+        `ResourceWarning`. If it is open when the interpreter exits, it is flushed then, for up to ten seconds. A killed
+        process loses the rows that were not durable.
         """
         if not self.closed:
             self._report.flush_requested("memtable")
@@ -324,7 +322,7 @@ class Db(Reads):
         except Exception:
             self._watch.end()
             raise
-        self._watch.end()  # not after an interrupt: then the exit goes on with closing
+        self._watch.end()  # not after an interrupt: the exit of the process then closes the database
 
     def __enter__(self) -> Self:
         return self
@@ -346,13 +344,13 @@ class Db(Reads):
         while True:
             view: ReadView = state.now.view
             seq = state.durable_seq if durable_only else MAX_SEQ if dirty else state.committed_seq
-            # Of one moment: an older view lacks rows up to `seq`, a newer one may have dropped versions it needs.
+            # Both must be of one moment: an older view lacks rows up to `seq`, a newer one may lack versions.
             if view is state.now.view:
                 return view, seq
 
 
 class ProjectedDb(Db):
-    """A `Db` that was cut out for some key ranges. Its `get` checks them, which that of other databases need not."""
+    """A `Db` with a writable range. Only its `get` checks the range, so that the `get` of `Db` stays fast."""
 
     def get(
         self,

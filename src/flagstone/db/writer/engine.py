@@ -16,8 +16,7 @@ from flagstone.db.exit import abandon_in_children, renew_lock
 from flagstone.db.recovery import Opened
 from flagstone.db.writer.background import Maintenance
 from flagstone.db.writer.environment import Environment
-from flagstone.db.writer.load_adoption import LoadAdoption
-from flagstone.db.writer.manifest_follower import ManifestFollower
+from flagstone.db.writer.manifest_follower import LoadAdoption, ManifestFollower
 from flagstone.db.writer.scan_checkpoints import ScanCheckpoints
 from flagstone.errors import Closed, FlagstoneError
 from flagstone.metadata.stores import ManifestStore
@@ -127,7 +126,7 @@ class Engine:
         self.env = env
         self.key_ranges: KeyRanges | None = opened.key_ranges
         recovered = opened.recovered
-        view = views.build(recovered.manifest.value).with_memtables(recovered.memtables.tables())
+        view = views.build(recovered.manifest.value).with_memtables(recovered.memtables.newest_first())
         self.state: WriterState = WriterState(
             recovered,
             view,

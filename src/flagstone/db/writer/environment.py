@@ -1,4 +1,4 @@
-"""What an open database works with."""
+"""The stores, settings and extensions of a database that is open for writing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from flagstone.store.port import ObjectStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """What an engine works with: where its objects are, and the doors to time, chance and threads."""
+    """What the parts of an engine share: stores, settings, clock, ids, threads, and the extensions of the user."""
 
     store: ObjectStore
     wal_store: ObjectStore
@@ -44,7 +44,7 @@ class Environment:
     compaction_pool: ThreadPoolExecutor | None = None
 
     def counted_operator(self, path: Literal["read", "flush", "compact"]) -> MergeOperator | None:
-        """The merge operator, counting the operands it folds under that path."""
+        """The merge operator; the metric of `path` counts the operands that it folds."""
         if self.merge_operator is None:
             return None
         counter = self.metrics.counter(metric_names.MERGE_OPERATOR_OPERANDS, path=path)

@@ -1,15 +1,35 @@
-"""The background service that follows what other processes do: a compactor, an operator, a newer writer."""
+"""How an open database follows other processes: a compactor, an operator, a newer writer, a bulk load.
+
+The manifest follower polls for manifests of other processes. If a manifest announces a bulk load that another process
+built (`flagstone.loads.request`), the writer adopts it.
+
+The rows of a load are in SSTs already, under a sequence number far ahead. To adopt it, the writer makes writes wait,
+flushes its memtables, adds the load with one manifest edit, and continues after the load's sequence number. So every
+earlier write is older than the load, every later one newer, and no reader ever sees half of it. Writes wait for one
+flush and one manifest.
+
+A crash before that manifest leaves the load request for the next writer. After it, all of the load is there. The same
+manifest records for consumers of changes where the load belongs (`flagstone.loads.edit`).
+"""
 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any, Final
+from uuid import UUID
 
-from flagstone.db.writer.load_adoption import LoadAdoption
-from flagstone.errors import Unavailable
+from flagstone.db.writer.background import Maintenance
+from flagstone.db.writer.environment import Environment
+from flagstone.errors import CorruptData, FlagstoneError, Unavailable
+from flagstone.loads.edit import Load, apply_recorded_load
+from flagstone.loads.request import announce_writer, find_load_record, load_request, move_load
+from flagstone.metadata.annotations import held_loads
 from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.sequenced import Versioned
 from flagstone.runtime.service import Supervisor
+from flagstone.store.port import ObjectMissing
+from flagstone.types import Seq
 from flagstone.write.flusher import Flusher
 from flagstone.write.manifest import WriterManifest
 from flagstone.write.writer_state import WriterState
@@ -18,6 +38,140 @@ _log = logging.getLogger("flagstone.db")
 
 _SLOWDOWN: Final = 10
 _SLOWEST_S: Final = 10.0
+_LONGEST_HOLD_S: Final = 10.0
+
+
+class LoadAdoption:
+    """Finds load requests that are ready, and adopts them. For one thread at a time."""
+
+    def __init__(
+        self, env: Environment, state: WriterState, manifest: WriterManifest, maintenance: Maintenance
+    ) -> None:
+        self._env = env
+        self._state = state
+        self._manifest = manifest
+        self._maintenance = maintenance
+        self._announced = False
+        self._doubtful: set[UUID] = set()
+        """The loads whose commit outcome is unknown."""
+
+    def announce(self) -> None:
+        """Announce this writer to bulk loads. If the store is not available, the next call tries again."""
+        if not self._announced:
+            env = self._env
+            try:
+                announce_writer(env.store, env.paths, self._manifest.fence.epoch)
+                self._announced = True
+            except Unavailable as error:
+                _log.warning("cannot announce this writer to bulk loads error=%s", error)
+
+    def retract(self) -> None:
+        """Withdraw the announcement: this writer has closed the database."""
+        if self._announced:
+            env = self._env
+            try:
+                announce_writer(env.store, env.paths, None)
+            except Unavailable as error:
+                _log.warning("cannot withdraw the announcement of this writer error=%s", error)
+
+    @property
+    def expected(self) -> bool:
+        """Whether a bulk load is being built, or waits for this writer."""
+        return any(held.record.open for held in held_loads(self._manifest.current.value))
+
+    def run(self) -> None:
+        """Adopt the load requests that are ready.
+
+        Raises:
+            Closed: a newer writer owns the database.
+
+        """
+        for held in list(held_loads(self._manifest.current.value)):
+            load_id = held.checkpoint.id
+            if held.record.state == "ready":
+                try:
+                    self._take(load_id)
+                except Unavailable as error:
+                    # The request stays, and the next poll tries again.
+                    _log.warning("cannot adopt a bulk load yet id=%s error=%s", load_id, error)
+            elif held.record.state == "done" and load_id in self._doubtful:
+                self._doubtful.remove(load_id)
+                self._maintenance.note_load(self._manifest.current.value)
+
+    def _take(self, load_id: UUID) -> None:
+        state = self._state
+        try:
+            load = load_request(self._env.store, self._env.paths, load_id)
+        except (ObjectMissing, CorruptData) as error:
+            self._refuse(load_id, f"its request cannot be read: {error}")
+            return
+        # The long flush comes before writes have to wait.
+        state.flush_memtables(timeout_s=_LONGEST_HOLD_S)
+        with state.held():
+            state.flush_memtables(timeout_s=_LONGEST_HOLD_S)
+            last_seq = state.last_seq
+            # Without a WAL, rows are in SSTs a moment before they count as durable.
+            state.wait_durable(last_seq, _LONGEST_HOLD_S)
+            if last_seq > load.seq:
+                self._refuse(
+                    load_id,
+                    f"the database is at sequence number {last_seq} and has passed {load.seq}, that of the load; "
+                    "load again",
+                )
+                return
+            ranges = load.key_ranges
+            try:
+                written = self._commit(load_id, load)
+            except FlagstoneError:
+                # The manifest may have been written and its reply lost: later rows need sequence numbers above the
+                # load's.
+                self._doubtful.add(load_id)
+                state.skip_to(load.seq, ranges)
+                raise
+            held = find_load_record(written.value, load_id)
+            if held is None or held.record.state != "done":
+                return  # the load was cancelled
+            state.skip_to(load.seq, ranges)
+            self._manifest.adopt(written)
+        self._doubtful.discard(load_id)
+        self._maintenance.note_load(written.value)
+        _log.info("adopted a bulk load id=%s seq=%d ssts=%d", load_id, load.seq, len(load.ssts))
+
+    def _commit(self, load_id: UUID, load: Load) -> Versioned[Manifest]:
+        now_ms = self._env.clock.now_ms()
+        oldest_read = self._state.min_active_seq()
+        placed = replace(
+            load,
+            # The clock of the loading process may be ahead of ours, which gives later rows their times.
+            created_ms=min(load.created_ms, now_ms),
+            snapshot_min_seq=Seq(load.seq if oldest_read is None else min(oldest_read, load.seq)),
+        )
+
+        def add(now: Versioned[Manifest]) -> Manifest | None:
+            held = find_load_record(now.value, load_id)
+            if held is None or held.record.state != "ready":
+                return None
+            # Writers wait, and all their rows are in the WAL: the load belongs after its last file.
+            return apply_recorded_load(
+                now, placed, held, now_s=now_ms // 1000, last_wal_id=self._state.last_wal_id
+            )
+
+        return self._manifest.commit(
+            add, timeout_s=min(_LONGEST_HOLD_S, self._env.settings.manifest_update_timeout.total_seconds())
+        )
+
+    def _refuse(self, load_id: UUID, reason: str) -> None:
+        _log.warning("refused a bulk load id=%s reason=%s", load_id, reason)
+
+        def edit(now: Versioned[Manifest]) -> Manifest | None:
+            held = find_load_record(now.value, load_id)
+            return (
+                None
+                if held is None or held.record.state != "ready"
+                else move_load(now.value, held, "refused", reason=reason)
+            )
+
+        self._manifest.update(edit)
 
 
 class ManifestFollower:

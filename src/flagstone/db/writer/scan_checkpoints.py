@@ -44,7 +44,7 @@ class _Use:
 
     forest: ReferenceType[Forest]
     manifest_id: int
-    tables: Mapping[Any, Any]
+    ssts: Mapping[Any, Any]
     due_ms: int | None = None
 
 
@@ -53,7 +53,7 @@ class _ScanCheckpoint:
     """A checkpoint of this writer, and the views that need it."""
 
     checkpoint: Checkpoint
-    tables: Mapping[Any, Any]
+    ssts: Mapping[Any, Any]
     users: WeakSet[Forest] = field(default_factory=WeakSet)
 
 
@@ -91,14 +91,14 @@ class ScanCheckpoints:
 
     def track(self, latest: Versioned[Manifest], forest: Forest) -> bool:
         """Remember the SSTs that reads use from now on; return True if an older read will need a checkpoint."""
-        now_ms, tables = self._clock.now_ms(), latest.value.ssts
+        now_ms, ssts = self._clock.now_ms(), latest.value.ssts
         with self._lock:
             self._uses = [use for use in self._uses if use.forest() is not None]
             for use in self._uses:
-                if use.due_ms is None and not use.tables.keys() <= tables.keys():
+                if use.due_ms is None and not use.ssts.keys() <= ssts.keys():
                     use.due_ms = plan_due_ms(now_ms, latest.value, use.manifest_id, self._lifetime)
             due = any(use.due_ms is not None for use in self._uses)
-            self._uses.append(_Use(ref(forest), latest.id, tables))
+            self._uses.append(_Use(ref(forest), latest.id, ssts))
             return due
 
     def run_once(self) -> float | None:
@@ -165,7 +165,7 @@ class ScanCheckpoints:
             forest = use.forest()
             if forest is None or any(forest in held.users for held in self._held):
                 continue
-            held = next((held for held in self._held if use.tables.keys() <= held.tables.keys()), None)
+            held = next((held for held in self._held if use.ssts.keys() <= held.ssts.keys()), None)
             if held is None:
                 wanted.append(use)
             else:
@@ -197,7 +197,7 @@ class ScanCheckpoints:
                 if manifest_id not in loaded:
                     loaded[manifest_id] = self._load(manifest_id)
                 manifest = loaded[manifest_id]
-                if manifest is not None and use.tables.keys() <= manifest.ssts.keys():
+                if manifest is not None and use.ssts.keys() <= manifest.ssts.keys():
                     if manifest_id not in found:
                         checkpoint = Checkpoint(self._ids.uuid(), manifest_id, now_s)
                         found[manifest_id] = _ScanCheckpoint(checkpoint, manifest.ssts)

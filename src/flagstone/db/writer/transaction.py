@@ -1,4 +1,4 @@
-"""Snapshots and transactions: reads frozen at one number, and writes that happen together or not at all."""
+"""Snapshots and transactions: reads at one sequence number, and writes that are committed together or not at all."""
 
 from __future__ import annotations
 
@@ -12,34 +12,29 @@ from weakref import WeakSet
 from flagstone.db.read_methods import ReadContext, Reads
 from flagstone.errors import Closed, InvalidRequest
 from flagstone.lsm.merge_operator import check_operand
-from flagstone.read.scan import Scan
-from flagstone.read.scan_cursor import DEFAULT_READ_AHEAD_BYTES
 from flagstone.read.view import ReadView
-from flagstone.types import EntryTuple, Row
+from flagstone.types import EntryTuple, KeyRange
 from flagstone.write.batch import Instant, Ttl, WriteBatch, check_key, check_value
 from flagstone.write.conflicts import ReadPoint, TransactionExpired, TransactionState
 from flagstone.write.durability import WriteHandle
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from flagstone.db.writer.engine import Engine
 
 
 _FEW: Final = 16
-"""New keys are put in their places one by one while they are fewer than one in so many; otherwise all are sorted."""
+"""If new keys are fewer than 1/16 of all, each is inserted in its place; otherwise all keys are sorted again."""
 
 
 class Snapshot(Reads):
     """The database as it was when the snapshot was taken. Close it: while it is open, old versions are kept.
 
-    One that is left open past its timeout expires: every use of it then raises `Closed`. One that is collected is
-    closed.
+    After its timeout it expires, and every use of it raises `Closed`. A snapshot that is dropped is closed.
     """
 
-    def __init__(self, engine: Engine, place: ReadContext, view: ReadView, point: ReadPoint) -> None:
+    def __init__(self, engine: Engine, context: ReadContext, view: ReadView, point: ReadPoint) -> None:
         self._engine = engine
-        self._place = place
+        self._context = context
         self._view: ReadView | None = view
         self._point = point
 
@@ -49,14 +44,16 @@ class Snapshot(Reads):
         return self._point.seq
 
     def close(self) -> None:
-        """Give it back. Closing twice is fine."""
-        self._view = None  # while it is held, its tables are kept on the store
+        """Release the versions that the snapshot keeps. Closing twice is fine."""
+        self._view = None  # a view that is referred to keeps its SSTs on the store
         self._engine.state.end_read(self._point)
 
     def __del__(self) -> None:
-        point = getattr(self, "_point", None)  # an interrupt may have cut off `__init__`
+        point = getattr(self, "_point", None)  # missing if an interrupt cut off `__init__`
         if point is not None:
-            point.dropped = True  # without the lock, which this very thread may hold; the follower ends it
+            point.dropped = (
+                True  # without the lock, which this thread may hold; the manifest follower ends the point
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -74,17 +71,17 @@ class Snapshot(Reads):
         return view, min(seq, self._engine.state.durable_seq) if durable_only else seq
 
     def _refresh_read_point(self, seq: int, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:  # noqa: ARG002
-        self._place.refresh()
+        self._context.source.refresh()
         self._check_held()
-        # Later reads need not find out again.
-        self._view = self._place.view()
+        # Later reads use the newer view from the start.
+        self._view = self._context.source.view
         return self._view, seq
 
-    def _renewed(self, seq: int, lost: ReadView) -> ReadView:  # noqa: ARG002 - it carries nothing of its own
+    def _renewed(self, seq: int, lost: ReadView) -> ReadView:  # noqa: ARG002 - a snapshot adds no memtable
         return self._refresh_read_point(seq, durable_only=False, dirty=False)[0]
 
     def _check_held(self) -> ReadView:
-        """The view. Raises `Closed` when the versions it reads are not kept for it any more."""
+        """The view. Raises `Closed` if its versions are no longer kept."""
         if self._engine.state.has_expired(self._point):
             self._view = None
             raise Closed(
@@ -100,22 +97,22 @@ class Transaction(Reads):
     """Reads at one moment, with its own writes on top; commits all of them under one sequence number, or none.
 
     As a context manager it commits on a clean exit and rolls back on an error. `TransactionConflict` on commit means
-    that another write changed what it depends on: run it again. One that is left open past its timeout expires: every
-    use of it then raises `TransactionConflict`, and nothing of it is written. One that is collected is rolled back.
-    Not for several threads at once.
+    that another write changed what it depends on: run it again. After its timeout it expires: every use of it raises
+    `TransactionConflict`, and nothing is written. If it is dropped without committing it, it is rolled back. Not for
+    concurrent use by several threads.
     """
 
     _done = True
-    """Until it is complete: an interrupt may cut off `__init__`."""
+    """True until `__init__` has ended, because an interrupt may cut it off."""
 
-    def __init__(self, engine: Engine, place: ReadContext, view: ReadView, state: TransactionState) -> None:
+    def __init__(self, engine: Engine, context: ReadContext, view: ReadView, state: TransactionState) -> None:
         self._engine = engine
-        self._place = place
+        self._context = context
         self._view: ReadView | None = view
         self._state = state
         self._batch = WriteBatch()
         self._own = OwnWrites()
-        # Written since a read last looked, so not in `_own` yet; and the views through which somebody reads `_own`.
+        # Keys written since the last read, which are not in `_own` yet; and the views in use that contain `_own`.
         self._unseen: set[bytes] = set()
         self._lent: WeakSet[ReadView] = WeakSet()
         self._done = False
@@ -144,7 +141,7 @@ class Transaction(Reads):
     ) -> None:
         """Merge `operand` into `key` when the transaction commits.
 
-        An operand that could never be folded is refused at once, as `Db.merge` refuses it.
+        An operand that the merge operator cannot fold is refused at once, as in `Db.merge`.
         """
         self._check_running()
         check_operand(self._engine.env.merge_operator, check_key(key), check_value(operand))
@@ -152,94 +149,27 @@ class Transaction(Reads):
         self._batch.merge(key, operand, ttl=ttl, expire_at=expire_at)
 
     def mark_read(self, *keys: bytes) -> None:
-        """Let the commit depend on these keys as if they had been read."""
+        """Let the commit depend on these keys as if the transaction had read them."""
         self._check_running()
         self._state.mark_read(check_key(key) for key in keys)
 
     def unmark_write(self, *keys: bytes) -> None:
-        """Let the writes of these keys conflict with nobody's."""
+        """Exclude the writes of these keys from conflict detection."""
         self._check_running()
         self._state.unmark_write(check_key(key) for key in keys)
 
-    def get_row(
-        self, key: bytes, *, durable_only: bool = False, dirty: bool = False, include_expired: bool = False
-    ) -> Row | None:
-        self._state.track_read(self._place.check_key(key))
-        return super().get_row(key, durable_only=durable_only, dirty=dirty, include_expired=include_expired)
-
-    def multi_get(
-        self,
-        keys: Sequence[bytes],
-        *,
-        durable_only: bool = False,
-        dirty: bool = False,
-        include_expired: bool = False,
-    ) -> list[bytes | None]:
-        for key in keys:
-            self._state.track_read(self._place.check_key(key))
-        return super().multi_get(
-            keys, durable_only=durable_only, dirty=dirty, include_expired=include_expired
-        )
-
-    def scan(
-        self,
-        start: bytes | None = None,
-        stop: bytes | None = None,
-        *,
-        prefix: bytes | None = None,
-        reverse: bool = False,
-        limit: int | None = None,
-        durable_only: bool = False,
-        dirty: bool = False,
-        include_expired: bool = False,
-        read_ahead_bytes: int = DEFAULT_READ_AHEAD_BYTES,
-    ) -> Scan:
-        # The whole range counts as read, also what the caller does not iterate to: it decided not to.
-        self._state.track_range(self._place.check_range(start, stop, prefix))
-        return super().scan(
-            start,
-            stop,
-            prefix=prefix,
-            reverse=reverse,
-            limit=limit,
-            durable_only=durable_only,
-            dirty=dirty,
-            include_expired=include_expired,
-            read_ahead_bytes=read_ahead_bytes,
-        )
-
-    def scan_arrow(
-        self,
-        start: bytes | None = None,
-        stop: bytes | None = None,
-        *,
-        prefix: bytes | None = None,
-        batch_rows: int | None = 65_536,
-        columns: Sequence[str] = ("key", "value"),
-        include_expired: bool = False,
-    ) -> pa.RecordBatchReader:
-        self._state.track_range(self._place.check_range(start, stop, prefix))
-        return super().scan_arrow(
-            start,
-            stop,
-            prefix=prefix,
-            batch_rows=batch_rows,
-            columns=columns,
-            include_expired=include_expired,
-        )
-
     def commit(self, *, await_durable: bool = False) -> WriteHandle | None:
-        """Write everything, or raise and write nothing. None when there was nothing to write.
+        """Write everything, or raise and write nothing. Returns None if there is nothing to write.
 
         Raises:
-            TransactionConflict: another write has changed what it read or wrote since it began, or it has expired.
+            TransactionConflict: since it began, another write changed what it read or wrote; or it has expired.
 
         """
         self._check_running()
         self._done = True
         try:
             if not len(self._batch):
-                # Nothing to write, but what it read must still have been true together until now.
+                # Nothing to write, but its reads must still be consistent now.
                 self._engine.state.check_conflicts(self._state)
                 return None
             handle = self._engine.state.commit_batch(
@@ -252,12 +182,12 @@ class Transaction(Reads):
         return handle
 
     def rollback(self) -> None:
-        """Forget everything. Rolling back twice, or after a commit, does nothing."""
+        """Drop all writes. Rolling back twice, or after a commit, does nothing."""
         self._done = True
         self._end()
 
     def __del__(self) -> None:
-        # No lock, as in `Snapshot`.
+        # Without the lock, as in `Snapshot`.
         state = getattr(self, "_state", None)
         if state is not None:
             state.dropped = True
@@ -279,6 +209,23 @@ class Transaction(Reads):
         else:
             self.rollback()
 
+    def _check_key(self, key: bytes) -> bytes:
+        checked = super()._check_key(key)
+        self._state.track_read(checked)
+        return checked
+
+    def _check_keys(self, keys: Sequence[bytes]) -> list[bytes]:
+        checked = super()._check_keys(keys)
+        for key in checked:
+            self._state.track_read(key)
+        return checked
+
+    def _check_range(self, start: bytes | None, stop: bytes | None, prefix: bytes | None) -> KeyRange:
+        keys = super()._check_range(start, stop, prefix)
+        # The whole range counts as read, also if the caller stops early: that is a decision based on what it read.
+        self._state.track_range(keys)
+        return keys
+
     def _read_point(self, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:
         if durable_only or dirty:
             raise InvalidRequest("a transaction reads at its own moment; durable_only and dirty do not apply")
@@ -286,16 +233,16 @@ class Transaction(Reads):
         return self._with_own_writes(self._check_running()), self._state.seq
 
     def _refresh_read_point(self, seq: int, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:  # noqa: ARG002
-        self._place.refresh()
+        self._context.source.refresh()
         self._check_running()
-        self._view = self._place.view()
+        self._view = self._context.source.view
         return self._with_own_writes(self._view), seq
 
     def _renewed(self, seq: int, lost: ReadView) -> ReadView:  # noqa: ARG002
-        """A newer view with the writes that `lost` showed: those made since the scan began are not in it."""
-        self._place.refresh()
+        """A newer view with the own writes that `lost` showed, without those made since the scan began."""
+        self._context.source.refresh()
         self._check_running()
-        self._view = self._place.view()
+        self._view = self._context.source.view
         own = [memtable for memtable in lost.memtables if isinstance(memtable, OwnWrites)]
         renewed = self._view.with_memtables((*own, *self._view.memtables))
         if self._own in own:
@@ -303,25 +250,26 @@ class Transaction(Reads):
         return renewed
 
     def _track_write(self, key: bytes) -> None:
-        """Before the write is in the batch: one that is tracked and not there costs a conflict at most."""
+        """Call it before the batch: a key that is tracked but not written causes a needless conflict at most."""
         key = check_key(key)
         self._state.track_write(key)
         self._unseen.add(key)
 
     def _with_own_writes(self, view: ReadView) -> ReadView:
-        """Its writes as the newest memtable. They carry the number it reads at, above all it can see, and no time of
-        creation: they have none before they are committed.
+        """The view with the own writes as the newest memtable.
+
+        They have the sequence number that the transaction reads at, and no creation time before the commit.
         """
         if not len(self._batch):
             return view
         if self._unseen:
             if self._lent:
                 self._own, self._lent = self._own.copy(), WeakSet()
-            now_ms = self._place.clock.now_ms()
+            now_ms = self._context.clock.now_ms()
             env = self._engine.env
             for key in self._unseen:
                 if key not in self._batch:
-                    continue  # it was tracked, and then refused or cut off
+                    continue  # tracked, and then refused or cut off
                 _, kind, value, expires_ms = self._batch.row_of(
                     key,
                     now_ms,
@@ -342,15 +290,15 @@ class Transaction(Reads):
         return self._view
 
     def _end(self) -> None:
-        self._view = None  # while it is held, its tables are kept on the store
+        self._view = None  # a view that is referred to keeps its SSTs on the store
         self._engine.state.end_read(self._state)
 
 
 class OwnWrites:
-    """The writes of a transaction as its own reads see them: a memtable above all others, with one row per key.
+    """The writes of a transaction as a memtable for its own reads, with one row per key.
 
-    It changes only while no read uses it (see `Transaction`), so a scan shows the writes there were when it began. The
-    sequence number of a read makes no difference.
+    It changes only while no read uses it (see `Transaction`), so a scan shows the writes from before it began. All rows
+    are visible, whatever the sequence number of the read.
     """
 
     __slots__ = ("_keys", "_rows", "_unsorted")
@@ -361,7 +309,7 @@ class OwnWrites:
         self._unsorted: list[bytes] = []
 
     def copy(self) -> OwnWrites:
-        """The same rows, to be changed independently."""
+        """An independent copy."""
         twin = OwnWrites()
         twin._rows = self._rows.copy()
         twin._keys = self._keys.copy()
@@ -372,7 +320,7 @@ class OwnWrites:
         return len(self._rows)
 
     def set(self, row: EntryTuple) -> None:
-        """Put in a row, instead of the one its key had."""
+        """Set the row of a key."""
         if row[0] not in self._rows:
             self._unsorted.append(row[0])
         self._rows[row[0]] = row
@@ -381,7 +329,7 @@ class OwnWrites:
         return self._rows.get(key)
 
     get_value = get
-    """Always the row and never a plain value: it may be an operand, or one that expires."""
+    """Always the row, never the plain value: the row may be an operand, or may expire."""
 
     def versions(self, key: bytes, max_seq: int) -> list[EntryTuple]:  # noqa: ARG002
         row = self._rows.get(key)
@@ -404,7 +352,7 @@ class OwnWrites:
             if len(self._unsorted) * _FEW < len(self._keys):
                 for key in self._unsorted:
                     at = bisect_left(self._keys, key)
-                    # It is there already where an exception has cut this off before.
+                    # The key is already there if an exception has cut off this loop before.
                     if self._keys[at : at + 1] != [key]:
                         self._keys.insert(at, key)
             else:
@@ -428,7 +376,7 @@ class OwnWritesScan:
         self._reverse = reverse
 
     def next_rows(self, limit: int) -> list[EntryTuple]:
-        """The rows of the next keys, `limit` of them unless the end is reached."""
+        """The rows of the next keys: `limit` of them, fewer at the end."""
         rows = self._rows
         if self._reverse:
             first = max(self._low, self._high - limit)
@@ -442,7 +390,7 @@ class OwnWritesScan:
         return [rows[key] for key in taken]
 
     def seek(self, key: bytes) -> None:
-        """Go on at `key`, or where the cursor already is beyond it."""
+        """Continue at `key`, unless the cursor is already beyond it."""
         if self._reverse:
             self._high = max(self._low, min(self._high, bisect_left(self._keys, key + b"\0")))
         else:

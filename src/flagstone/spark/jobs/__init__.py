@@ -1,1 +1,1 @@
-"""Jobs that use executors as workers: compaction, verification and export."""
+"""Jobs that run on Spark's executors: compaction, verification and export."""

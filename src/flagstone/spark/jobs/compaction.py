@@ -1,9 +1,9 @@
-"""Compactions whose key ranges are merged by Spark's executors, which read and write the store themselves.
+"""Compaction on Spark: executors merge the key ranges of a job, and read and write the store themselves.
 
-No row goes through the JVM: a task gets a range and the list of source tables, and returns the tables it made. What is
-to be merged is decided, published and committed as for any compaction (`flagstone.compaction`), so jobs may
-come from our coordinator or SlateDB's. Every finished range is recorded in the compactions file: after a crash the next
-worker, of whatever kind, goes on with the others.
+No row goes through the JVM: a task gets a key range and the list of source SSTs, and returns the SSTs it wrote. Jobs
+are planned, published and committed as for any compaction (`flagstone.compaction`), so they may come from our
+coordinator or from SlateDB's. Every finished range is recorded in the compactions file: after a crash the next worker
+of any kind continues with the other ranges.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.pool import IoPool, shared_pool
 from flagstone.runtime.sync import Event
 from flagstone.spark.address import DatabaseAddress, open_store, shared_address
+from flagstone.spark.error_translation import find_cause
 from flagstone.spark.job_control import (
     cancel_tagged,
     described,
-    find_cause,
     log_done,
     parallelism,
     session_ended,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-_LOOK_S: Final = 0.2
+_POLL_S: Final = 0.2
 _INTERRUPTIONS: Final = 60
 _INTERRUPTION_S: Final = 1.0
 
@@ -70,16 +70,16 @@ def compact(
     timeout: timedelta | str | None = None,
     patience: timedelta | str = timedelta(seconds=PATIENCE_S),
 ) -> list[Ulid]:
-    """Compact a database now, with Spark's executors doing the merging; the ids of the jobs.
+    """Compact a database now on Spark's executors; returns the ids of the jobs.
 
-    As `Admin.compact`: with `full` everything (or `segment`) becomes one run, otherwise what the size-tiered scheduler
-    would do is done until it has no more ideas; works beside a writer and under whatever coordinator is alive, which
-    gets `patience` to answer. `tasks` is how many key ranges a job is cut into at most, by default as many as Spark
-    runs at once. `merge_operator` must pickle. How much was merged, and how fast, is logged for every job.
+    As `Admin.compact`: with `full` everything (or `segment`) becomes one sorted run, otherwise the size-tiered
+    scheduler chooses jobs until it finds no more. A writer may run beside it. A running coordinator, ours or SlateDB's,
+    gets `patience` to answer. `tasks` is the largest number of key ranges per job, by default as many as Spark runs at
+    once. `merge_operator` must pickle. Every job logs how much it merged, and how fast.
 
     Raises:
-        InvalidRequest: there is no database or segment, or merges without a `merge_operator`.
-        Unavailable: not done within `timeout`, or the store did not answer. What was committed stays.
+        InvalidRequest: there is no database or segment, or it has merges and there is no `merge_operator`.
+        Unavailable: not done within `timeout`, or the store did not answer. Committed jobs stay.
 
     """
     address = shared_address(url, store=store, store_options=store_options)
@@ -114,14 +114,14 @@ def run_worker(
     merge_operator: MergeOperator | None = None,
     stop: Event | None = None,
 ) -> None:
-    """Do the compactions that a coordinator elsewhere decides, ours or SlateDB's, with Spark's executors.
+    """Run the compaction jobs of a coordinator in another process, ours or SlateDB's, on Spark's executors.
 
-    Returns when `stop` is set, or the call is interrupted: jobs under way are given back, with the ranges that are
-    finished. Other workers may serve the same database.
+    Returns when `stop` is set, or when the call is interrupted. It then releases its running jobs, with their finished
+    ranges recorded. Other workers may serve the same database.
 
     Raises:
         InvalidRequest: there is no database.
-        Unavailable: Spark has ended meanwhile; `stop` is then set, too.
+        Unavailable: Spark has ended; `stop` is then set as well.
 
     """
     address = shared_address(url, store=store, store_options=store_options)
@@ -135,9 +135,9 @@ def run_worker(
 
 
 class SparkExecutor:
-    """An `Executor` (`compaction.job_input`) whose ranges are Spark jobs of one task each.
+    """An `Executor` (`compaction.extensions`) that runs each key range as a Spark job of one task.
 
-    When Spark itself is gone, no job can ever be done here: then `lost` says so, and `spark_ended` is called.
+    If Spark has ended, this executor can run no job any more: it sets `lost` and calls `spark_ended`.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class SparkExecutor:
         record: Callable[[JobContext], None],
         cancelled: Callable[[], bool],
     ) -> tuple[SsTable, ...]:
-        """See `task.Executor`."""
+        """See `Executor`."""
         started = SYSTEM_CLOCK.monotonic()
         context = task.context
         if context is None or not context.subcompactions:
@@ -181,10 +181,10 @@ class SparkExecutor:
                 about = f"compact {self._address.name}, range {at + 1} of {len(parts)}"
                 running[pool.submit(self._run_range, alone, tag, about)] = at
             while running:
-                done, _ = wait(running, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
+                done, _ = wait(running, timeout=_POLL_S, return_when=FIRST_COMPLETED)
                 for future in done:
                     at, merged = running.pop(future), future.result()
-                    parts[at] = replace(parts[at], output_ssts=merged.tables)
+                    parts[at] = replace(parts[at], output_ssts=merged.ssts)
                     rows += merged.rows
                     context = replace(context, subcompactions=tuple(parts))
                     record(context)
@@ -193,22 +193,22 @@ class SparkExecutor:
         finally:
             self._interrupt(tag, running)
             pool.close()
-        tables = tuple(table for part in parts for table in part.output_ssts)
+        ssts = tuple(sst for part in parts for sst in part.output_ssts)
         log_done(
             "compacted",
             database=self._address.name,
             job=ulid_text(task.job_id),
             ranges=len(parts),
-            tables=len(tables),
+            tables=len(ssts),
             rows=rows,
-            bytes_written=sum(table.info.estimated_size for table in tables),
+            bytes_written=sum(sst.info.estimated_size for sst in ssts),
             bytes=source_bytes(task.manifest, task.spec),
             seconds=SYSTEM_CLOCK.monotonic() - started,
         )
-        return tables
+        return ssts
 
     def _interrupt(self, tag: str, running: Collection[Future[_Merged]]) -> None:
-        """End what still runs; again and again, because a job may only just be about to start."""
+        """End the running jobs; repeatedly, because a job may be about to start."""
         for _ in range(_INTERRUPTIONS):
             if not running or session_ended(self._spark):
                 return
@@ -239,7 +239,7 @@ class SparkExecutor:
                 [row] = self._spark.range(0, 1, 1, 1).mapInArrow(merge, "merged binary").collect()
         except Exception as error:
             if session_ended(self._spark):
-                self.lost = Unavailable("Spark has ended; start it, and this worker, again")
+                self.lost = Unavailable("Spark has ended; start it and this worker again")
                 self._spark_ended()
                 raise self.lost from error
             raise find_cause(str(error)) or InternalError(f"a Spark job failed: {error}") from error
@@ -249,15 +249,15 @@ class SparkExecutor:
 
 @dataclass(frozen=True)
 class _Merged:
-    """What came of a range: all its tables, also those that were recorded before, and how many rows this task wrote."""
+    """The result of a range: all its SSTs, also those recorded before, and the number of rows this task wrote."""
 
-    tables: tuple[SsTable, ...]
+    ssts: tuple[SsTable, ...]
     rows: int
 
 
 @dataclass(frozen=True)
 class _RangeMerge:
-    """What a task does: one range of a job, from its beginning or behind what is recorded of it."""
+    """The work of a task: it merges one range of a job, and continues after the SSTs that are recorded for it."""
 
     address: DatabaseAddress
     work: CompactionWorkerOptions
@@ -265,7 +265,7 @@ class _RangeMerge:
     task: CompactionTask
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa  # noqa: PLC0415 - where it runs
+        import pyarrow as pa  # noqa: PLC0415 - needed only in the task
 
         for _ in batches:
             pass
@@ -287,5 +287,5 @@ class _RangeMerge:
             merge_operator=self.merge_operator,
             metrics=metrics,
         )
-        tables = executor.run(self.task, record=lambda _: None, cancelled=lambda: False)
-        return _Merged(tables, metrics.counter(ROWS_WRITTEN).value)
+        ssts = executor.run(self.task, record=lambda _: None, cancelled=lambda: False)
+        return _Merged(ssts, metrics.counter(ROWS_WRITTEN).value)

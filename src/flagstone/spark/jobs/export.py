@@ -1,4 +1,4 @@
-"""`export`: one moment of a database, written as files by Spark's own writers."""
+"""`export`: write a database at a checkpoint as files, with Spark's own writers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from flagstone.errors import FlagstoneError, InvalidRequest
 from flagstone.read.arrow import COLUMNS
 from flagstone.runtime.clock import SYSTEM_CLOCK
 from flagstone.spark.address import DatabaseAddress, shared_address
-from flagstone.spark.job_control import described, find_cause, log_done, per_second
+from flagstone.spark.error_translation import find_cause
+from flagstone.spark.job_control import described, log_done, per_second
 from flagstone.spark.options import option_texts, parse_read_options
 from flagstone.spark.row_mapping import read_schema
 from flagstone.spark.scan import hold_checkpoint
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 BytesAs = Literal["binary", "utf8", "hex", "base64"]
 
 DEFAULT_LIFETIME: Final = timedelta(days=1)
-"""An export that takes longer may lose its SSTs to garbage collection."""
+"""If an export takes longer, garbage collection may delete its SSTs."""
 
 _FORMATS: Final = ("parquet", "orc", "json", "csv", "avro", "delta")
 _TEXT_FORMATS: Final = ("json", "csv")
@@ -70,7 +71,7 @@ class ExportReport:
 
     @property
     def rows_per_s(self) -> float:
-        """How many rows were written per second."""
+        """Rows written per second."""
         return per_second(self.rows, self.seconds)
 
 
@@ -102,21 +103,22 @@ def export(
     wal_store: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> ExportReport:
-    """Write one moment of the database, or of a key range of it, as files at `target`, an address that Spark can write.
+    """Write the database, or a key range of it, as files to `target`, an address that Spark can write to.
 
     `format` is parquet, orc, json or csv; avro and delta if Spark has them. `options` are options of Spark's writer.
     `columns` are some of key, value, seq, created_ms and expires_ms. Bytes stay bytes in binary formats and become
     base64 in json and csv, unless `key_as` and `value_as` are `utf8` (an error for bytes that are not text), `hex` or
-    `base64`. With `key_columns` and `schema` rows have the ordinary columns they were loaded from (see docs/keys.md).
+    `base64`. With `key_columns` and `schema` the files have the columns that were loaded (see docs/keys.md).
 
-    The moment is that of the call, of a `checkpoint`, or `as_of`. A checkpoint holds it for at most `lifetime`; the
-    export deletes it at the end. `partitions` is the number of tasks and of files. Each file is in key order.
+    The files show the state at the call, at `checkpoint`, or at `as_of`. Without `checkpoint`, the export creates one
+    for at most `lifetime` and deletes it at the end. `partitions` is the number of tasks and of files. Each file is in
+    key order.
 
     After an error or a crash `target` is as Spark's writer leaves it: without `_SUCCESS`, and with mode "overwrite"
     without its former contents. The database is never changed.
 
     Raises:
-        InvalidRequest: an argument is wrong, there is no such database, or something is at `target` already.
+        InvalidRequest: an argument is wrong, there is no such database, or `target` exists already.
         Unavailable: the store did not answer.
 
     """
@@ -129,7 +131,7 @@ def export(
     mapped = bool(key_columns) or schema is not None
     encodings: dict[str, str] = {}
     if mapped:
-        check_mapped(key_columns, schema, columns, (key_as, value_as))
+        schema = check_mapped(key_columns, schema, columns, (key_as, value_as))
     else:
         encodings = plan_encodings(format, columns, key_as=key_as, value_as=value_as)
         schema = plan_schema(columns, encodings)
@@ -157,17 +159,17 @@ def export(
     held = hold_checkpoint(parse_read_options(option_texts(wanted)))
     try:
         with described(spark, f"export {address.name} to {format}"):
-            # Reading by checkpoint creates no second one.
-            moment = {"checkpoint": held.checkpoint, "as_of": held.options.as_of}
-            reader = spark.read.format("flagstone").options(**option_texts({**wanted, **moment}))
-            frame = reader.load() if schema is None else reader.schema(schema).load()
+            # A read with a checkpoint creates no other one.
+            state = {"checkpoint": held.checkpoint, "as_of": held.options.as_of}
+            reader = spark.read.format("flagstone").options(**option_texts({**wanted, **state}))
+            frame = reader.schema(schema).load()
             if mapped and format in _TEXT_FORMATS:
                 encodings = {
                     field.name: "base64" for field in frame.schema if isinstance(field.dataType, BinaryType)
                 }
             sized = [] if mapped else [name for name in ("key", "value") if name in columns]
             size = sum((F.octet_length(name) for name in sized), start=F.lit(0))
-            seen = Observation()  # counts the rows as they pass
+            seen = Observation()  # counts rows and bytes while Spark writes
             rows = frame.observe(seen, F.count(F.lit(1)).alias("rows"), F.sum(size).alias("bytes"))
             rows = rows.select(*(_encoded(name, encodings.get(name)) for name in frame.columns))
             writer = rows.write.format(format).mode(mode).options(**_WRITER_DEFAULTS.get(format, {}))
@@ -211,7 +213,7 @@ def plan_encodings(
     key_as: BytesAs | None,
     value_as: BytesAs | None,
 ) -> dict[str, str]:
-    """The encodings of those of the columns that hold bytes. Raises `InvalidRequest` for what cannot be written."""
+    """The encodings of the columns with bytes. Raises `InvalidRequest` if the format does not support one."""
     for name in columns:
         check_choice("column", name, COLUMNS)
     text = format in _TEXT_FORMATS
@@ -242,8 +244,8 @@ def check_mapped(
     schema: StructType | str | None,
     columns: Sequence[str],
     encodings: Sequence[BytesAs | None],
-) -> None:
-    """Raise `InvalidRequest` for arguments that do not go together with `key_columns`."""
+) -> StructType | str:
+    """The schema. Raises `InvalidRequest` without one, and for arguments that exclude `key_columns` and `schema`."""
     if schema is None:
         raise InvalidRequest(
             f"the columns {', '.join(key_columns)} need types: name all columns with schema='region string, id long'"
@@ -252,6 +254,7 @@ def check_mapped(
         raise InvalidRequest("columns are those of the schema; leave out the argument `columns`")
     if any(encoding is not None for encoding in encodings):
         raise InvalidRequest("the schema gives keys and values their types; leave out key_as and value_as")
+    return schema
 
 
 def check_apart(address: DatabaseAddress, target: str) -> None:
@@ -262,12 +265,12 @@ def check_apart(address: DatabaseAddress, target: str) -> None:
         files[1].is_relative_to(database[1]) or database[1].is_relative_to(files[1])
     ):
         raise InvalidRequest(
-            f"the target {target} overlaps the database at {address.path}; export to a folder apart from it"
+            f"the target {target} overlaps the database at {address.path}; export to a folder outside of it"
         )
 
 
 def _location(url: str) -> tuple[str, PurePosixPath]:
-    """The store of an address and the path in it, the same for Spark's and for our name of a store."""
+    """The store of a URL and the path in it; the same store for `s3a://` of Spark and `s3://`."""
     parts = urlsplit(url)
     scheme = _HADOOP_SCHEMES.get(parts.scheme, parts.scheme)
     if scheme in ("", "file"):
@@ -288,7 +291,7 @@ def _encoded(name: str, encoding: str | None) -> Column:
 
 
 def _translated(error: PySparkException) -> Exception:
-    """The Flagstone error behind Spark's; `InvalidRequest` for a plan that Spark refuses; else the error itself."""
+    """The Flagstone error inside Spark's; `InvalidRequest` for a plan that Spark refuses; else the error itself."""
     own = find_cause(str(error))
     if own is not None:
         return own

@@ -1,7 +1,7 @@
-"""A verification whose tables and log files are read by Spark's tasks, each of which reads the store itself.
+"""Verification on Spark: tasks read the SSTs and WAL files from the store and check them.
 
-The driver reads manifests, decides what there is to check, and judges what refers to it: the same code as for
-`Admin.verify`, with another `Checker`.
+The driver reads the manifests, lists the objects to check, and checks the references between them. It is the code of
+`Admin.verify` with another `Checker`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Final
 from pyspark.errors import PySparkException
 
 from flagstone.errors import InternalError
-from flagstone.spark.address import DatabaseAddress, open_store, shared_address
-from flagstone.spark.job_control import described, find_cause, log_done, parallelism
+from flagstone.spark.address import DatabaseAddress, open_store, open_wal_store, shared_address
+from flagstone.spark.error_translation import find_cause
+from flagstone.spark.job_control import described, log_done, parallelism
 from flagstone.store.remote_options import OptionValue
-from flagstone.store.resolve import resolve_wal_store
-from flagstone.store.retrying import with_retries
 from flagstone.verification.report import Report
 from flagstone.verification.ssts import LocalChecker, SstCheck, Subject
 
@@ -29,10 +28,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _TASKS_PER_SLOT: Final = 4
-"""More tasks than run at once, so that one slow object does not keep everybody waiting at the end."""
+"""More tasks than run at once, so that one slow object at the end does not leave the other slots idle."""
 
 _OBJECT_COST: Final = 64 * 1024
-"""A request, in bytes that could be read and checked meanwhile: many small files are work, too."""
+"""The cost of a request, as bytes that could be checked in the same time: many small files are work as well."""
 
 
 def verify(
@@ -46,8 +45,8 @@ def verify(
 ) -> Report:
     """Read every object, check every checksum, filter, order and reference, and report what is wrong.
 
-    The report is that of `Admin.verify`; tables and the log are read by Spark's tasks, at most `tasks` of them. Reads
-    only, and may run beside a writer.
+    Returns the same report as `Admin.verify`. At most `tasks` tasks of Spark check the SSTs and the WAL. Writes
+    nothing, and may run beside a writer.
 
     Raises:
         InvalidRequest: there is no database at that address.
@@ -70,7 +69,7 @@ def verify(
 
 
 class SparkChecker:
-    """A `Checker` (`verification.subjects`) of one Spark job, with a share of the objects per task."""
+    """A `Checker` (`verification.ssts`) that runs one Spark job, with a share of the objects per task."""
 
     def __init__(self, spark: SparkSession, address: DatabaseAddress, *, tasks: int | None = None) -> None:
         self._spark = spark
@@ -104,17 +103,16 @@ class SparkChecker:
 
 @dataclass(frozen=True)
 class _CheckShare:
-    """What a task does: it gets the number of its share, and checks what is in it."""
+    """The work of a task: it gets the index of its share, and checks the objects in it."""
 
     address: DatabaseAddress
     shares: list[list[Subject]]
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa  # noqa: PLC0415 - where it runs
+        import pyarrow as pa  # noqa: PLC0415 - needed only in the task
 
         store, _ = open_store(self.address)
-        wal_store = with_retries(resolve_wal_store(self.address.wal_store, store, self.address.store_options))
-        checker = LocalChecker(store, wal_store)
+        checker = LocalChecker(store, open_wal_store(self.address, store))
         for batch in batches:
             for share in batch.column(0).to_pylist():
                 checks = pickle.dumps(list(checker.check(self.shares[share])))
@@ -126,10 +124,10 @@ class _CheckShare:
 def plan_shares(sizes: Sequence[int], count: int) -> list[list[int]]:
     """The positions of the sizes, in at most `count` shares of about equal work; none is empty. Pure."""
     shares: list[list[int]] = [[] for _ in range(min(count, len(sizes)))]
-    loads = [(0, number) for number in range(len(shares))]
-    # The largest first, always to whoever has least: never worse than 4/3 of the best.
+    costs = [(0, share) for share in range(len(shares))]
+    # Each object, the largest first, goes to the share with the least work: never worse than 4/3 of the optimum.
     for at in sorted(range(len(sizes)), key=lambda at: -sizes[at]):
-        load, number = heapq.heappop(loads)
-        shares[number].append(at)
-        heapq.heappush(loads, (load + sizes[at] + _OBJECT_COST, number))
+        cost, share = heapq.heappop(costs)
+        shares[share].append(at)
+        heapq.heappush(costs, (cost + sizes[at] + _OBJECT_COST, share))
     return shares

@@ -1,1 +1,1 @@
-"""Bulk load: executors build SSTs, the driver commits them with one manifest version."""
+"""Bulk load: executors build SSTs, the driver commits them with one manifest."""

@@ -1,4 +1,4 @@
-"""`bulk_load`: a DataFrame, in whatever order, into a database with one commit."""
+"""`bulk_load`: load a DataFrame, in any order, into a database with one commit."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from flagstone.db.writer.database import Db
 from flagstone.errors import InvalidRequest
 from flagstone.runtime.clock import SYSTEM_CLOCK
 from flagstone.spark.address import DatabaseAddress
-from flagstone.spark.job_control import described, find_cause, log_done
-from flagstone.spark.load.plan import LoadReport, read_receipt
+from flagstone.spark.error_translation import find_cause
+from flagstone.spark.job_control import described, log_done
+from flagstone.spark.load.plan import LoadReport, read_report
 from flagstone.spark.options import option_texts, parse_write_options
 from flagstone.spark.row_mapping import CARRIED, RowMapping, check_write_schema
 from flagstone.spark.sessions import register
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _SHOWN_WITHIN_S: Final = 10.0
-_LOOK_S: Final = 0.01
+_POLL_S: Final = 0.01
 
 
 def bulk_load(
@@ -50,26 +51,28 @@ def bulk_load(
     presorted: bool = False,
     **options: Any,
 ) -> LoadReport | None:
-    """Load all rows of `df` with one commit: either every row becomes visible or none, later than all before.
+    """Load all rows of `df` with one commit: all rows become visible or none, newer than every earlier row.
 
-    Columns are `key` and `value` (binary, or string as UTF-8), and if you like `op` (put, delete, merge), and `ttl_ms`
-    or `expires_ms`. Of several rows of one key the last in the order of the columns `order_by` is loaded, without them
-    any one; with duplicates="error" the load fails. `presorted` skips partitioning and sorting by key; tasks check the
-    order. `partitions` is the number of tasks; without it Spark sizes them. Other options are those of docs/spark.md.
+    Columns are `key` and `value` (binary, or string as UTF-8), and optionally `op` (put, delete, merge) and `ttl_ms` or
+    `expires_ms`. Of several rows of one key the last in the order of the columns `order_by` is loaded, and without
+    `order_by` any one of them; with duplicates="error" the load fails. `presorted` skips partitioning and sorting by
+    key; tasks check the order. `partitions` is the number of tasks; without it Spark chooses one. docs/spark.md
+    describes the other options.
 
-    With `key_columns` rows are ordinary ones: these columns make the key, `value_columns` (by default all others but
-    `op`, `ttl_ms` and `expires_ms`) the value, in `value_format`. See docs/keys.md for what becomes of them.
+    With `key_columns`, these columns are encoded into the key, and `value_columns` (by default all others but `op`,
+    `ttl_ms` and `expires_ms`) into the value, in `value_format`. docs/keys.md describes the encoding.
 
-    `target` is the address of the database, or the database itself, open in this process. It is created if there is
-    none. A writer of ours that has it open, here or elsewhere, takes the rows in and goes on; one of SlateDB's is
-    fenced and must be opened again afterwards. After an error or a crash nothing is visible, and nothing is left that
-    garbage collection does not remove. `df` is evaluated twice, for its key ranges and for its rows: cache a dear one.
+    `target` is the address of the database, or the database itself, open in this process. If it does not exist, the
+    load creates it. A Flagstone writer that has the database open, in any process, adopts the load and continues. A
+    SlateDB writer is fenced and must be opened again afterwards. After an error or a crash no row is visible, and
+    garbage collection deletes what is left. Spark evaluates `df` twice, for its key ranges and for its rows: cache it
+    if that is expensive.
 
-    Returns what was loaded; None when the driver runs on another machine (Spark Connect), where nothing comes back.
+    Returns None if the driver runs on another machine (Spark Connect): the report stays there.
 
     Raises:
         InvalidRequest: columns, types, nulls, order or options are wrong.
-        Closed: SlateDB opened the database for writing meanwhile.
+        Closed: SlateDB opened the database for writing during the load.
 
     """
     url, store = _address(target, store)
@@ -87,12 +90,16 @@ def bulk_load(
         **{f"store.{name}": given for name, given in (store_options or {}).items()},
     }
     if key_columns and (key, value) != ("key", "value"):
-        raise InvalidRequest("with key_columns, rows have no `key` and `value` of their own; leave those out")
+        raise InvalidRequest(
+            "key_columns replace the columns of `key` and `value`; leave those arguments out"
+        )
     texts = option_texts(wanted)
     parse_write_options({**texts, "path": url})
     missing = [name for name in extra if name not in df.columns]
     if missing:
-        raise InvalidRequest(f"order_by names {missing[0]!r}; there are {', '.join(df.columns)}")
+        raise InvalidRequest(
+            f"order_by names {missing[0]!r}, which is no column; there are {', '.join(df.columns)}"
+        )
     if key_columns:
         row_mapping = RowMapping(
             tuple(key_columns), None if value_columns is None else tuple(value_columns), value_format
@@ -117,15 +124,15 @@ def bulk_load(
             with described(df.sparkSession, f"load {name}"):
                 writer.save(url)
         except PySparkException as error:
-            told = find_cause(str(error))
-            if told is None:
+            cause = find_cause(str(error))
+            if cause is None:
                 raise
-            raise told from error
-        report = read_receipt(receipt)
+            raise cause from error
+        report = read_report(receipt)
     if report is None:
         return None
     if isinstance(target, Db):
-        _await_shown(target, report)
+        _await_visible(target, report)
     report = replace(report, seconds=SYSTEM_CLOCK.monotonic() - started)
     log_done(
         "loaded",
@@ -140,7 +147,7 @@ def bulk_load(
 
 
 def _address(target: str | os.PathLike[str] | Db, store: str | None) -> tuple[str, str | None]:
-    """Where the rows go, as executors can be told."""
+    """The path and the store of the target, as executors can use them."""
     if not isinstance(target, Db):
         return os.fspath(target), store
     status = target.status()
@@ -151,20 +158,20 @@ def _address(target: str | os.PathLike[str] | Db, store: str | None) -> tuple[st
     return status["path"], store or status["store"]
 
 
-def _await_shown(db: Db, report: LoadReport) -> None:
-    """The load is in the manifest; wait for the moment until the writer in this process shows it to its readers."""
+def _await_visible(db: Db, report: LoadReport) -> None:
+    """Wait until the writer in this process shows the load, which is in the manifest, to its own readers."""
     deadline = SYSTEM_CLOCK.monotonic() + _SHOWN_WITHIN_S
     while report.tables and db.status()["committed_seq"] < report.seq and SYSTEM_CLOCK.monotonic() < deadline:
-        SYSTEM_CLOCK.sleep(_LOOK_S)
+        SYSTEM_CLOCK.sleep(_POLL_S)
 
 
 def _encoded(df: DataFrame, row_mapping: RowMapping, extra: Sequence[str]) -> DataFrame:
-    """The frame with `key` and `value` made of its columns; those that a load needs besides stay."""
+    """The frame with its columns encoded into `key` and `value`; `op`, `ttl_ms`, `expires_ms` and `extra` stay."""
     besides = [name for name in dict.fromkeys((*CARRIED, *extra)) if name in df.columns]
     clash = [name for name in besides if name in ("key", "value")]
     if clash:
         raise InvalidRequest(
-            f"order_by names {clash[0]!r}, which the encoded row needs for itself; rename that column"
+            f"order_by names {clash[0]!r}, which the encoded rows use themselves; rename that column"
         )
     fields = [
         StructField("key", BinaryType(), nullable=False),
@@ -185,7 +192,7 @@ def _encoded(df: DataFrame, row_mapping: RowMapping, extra: Sequence[str]) -> Da
 
 
 PART_BYTES: Final = 64 * 1024 * 1024
-"""What Spark aims at when it puts parts of a shuffle together."""
+"""The size to which Spark coalesces the partitions of a shuffle."""
 
 _SMALLEST_PART: Final = 1024 * 1024
 _KEEP_SIZE: Final = frozenset(
@@ -194,14 +201,14 @@ _KEEP_SIZE: Final = frozenset(
         "RepartitionByExpression", "Sort", "Union",
     }
 )  # fmt: skip
-"""Steps of a plan that know how much they give. What filters, joins or groups can only guess."""
+"""Steps of a plan with a known output size. The size after a filter, join or group is a guess."""
 
 
 def sort_by_key(rows: DataFrame, key: str, order_by: Sequence[str], partitions: int | None) -> DataFrame:
-    """The rows in ranges of keys, each sorted by key and then by the columns `order_by`.
+    """The rows partitioned by key range, each partition sorted by key and then by the columns `order_by`.
 
-    Spark cuts a shuffle into 200 parts as long as it does not know its size, and puts them together afterwards. For a
-    load that needs but a few that is a fifth of the work: where the size is known before, so is the number.
+    Spark splits a shuffle into 200 partitions if it does not know the size, and coalesces them afterwards. For a small
+    load that is a fifth of the work, so this function computes the number of partitions if the size is known.
     """
     wanted = partitions or known_partitions(rows)
     ranged = rows.repartitionByRange(wanted, key) if wanted else rows.repartitionByRange(key)
@@ -209,8 +216,8 @@ def sort_by_key(rows: DataFrame, key: str, order_by: Sequence[str], partitions: 
 
 
 def known_partitions(rows: DataFrame) -> int | None:
-    """How many parts of the usual size the rows make; None when that is not known, or no fewer than Spark's own."""
-    frame: Any = getattr(rows, "_jdf", None)  # there is none behind Spark Connect: the plan is elsewhere
+    """The number of partitions for the rows; None if their size is unknown, or if Spark's default is not larger."""
+    frame: Any = getattr(rows, "_jdf", None)  # Spark Connect has none: the plan is on the server
     if frame is None:
         return None
     plan = frame.queryExecution().optimizedPlan()
@@ -225,7 +232,7 @@ def known_partitions(rows: DataFrame) -> int | None:
 
 
 def plan_parts(size: int, *, cores: int, most: int) -> int | None:
-    """As many parts as make each about `PART_BYTES`, or more where cores would idle; None from `most` on. Pure."""
+    """Partitions of about `PART_BYTES`, or smaller ones to use all cores; None for `most` or more. Pure."""
     parts = max(-(-size // PART_BYTES), min(cores, -(-size // _SMALLEST_PART)), 1)
     return parts if parts < most else None
 

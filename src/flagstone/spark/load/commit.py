@@ -1,15 +1,14 @@
-"""A load from begin to commit: who may write, which sequence number, and one manifest version that shows it all.
+"""A bulk load from begin to commit: the claim, the sequence number, and the manifest that adds all SSTs.
 
-1. `begin_load` claims the database as its writer and puts what the log holds into tables. From then on the next
-   sequence number is the load's: nobody else can use it without claiming the database again. Where a writer has
-   the database open and takes loads in, it stays the writer: see `flagstone.spark.load.request`.
-2. Tasks build tables with that number inside, under ids of their own (`flagstone.spark.load.task`).
-3. `commit_load` adds them all with one manifest version, on condition that the claim still stands.
+1. `begin_load` claims the database as its writer and flushes the rows of the WAL to SSTs. From then on the load owns
+   the next sequence number: another writer can use it only after it has claimed the database. If a writer has the
+   database open and adopts loads, it stays the writer: see `flagstone.spark.load.request`.
+2. Tasks build SSTs whose rows have that sequence number (`flagstone.spark.load.task`).
+3. `commit_load` adds all SSTs with one manifest, on condition that the claim is still the newest.
 
-Whatever fails before the third step leaves the database as it was, and tables that nobody refers to. Garbage
-collection spares them until then: their ids are not older than the newest L0, like those of a flush under way, and
-nobody can make a newer L0 without claiming the database. Once somebody has, or the load is committed, what
-nobody refers to is collected.
+A failure before the third step leaves the database unchanged, and SSTs without a reference. Garbage collection keeps
+the SSTs during the load: like the SST of a running flush, they are not older than the newest L0, and a newer L0 takes
+another claim. After another claim, or after the commit, it deletes SSTs without a reference.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from typing import Final
 
 from flagstone.clones.origin import load_origin
 from flagstone.compaction.coordinator import release_taken_role
-from flagstone.config import Settings
 from flagstone.db.open import open_database
 from flagstone.errors import Closed, FlagstoneError, Unavailable
 from flagstone.loads.edit import Load, apply_recorded_load, is_applied
@@ -34,14 +32,14 @@ from flagstone.metadata.stores import CompactionsStore, ManifestStore
 from flagstone.runtime.clock import SYSTEM_CLOCK
 from flagstone.runtime.ids import SYSTEM_IDS, ulid_ms
 from flagstone.spark.address import DatabaseAddress, open_store
-from flagstone.spark.load.layout import check_writable, merge_overlaps, order_ssts
-from flagstone.spark.load.plan import LoadPlan, LoadReport, MadeSst, stamped
+from flagstone.spark.load.overlaps import check_writable, merge_overlaps, order_ssts
+from flagstone.spark.load.plan import LoadPlan, LoadReport, MadeSst, ulid_at
 from flagstone.spark.load.request import (
-    UNLIMITED_L0,
-    abort_hand_over,
-    begin_hand_over,
-    commit_hand_over,
-    without_marks_of,
+    LOADER_SETTINGS,
+    begin_request,
+    cancel_request,
+    commit_request,
+    without_open_loads_of,
 )
 from flagstone.spark.options import WriteOptions
 from flagstone.store.paths import DbPaths
@@ -51,32 +49,26 @@ from flagstone.types import ManifestId, Seq, Ulid
 _log = logging.getLogger("flagstone.spark")
 
 _FENCES: Final = 16
-"""How many files of the log that hold nothing are worth a version of the manifest."""
+"""With more empty WAL files than this, a claim writes a manifest, so that later recoveries skip them."""
 
 
 def begin_load(address: DatabaseAddress, *, create: bool = True, owner: str = "") -> LoadPlan:
-    """Prepare for the hand-over to the writer that has the database open, or claim it, creating it if there is none.
+    """Begin a load request if a writer has the database open; otherwise claim the database, and create it if needed.
 
-    SlateDB's writers take no loads in: a live one is fenced. It learns so with its next durable write, and must open
-    the database again when the load is over. All it had acknowledged is in the log, and so in the tables below the
-    load. A crash afterwards costs an epoch, or a mark that expires. `owner` is the name of a query that loads again
-    and again: what it began before cannot be committed any more.
+    SlateDB's writers adopt no loads: a running one is fenced. It gets the error with its next durable write, and must
+    be opened again after the load. All its acknowledged rows are in the WAL, and so in the SSTs below the load. A crash
+    afterwards leaves an epoch that was used up, or a load record that expires. `owner` is the name of a query that
+    loads repeatedly: its earlier loads that are still open cannot be committed any more.
 
     Raises:
         InvalidRequest: the database has segments, was destroyed, or is a clone that is not finished.
-        Closed: somebody else claimed it at the same time.
+        Closed: another writer claimed the database at the same time.
 
     """
-    handed_over = begin_hand_over(address, owner=owner)
-    if handed_over is not None:
-        return handed_over
-    settings = Settings(
-        compactor_options=None,
-        garbage_collector_options=None,
-        l0_max_ssts=UNLIMITED_L0,
-        l0_max_ssts_per_key=UNLIMITED_L0,
-    )
-    with open_database(address.path, **address.arguments, settings=settings, create=create) as db:
+    requested = begin_request(address, owner=owner)
+    if requested is not None:
+        return requested
+    with open_database(address.path, **address.arguments, settings=LOADER_SETTINGS, create=create) as db:
         db.flush()
         epoch, committed = db.status()["writer_epoch"], db.status()["committed_seq"]
     store, paths = open_store(address)
@@ -85,11 +77,11 @@ def begin_load(address: DatabaseAddress, *, create: bool = True, owner: str = ""
     fence.check(manifest)
     if manifest.last_l0_seq < committed:
         raise Unavailable(
-            f"the log of {paths.root!r} was not put into tables: they end at {manifest.last_l0_seq}, the log at "
-            f"{committed}; try again"
+            f"the WAL of {paths.root!r} was not flushed to SSTs: they end at sequence number {manifest.last_l0_seq}, "
+            f"the WAL at {committed}; try again"
         )
-    if _tidied(manifest, owner) is not manifest:
-        manifest = manifests.update(fence.guard(lambda now: _tidied(now.value, owner))).value
+    if _without_leftovers(manifest, owner) is not manifest:
+        manifest = manifests.update(fence.guard(lambda now: _without_leftovers(now.value, owner))).value
     now_ms, newest = SYSTEM_CLOCK.now_ms(), manifest.newest_l0
     return LoadPlan(
         address,
@@ -100,59 +92,61 @@ def begin_load(address: DatabaseAddress, *, create: bool = True, owner: str = ""
     )
 
 
-def _tidied(manifest: Manifest, owner: str) -> Manifest:
-    """What a claim leaves of former ones; the manifest itself if there is nothing to do. Pure.
+def _without_leftovers(manifest: Manifest, owner: str) -> Manifest:
+    """The manifest without what earlier claims left; the manifest itself if there is nothing to do. Pure.
 
-    What an earlier run of the owner left for a writer that is gone would be taken in by the next one. And loads that
-    are never committed, such as micro-batches without rows, leave fences that every opening reads.
+    The next writer would adopt a load request that an earlier run of the owner left for a crashed writer. Loads that
+    are never committed, such as micro-batches without rows, leave fences, which every recovery reads.
     """
-    left = without_marks_of(manifest, owner)
+    left = without_open_loads_of(manifest, owner)
     if left.wal_id_last_seen - left.replay_after_wal_id > _FENCES:
-        return _log_behind(left)
+        return _without_replay(left)
     return left
 
 
-def _log_behind(manifest: Manifest) -> Manifest:
-    """The manifest of a claim, which put all of the log into tables, with nothing of it to replay."""
+def _without_replay(manifest: Manifest) -> Manifest:
+    """The manifest with no WAL file to replay: the claim has flushed all of them to SSTs."""
     return replace(manifest, replay_after_wal_id=max(manifest.replay_after_wal_id, manifest.wal_id_last_seen))
 
 
 def commit_load(
     plan: LoadPlan, options: WriteOptions, made: Sequence[MadeSst], *, replaces_all: bool = False
 ) -> LoadReport:
-    """Make all tables part of the database with one manifest version; without any, nothing changes.
+    """Add all SSTs to the database with one manifest; a load without SSTs changes nothing.
 
-    Tables with overlapping keys are merged first, unless the rows were said to be sorted.
+    SSTs with overlapping keys are merged first, unless the rows are declared as sorted.
 
-    After `Unavailable` or a crash all of the load is visible, or none of it. With `replaces_all` everything that was
-    there before goes with the same version.
+    After `Unavailable` or a crash all of the load is visible, or none of it. With `replaces_all` the same manifest
+    removes all older data.
 
     Raises:
-        Closed: another writer has claimed the database since the load began, or the load was called off; nothing of it
-            is visible.
-        Unavailable: the store did not answer, or nobody took the load in.
-        InvalidRequest: tasks wrote overlapping keys, or keys that this clone does not take.
+        Closed: another writer has claimed the database since the load began, or the load was cancelled; none of it is
+            visible.
+        Unavailable: the store did not answer, or no writer adopted the load.
+        InvalidRequest: tasks wrote overlapping keys, or keys outside the writable range of the clone.
 
     """
     store, paths = open_store(plan.address)
     manifests = ManifestStore(store, paths)
     settled = list(made) if options.presorted else merge_overlaps(plan, options, made)
-    tables = order_ssts([each.sst for each in settled])
+    ssts = order_ssts([each.sst for each in settled])
     origin = load_origin(store, paths)
-    check_writable(tables, None if origin is None else origin.writable)
-    load = Load(tables, plan.seq, plan.created_ms, stamped(plan.id_ms + 1), replaces_all)
-    if not tables and not replaces_all:
+    check_writable(ssts, None if origin is None else origin.writable)
+    load = Load(ssts, plan.seq, plan.created_ms, ulid_at(plan.id_ms + 1), replaces_all)
+    if not ssts and not replaces_all:
         latest = manifests.require_latest()
-        if plan.mark is not None:
-            abort_hand_over(manifests, plan.mark)
-    elif plan.mark is not None:
-        latest = commit_hand_over(plan, plan.mark, load, patience_s=options.hand_over_timeout.total_seconds())
+        if plan.record_id is not None:
+            cancel_request(manifests, plan.record_id)
+    elif plan.record_id is not None:
+        latest = commit_request(
+            plan, plan.record_id, load, timeout_s=options.hand_over_timeout.total_seconds()
+        )
     else:
         latest = _commit_claimed(manifests, CompactionsStore(store, paths), load, plan.epoch)
-    _delete_merged(store, paths, {each.sst.id for each in made}.difference(table.id for table in tables))
+    _delete_merged(store, paths, {each.sst.id for each in made}.difference(sst.id for sst in ssts))
     report = LoadReport(
         rows=sum(each.rows for each in settled),
-        tables=len(tables),
+        tables=len(ssts),
         bytes=sum(each.bytes for each in settled),
         seq=plan.seq,
         manifest_id=latest.id,
@@ -164,25 +158,24 @@ def commit_load(
 def _commit_claimed(
     manifests: ManifestStore, compactions: CompactionsStore, load: Load, epoch: int
 ) -> Versioned[Manifest]:
-    """Add the load as the writer of the database, with the mark that consumers of changes find it by."""
+    """Add the load as the writer of the database, with the load record by which consumers of changes find it."""
     fence = Fence("writer", epoch)
-    mark_id, now_ms = SYSTEM_IDS.uuid(), SYSTEM_CLOCK.now_ms()
+    record_id, now_ms = SYSTEM_IDS.uuid(), SYSTEM_CLOCK.now_ms()
     new = False
 
     def add(now: Versioned[Manifest]) -> Manifest:
         nonlocal new
         new = not is_applied(now.value, load)
-        mark = LoadRecord("done", load.seq, load.created_ms)
-        held = HeldLoad(Checkpoint(mark_id, ManifestId(now.next_id), now_ms // 1000), mark)
-        told = apply_recorded_load(now, load, held, now_s=now_ms // 1000)
-        return _log_behind(told)
+        record = LoadRecord("done", load.seq, load.created_ms)
+        held = HeldLoad(Checkpoint(record_id, ManifestId(now.next_id), now_ms // 1000), record)
+        return _without_replay(apply_recorded_load(now, load, held, now_s=now_ms // 1000))
 
     try:
         latest = manifests.update(fence.guard(add))
     except Closed as fenced:
         raise Closed(
             f"{fenced}: the database was opened while it was being loaded. Nothing of the load is visible; "
-            "repeat it when nobody writes",
+            "repeat it when no other process writes",
             reason="fenced",
         ) from fenced
     if new:
@@ -192,21 +185,21 @@ def _commit_claimed(
     return latest
 
 
-def _delete_merged(store: ObjectStore, paths: DbPaths, table_ids: Collection[Ulid]) -> None:
-    """Delete what went into a merge before the commit: no manifest ever referred to it."""
-    # The load is committed: what is left is garbage, and collected as such.
+def _delete_merged(store: ObjectStore, paths: DbPaths, sst_ids: Collection[Ulid]) -> None:
+    """Delete the SSTs that were merged before the commit: no manifest ever referred to them."""
+    # The load is committed. Garbage collection deletes what this call leaves.
     with suppress(FlagstoneError):
-        store.delete_many([paths.table(table_id) for table_id in sorted(table_ids)])
+        store.delete_many([paths.sst(sst_id) for sst_id in sorted(sst_ids)])
 
 
 def abort_load(plan: LoadPlan, made: Iterable[MadeSst]) -> int:
-    """Delete the tables of a load that failed; returns how many. What cannot be told for certain is left to GC.
+    """Delete the SSTs of a failed load and return their number; 0 if they may be committed: then GC decides.
 
-    The commit itself may be what failed, with an answer that got lost. So claim or mark are given up first, with a
-    version of the manifest that no delayed commit can follow, and tables are deleted only if none came before it.
+    The commit itself may have failed after its effect, with a lost reply. So a manifest first gives up the claim or
+    removes the load record, which no delayed commit can follow. The SSTs are deleted only if no commit came before it.
     """
     ids = {each.sst.id for each in made}
-    if not ids and plan.mark is None:
+    if not ids and plan.record_id is None:
         return 0
     store, paths = open_store(plan.address)
     manifests = ManifestStore(store, paths)
@@ -214,19 +207,19 @@ def abort_load(plan: LoadPlan, made: Iterable[MadeSst]) -> int:
 
     def give_up(now: Versioned[Manifest]) -> Manifest | None:
         nonlocal ours
-        # Not by its tables: they may be compacted by now, and still be what a checkpoint reads.
+        # Not by the SSTs: a compaction may have replaced them already, while a checkpoint still needs them.
         ours = now.value.writer_epoch == plan.epoch and now.value.last_l0_seq < plan.seq
         return replace(now.value, writer_epoch=plan.epoch + 1) if ours else None
 
     try:
-        if plan.mark is not None:
-            ours = abort_hand_over(manifests, plan.mark)
+        if plan.record_id is not None:
+            ours = cancel_request(manifests, plan.record_id)
         else:
             manifests.update(give_up)
         if not ours:
             return 0
-        store.delete_many([paths.table(table_id) for table_id in sorted(ids)])
+        store.delete_many([paths.sst(sst_id) for sst_id in sorted(ids)])
     except FlagstoneError as error:
-        _log.info("tables of an aborted load are left to garbage collection: %s", error)
+        _log.info("SSTs of an aborted load are left to garbage collection: %s", error)
         return 0
     return len(ids)

@@ -1,4 +1,4 @@
-"""What a load has fixed when it begins, and what its tasks hand back: small values that travel between processes."""
+"""What the processes of a bulk load share: its plan, its uploaded SSTs, and its report."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from flagstone.metadata.manifest import SsTable
 from flagstone.runtime.ids import SYSTEM_IDS
 from flagstone.spark.address import DatabaseAddress
 from flagstone.spark.job_control import per_second
+from flagstone.sst.builder import EncodedSst
+from flagstone.store.paths import DbPaths
+from flagstone.store.port import ObjectStore
 from flagstone.types import Seq, Ulid
 
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """What was fixed when a load began. Travels to every task and to the commit.
+    """What `begin_load` decides; every task and the commit get it.
 
-    Without a `mark` the load has claimed the database as its writer, under `epoch`; with one it is handed over to the
-    writer of that epoch, or a later one.
+    Without `record_id` the load has claimed the database as its writer, under `epoch`. With the id of a load record,
+    the writer of that epoch, or a later one, adopts the load.
     """
 
     address: DatabaseAddress
@@ -28,12 +31,12 @@ class LoadPlan:
     seq: Seq
     created_ms: int
     id_ms: int
-    mark: UUID | None = None
+    record_id: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class MadeSst:
-    """A table that a task uploaded."""
+    """An SST that a task uploaded."""
 
     sst: SsTable
     rows: int
@@ -41,21 +44,25 @@ class MadeSst:
     has_merges: bool = False
 
 
-def new_sst_id(plan: LoadPlan) -> Ulid:
-    """A fresh id, stamped with the begin of the load whatever the clock of this machine says."""
-    return stamped(plan.id_ms)
+def upload_sst(
+    store: ObjectStore, paths: DbPaths, plan: LoadPlan, encoded: EncodedSst, *, has_merges: bool = False
+) -> MadeSst:
+    """Upload an SST of the load under a new id with the time at which the load began, whatever the clock says here."""
+    sst = SsTable(ulid_at(plan.id_ms), encoded.info, encoded.format_version)
+    store.put(paths.sst(sst.id), encoded.data)
+    return MadeSst(sst, encoded.rows, len(encoded.data), has_merges)
 
 
-def stamped(time_ms: int) -> Ulid:
-    """A fresh id of that very millisecond."""
+def ulid_at(time_ms: int) -> Ulid:
+    """A new ULID with that time."""
     return Ulid((time_ms << 80) | (SYSTEM_IDS.ulid() & ((1 << 80) - 1)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReport:
-    """A finished load: all its rows have the sequence number `seq`, and are in manifest `manifest_id`.
+    """A finished load: all its rows have the sequence number `seq`, and manifest `manifest_id` has them.
 
-    `bytes` are those of the tables. `seconds` is how long the whole of it took whoever asked for it.
+    `tables` is the number of SSTs, and `bytes` is their size. `seconds` is the time of the whole call of `bulk_load`.
     """
 
     rows: int
@@ -67,12 +74,12 @@ class LoadReport:
 
     @property
     def rows_per_s(self) -> float:
-        """How many rows were loaded per second; only where the whole was timed."""
+        """Rows loaded per second; only valid in the report that `bulk_load` returns."""
         return per_second(self.rows, self.seconds)
 
 
-def write_receipt(path: str, report: LoadReport) -> None:
-    """Leave the report at `path`: whole, or not at all. A client of Spark Connect may have its folders elsewhere."""
+def write_report(path: str, report: LoadReport) -> None:
+    """Write the report to `path` atomically. A client of Spark Connect may have its folder on another machine."""
     temporary = Path(f"{path}.part")
     if not temporary.parent.is_dir():
         return
@@ -80,8 +87,8 @@ def write_receipt(path: str, report: LoadReport) -> None:
     temporary.replace(path)
 
 
-def read_receipt(path: str | os.PathLike[str]) -> LoadReport | None:
-    """The report, if the commit ran on a machine that shares this folder with us."""
+def read_report(path: str | os.PathLike[str]) -> LoadReport | None:
+    """The report; None if the commit ran on a machine that does not share this folder."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""A load into a database that a writer has open: the tables are left for it, and it takes them in (ADR 0019).
+"""Load requests: a bulk load into a database that a writer has open, which adopts the load (ADR 0019).
 
-The mark of the load stands in the manifest before the first task runs, and the load is over when it says `done`. A
-driver that dies leaves a mark that expires after a day, and with it everything the load made becomes garbage. A writer
-that dies is replaced: the driver's patience ends, it opens the database itself, and whoever opens it takes loads in.
+The load record is in the manifest before the first task runs, and the load is over when the record says `done`. If the
+driver crashes, its load record expires after a day, and everything the load wrote becomes garbage. If the writer
+crashes, the driver waits for its timeout and opens the database itself: a writer adopts waiting loads when it opens.
 """
 
 from __future__ import annotations
@@ -38,18 +38,25 @@ from flagstone.types import ManifestId
 _log = logging.getLogger("flagstone.spark")
 
 _LIFETIME: Final = timedelta(days=1)
-"""How long a load may take, and how long one whose driver died is waited for."""
+"""How long a load may take, and how long the load record of a crashed driver stays."""
 
-_LOOK_S: Final = 0.2
-_TAKE_OVER_S: Final = 120.0
-UNLIMITED_L0: Final = 1_000_000
+_POLL_S: Final = 0.2
+_OWN_TIMEOUT_S: Final = 120.0
+_UNLIMITED_L0: Final = 1_000_000
+LOADER_SETTINGS: Final = Settings(
+    compactor_options=None,
+    garbage_collector_options=None,
+    l0_max_ssts=_UNLIMITED_L0,
+    l0_max_ssts_per_key=_UNLIMITED_L0,
+)
+"""For a driver that opens the database itself: no services, and no flush that waits for a compaction."""
 
 
-def begin_hand_over(address: DatabaseAddress, *, owner: str = "") -> LoadPlan | None:
-    """Mark the begin of a load in a database whose writer takes loads in; None where there is no such writer.
+def begin_request(address: DatabaseAddress, *, owner: str = "") -> LoadPlan | None:
+    """Add the load record of a load that the writer shall adopt; None if no writer that adopts loads is open.
 
-    Other loads under way of the same `owner`, if it has a name, are called off in the same step: of two runs of one
-    query only the later one can still be taken in.
+    The same manifest cancels the other open loads of `owner`, unless `owner` is empty: of two runs of one query the
+    writer adopts only the later.
     """
     store, paths = open_store(address)
     manifests = ManifestStore(store, paths)
@@ -58,99 +65,94 @@ def begin_hand_over(address: DatabaseAddress, *, owner: str = "") -> LoadPlan | 
         return None
     if latest.value.segments or latest.value.segment_extractor_name is not None:
         raise InvalidRequest(f"the database at {paths.root!r} has segments; it cannot be loaded in bulk")
-    mark_id, now_ms = SYSTEM_IDS.uuid(), SYSTEM_CLOCK.now_ms()
+    record_id, now_ms = SYSTEM_IDS.uuid(), SYSTEM_CLOCK.now_ms()
 
     def add(now: Versioned[Manifest]) -> Manifest:
-        left = without_marks_of(now.value, owner)
-        mark = LoadRecord("loading", plan_seq(now.value), now_ms, owner=owner)
+        left = without_open_loads_of(now.value, owner)
+        record = LoadRecord("loading", plan_seq(now.value), now_ms, owner=owner)
         until_s = expiry(now_ms // 1000, _LIFETIME)
         return add_checkpoint(
-            left, Checkpoint(mark_id, ManifestId(now.next_id), now_ms // 1000, until_s, encode_load(mark))
+            left, Checkpoint(record_id, ManifestId(now.next_id), now_ms // 1000, until_s, encode_load(record))
         )
 
     written = manifests.update(add).value
     delete_stale_requests(store, paths, written)
-    held = find_load_record(written, mark_id)
+    held = find_load_record(written, record_id)
     if held is None:
         raise Unavailable(
-            "the load was called off before it began: another one of the same query has begun since"
+            "the load was cancelled before it began: another load of the same query has begun since"
         )
     created_ms = max(now_ms, written.last_l0_clock_tick)
-    return LoadPlan(address, written.writer_epoch, held.record.seq, created_ms, held.record.id_ms, mark_id)
+    return LoadPlan(address, written.writer_epoch, held.record.seq, created_ms, held.record.id_ms, record_id)
 
 
-def without_marks_of(manifest: Manifest, owner: str) -> Manifest:
-    """The manifest with all loads under way of that owner called off; itself where there are none. Pure."""
+def without_open_loads_of(manifest: Manifest, owner: str) -> Manifest:
+    """The manifest without the open loads of that owner; the manifest itself if there are none. Pure."""
     for held in held_loads(manifest):
         if owner and held.record.open and held.record.owner == owner:
             manifest = remove_checkpoint(manifest, held.checkpoint.id)
     return manifest
 
 
-def commit_hand_over(plan: LoadPlan, mark_id: UUID, load: Load, *, patience_s: float) -> Versioned[Manifest]:
-    """Leave the load for the writer and wait until it is part of the database; the manifest that shows it.
+def commit_request(plan: LoadPlan, record_id: UUID, load: Load, *, timeout_s: float) -> Versioned[Manifest]:
+    """Write the load request, wait until the writer adopts it, and return the manifest with the load.
 
-    After `Unavailable` or a crash it is all there, or none of it; while its mark says `ready` it may still come.
+    After `Unavailable` or a crash all of the load is visible, or none of it. While its record says `ready`, a writer
+    may still adopt it.
 
     Raises:
-        Closed: it was called off, by another run of the same query or by a mark that expired.
-        Unavailable: the writer refused it, or nobody took it in.
+        Closed: the load was cancelled by another run of the same query, or its record expired.
+        Unavailable: the writer refused the load, or no writer adopted it.
 
     """
     store, paths = open_store(plan.address)
     manifests = ManifestStore(store, paths)
-    save_request(store, paths, mark_id, load)
+    save_request(store, paths, record_id, load)
 
     def make_ready(now: Versioned[Manifest]) -> Manifest | None:
-        held = find_load_record(now.value, mark_id)
+        held = find_load_record(now.value, record_id)
         return None if held is None or held.record.state != "loading" else move_load(now.value, held, "ready")
 
     latest = manifests.update(make_ready)
-    shown = _await(manifests, latest, mark_id, patience_s)
+    shown = _await(manifests, latest, record_id, timeout_s)
     if shown is None:
-        _log.warning("no writer took the load in within %s s: opening the database for it", patience_s)
-        settings = Settings(
-            compactor_options=None,
-            garbage_collector_options=None,
-            l0_max_ssts=UNLIMITED_L0,
-            l0_max_ssts_per_key=UNLIMITED_L0,
-            manifest_poll_interval=timedelta(seconds=_LOOK_S),
-        )
+        _log.warning("no writer adopted the load within %s s: opening the database to adopt it", timeout_s)
+        settings = LOADER_SETTINGS.replace(manifest_poll_interval=timedelta(seconds=_POLL_S))
         with open_database(plan.address.path, **plan.address.arguments, settings=settings, create=False):
-            shown = _await(manifests, manifests.poll(), mark_id, _TAKE_OVER_S)
+            shown = _await(manifests, manifests.poll(), record_id, _OWN_TIMEOUT_S)
     if shown is None:
         raise Unavailable(
-            f"the load waits as {mark_id} and was not taken in; the next writer that opens the database does, within "
-            f"{_LIFETIME}"
+            f"no writer adopted the load request {record_id} yet; the next writer that opens the database adopts it, "
+            f"within {_LIFETIME}"
         )
     return shown
 
 
-def abort_hand_over(manifests: ManifestStore, mark_id: UUID) -> bool:
-    """Call the load off; whether it can never become part of the database any more."""
-    off = False
+def cancel_request(manifests: ManifestStore, record_id: UUID) -> bool:
+    """Remove the load record of an open load; False if a writer may have adopted the load."""
+    cancelled = False
 
     def remove(now: Versioned[Manifest]) -> Manifest | None:
-        nonlocal off
-        held = find_load_record(now.value, mark_id)
-        # One that has no mark may have been taken in long ago.
-        off = held is not None and held.record.state != "done"
-        return remove_checkpoint(now.value, mark_id) if off else None
+        nonlocal cancelled
+        held = find_load_record(now.value, record_id)
+        # Without a record: a writer may have adopted the load long ago.
+        cancelled = held is not None and held.record.state != "done"
+        return remove_checkpoint(now.value, record_id) if cancelled else None
 
     manifests.update(remove)
-    return off
+    return cancelled
 
 
 def _await(
-    manifests: ManifestStore, latest: Versioned[Manifest], mark_id: UUID, timeout_s: float
+    manifests: ManifestStore, latest: Versioned[Manifest], record_id: UUID, timeout_s: float
 ) -> Versioned[Manifest] | None:
     deadline = SYSTEM_CLOCK.monotonic() + timeout_s
     while True:
-        held = find_load_record(latest.value, mark_id)
+        held = find_load_record(latest.value, record_id)
         if held is None:
             raise Closed(
-                "the load was called off: another run of the same query began, or it took longer than "
-                f"{_LIFETIME}. Nothing of it is visible",
+                "the load was cancelled: another run of the same query began, or it took longer than "
+                f"{_LIFETIME}. None of it is visible",
                 reason="fenced",
             )
         match held.record.state:
@@ -161,5 +163,5 @@ def _await(
             case "loading" | "ready":
                 if SYSTEM_CLOCK.monotonic() > deadline:
                     return None
-        SYSTEM_CLOCK.sleep(_LOOK_S)
+        SYSTEM_CLOCK.sleep(_POLL_S)
         latest = manifests.poll()

@@ -1,7 +1,7 @@
-"""One task of a load: Arrow batches in, finished tables on the store out, without a Python object per row.
+"""One task of a bulk load: builds and uploads SSTs from Arrow batches, without a Python object per row.
 
-What is wrong with rows (nulls, operations nobody knows, order where it was promised) ends the task with an error that
-says which, and so the load; tables uploaded by then are never referred to.
+An invalid row (a null, an unknown operation, a key out of the declared order) ends the task, and so the load, with an
+error that names the problem. No manifest ever refers to the SSTs that were uploaded by then.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import pyarrow.compute as pc
 
 from flagstone.errors import InternalError, InvalidRequest
 from flagstone.kernels.columns import NOTHING, fixed, present, view, words
-from flagstone.metadata.manifest import SsTable
 from flagstone.spark.address import open_store
-from flagstone.spark.load.plan import LoadPlan, MadeSst, new_sst_id
+from flagstone.spark.load.plan import LoadPlan, MadeSst, upload_sst
 from flagstone.spark.options import WriteOptions
 from flagstone.sst.writer import OutputWriter, RowColumns, SpareBuffers
 from flagstone.types import MERGE, TOMBSTONE, VALUE
@@ -24,15 +23,15 @@ from flagstone.types import MERGE, TOMBSTONE, VALUE
 _OPS: Final = pa.array(["put", "delete", "merge"])
 _KINDS: Final = pa.array([VALUE, TOMBSTONE, MERGE], pa.uint8())
 _SPARE: Final = SpareBuffers()
-"""Memory of finished tables, for the next task: Spark's workers stay."""
+"""Buffers of finished SSTs for the next task: Spark reuses its worker processes."""
 
 
 def write_ssts(batches: Iterable[pa.RecordBatch], plan: LoadPlan, options: WriteOptions) -> list[MadeSst]:
-    """Build and upload the tables of one partition. They overlap only where its rows are not in order.
+    """Build and upload the SSTs of one partition. They overlap only if its rows are not in key order.
 
     Raises:
-        InvalidRequest: rows are not sorted by key although that was said, a key occurs twice where that is refused,
-            or a row is no row.
+        InvalidRequest: rows declared as sorted are not, a key occurs twice and duplicates are refused, or a row is
+            invalid.
 
     """
     store, paths = open_store(plan.address)
@@ -42,9 +41,7 @@ def write_ssts(batches: Iterable[pa.RecordBatch], plan: LoadPlan, options: Write
     def upload(writer: OutputWriter, *, has_merges: bool) -> None:
         encoded = writer.finish()
         if encoded is not None:
-            table = SsTable(new_sst_id(plan), encoded.info, encoded.format_version)
-            store.put(paths.table(table.id), encoded.data)
-            made.append(MadeSst(table, encoded.rows, len(encoded.data), has_merges))
+            made.append(upload_sst(store, paths, plan, encoded, has_merges=has_merges))
 
     source = iter(batches)
     rows = (as_rows(batch, options, plan.created_ms) for batch in source)
@@ -61,13 +58,13 @@ def write_ssts(batches: Iterable[pa.RecordBatch], plan: LoadPlan, options: Write
                     upload(writer, has_merges=merges)
         upload(writer, has_merges=merges)
     if next(source, None) is not None:
-        raise InternalError("a task of a load ended before its rows did; nothing of the load is visible")
+        raise InternalError("a task of a load ended before its last row; nothing of the load is visible")
     _SPARE.give_back(buffer)
     return made
 
 
 def as_rows(batch: pa.RecordBatch, options: WriteOptions, created_ms: int) -> pa.RecordBatch:
-    """The batch with the columns of rows: `key`, `value`, and where it matters `kind` and `expires_ms`."""
+    """The batch with the columns of rows: `key`, `value`, and if the batch has them, `kind` and `expires_ms`."""
     if options.row_mapping is not None:
         batch = options.row_mapping.encode(batch)
     names = batch.schema.names
@@ -77,7 +74,7 @@ def as_rows(batch: pa.RecordBatch, options: WriteOptions, created_ms: int) -> pa
     if "op" in names:
         kinds = _kinds(batch.column(names.index("op")))
         deleted = pc.equal(kinds, pa.scalar(TOMBSTONE, pa.uint8()))
-        # A tombstone has no value, whatever the column says.
+        # A tombstone has no value, even if the column has one.
         columns["value"] = _binary(
             pc.if_else(deleted, pa.scalar(b"", pa.binary()), values.cast(pa.binary())), options.value_column
         )
@@ -94,14 +91,14 @@ def as_rows(batch: pa.RecordBatch, options: WriteOptions, created_ms: int) -> pa
             columns["expires_ms"] = pc.add_checked(ttl, pa.scalar(created_ms, pa.int64()))
         except pa.ArrowInvalid:
             raise InvalidRequest(
-                "column 'ttl_ms' has a number that goes beyond all time; use null for never"
+                "column 'ttl_ms' has a number that is too large; use null for rows that never expire"
             ) from None
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
 def one_per_key(batches: Iterable[pa.RecordBatch], *, refuse: bool = False) -> Iterator[pa.RecordBatch]:
-    """Of neighbouring rows with the same key the last; or an error. Operands for a merge are never dropped."""
-    held: pa.RecordBatch | None = None  # its last row counts only if the next batch begins with another key
+    """Keep the last of consecutive rows with the same key, or raise with `refuse`. A merge operand is never dropped."""
+    held: pa.RecordBatch | None = None  # its last row is kept only if the next batch begins with another key
     for batch in batches:
         if not batch.num_rows:
             continue
@@ -125,7 +122,7 @@ def one_per_key(batches: Iterable[pa.RecordBatch], *, refuse: bool = False) -> I
 
 
 def row_columns(batch: pa.RecordBatch) -> RowColumns:
-    """The rows of `as_rows` as the writer takes them, without a copy."""
+    """The rows of `as_rows` in the form of `OutputWriter.write_columns`, without a copy."""
     names = batch.schema.names
     kinds = fixed(batch["kind"], 1) if "kind" in names else NOTHING
     expires, has_expires = NOTHING.cast("q"), NOTHING
@@ -155,7 +152,9 @@ def _check_repeated(batch: pa.RecordBatch, last_of_key: Any, *, refuse: bool) ->
             )
     if refuse:
         key = batch["key"].slice(0, len(repeated)).filter(repeated)[0].as_py()
-        raise InvalidRequest(f"the key {key!r} occurs more than once, and duplicates='error' was asked for")
+        raise InvalidRequest(
+            f"the key {key!r} occurs more than once; remove the rows, or use duplicates='last'"
+        )
 
 
 def _binary(column: Any, name: str) -> Any:
@@ -165,7 +164,7 @@ def _binary(column: Any, name: str) -> Any:
 
 
 def _kinds(ops: Any) -> Any:
-    """The kinds of rows; a null means put."""
+    """The kinds of the rows; a null operation is a put."""
     positions = pc.index_in(pc.fill_null(ops.cast(pa.string()), "put"), value_set=_OPS)
     if positions.null_count:
         unknown = ops.filter(pc.is_null(positions))[0].as_py()
@@ -180,19 +179,19 @@ def _has_merges(batch: pa.RecordBatch) -> bool:
 
 
 SORT_BYTES: Final = 256 * 1024 * 1024
-"""How much of an unordered partition is sorted at a time: about twice as much memory is needed for it."""
+"""How much of an unordered partition is sorted at a time. Sorting needs about twice as much memory."""
 
 _MAX_SORT_BYTES: Final = 1024 * 1024 * 1024
-"""A column holds 2 GiB at most; huge values are not sorted together beyond this."""
+"""The limit for huge values: an Arrow column holds at most 2 GiB."""
 
 
 def check_sorted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same batches. Raises `InvalidRequest` where a key is below the one before."""
+    """The same batches. Raises `InvalidRequest` for a key below the key before it."""
     last: bytes | None = None
     for batch in batches:
         if not follows(batch, last):
             raise InvalidRequest(
-                "the rows of a partition are not sorted by key, as was said; leave `sorted` out, use "
+                "the rows of a partition are not sorted by key; leave `sorted` out, use "
                 'flagstone.spark.bulk_load, or df.repartitionByRange("key").sortWithinPartitions("key") before write'
             )
         last = _last_key(batch, last)
@@ -202,10 +201,10 @@ def check_sorted(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def ordered_stretches(
     batches: Iterable[pa.RecordBatch], sort_bytes: int = SORT_BYTES
 ) -> Iterator[Iterator[pa.RecordBatch]]:
-    """The rows in one or more stretches, each in key order; one stretch, row for row, where they are so already.
+    """The rows in stretches, each in key order; one stretch with the same batches if the rows are in order.
 
-    Rows are passed on as long as they are in order. The rest is sorted in parts of `sort_bytes`; rows of one key stay
-    in their order. Each stretch must be used up before the next is asked for.
+    The first stretch ends where the order ends. The rest is sorted in parts of `sort_bytes`; rows of one key keep
+    their order. The caller must consume a stretch before it requests the next one.
     """
     source = _Pushback(iter(batches))
     yield source.while_ordered()
@@ -226,7 +225,7 @@ def ordered_stretches(
 
 
 def follows(batch: pa.RecordBatch, last: bytes | None) -> bool:
-    """Whether the keys of a batch ascend, from `last` on."""
+    """Whether the keys of a batch ascend and begin at or above `last`."""
     keys = batch["key"]
     if not len(keys):
         return True
@@ -236,7 +235,7 @@ def follows(batch: pa.RecordBatch, last: bytes | None) -> bool:
 
 
 class _Pushback:
-    """An iterator that stops where the order ends, and can then go on with what it stopped at."""
+    """An iterator that stops where the order ends, and then continues with the batch at which it stopped."""
 
     def __init__(self, source: Iterator[pa.RecordBatch]) -> None:
         self._source = source
@@ -245,7 +244,7 @@ class _Pushback:
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         while self._held:
             yield self._held.pop()
-        # Not `yield from`: who stops iterating here would end the source with it, and lose its rows.
+        # Not `yield from`: closing this generator would also close the source and lose its rows.
         for batch in self._source:  # noqa: UP028
             yield batch
 
@@ -269,5 +268,5 @@ def _last_key(batch: pa.RecordBatch, before: bytes | None) -> bytes | None:
 
 def _sorted(part: list[pa.RecordBatch]) -> pa.RecordBatch:
     joined = pa.concat_batches(part)
-    # Stable, so that the last row of a key stays the last.
+    # A stable sort keeps the last row of a key last.
     return joined.take(pc.sort_indices(joined["key"]))

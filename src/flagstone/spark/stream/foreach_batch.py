@@ -1,4 +1,4 @@
-"""A stream into an open database: each micro-batch is one write, together with the mark that it was written."""
+"""A stream into an open database: each micro-batch is one write, together with the progress row of the query."""
 
 from __future__ import annotations
 
@@ -8,47 +8,51 @@ from typing import TYPE_CHECKING, Any
 from flagstone.db.writer.database import Db
 from flagstone.errors import InvalidRequest
 from flagstone.spark.row_mapping import check_write_schema
-from flagstone.spark.stream.stream_progress import MARK_PREFIX, QUERY_ID, Mark, is_written, mark_key
+from flagstone.spark.stream.stream_progress import (
+    PROGRESS_PREFIX,
+    QUERY_ID,
+    StreamProgress,
+    is_written,
+    progress_key,
+)
 from flagstone.write.batch import WriteBatch
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["MARK_PREFIX", "foreach_batch"]
+__all__ = ["PROGRESS_PREFIX", "foreach_batch"]
 
 
 def foreach_batch(
-    db: Db, query: str, *, mark_prefix: bytes = MARK_PREFIX, key: str = "key", value: str = "value"
+    db: Db, query: str, *, mark_prefix: bytes = PROGRESS_PREFIX, key: str = "key", value: str = "value"
 ) -> Callable[[DataFrame, int], None]:
-    """What `df.writeStream.foreachBatch(...)` takes to write a stream into `db`, every micro-batch exactly once.
+    """A function for `df.writeStream.foreachBatch(...)` that writes a stream into `db`, each micro-batch exactly once.
 
-    Rows are those of a bulk load: key, value, and if you like op, ttl_ms or expires_ms. The rows of a micro-batch and
-    the mark, a row under `mark_prefix` and the name of the query, are one write: after a crash, or when Spark repeats
-    a batch, the mark says that it is there. A batch is collected in this process, so keep it small with the limits of
-    its source. Of several rows of one key the last counts; merges are folded with the operator of the database. A batch
-    without rows writes nothing.
+    Columns are those of a bulk load: key, value, and optionally op, ttl_ms or expires_ms. One write holds the rows of a
+    micro-batch and the progress row, whose key is `mark_prefix` and the name of the query. If Spark repeats a batch
+    after a crash, the progress row shows that it was written. Each batch is collected in this process: keep it small
+    with the limits of its source. The last of several rows of one key is kept; merges are folded with the operator of
+    the database. A batch without rows writes nothing.
 
-    Use one name per query, and another one when it begins anew with an empty Spark checkpoint; a query that finds the
-    mark of another one fails with `InvalidRequest`.
+    Use one name per query, and a new name for a query that starts over with an empty Spark checkpoint. A query that
+    finds the progress row of another query fails with `InvalidRequest`.
     """
     if not query:
-        raise InvalidRequest(
-            "a stream needs a name, under which the database remembers what was written of it"
-        )
-    row = mark_key(query, mark_prefix)
+        raise InvalidRequest("a stream needs a name, under which the database stores its progress")
+    progress_row = progress_key(query, mark_prefix)
 
     def write(frame: DataFrame, batch_id: int) -> None:
         check_write_schema(frame.schema, key=key, value=value)
-        mark = Mark(batch_id, frame.sparkSession.sparkContext.getLocalProperty(QUERY_ID))
-        if is_written(db.get(row), mark, row):
-            # Written, but maybe not yet durable: an earlier attempt may have failed while it waited for that.
+        progress = StreamProgress(batch_id, frame.sparkSession.sparkContext.getLocalProperty(QUERY_ID))
+        if is_written(db.get(progress_row), progress, progress_row):
+            # Written, but maybe not durable yet: an earlier attempt may have failed while it waited for the WAL.
             db._engine.flush_wal()  # noqa: SLF001 - `flush("wal")` refuses a database without a WAL
             return
         batch = WriteBatch()
         for rows in frame.toArrow().to_batches():
             _add(batch, rows.to_pydict(), key, value)
         if len(batch):
-            batch.put(row, mark.encode())
+            batch.put(progress_row, progress.encode())
             db.write(batch, await_durable=True)
 
     return write
@@ -67,7 +71,7 @@ def _add(batch: WriteBatch, cells: dict[str, list[Any]], key: str, value: str) -
     ):
         if row_key is None or (row_value is None and op != "delete"):
             raise InvalidRequest(
-                f"a row of the stream lacks its key or its value: {row_key!r}, {row_value!r}"
+                f"a row of the stream has no key or no value: {row_key!r}, {row_value!r}; drop it, or fill it in"
             )
         name = _bytes(row_key)
         match op:

@@ -11,7 +11,7 @@ from flagstone.errors import InvalidRequest
 from flagstone.spark.address import DatabaseAddress
 from flagstone.spark.options import (
     ADDRESS_OPTIONS,
-    Taker,
+    OptionParser,
     check_known,
     parse_address,
     parse_flag,
@@ -22,7 +22,7 @@ from flagstone.spark.options import (
 Starting = Literal["snapshot", "earliest", "latest"] | int
 
 SNAPSHOT_LIFETIME: Final = timedelta(days=1)
-"""How long a copy of the whole database may take, with all restarts."""
+"""How long the copy of the whole database may take, with all restarts."""
 
 _STREAM: Final = ADDRESS_OPTIONS | {
     "allow_gaps", "checkpoint_lifetime", "consumer", "max_bytes_per_trigger", "max_files_per_trigger",
@@ -32,9 +32,9 @@ _STREAM: Final = ADDRESS_OPTIONS | {
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """Which changes a stream shows, and how many at a time."""
+    """Which changes a stream delivers, and how many in a micro-batch."""
 
-    place: DatabaseAddress
+    address: DatabaseAddress
     consumer: str
     starting: Starting = "snapshot"
     partitions: int = 1
@@ -42,31 +42,31 @@ class StreamOptions:
     max_bytes: int | None = None
     allow_gaps: bool = False
     snapshot_lifetime: timedelta = SNAPSHOT_LIFETIME
-    pin_lifetime: timedelta | None = None
+    retention_lifetime: timedelta | None = None
     merge_operator: str | None = None
 
 
 def is_stream(options: Mapping[str, str]) -> bool:
-    """Whether the options are those of a change stream: it has a consumer, and nothing else does."""
+    """Whether the options are those of a change stream: only a change stream has a consumer."""
     return "consumer" in options
 
 
 def parse_stream_options(options: Mapping[str, str]) -> StreamOptions:
-    """Raises `InvalidRequest` for what is unknown, missing or has a value that makes no sense."""
+    """Raises `InvalidRequest` for options that are unknown, missing or have an invalid value."""
     consumer = options.get("consumer")
     if not consumer:
         raise InvalidRequest(
-            "a stream of changes needs the option 'consumer': a name under which the log is kept until it was read, "
-            "one per query"
+            "a stream of changes needs the option 'consumer': the name of the retention checkpoint that keeps the WAL "
+            "until the stream has read it, one per query"
         )
     check_known(options, _STREAM, "a stream of changes")
-    take = Taker(options)
+    take = OptionParser(options)
     if "max_files_per_trigger" in options and "max_bytes_per_trigger" in options:
         raise InvalidRequest(
-            "there are 'max_files_per_trigger' and 'max_bytes_per_trigger'; keep one of them"
+            "the options 'max_files_per_trigger' and 'max_bytes_per_trigger' exclude each other; keep one of them"
         )
     return StreamOptions(
-        place=parse_address(options),
+        address=parse_address(options),
         consumer=consumer,
         starting=take("starting", _starting) or "snapshot",
         partitions=take("partitions", parse_positive) or 1,
@@ -74,7 +74,7 @@ def parse_stream_options(options: Mapping[str, str]) -> StreamOptions:
         max_bytes=take("max_bytes_per_trigger", parse_positive),
         allow_gaps=take("allow_gaps", parse_flag) or False,
         snapshot_lifetime=take("checkpoint_lifetime", parse_lifetime) or SNAPSHOT_LIFETIME,
-        pin_lifetime=take("pin_lifetime", parse_lifetime),
+        retention_lifetime=take("pin_lifetime", parse_lifetime),
         merge_operator=options.get("merge_operator"),
     )
 
@@ -89,4 +89,4 @@ def _starting(text: str) -> Starting:
             return "latest"
     if text.isdigit() and int(text) >= 1:
         return int(text)
-    raise InvalidRequest("use snapshot, earliest, latest, or the number of a file of the log")
+    raise InvalidRequest("use snapshot, earliest, latest, or the id of a WAL file")

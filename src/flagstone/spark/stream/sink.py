@@ -1,11 +1,12 @@
-"""The sink of `writeStream.format("flagstone")`: every micro-batch is a load of its own, and its mark one of the rows.
+"""The sink of `writeStream.format("flagstone")`: every micro-batch is a bulk load that includes the progress row.
 
-For every micro-batch Spark asks for a writer twice, each time in a Python process on the driver's machine: once to send
-it to the tasks, and again to commit what they made. The first claims the database and fixes the sequence number
-(`flagstone.spark.load.commit`); the second learns both from what the tasks hand back. So two runs of one query, one of
-which does not know yet that it was replaced, cannot both commit: who claimed later wins.
+For every micro-batch Spark creates two writers, each in a Python process on the driver's machine: one for the tasks,
+and one for the commit. The first claims the database and chooses the sequence number (`flagstone.spark.load.commit`).
+The second gets both from the messages of the tasks. So two runs of one query cannot both commit, even if the first does
+not know yet that it was replaced: the later claim wins.
 
-Whatever fails before the commit leaves the database as it was; Spark repeats the batch. After it the mark is there.
+A failure before the commit leaves the database unchanged, and Spark repeats the batch. After the commit the progress
+row shows that the batch was written.
 """
 
 from __future__ import annotations
@@ -20,54 +21,60 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 
 from flagstone.db.reader.reader import open_reader
 from flagstone.errors import InternalError, InvalidRequest
-from flagstone.spark.job_control import in_task
+from flagstone.spark.error_translation import in_task
 from flagstone.spark.load.commit import abort_load, commit_load
-from flagstone.spark.load.layout import order_ssts
+from flagstone.spark.load.overlaps import order_ssts
 from flagstone.spark.load.plan import LoadPlan, LoadReport, MadeSst
 from flagstone.spark.load.task import write_ssts
 from flagstone.spark.options import WRITE_OPTIONS, WriteOptions, check_known, key_bytes, parse_write_options
-from flagstone.spark.stream.stream_progress import MARK_PREFIX, QUERY_ID, Mark, is_written, mark_key
+from flagstone.spark.stream.stream_progress import (
+    PROGRESS_PREFIX,
+    QUERY_ID,
+    StreamProgress,
+    is_written,
+    progress_key,
+)
 
 _OWN: Final = frozenset({"query", "mark_prefix"})
 _SPARKS: Final = frozenset({"checkpointlocation", "queryname"})
-"""What Spark keeps for itself, and hands to the sink all the same."""
+"""Options of Spark itself, which it also passes to the sink."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """How micro-batches become tables, and where it is marked that they were.
+    """How micro-batches become SSTs, and the key of the progress row: `mark_prefix` and the name of the query.
 
-    `owner` tells runs of this query from loads of others before its tasks run, and so before Spark says its id.
+    `owner` distinguishes runs of this query from other loads before its first task, when Spark's query id is unknown.
     """
 
     write: WriteOptions
     query: str | None = None
-    mark_prefix: bytes = MARK_PREFIX
+    mark_prefix: bytes = PROGRESS_PREFIX
     owner: str = ""
 
 
 def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
-    """Raises `InvalidRequest` for what is unknown or has a value that makes no sense."""
+    """Raises `InvalidRequest` for options that are unknown or have an invalid value."""
     lowered = {name.lower(): value for name, value in options.items()}
     given = {name: value for name, value in lowered.items() if name not in _SPARKS}
     check_known(given, (WRITE_OPTIONS - {"receipt"}) | _OWN, "a stream into a database")
     query = given.pop("query", None)
     if query is not None and not query:
         raise InvalidRequest(
-            "option 'query' is empty; name the query, or leave it out to use Spark's own id of it"
+            "option 'query' is empty; name the query, or leave the option out to use Spark's query id"
         )
     prefix = given.pop("mark_prefix", None)
     return SinkOptions(
         replace(parse_write_options(given), in_order=True),
         query,
-        MARK_PREFIX if prefix is None else key_bytes(prefix),
+        PROGRESS_PREFIX if prefix is None else key_bytes(prefix),
         query or lowered.get("checkpointlocation") or lowered.get("queryname") or "",
     )
 
 
 @dataclass
 class BatchSsts(WriterCommitMessage):
-    """What one task made of a micro-batch, and what the commit has to know."""
+    """The SSTs that one task made of a micro-batch, with the plan and the query id for the commit."""
 
     plan: LoadPlan
     query_id: str | None
@@ -85,7 +92,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         if self._plan is None:
             raise InternalError("a task got a writer that has claimed no database; nothing was written")
         query_id = _query_id()
-        self._mark_key(query_id)  # says what is missing before rows are written in vain
+        self._progress_key(query_id)  # raises for a missing name before rows are written
         with in_task():
             return BatchSsts(self._plan, query_id, write_ssts(iterator, self._plan, self._options.write))
 
@@ -93,15 +100,15 @@ class StreamSink(DataSourceStreamArrowWriter):
         done = [message for message in messages if isinstance(message, BatchSsts)]
         if len(done) < len(messages):
             raise InternalError(
-                f"batch {batchId} was to be committed with {len(messages) - len(done)} of {len(messages)} tasks missing"
+                f"cannot commit batch {batchId}: {len(messages) - len(done)} of {len(messages)} tasks missing"
             )
         made = _made(done)
         if made:
             query_id = done[0].query_id
-            mark = Mark(batchId, query_id)
-            commit_batch(done[0].plan, self._options.write, made, self._mark_key(query_id), mark)
+            progress = StreamProgress(batchId, query_id)
+            commit_batch(done[0].plan, self._options.write, made, self._progress_key(query_id), progress)
         elif done:
-            # Without rows there is nothing that could come twice, and nothing to remember.
+            # A repeated batch without rows has no effect, so it needs no progress row.
             abort_load(done[0].plan, [])
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
@@ -109,42 +116,42 @@ class StreamSink(DataSourceStreamArrowWriter):
         if done:
             abort_load(done[0].plan, _made(done))
 
-    def _mark_key(self, query_id: str | None) -> bytes:
+    def _progress_key(self, query_id: str | None) -> bytes:
         name = self._options.query or query_id
         if name is None:
             raise InvalidRequest(
-                "Spark did not say which query this is; name it with the option 'query', so that the database can "
-                "remember what was written of it"
+                "Spark gave no id for this query; name it with the option 'query', so that the database can store its "
+                "progress"
             )
-        return mark_key(name, self._options.mark_prefix)
+        return progress_key(name, self._options.mark_prefix)
 
 
 def commit_batch(
-    plan: LoadPlan, options: WriteOptions, made: Sequence[MadeSst], key: bytes, mark: Mark
+    plan: LoadPlan, options: WriteOptions, made: Sequence[MadeSst], key: bytes, progress: StreamProgress
 ) -> LoadReport | None:
-    """Make a micro-batch and its mark visible with one manifest version; None if it was there already.
+    """Add a micro-batch and its progress row with one manifest; None if the batch was written before.
 
-    Nobody else can write the mark between the look at it and the commit: that takes a claim of the database, after
-    which the commit is refused. A crash leaves all of the batch or nothing, and the tables of what was there already
-    to garbage collection.
+    No other process can write the progress row between its read and the commit: that takes a claim of the database,
+    after which this commit is refused. A crash leaves all of the batch or nothing. Garbage collection deletes the SSTs
+    of a batch that was written before.
 
     Raises:
         Closed: another writer, or another run of the query, has claimed the database since.
-        InvalidRequest: another query has the same name, or tasks wrote rows that do not fit together.
+        InvalidRequest: another query has the same name, or rows of two tasks cannot be in one load.
 
     """
-    place = plan.address
-    with open_reader(place.path, **place.arguments, mode="latest") as reader:
+    address = plan.address
+    with open_reader(address.path, **address.arguments, mode="latest") as reader:
         stored = reader.get(key)
-    if is_written(stored, mark, key):
+    if is_written(stored, progress, key):
         abort_load(plan, made)
         return None
     if options.presorted:
-        order_ssts([each.sst for each in made])  # refuses what overlaps although it was said to be sorted
-    row = pa.RecordBatch.from_pydict({"key": [key], "value": [mark.encode()]})
-    # The last of all: a row that comes with the key of the mark, from a copy of another database, does not replace it.
-    marked = write_ssts([row], plan, WriteOptions(place, sst_options=options.sst_options))
-    return commit_load(plan, replace(options, presorted=False), [*made, *marked])
+        order_ssts([each.sst for each in made])  # refuses overlaps of rows that were declared as sorted
+    row = pa.RecordBatch.from_pydict({"key": [key], "value": [progress.encode()]})
+    # Last, so that a row of the stream with the same key, from a copy of another database, does not replace it.
+    last = write_ssts([row], plan, WriteOptions(address, sst_options=options.sst_options))
+    return commit_load(plan, replace(options, presorted=False), [*made, *last])
 
 
 def _query_id() -> str | None:

@@ -1,12 +1,13 @@
-"""A stream of changes: a copy of the whole database, if wanted, then its WAL, file by file, and bulk loads.
+"""A stream of changes: optionally a copy of the whole database, then the WAL files and bulk loads in commit order.
 
-An offset is how far a query has come: `wal_id` is the next WAL file, `seq` the last sequence number before it, and
+An offset is the position of a query: `wal_id` is the next WAL file, `seq` the last sequence number before it, and
 `checkpoint` the checkpoint that a copy of the whole database was read from. Spark stores the end of a micro-batch
 before it runs the batch, so a repeated batch reads exactly the same. A WAL file holds whole batches of writes: no
 transaction is ever split between two micro-batches. A bulk load is a micro-batch of its own, at the end of which
 `wal_id` is unchanged and `seq` is the sequence number of the load.
 
-The WAL files and the SSTs of loads are kept for the consumer from before the first offset until Spark commits a batch.
+A retention checkpoint, created before the first offset, keeps WAL files and SSTs of loads until Spark commits a batch.
+What comes next is decided by `flagstone.changes.step.plan_step`, as in the change reader.
 """
 
 from __future__ import annotations
@@ -34,21 +35,19 @@ from flagstone.changes.step import ReadFiles, ReadLoad, check_gapless, plan_step
 from flagstone.db.admin.admin import Admin
 from flagstone.errors import InvalidRequest
 from flagstone.loads.edit import VisibleLoad, find_load, next_load
-from flagstone.loads.rows import LoadRows, fetch_load_tables, load_gone
+from flagstone.loads.rows import LoadRows, fetch_load_ssts, load_gone
 from flagstone.metadata.annotations import Position
 from flagstone.metadata.manifest import Manifest, SsTable
 from flagstone.metadata.stores import ManifestStore
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.ids import SYSTEM_IDS
 from flagstone.runtime.pool import shared_pool
-from flagstone.spark.address import open_store
+from flagstone.spark.address import open_store, open_wal_store
 from flagstone.spark.filters import Wanted
 from flagstone.spark.options import ReadOptions
 from flagstone.spark.row_mapping import arrow_schema, read_schema
 from flagstone.spark.scan import CheckpointRead, FlagstoneReader, KeyPartition
 from flagstone.spark.stream.options import StreamOptions
-from flagstone.store.resolve import resolve_wal_store
-from flagstone.store.retrying import with_retries
 from flagstone.types import EntryTuple, WalId
 from flagstone.wal.replay import decode_wal
 
@@ -73,11 +72,11 @@ class LoadPartition(InputPartition):
     """One SST of a bulk load."""
 
     load: VisibleLoad
-    table: SsTable
+    sst: SsTable
 
-    def __init__(self, load: VisibleLoad, table: SsTable) -> None:
+    def __init__(self, load: VisibleLoad, sst: SsTable) -> None:
         super().__init__(None)
-        self.load, self.table = load, table
+        self.load, self.sst = load, sst
 
 
 @dataclass
@@ -177,7 +176,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         files = list(self._wal().files())
-        # In this order: a load that comes after the last file is in the manifest, or it comes after this moment.
+        # The manifest is read after the listing: a load that it does not have came after this call.
         last_seq = self._manifests().require_latest().value.last_l0_seq
         self._until = Position(WalId(files[-1].wal_id + 1 if files else 1), last_seq)
 
@@ -185,7 +184,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the next micro-batch.
 
         Raises:
-            InvalidRequest: a file was removed before it was read, or the database changed in a way that cannot be
+            InvalidRequest: a WAL file was deleted before it was read, or the database changed in a way that cannot be
                 delivered as changes.
 
         """
@@ -193,7 +192,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start == BEGIN:
             return self._first_offset(consumer)
         consumer.tend()
-        # Spark calls this in a loop while there is nothing to do; the store must not notice.
+        # Spark calls this in a loop while nothing is new; only one call per interval may reach the store.
         if self._clock.monotonic() < self._idle_until:
             return start
         at, until = _position_of(start), self._until
@@ -212,13 +211,13 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return {"wal_id": step.stop, "seq": self._last_seq(step.stop, at), "checkpoint": ""}
         if until is None or at.next_id < until.next_id:
             if files and files[0].wal_id > at.next_id:
-                wal.read(at.next_id)  # raises the error for a file that was removed
+                wal.read(at.next_id)  # raises the error for a deleted file
             self._check_wal_has_all(at, manifest)
             self._idle_until = self._clock.monotonic() + _POLL_S
         return start
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        if start == end:  # nothing is new, and a copy must not be read twice
+        if start == end:  # nothing is new; the copy must not be read twice
             return []
         if end["checkpoint"]:
             snapshot = self._snapshot(end["checkpoint"])
@@ -243,7 +242,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- in tasks -----------------------------------------------------------------------------------------
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a partition; none for the one that Spark makes up when there are no partitions."""
+        """The rows of a partition; none for the partition that Spark adds when `partitions` returns none."""
         schema = arrow_schema(CHANGE_SCHEMA)
         if isinstance(partition, SnapshotPartition):
             yield from self._snapshot_rows(partition, schema)
@@ -262,9 +261,9 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 yield change_of(row, wal_id)
 
     def _loaded(self, partition: LoadPartition) -> Iterator[Change]:
-        store, paths = open_store(self._options.place)
+        store, paths = open_store(self._options.address)
         rows = LoadRows(store, paths, pool=shared_pool())
-        for piece in rows.pieces(partition.load, partition.table):
+        for piece in rows.pieces(partition.load, partition.sst):
             for row in piece:
                 yield change_of(row, None)
 
@@ -272,7 +271,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         wal = self._wal()
         for wal_id, stored in wal.fetch(map(WalId, wal_ids)):
             if stored is None:
-                wal.read(wal_id)  # raises the error for a file that was removed
+                wal.read(wal_id)  # raises the error for a deleted file
                 raise InvalidRequest(f"WAL file {wal_id} is missing")
             yield wal_id, decode_wal(stored, wal.paths.wal(wal_id))
 
@@ -288,28 +287,23 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _snapshot(self, checkpoint: str) -> FlagstoneReader:
         options = self._options
-        read = ReadOptions(options.place, columns=_ROW_COLUMNS, merge_operator=options.merge_operator)
+        read = ReadOptions(options.address, columns=_ROW_COLUMNS, merge_operator=options.merge_operator)
         return FlagstoneReader(CheckpointRead(read, checkpoint), read_schema(_ROW_COLUMNS))
 
     def _wal(self) -> WalFiles:
-        place = self._options.place
-        main, paths = open_store(place)
-        store = (
-            main
-            if place.wal_store is None
-            else with_retries(resolve_wal_store(place.wal_store, main, place.store_options))
-        )
+        main, paths = open_store(self._options.address)
+        store = open_wal_store(self._options.address, main)
         return WalFiles(store, paths, ManifestStore(main, paths))
 
     def _consumer(self, start: Offset) -> ConsumerPosition:
         """The consumer, whose retention checkpoint keeps the WAL from `start` on."""
         if self._position is None:
-            store, _ = open_store(self._options.place)
+            store, _ = open_store(self._options.address)
             checkpoint = RetentionCheckpoint(
                 self._manifests(),
                 store,
                 self._options.consumer,
-                lifetime=self._options.pin_lifetime,
+                lifetime=self._options.retention_lifetime,
                 clock=self._clock,
                 ids=SYSTEM_IDS,
             )
@@ -319,13 +313,13 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._position
 
     def _first_offset(self, consumer: ConsumerPosition) -> Offset:
-        """The end of the first micro-batch: of the copy, or of an empty one where the query starts."""
-        starting, place = self._options.starting, self._options.place
+        """The end of the first micro-batch: the copy, or an empty batch at the position where the query starts."""
+        starting, address = self._options.starting, self._options.address
         if starting == "snapshot":
-            created = Admin(place.path, **place.arguments).create_checkpoint(
+            created = Admin(address.path, **address.arguments).create_checkpoint(
                 self._options.snapshot_lifetime, name=f"spark stream {self._options.consumer}"
             )
-            with CheckpointRead(ReadOptions(place), str(created.id)).open() as reader:
+            with CheckpointRead(ReadOptions(address), str(created.id)).open() as reader:
                 status = reader.status()
                 next_id = reader.manifest().wal_id_last_seen + 1
             return {"wal_id": next_id, "seq": status["last_seq"], "checkpoint": str(created.id)}
@@ -350,7 +344,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def _last_seq(self, end: int, begin: Position) -> int:
-        """The last sequence number before file `end`, counted from `begin`."""
+        """The last sequence number before WAL file `end`, for a consumer that begins at `begin`."""
         wal = self._wal()
         for wal_id in range(end - 1, begin.next_id - 1, -1):
             try:
@@ -365,11 +359,11 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _manifests(self) -> ManifestStore:
         if self._manifest_store is None:
-            self._manifest_store = ManifestStore(*open_store(self._options.place))
+            self._manifest_store = ManifestStore(*open_store(self._options.address))
         return self._manifest_store
 
     def _next_load(self, manifest: Manifest, at: Position) -> VisibleLoad | None:
-        """The first load after the position; None for one that came after a query with an end was started."""
+        """The first load after the position; None if it came after `prepareForTriggerAvailableNow`."""
         load = next_load(manifest, at)
         if load is None or (self._until is not None and load.seq > self._until.after_seq):
             return None
@@ -381,13 +375,13 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise load_gone(seq)
         if load is None or load.replaces:
             return []
-        return [LoadPartition(load, table) for table in fetch_load_tables(self._manifests(), load)]
+        return [LoadPartition(load, sst) for sst in fetch_load_ssts(self._manifests(), load)]
 
     def _check_wal_has_all(self, at: Position, latest: Manifest) -> None:
-        """Raise if rows came into the database without the WAL: they will never be in it."""
+        """Raise if the SSTs have rows that are neither in the WAL nor in a load: the stream cannot deliver them."""
         if self._options.allow_gaps or not 0 < at.after_seq < latest.last_l0_seq:
             return
-        # Read again after the manifest: the file may have been written since.
+        # List again after the manifest was read: the file may have been written since.
         if next(self._wal().files(at.next_id), None) is None:
             check_gapless(at.after_seq, latest.last_l0_seq + 1)
 

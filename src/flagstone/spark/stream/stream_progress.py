@@ -1,7 +1,7 @@
-"""What a database remembers of the streams that are written into it: of every query its last micro-batch.
+"""The progress row of a query that writes into a database: the id of its last micro-batch.
 
-That is a row of the database, written together with the rows of the batch: either both are there or neither. Spark
-repeats a batch, under the same number, whenever it is not certain that it was written; the mark makes it certain.
+The same commit writes the progress row and the rows of the batch: the database has both or neither. Spark repeats a
+batch, with the same id, when it does not know whether the batch was written. The progress row shows whether it was.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import Final
 
 from flagstone.errors import CorruptData, InvalidRequest
 
-MARK_PREFIX: Final = b"\x00flagstone/stream/"
-"""Where the marks are, unless the caller says otherwise: before all keys that people read."""
+PROGRESS_PREFIX: Final = b"\x00flagstone/stream/"
+"""The default key prefix of progress rows. It sorts before the keys of most applications."""
 
 QUERY_ID: Final = "sql.streaming.queryId"
-"""The property under which Spark tells its tasks the id of their query. It is kept with the query's checkpoint."""
+"""The property with the id of the query in Spark's tasks. Spark stores the id in the checkpoint of the query."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """The last micro-batch of a query, as text `17` or `17 ID`.
+class StreamProgress:
+    """The last micro-batch of a query; stored as `17` or `17 ID`.
 
-    `query_id` is Spark's: a query that begins anew, with an empty Spark checkpoint, has another one, and counts its
-    batches from 0 again.
+    `query_id` comes from Spark. A query that starts over with an empty Spark checkpoint gets another id, and numbers
+    its batches from 0 again.
     """
 
     batch_id: int
@@ -33,36 +33,37 @@ class Mark:
         return f"{self.batch_id} {self.query_id or ''}".rstrip().encode()
 
     @classmethod
-    def decode(cls, stored: bytes, key: bytes) -> Mark:
-        number, _, query_id = stored.partition(b" ")
-        if not number.isdigit():
+    def decode(cls, stored: bytes, key: bytes) -> StreamProgress:
+        batch_id, _, query_id = stored.partition(b" ")
+        if not batch_id.isdigit():
             raise CorruptData(
-                f"the row {key!r} holds {stored!r}, not the number of a micro-batch: something else than a stream "
-                "wrote it. Delete it only if no query goes on from there"
+                f"the row {key!r} holds {stored!r}, not the number of a micro-batch: it was not written by a stream. "
+                "Delete it only if no query continues from it"
             )
-        return cls(int(number), query_id.decode() or None)
+        return cls(int(batch_id), query_id.decode() or None)
 
 
-def mark_key(query: str, prefix: bytes = MARK_PREFIX) -> bytes:
-    """The row of a query."""
+def progress_key(query: str, prefix: bytes = PROGRESS_PREFIX) -> bytes:
+    """The key of the progress row of a query."""
     return prefix + query.encode()
 
 
-def is_written(stored: bytes | None, mark: Mark, key: bytes) -> bool:
-    """Whether the row `key`, of which the database has `stored`, says that the batch of `mark` is there already. Pure.
+def is_written(stored: bytes | None, progress: StreamProgress, key: bytes) -> bool:
+    """Whether the progress row `key` with the value `stored` shows that the batch was written before. Pure.
 
     Raises:
-        InvalidRequest: the row is that of another query with the same name.
+        InvalidRequest: the row belongs to another query with the same name.
+        CorruptData: the row is not a progress row.
 
     """
     if stored is None:
         return False
-    last = Mark.decode(stored, key)
-    if None not in (last.query_id, mark.query_id) and last.query_id != mark.query_id:
-        # It would be taken for batches that were written, and rows would be lost without a word.
+    last = StreamProgress.decode(stored, key)
+    if None not in (last.query_id, progress.query_id) and last.query_id != progress.query_id:
+        # Batches of the new query would count as written, and their rows would be lost without an error.
         raise InvalidRequest(
-            f"the database remembers batch {last.batch_id} of another query under the same name ({key!r}): that is "
-            f"{last.query_id} for Spark, and this is {mark.query_id}. Give the query a name of its own, also when it "
-            "begins anew with an empty Spark checkpoint"
+            f"the database has batch {last.batch_id} of another query under the same name ({key!r}): Spark's id of "
+            f"that query is {last.query_id}, of this one {progress.query_id}. Give each query its own name, and a new "
+            "name to a query that starts over with an empty Spark checkpoint"
         )
-    return last.batch_id >= mark.batch_id
+    return last.batch_id >= progress.batch_id

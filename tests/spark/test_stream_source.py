@@ -1,4 +1,4 @@
-"""Change streams: offsets and rows as Spark asks for them, and a real query that is stopped and started again."""
+"""Change streams: offsets and rows as Spark requests them, and a real query that is stopped and started again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOW = timedelta()
 
 
 class Clock:
-    """A clock that stands where it is put."""
+    """A clock that advances by five seconds with every reading."""
 
     def __init__(self) -> None:
         self.at = 1_000.0
@@ -55,7 +55,7 @@ def rows_between(reader: ChangeStreamReader, start: Any, end: Any) -> list[dict[
 
 
 def follow(reader: ChangeStreamReader, start: Any = None) -> tuple[list[dict[str, Any]], Any]:
-    """All there is, batch by batch, as a query would read it; and where it ended."""
+    """Read all batches as a query does; returns the rows and the last offset."""
     rows: list[dict[str, Any]] = []
     at = start or reader.initialOffset()
     while (end := reader.latestOffset(at, reader.getDefaultReadLimit())) != at:
@@ -80,10 +80,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "db"
 
 
-def test_a_copy_first_and_then_every_change_once_and_in_order(folder: Path) -> None:
+def test_a_stream_delivers_a_copy_and_then_every_change_once_in_order(folder: Path) -> None:
     load(folder, [pairs({b"k%03d" % number: b"loaded" for number in range(100)})])
     db = flagstone.open(folder, settings=QUIET)
-    db.put(b"k001", b"in the log before", await_durable=True)
+    db.put(b"k001", b"in the WAL before", await_durable=True)
     reader = stream_of(folder)
 
     copy, at = follow(reader)
@@ -111,7 +111,7 @@ def test_a_copy_first_and_then_every_change_once_and_in_order(folder: Path) -> N
     assert applied(changes, applied(copy)) == shown(folder)
 
 
-def test_a_batch_that_is_repeated_reads_the_same(folder: Path) -> None:
+def test_a_repeated_batch_has_the_same_rows(folder: Path) -> None:
     db = flagstone.open(folder, settings=QUIET)
     db.put(b"a", b"1", await_durable=True)
     reader = stream_of(folder, starting="earliest")
@@ -128,7 +128,7 @@ def test_a_batch_that_is_repeated_reads_the_same(folder: Path) -> None:
     assert [row["key"] for row in once] == [b"a"]
 
 
-def test_the_log_is_kept_until_the_query_has_read_it_and_no_longer(folder: Path) -> None:
+def test_wal_files_are_kept_until_the_query_has_read_them(folder: Path) -> None:
     reader = None
     for turn in range(3):
         with flagstone.open(folder, settings=QUIET) as db:
@@ -148,13 +148,13 @@ def test_the_log_is_kept_until_the_query_has_read_it_and_no_longer(folder: Path)
     assert len(list((folder / "wal").iterdir())) < held
 
 
-def test_what_never_was_in_the_log_is_told_unless_gaps_are_allowed(folder: Path) -> None:
+def test_rows_that_bypassed_the_wal_raise_unless_gaps_are_allowed(folder: Path) -> None:
     with flagstone.open(folder, settings=QUIET) as db:
         db.put(b"a", b"1")
     reader, tolerant = stream_of(folder), stream_of(folder, consumer="other", allow_gaps="true")
     (_, at), (_, other) = follow(reader), follow(tolerant)
     with flagstone.open(folder, settings=replace(QUIET, wal_enabled=False)) as db:
-        db.put(b"not in the log", b"x")
+        db.put(b"not in the WAL", b"x")
 
     with pytest.raises(InvalidRequest, match="sequence numbers 2 to 2 are not in the WAL"):
         follow(reader, at)
@@ -166,7 +166,7 @@ def test_what_never_was_in_the_log_is_told_unless_gaps_are_allowed(folder: Path)
     assert [row["key"] for row in rows] == [b"b"]
 
 
-def test_files_that_were_removed_are_told(folder: Path) -> None:
+def test_deleted_wal_files_raise(folder: Path) -> None:
     for turn in range(4):
         with flagstone.open(folder, settings=QUIET) as db:
             db.put(b"%d" % turn, b"x")
@@ -176,7 +176,7 @@ def test_files_that_were_removed_are_told(folder: Path) -> None:
         follow(stream_of(folder, starting="1"))
 
 
-def test_a_stream_from_the_latest_file_shows_only_what_comes(folder: Path) -> None:
+def test_a_stream_from_latest_delivers_only_later_changes(folder: Path) -> None:
     with flagstone.open(folder, settings=QUIET) as db:
         db.put(b"before", b"x", await_durable=True)
         reader = stream_of(folder, starting="latest")
@@ -192,7 +192,9 @@ def test_a_stream_from_the_latest_file_shows_only_what_comes(folder: Path) -> No
 @pytest.mark.parametrize(
     "options", [{}, {"max_files_per_trigger": "1"}, {"max_bytes_per_trigger": "1"}, {"partitions": "3"}]
 )
-def test_a_model_follows_random_writes_and_restarts(folder: Path, options: dict[str, str]) -> None:
+def test_a_copy_made_from_changes_equals_the_database_through_restarts(
+    folder: Path, options: dict[str, str]
+) -> None:
     chance, model = random.Random(5), dict[bytes, bytes]()
     reader, at = stream_of(folder, **options) if folder.exists() else None, None
     for _ in range(6):
@@ -212,7 +214,7 @@ def test_a_model_follows_random_writes_and_restarts(folder: Path, options: dict[
         assert model == shown(folder)
 
 
-def test_a_micro_batch_is_as_large_as_allowed_and_never_empty() -> None:
+def test_a_micro_batch_uses_its_limit_and_has_at_least_one_file() -> None:
     files = [WalFile(WalId(number), 100, 0) for number in (3, 4, 5, 7)]
 
     assert plan_end(files, 3, ReadAllAvailable(), None) == 6
@@ -225,7 +227,7 @@ def test_a_micro_batch_is_as_large_as_allowed_and_never_empty() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"consumer": ""}, "needs the option 'consumer'"),
         ({"starting": "tomorrow"}, "snapshot, earliest, latest"),
@@ -233,8 +235,8 @@ def test_a_micro_batch_is_as_large_as_allowed_and_never_empty() -> None:
         ({"max_files_per_trigger": "1", "max_bytes_per_trigger": "1"}, "keep one of them"),
     ],
 )
-def test_bad_options_are_refused(folder: Path, options: dict[str, str], told: str) -> None:
-    with pytest.raises(InvalidRequest, match=told):
+def test_invalid_stream_options_are_refused(folder: Path, options: dict[str, str], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
         stream_of(folder, **options)
 
 
@@ -243,7 +245,7 @@ def test_bad_options_are_refused(folder: Path, options: dict[str, str], told: st
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(300)
-def test_a_query_that_is_started_again_goes_on_where_it_stopped(spark: Any, tmp_path: Path) -> None:
+def test_a_restarted_query_continues_where_it_stopped(spark: Any, tmp_path: Path) -> None:
     folder, state, out = tmp_path / "db", tmp_path / "state", tmp_path / "out"
 
     def run() -> None:
@@ -283,7 +285,7 @@ def test_a_query_that_is_started_again_goes_on_where_it_stopped(spark: Any, tmp_
 @pytest.mark.spark
 @pytest.mark.xdist_group("spark")
 @pytest.mark.timeout(300)
-def test_a_stream_of_changes_keeps_a_copy_up_to_date(spark: Any, tmp_path: Path) -> None:
+def test_foreach_batch_keeps_a_copy_up_to_date(spark: Any, tmp_path: Path) -> None:
     source, copy = tmp_path / "source", tmp_path / "copy"
     for turn in range(2):
         with flagstone.open(source, settings=QUIET) as db:

@@ -1,7 +1,7 @@
-"""Tables of tasks whose keys overlap, merged into ones that do not.
+"""Merges the SSTs of tasks whose keys overlap into SSTs that do not overlap.
 
-`df.write` hands over partitions as they are, so two tasks may hold rows of the same range. Then the driver merges
-their tables before the commit; `bulk_load`, which lets Spark partition by key first, never comes here.
+`df.write` uses the partitions of the DataFrame, so two tasks may have rows of the same key range. Then the driver
+merges their SSTs before the commit. `bulk_load` needs no merge: it lets Spark partition the rows by key first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flagstone.lsm.retention import RetentionPolicy
 from flagstone.metadata.manifest import SsTable
 from flagstone.runtime.pool import shared_pool
 from flagstone.spark.address import open_store
-from flagstone.spark.load.plan import LoadPlan, MadeSst, new_sst_id
+from flagstone.spark.load.plan import LoadPlan, MadeSst, upload_sst
 from flagstone.spark.options import WriteOptions
 from flagstone.sst.builder import EncodedSst
 from flagstone.sst.writer import OutputWriter, SpareBuffers
@@ -30,7 +30,7 @@ _LONG_AGO: Final = -(2**63)
 
 
 def plan_layers(made: Sequence[MadeSst]) -> list[list[MadeSst]]:
-    """The tables in as few layers as possible, each in key order and without overlaps. Pure."""
+    """The SSTs in as few layers as possible, each in key order and without overlaps. Pure."""
     layers: list[list[MadeSst]] = []
     ends: list[tuple[bytes, int]] = []
     for each in sorted(made, key=_first):
@@ -45,7 +45,7 @@ def plan_layers(made: Sequence[MadeSst]) -> list[list[MadeSst]]:
 
 
 def plan_ordered_layers(made: Sequence[MadeSst]) -> list[list[MadeSst]]:
-    """The tables in layers, maybe more of them: of two that overlap the later one is in the earlier layer. Pure."""
+    """The SSTs in layers, maybe more of them: of two that overlap the later one is in the earlier layer. Pure."""
     layers: list[list[MadeSst]] = []
     for each in reversed(made):
         at = 1 + max((at for at, layer in enumerate(layers) if _overlap(layer, each)), default=-1)
@@ -56,15 +56,15 @@ def plan_ordered_layers(made: Sequence[MadeSst]) -> list[list[MadeSst]]:
 
 
 def merge_overlaps(plan: LoadPlan, options: WriteOptions, made: Sequence[MadeSst]) -> list[MadeSst]:
-    """The same rows in tables without overlaps; the tables themselves where they have none.
+    """The same rows in SSTs without overlaps; the SSTs themselves if none overlap.
 
-    A crash leaves tables that nobody refers to.
+    A crash leaves SSTs without a reference, which garbage collection deletes.
 
     Raises:
-        InvalidRequest: a key is in two of the tables, and duplicates are refused or one is a merge.
+        InvalidRequest: a key is in two SSTs, and duplicates are refused or one of the rows is a merge.
 
     """
-    # Of rows with one key and one number the merger keeps that of the earliest source.
+    # Of rows with the same key and sequence number the merge keeps the one from the first source.
     layers = plan_ordered_layers(made) if options.in_order else plan_layers(made)
     if len(layers) <= 1:
         return list(made)
@@ -72,13 +72,11 @@ def merge_overlaps(plan: LoadPlan, options: WriteOptions, made: Sequence[MadeSst
     fetcher, merged = SstFetcher(store), list[MadeSst]()
 
     def upload(encoded: EncodedSst) -> None:
-        table = SsTable(new_sst_id(plan), encoded.info, encoded.format_version)
-        store.put(paths.table(table.id), encoded.data)
-        merged.append(MadeSst(table, encoded.rows, len(encoded.data), has_merges=False))
+        merged.append(upload_sst(store, paths, plan, encoded))
 
     sources = [
         Source(
-            [Part(each.sst, paths.table(each.sst.id), KeyRange()) for each in layer],
+            [Part(each.sst, paths.sst(each.sst.id), KeyRange()) for each in layer],
             fetcher,
             pool=shared_pool(),
             bytes_to_fetch=_FETCH_BYTES,
@@ -94,7 +92,7 @@ def merge_overlaps(plan: LoadPlan, options: WriteOptions, made: Sequence[MadeSst
         merge_sources(
             sources,
             output,
-            # Nothing is dropped but further rows of a key: all have one number, and what lies below is not known.
+            # Drops only repeated rows of a key: all rows have one sequence number, and older data is unknown here.
             policy=RetentionPolicy(
                 min_seq=plan.seq, clock_ms=_LONG_AGO, keep_tombstones=True, keep_unfoldable=True
             ),
@@ -118,16 +116,16 @@ def _last(each: MadeSst) -> bytes:
     return each.sst.info.last_entry or b""
 
 
-def _overlap(layer: Sequence[MadeSst], table: MadeSst) -> bool:
-    """Whether a table shares keys with one of a layer, which is in order and has no overlaps itself."""
-    at = bisect_right(layer, _last(table), key=_first)
-    return at > 0 and _last(layer[at - 1]) >= _first(table)
+def _overlap(layer: Sequence[MadeSst], sst: MadeSst) -> bool:
+    """Whether an SST overlaps one of a layer, which is in key order and has no overlaps itself."""
+    at = bisect_right(layer, _last(sst), key=_first)
+    return at > 0 and _last(layer[at - 1]) >= _first(sst)
 
 
 def _check_nothing_lost(made: Sequence[MadeSst], merged: Sequence[MadeSst], options: WriteOptions) -> None:
     repeated = sum(each.rows for each in made) - sum(each.rows for each in merged)
     if repeated and options.duplicates == "error":
-        raise InvalidRequest(f"{repeated} keys occur more than once, and duplicates='error' was asked for")
+        raise InvalidRequest(f"{repeated} keys occur more than once; remove them, or use duplicates='last'")
     if repeated and any(each.has_merges for each in made):
         raise InvalidRequest(
             f"{repeated} keys occur more than once, and some rows are merges: one load holds one row per key. Fold the "
@@ -135,9 +133,9 @@ def _check_nothing_lost(made: Sequence[MadeSst], merged: Sequence[MadeSst], opti
         )
 
 
-def order_ssts(tables: Sequence[SsTable]) -> tuple[SsTable, ...]:
-    """The tables by key. Raises `InvalidRequest` when two share keys: the rows were not partitioned by key."""
-    ordered = sorted(tables, key=lambda table: table.info.first_entry or b"")
+def order_ssts(ssts: Sequence[SsTable]) -> tuple[SsTable, ...]:
+    """The SSTs in key order. Raises `InvalidRequest` if two overlap: the rows were not partitioned by key."""
+    ordered = sorted(ssts, key=lambda sst: sst.info.first_entry or b"")
     for one, following in pairwise(ordered):
         if (one.info.last_entry or b"") >= (following.info.first_entry or b""):
             raise InvalidRequest(
@@ -148,12 +146,12 @@ def order_ssts(tables: Sequence[SsTable]) -> tuple[SsTable, ...]:
     return tuple(ordered)
 
 
-def check_writable(tables: Sequence[SsTable], ranges: Sequence[KeyRange] | None) -> None:
-    """Raise `InvalidRequest` for a table with keys that a clone of a range does not take."""
-    for table in tables if ranges is not None else ():
-        first, last = table.info.first_entry or b"", table.info.last_entry or b""
+def check_writable(ssts: Sequence[SsTable], ranges: Sequence[KeyRange] | None) -> None:
+    """Raise `InvalidRequest` for an SST with keys outside the writable range of a clone; None allows all keys."""
+    for sst in ssts if ranges is not None else ():
+        first, last = sst.info.first_entry or b"", sst.info.last_entry or b""
         if not any(first in keys and last in keys for keys in ranges or ()):
             raise InvalidRequest(
-                f"the keys from {first!r} to {last!r} are not all within what this clone was cut out for; "
+                f"the keys from {first!r} to {last!r} are not all in the writable range of this clone; "
                 "load them into the database that holds their range"
             )

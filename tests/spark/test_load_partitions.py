@@ -1,4 +1,4 @@
-"""How many tasks a load gets: few where the size of its rows is known, as many as Spark likes where it is not."""
+"""The number of tasks of a load: computed if the size of its rows is known, else chosen by Spark."""
 
 from __future__ import annotations
 

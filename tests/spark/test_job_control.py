@@ -1,4 +1,4 @@
-"""What people see: descriptions of Spark's jobs, and how much and how fast at the end."""
+"""Descriptions of Spark's jobs, addresses for executors, and the summary at the end of a job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flagstone.spark.load.plan import LoadReport
 
 
 class RemoteSession:
-    """As Spark Connect has it: tags, and no context."""
+    """A session as in Spark Connect: with tags, without a context."""
 
     def __init__(self) -> None:
         self.tags: list[str] = []
@@ -45,8 +45,8 @@ def test_a_database_is_called_by_the_end_of_its_path(path: str, name: str) -> No
 def test_executors_get_an_absolute_database_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert shared_address("shop") == DatabaseAddress(str(tmp_path / "shop"))
-    assert shared_address("a/shop", store="data", wal_store="log") == DatabaseAddress(
-        "a/shop", str(tmp_path / "data"), str(tmp_path / "log")
+    assert shared_address("a/shop", store="data", wal_store="wal") == DatabaseAddress(
+        "a/shop", str(tmp_path / "data"), str(tmp_path / "wal")
     )
     assert shared_address("s3://bucket/shop", store_options={"region": "x"}).path == "s3://bucket/shop"
     with pytest.raises(InvalidRequest, match="memory of this process"):
@@ -55,7 +55,7 @@ def test_executors_get_an_absolute_database_address(tmp_path: Path, monkeypatch:
         shared_address("shop", store="memory://here")
 
 
-def test_the_last_line_has_counts_and_rates(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_summary_of_a_job_has_counts_and_rates(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "flagstone.spark")
     log_done("loaded", database="shop", rows=10, bytes=4_000_000, seconds=2.0)
     log_done("moved", bytes=0, seconds=0.0)
@@ -95,8 +95,8 @@ def test_jobs_of_loads_exports_and_verifications_have_descriptions(
     ]
     found = spark._jsc.sc().statusStore().jobsList(None)
     descriptions = [found.apply(at).description() for at in range(found.size())]
-    told = [description.get() for description in descriptions if description.isDefined()]
-    assert "flagstone: load shop" in told
-    assert "flagstone: export shop to parquet" in told
-    assert any(each.startswith("flagstone: verify shop, ") and each.endswith(" MB") for each in told)
+    texts = [description.get() for description in descriptions if description.isDefined()]
+    assert "flagstone: load shop" in texts
+    assert "flagstone: export shop to parquet" in texts
+    assert any(each.startswith("flagstone: verify shop, ") and each.endswith(" MB") for each in texts)
     assert not session_ended(spark)

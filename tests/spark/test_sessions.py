@@ -1,4 +1,4 @@
-"""Spark needs a Java that is new enough; without one the error says what to do."""
+"""Sessions: finding a Java that is new enough, settings of Spark, and errors that say what to do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from flagstone.errors import Closed, CorruptData, InvalidRequest, Unavailable
 from flagstone.spark import sessions
-from flagstone.spark.job_control import find_cause
+from flagstone.spark.error_translation import find_cause
 from flagstone.spark.sessions import find_java_home, java_major, parse_major, wrapped_runtime
 
 
@@ -98,7 +98,7 @@ def test_importing_flagstone_and_its_spark_package_imports_no_pyspark() -> None:
 
 
 class Builder:
-    """Takes settings as Spark's builder does."""
+    """Accepts settings as Spark's builder does."""
 
     def __init__(self, **options: str) -> None:
         self._options = dict(options)
@@ -145,7 +145,7 @@ def test_our_error_is_found_in_the_error_of_spark() -> None:
     assert isinstance(fenced, Closed)
     assert fenced.reason == "fenced"
     assert isinstance(find_cause(text.format("CorruptData: x at byte 3: checksum")), CorruptData)
-    gone = find_cause("flagstone.sst.store.SstGone: the table at x is gone")
+    gone = find_cause("flagstone.sst.store.SstGone: the SST at x is gone")
     assert isinstance(gone, Unavailable)
     assert find_cause("something else: went wrong") is None
     assert find_cause("flagstone.nowhere.Error: no") is None

@@ -1,4 +1,4 @@
-"""Loads into a database that a writer has open: it takes them in, is not fenced, and nothing it wrote is lost."""
+"""Loads into a database that a writer has open: the writer adopts them, is not fenced, and loses no row."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from flagstone.spark import bulk_load
 from flagstone.spark.address import open_store
 from flagstone.spark.load.commit import abort_load, begin_load, commit_load
 from flagstone.spark.load.plan import LoadPlan, LoadReport
-from flagstone.spark.load.request import begin_hand_over
+from flagstone.spark.load.request import begin_request
 from kit import spark_loads
 from kit.databases import QUIET, eventually
-from kit.spark_loads import address_of, assert_sound, pairs, run_task, shown, ssts_of, write_options
+from kit.spark_loads import address_of, pairs, run_task, shown, ssts_of, write_options
 
-pytestmark = pytest.mark.slow  # a live writer beside it: seconds of waiting for polls
+pytestmark = pytest.mark.slow  # each test waits for polls of a running writer
 
 POLL_S = 0.2
 LIVE = QUIET.replace(manifest_poll_interval=timedelta(seconds=POLL_S))
@@ -49,7 +49,7 @@ def open_live(folder: Path, **options: Any) -> flagstone.Db:
 
 
 def wait_for_load(db: flagstone.Db, report: LoadReport) -> None:
-    """The driver sees the load in the manifest a moment before the writer shows it to its readers."""
+    """Wait until the writer shows the load; the driver sees it in the manifest a moment earlier."""
     eventually(
         lambda: db.status()["committed_seq"] >= report.seq and db.status()["last_l0_seq"] >= report.seq
     )
@@ -63,13 +63,19 @@ def load(db: flagstone.Db, folder: Path, *tasks: Any, **options: Any) -> LoadRep
 
 def begin(folder: Path, owner: str = "") -> LoadPlan:
     plan = begin_load(address_of(folder), owner=owner)
-    assert plan.mark is not None, "the writer that has it open was not asked"
+    assert plan.record_id is not None, "the load did not become a request to the open writer"
     return plan
 
 
-def marks(folder: Path) -> list[str]:
+def load_states(folder: Path) -> list[str]:
     manifests = ManifestStore(*open_store(address_of(folder)))
     return [held.record.state for held in held_loads(manifests.require_latest().value)]
+
+
+def assert_verified(folder: Path) -> None:
+    """No damage; the unused SSTs of a cancelled load or an interrupted compaction are only a note."""
+    report = Admin(folder).verify()
+    assert report.ok, report.findings
 
 
 def test_a_live_writer_adopts_a_load_and_continues_after_it(folder: Path) -> None:
@@ -88,7 +94,7 @@ def test_a_live_writer_adopts_a_load_and_continues_after_it(folder: Path) -> Non
         assert db.status()["l0_tables"] == 0
     expected = {**ROWS, b"mine": b"not in the load", b"k00001": b"newer than the load"}
     assert shown(folder) == expected
-    assert_sound(folder)
+    assert_verified(folder)
     with flagstone.open(folder, settings=QUIET) as db:
         assert dict(db.scan()) == expected
         assert db.put(b"next", b"").seq == report.seq + 2
@@ -114,11 +120,11 @@ def test_busy_writers_lose_no_row_and_adopt_the_load_within_two_polls(folder: Pa
                 plan = begin(folder)
                 rows = dict.fromkeys(ROWS, b"turn %d" % turn)
                 made = run_task(plan, folder, [pairs(rows)])
-                left_at = time.monotonic()
+                requested_at = time.monotonic()
                 wait_for_load(db, commit_load(plan, write_options(folder), made))
-                taken_s = time.monotonic() - left_at
+                adopted_s = time.monotonic() - requested_at
                 assert db.get(b"k00017") == b"turn %d" % turn
-                print(f"turn {turn}: visible after {taken_s:.2f} s, looks every {POLL_S} s")
+                print(f"turn {turn}: visible after {adopted_s:.2f} s, polls every {POLL_S} s")
         finally:
             stop.set()
             writer.join()
@@ -126,10 +132,10 @@ def test_busy_writers_lose_no_row_and_adopt_the_load_within_two_polls(folder: Pa
         expected = {**dict.fromkeys(ROWS, b"turn 2"), **acknowledged}
         assert dict(db.scan()) == expected
     assert shown(folder) == expected
-    assert_sound(folder)
+    assert_verified(folder)
 
 
-def test_a_writer_without_wal_adopts_a_load(folder: Path) -> None:
+def test_a_writer_without_a_wal_adopts_a_load(folder: Path) -> None:
     with open_live(folder, settings=replace(LIVE, wal_enabled=False)) as db:
         for turn in range(5):
             db.put(b"own %d" % turn, b"row")
@@ -148,7 +154,7 @@ def test_an_overwriting_load_replaces_all_rows_in_one_step(folder: Path) -> None
             assert dict(snapshot.scan()) == {b"old": b"row"}
         db.put(b"new", b"row")
         assert dict(db.scan()) == {**ROWS, b"new": b"row"}
-    assert_sound(folder)
+    assert_verified(folder)
 
 
 def test_snapshots_and_transactions_started_before_a_load_do_not_see_it(folder: Path) -> None:
@@ -194,7 +200,7 @@ def test_the_embedded_compactor_continues_after_a_load(folder: Path) -> None:
         eventually(lambda: db.status()["compactor"]["state"] == "coordinating", timeout_s=60)
         eventually(lambda: db.status()["sorted_runs"] + db.status()["l0_tables"] < 12, timeout_s=60)
         assert dict(db.scan()) == {**rows, **ROWS}
-    assert_sound(folder)
+    assert_verified(folder)
 
 
 def test_the_ssts_of_a_load_are_kept_while_it_runs_and_collected_after_its_abort(folder: Path) -> None:
@@ -213,15 +219,15 @@ def test_the_ssts_of_a_load_are_kept_while_it_runs_and_collected_after_its_abort
         for held in Admin(folder).checkpoints():
             Admin(folder).delete_checkpoint(held.id)
         Admin(folder).collect_garbage(min_age=NOW)
-        assert len(ssts_of(folder)) == 5, "the load and four of our own"
+        assert len(ssts_of(folder)) == 5, "the SST of the load and four of the writer"
         assert orphan[0].sst.id not in db.manifest().ssts
         second = begin(folder)
         made = run_task(second, folder, [pairs(ROWS)])
         assert abort_load(second, made) == 1
         assert abort_load(second, made) == 0
-        with pytest.raises(Closed, match="called off"):
+        with pytest.raises(Closed, match="was cancelled"):
             commit_load(second, write_options(folder), made)
-    assert_sound(folder)
+    assert_verified(folder)
 
 
 def test_aborting_an_adopted_load_deletes_no_sst(folder: Path) -> None:
@@ -236,11 +242,11 @@ def test_aborting_an_adopted_load_deletes_no_sst(folder: Path) -> None:
 def test_a_load_claims_the_database_of_a_crashed_writer_after_the_timeout(folder: Path) -> None:
     first = open_live(folder)
     first.put(b"acknowledged", b"row", await_durable=True)
-    first._engine.services.supervisor.stop(10)  # nobody looks any more, as after a crash
+    first._engine.services.supervisor.stop(10)  # stops polling, as after a crash
     report = spark_loads.load(folder, [pairs(ROWS)], hand_over_timeout="1s")
     assert report.rows == len(ROWS)
     assert shown(folder) == {**ROWS, b"acknowledged": b"row"}
-    assert_sound(folder)
+    assert_verified(folder)
 
 
 def test_the_next_writer_adopts_a_waiting_load(folder: Path) -> None:
@@ -250,7 +256,7 @@ def test_the_next_writer_adopts_a_waiting_load(folder: Path) -> None:
     made = run_task(plan, folder, [pairs(ROWS)])
     committed = threading.Thread(target=lambda: commit_load(plan, write_options(folder), made))
     committed.start()
-    eventually(lambda: marks(folder) == ["ready"])
+    eventually(lambda: load_states(folder) == ["ready"])
     with flagstone.open(folder, settings=LIVE) as second:
         eventually(lambda: second.get(b"k00000") is not None)
         committed.join(10)
@@ -260,8 +266,8 @@ def test_the_next_writer_adopts_a_waiting_load(folder: Path) -> None:
 
 def test_a_load_claims_a_closed_database_at_once(folder: Path) -> None:
     open_live(folder).close()
-    assert begin_hand_over(address_of(folder)) is None
-    assert begin_load(address_of(folder)).mark is None
+    assert begin_request(address_of(folder)) is None
+    assert begin_load(address_of(folder)).record_id is None
 
 
 def test_of_two_load_requests_of_one_query_only_the_later_is_adopted(folder: Path) -> None:
@@ -271,23 +277,23 @@ def test_of_two_load_requests_of_one_query_only_the_later_is_adopted(folder: Pat
         other = begin(folder)
         late = begin(folder, owner="query")
         made_late = run_task(late, folder, [pairs(dict.fromkeys(ROWS, b"late"))])
-        with pytest.raises(Closed, match="called off"):
+        with pytest.raises(Closed, match="was cancelled"):
             commit_load(early, write_options(folder), made_early)
         wait_for_load(db, commit_load(late, write_options(folder), made_late))
         assert db.get(b"k00000") == b"late"
-        # The other one began before it, so its number has been passed.
+        # The other load began earlier, so its sequence number is below that of the adopted load.
         made_other = run_task(other, folder, [pairs({b"other": b""})])
-        with pytest.raises(Unavailable, match="passed its number"):
+        with pytest.raises(Unavailable, match=r"has passed .* that of the load"):
             commit_load(other, write_options(folder), made_other)
         assert db.get(b"other") is None
-    assert_sound(folder)
+    assert_verified(folder)
 
 
 def test_an_empty_load_leaves_no_load_request(folder: Path) -> None:
     with open_live(folder):
         report = spark_loads.load(folder)
         assert (report.rows, report.tables) == (0, 0)
-        assert marks(folder) == []
+        assert load_states(folder) == []
 
 
 def test_the_wheel_reads_and_writes_a_database_with_an_adopted_load(folder: Path, wheel: Any) -> None:
@@ -300,7 +306,7 @@ def test_the_wheel_reads_and_writes_a_database_with_an_adopted_load(folder: Path
     wheel.apply(str(folder.parent), folder.name, [("put", b"k00005", b"theirs")])
     with flagstone.open(folder, settings=LIVE) as db:
         assert dict(db.scan()) == {**expected, b"k00005": b"theirs"}
-    assert_sound(folder)
+    assert_verified(folder)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The quick way through a single source shows exactly what an ordinary scan shows."""
+"""The scan of a single source, without a merge, returns the same rows as an ordinary scan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flagstone import Admin, CorruptData, Settings
 from flagstone.config import CompactionWorkerOptions, CompactorOptions
 from flagstone.spark.options import parse_read_options
 from flagstone.spark.row_mapping import read_schema
-from flagstone.spark.scan import FlagstoneReader, hold_checkpoint, only_source
+from flagstone.spark.scan import FlagstoneReader, hold_checkpoint, single_source
 from flagstone.store.paths import DbPaths
 from flagstone.types import KeyRange
 from kit.databases import QUIET, Append
@@ -40,8 +40,8 @@ def scanned(folder: Path, *, include_expired: bool = False, **options: Any) -> l
         return [(row.key, row.value, row.seq, row.created_ms, row.expires_ms) for row in rows]
 
 
-def is_alone(folder: Path) -> bool:
-    return only_source(Admin(folder).manifest().value, KeyRange(), DbPaths(folder.name)) is not None
+def has_single_source(folder: Path) -> bool:
+    return single_source(Admin(folder).manifest().value, KeyRange(), DbPaths(folder.name)) is not None
 
 
 @pytest.mark.slow
@@ -67,14 +67,14 @@ def test_the_fast_path_returns_the_same_rows_as_the_merging_path(
                     db.put(key, b"long" * chance.randrange(200), ttl=timedelta(hours=1))
                 case _:
                     db.put(key, b"%d" % turn)
-        held.append(db.snapshot())  # its versions are kept
+        held.append(db.snapshot())  # keeps old versions
         db.flush()
     work = CompactionWorkerOptions(max_sst_size=30_000, compression_codec=codec)
     Admin(folder).compact(full=True, options=CompactorOptions(worker=work), merge_operator=Append())
     for snapshot in held:
         snapshot.close()
     db.close()
-    assert is_alone(folder)
+    assert has_single_source(folder)
     operator = {"merge_operator": f"{Append.__module__}:Append"}
 
     assert read(folder, partitions=partitions, **operator) == scanned(folder, merge_operator=Append())
@@ -91,10 +91,10 @@ def test_a_range_covered_by_one_sst_uses_the_fast_path(tmp_path: Path) -> None:
     load(folder, [pairs({b"b%d" % number: b"2" for number in range(9)} | {b"a5": b"2"})])
     manifest, paths = Admin(folder).manifest().value, DbPaths("db")
 
-    assert only_source(manifest, KeyRange(), paths) is None
-    assert only_source(manifest, KeyRange(b"a0", b"a9"), paths) is None
-    assert only_source(manifest, KeyRange(b"c", None), paths) == []
-    alone = only_source(manifest, KeyRange(b"b", None), paths)
+    assert single_source(manifest, KeyRange(), paths) is None
+    assert single_source(manifest, KeyRange(b"a0", b"a9"), paths) is None
+    assert single_source(manifest, KeyRange(b"c", None), paths) == []
+    alone = single_source(manifest, KeyRange(b"b", None), paths)
     assert alone is not None
     assert [part.keys for part in alone] == [KeyRange(b"b", b"b8\0")]
     for partitions in ("1", "3"):
@@ -104,11 +104,11 @@ def test_a_range_covered_by_one_sst_uses_the_fast_path(tmp_path: Path) -> None:
 def test_a_damaged_sst_raises_corrupt_data_with_its_path(tmp_path: Path) -> None:
     folder = tmp_path / "db"
     load(folder, [pairs({b"k%d" % number: b"v" * 50 for number in range(900)})])
-    [table] = (folder / "compacted").iterdir()
-    stored = table.read_bytes()
-    table.write_bytes(stored[:5000] + bytes([stored[5000] ^ 1]) + stored[5001:])
+    [sst] = (folder / "compacted").iterdir()
+    stored = sst.read_bytes()
+    sst.write_bytes(stored[:5000] + bytes([stored[5000] ^ 1]) + stored[5001:])
 
-    with pytest.raises(CorruptData, match=table.name):
+    with pytest.raises(CorruptData, match=sst.name):
         read(folder)
 
 

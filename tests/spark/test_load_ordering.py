@@ -1,4 +1,4 @@
-"""Rows in any order come out in stretches that are in order, none lost, none twice."""
+"""Rows in any order become stretches in key order; no row is lost or repeated."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def rows_of(batches: Any) -> list[tuple[bytes, bytes]]:
 def test_sorted_stretches_are_stable_and_complete(keys: list[list[bytes]], sort_bytes: int) -> None:
     given_rows = rows_of(numbered(keys))
 
-    # As a generator, because that is what tasks get.
+    # A generator, as in tasks.
     stretches = [rows_of(stretch) for stretch in ordered_stretches((b for b in numbered(keys)), sort_bytes)]
 
     assert sorted(row for stretch in stretches for row in stretch) == sorted(given_rows)
     for stretch in stretches:
-        assert stretch == sorted(stretch)  # by key, and rows of one key in the order they came
+        assert stretch == sorted(stretch)  # by key, and rows of one key in their original order
     if given_rows == sorted(given_rows):
         assert len([stretch for stretch in stretches if stretch]) <= 1
 

@@ -1,4 +1,4 @@
-"""Ordinary columns in and out: keys that sort like tuples, values in a format of their own."""
+"""Columns encoded into keys, which sort like tuples, and into values, and decoded again."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ def test_rows_are_read_in_the_order_of_their_key_columns(folder: Path) -> None:
 
 
 def test_filters_on_leading_key_columns_become_a_range(folder: Path) -> None:
-    structure = RowMapping(("region", "id"), ("name", "price"))
+    mapping = RowMapping(("region", "id"), ("name", "price"))
     eu, at_three = ds.EqualTo(("region",), "eu"), keys.encode("eu", 3)
 
     def narrowed(*filters: ds.Filter) -> KeyRange:
-        return narrow_range(structure, TYPES, filters)
+        return narrow_range(mapping, TYPES, filters)
 
     assert narrowed(eu) == KeyRange(*keys.range("eu"))
     assert narrowed(eu, ds.EqualTo(("id",), 3)) == KeyRange(*keys.range("eu", 3))

@@ -1,4 +1,4 @@
-"""Loads of every size and shape, read back as tasks of Spark do it, by our own readers, and by the official wheel."""
+"""Loads of every size and shape, read back by Spark's tasks, by our own readers and by the official wheel."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ LIMIT = 65_535
 
 
 def read_back(folder: Path, types: pa.Schema | None = None, **options: str) -> list[dict[str, Any]]:
-    """All rows, of tasks that have nothing but what travelled to them."""
-    pinned = hold_checkpoint(parse_read_options({"path": str(folder), **options}))
-    schema = read_schema(pinned.options.columns) if types is None else from_arrow_schema(types)
-    reader = pickle.loads(pickle.dumps(FlagstoneReader(pinned, schema)))
+    """All rows, read by tasks from pickled readers."""
+    held = hold_checkpoint(parse_read_options({"path": str(folder), **options}))
+    schema = read_schema(held.options.columns) if types is None else from_arrow_schema(types)
+    reader = pickle.loads(pickle.dumps(FlagstoneReader(held, schema)))
     return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
 
 
-def assert_everybody_sees(wheel: Any, folder: Path, rows: dict[bytes, bytes], **options: str) -> None:
+def assert_all_readers_see(wheel: Any, folder: Path, rows: dict[bytes, bytes], **options: str) -> None:
     assert {row["key"]: row["value"] for row in read_back(folder, **options)} == rows
     assert shown(folder) == rows
     assert wheel.scan(str(folder.parent), folder.name) == rows
@@ -43,9 +43,9 @@ def test_frames_of_no_row_and_of_one_row_are_loaded(tmp_path: Path, wheel: Any) 
     folder = tmp_path / "db"
 
     assert load(folder, [], []).rows == 0
-    assert_everybody_sees(wheel, folder, {})
+    assert_all_readers_see(wheel, folder, {})
     assert load(folder, [], [pairs({b"k": b""})], []).rows == 1
-    assert_everybody_sees(wheel, folder, {b"k": b""}, partitions="5")
+    assert_all_readers_see(wheel, folder, {b"k": b""}, partitions="5")
 
 
 def test_a_frame_in_which_half_of_the_rows_have_one_key_is_loaded(tmp_path: Path, wheel: Any) -> None:
@@ -58,7 +58,7 @@ def test_a_frame_in_which_half_of_the_rows_have_one_key_is_loaded(tmp_path: Path
             yield {
                 "key": part,
                 "value": [
-                    b"%d" % (at + place) if key == hot else rows[key] for place, key in enumerate(part)
+                    b"%d" % (at + offset) if key == hot else rows[key] for offset, key in enumerate(part)
                 ],
             }
 
@@ -67,7 +67,7 @@ def test_a_frame_in_which_half_of_the_rows_have_one_key_is_loaded(tmp_path: Path
     report = load(folder, task(low), task([hot] * 5000), task(high), sorted="true", max_sst_size="20000")
 
     assert report.rows == 5000
-    assert_everybody_sees(wheel, folder, rows | {hot: b"4999"}, partitions="4")
+    assert_all_readers_see(wheel, folder, rows | {hot: b"4999"}, partitions="4")
 
 
 @pytest.mark.slow
@@ -79,7 +79,7 @@ def test_a_load_of_a_thousand_tasks_with_few_rows_is_committed(tmp_path: Path, w
     ]
 
     assert load(folder, *tasks).tables == 10
-    assert_everybody_sees(wheel, folder, rows, partitions="3")
+    assert_all_readers_see(wheel, folder, rows, partitions="3")
 
 
 @pytest.mark.slow
@@ -96,7 +96,7 @@ def test_the_longest_keys_and_values_of_ten_megabytes_are_loaded(tmp_path: Path,
     report = load(folder, [pairs(rows)], max_sst_size="1000000", compression_codec="Zstd")
 
     assert report.rows == 5
-    assert_everybody_sees(wheel, folder, rows, partitions="8")
+    assert_all_readers_see(wheel, folder, rows, partitions="8")
     few = read_back(folder, keys=f"large,hex:{'ff' * LIMIT},none")
     assert {row["key"] for row in few} == {b"large", b"\xff" * LIMIT}
 
@@ -173,7 +173,7 @@ def test_skewed_wide_and_mostly_empty_frames_are_loaded_by_spark(
     bulk_load(skewed, tmp_path / "skewed", partitions=4, order_by="at", max_sst_size=50_000)
 
     expected = {b"k%06d" % number: b"%d" % number for number in range(1, 20_000, 2)} | {b"hot": b"19998"}
-    assert_everybody_sees(wheel, tmp_path / "skewed", expected, partitions="3")
+    assert_all_readers_see(wheel, tmp_path / "skewed", expected, partitions="3")
 
     sparse = spark.range(5).selectExpr("cast(id as string) as key", "'v' as value").repartition(20)
     sparse.write.format("flagstone").mode("append").save(str(tmp_path / "sparse"))
