@@ -20,9 +20,9 @@ from flagstone.store.commit_log.sqlite import SqliteCommitLog
 from flagstone.store.port import ObjectChanged, ObjectExists, ObjectStore
 from flagstone.store.remote import RemoteStore
 from flagstone.store.two_phase import TwoPhaseStore
+from kit.two_phase import PlainStore
 from servers.commit_logs import NewLog
 from servers.s3 import S3Server
-from unit.store.two_phase_rig import PlainStore
 
 pytestmark = pytest.mark.slow
 

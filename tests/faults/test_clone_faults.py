@@ -20,8 +20,8 @@ from flagstone.errors import FlagstoneError, InvalidRequest
 from flagstone.runtime.ids import Ids
 from flagstone.store.memory import MemoryStore
 from flagstone.testing.faults import Crashed, Effect, Fault, FaultyStore
+from kit.databases import Rows, World, numbered
 from kit.faults import struck_calls
-from unit.clones.clones_rig import Rows, World, numbered
 
 
 @dataclass
@@ -72,17 +72,17 @@ def whole_clone_of_a_clone() -> Scene:
     return Scene(world, lambda admin: admin("c").clone("new"), {"p": numbered(0, 5), "c": rows, "new": rows})
 
 
-def clone_of_a_checkpoint_with_its_log_apart() -> Scene:
+def clone_of_a_checkpoint_with_its_wal_apart() -> Scene:
     world = World(wal_store=MemoryStore())
     world.write("p", numbered(0, 5))
     with world.open("p") as db:
         db.put(b"logged", b"1", await_durable=True)
-        pinned = db.checkpoint(scope="durable")
+        saved = db.checkpoint(scope="durable")
         db.put(b"later", b"1")
     rows = numbered(0, 5) | {b"logged": b"1"}
     return Scene(
         world,
-        lambda admin: admin("p").clone("new", checkpoint=pinned.id),
+        lambda admin: admin("p").clone("new", checkpoint=saved.id),
         {"p": rows | {b"later": b"1"}, "new": rows},
     )
 
@@ -110,7 +110,7 @@ def union() -> Scene:
     )
 
 
-def union_with_a_copied_table() -> Scene:
+def union_with_a_copied_sst() -> Scene:
     world = World()
     world.write("p", numbered(0, 10))
     for path, data in world.objects("p").items():
@@ -125,13 +125,13 @@ def union_with_a_copied_table() -> Scene:
 made = cache(lambda make: make())
 
 
-def run(make: Callable[[], Scene], main: list[Fault], log: list[Fault]) -> tuple[int, int, bool]:
+def run(make: Callable[[], Scene], main: list[Fault], wal: list[Fault]) -> tuple[int, int, bool]:
     """One case; returns the number of calls to the store and to a separate WAL store, and whether it crashed."""
     scene = made(make).copy()
     world = scene.world
     before = kept_for_ever(world)
     store = FaultyStore(world.store, main, clock=world.clock)
-    wal_store = None if world.wal_store is None else FaultyStore(world.wal_store, log, clock=world.clock)
+    wal_store = None if world.wal_store is None else FaultyStore(world.wal_store, wal, clock=world.clock)
     crashed = False
     try:
         scene.call(
@@ -139,14 +139,14 @@ def run(make: Callable[[], Scene], main: list[Fault], log: list[Fault]) -> tuple
         )
     except Crashed:
         crashed = True
-        check_nobody_gets_in_before_it_is_finished(world)
+        check_that_an_unfinished_clone_is_not_opened(world)
     repeat(scene)
     check(scene, before)
     return len(store.calls), 0 if wal_store is None else len(wal_store.calls), crashed
 
 
 def repeat(scene: Scene) -> None:
-    """The same call again finishes the clone; if it died behind the last step, there is nothing to finish."""
+    """The same call again finishes the clone; after a crash behind the last step there is nothing to finish."""
     world = scene.world
     begun = any(path.startswith("new/manifest/") for path in world.objects("new"))
     if begun and world.admin("new").manifest().value.initialized:
@@ -158,7 +158,7 @@ def repeat(scene: Scene) -> None:
         scene.call(world.admin)
 
 
-def check_nobody_gets_in_before_it_is_finished(world: World) -> None:
+def check_that_an_unfinished_clone_is_not_opened(world: World) -> None:
     begun = any(path.startswith("new/manifest/") for path in world.objects("new"))
     if begun and not world.admin("new").manifest().value.initialized:
         with pytest.raises(InvalidRequest, match="not finished"):
@@ -193,11 +193,11 @@ def kept_for_ever(world: World) -> set[object]:
 SCENES = [
     whole_clone_of_a_clone,
     union,
-    clone_of_a_checkpoint_with_its_log_apart,
+    clone_of_a_checkpoint_with_its_wal_apart,
     projection,
-    union_with_a_copied_table,
+    union_with_a_copied_sst,
 ]
-# Dying after an effect is the worst that can happen, and happens everywhere; the rest to the two that differ most.
+# A crash after an effect is the hardest case and runs with every scene; the other effects run with two.
 CASES = [(make, "crash_after") for make in SCENES]
 CASES += [(make, effect) for make in SCENES[:2] for effect in ("error", "lost_reply", "crash")]
 
@@ -207,13 +207,13 @@ CASES += [(make, effect) for make in SCENES[:2] for effect in ("error", "lost_re
 def test_repeating_the_call_after_a_fault_completes_the_operation(
     make: Callable[[], Scene], effect: Effect
 ) -> None:
-    calls, log_calls, crashed = run(make, [], [])
+    calls, wal_calls, crashed = run(make, [], [])
     assert not crashed
     for nth in struck_calls(calls):
         assert run(make, [Fault(effect, nth=nth)], [])[2] == effect.startswith("crash"), nth
-    for nth in struck_calls(log_calls) if log_calls else ():
+    for nth in struck_calls(wal_calls) if wal_calls else ():
         assert run(make, [], [Fault(effect, nth=nth)])[2] == effect.startswith("crash"), nth
-    print(f"{calls + log_calls} calls, struck by {effect}")
+    print(f"{calls + wal_calls} calls, struck by {effect}")
 
 
 @pytest.mark.slow
@@ -229,7 +229,7 @@ def test_repeating_the_call_after_each_of_many_crashes_completes_the_operation(e
         except Crashed:
             continue
         except InvalidRequest as refusal:
-            assert "a finished clone" in str(refusal)  # it died behind the last step
+            assert "a finished clone" in str(refusal)  # it crashed after the last step
         break
     else:
         pytest.fail("it never came to an end")

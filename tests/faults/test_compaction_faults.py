@@ -13,8 +13,8 @@ from flagstone.runtime.clock import VirtualClock
 from flagstone.store.memory import MemoryStore
 from flagstone.testing.faults import Crashed, Effect, Fault, FaultyStore
 from flagstone.verification.verifier import Verifier
+from kit.compactors import PATHS, CompactionWorld
 from kit.faults import struck_calls
-from unit.compaction.compaction_rig import PATHS, World
 
 EFFECTS: list[Effect] = ["error", "lost_reply", "crash", "crash_after"]
 FLUSHES = 4
@@ -23,9 +23,9 @@ FLUSHES = 4
 def run_with(faults: list[Fault], *, together: bool) -> tuple[int, bool]:
     """One case; returns the calls made and whether the process ended."""
     clock, inner = VirtualClock(), MemoryStore()
-    healthy = World(inner, clock=clock).create()
+    healthy = CompactionWorld(inner, clock=clock).create()
     faulty = FaultyStore(inner, faults, clock=clock)
-    subject = World(faulty, clock=clock, seed=8)
+    subject = CompactionWorld(faulty, clock=clock, seed=8)
     ended = False
     try:
         services = subject.pair() if together else (subject.coordinator(), subject.worker())
@@ -49,7 +49,7 @@ def run_with(faults: list[Fault], *, together: bool) -> tuple[int, bool]:
     assert all(job.status is JobStatus.COMPLETED for job in healthy.jobs())
     assert Verifier(inner, PATHS, clock=clock).verify().ok
     # One checkpoint for each commit, for any number of attempts.
-    assert len({pin.id for pin in healthy.manifest.checkpoints}) == len(healthy.manifest.checkpoints)
+    assert len({entry.id for entry in healthy.manifest.checkpoints}) == len(healthy.manifest.checkpoints)
     return calls, ended
 
 

@@ -171,7 +171,7 @@ def engine_threads() -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wal_enabled", [True, False], ids=["log", "no log"])
+@pytest.mark.parametrize("wal_enabled", [True, False], ids=["wal", "no wal"])
 @pytest.mark.parametrize("effect", EFFECTS)
 def test_a_fault_at_any_store_call_loses_no_acknowledged_row(effect: Effect, wal_enabled: bool) -> None:
     calls, raised = run_with([], wal_enabled=wal_enabled)

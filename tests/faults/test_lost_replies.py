@@ -22,6 +22,7 @@ ROUNDS = 32 // STRIDE
 # Impatient, so that a silent server is given up quickly.
 POLICY = RetryPolicy(deadline_s=20, initial_backoff_s=0.01, max_backoff_s=0.1)
 TIMEOUT_S = 0.5
+ForEach = Callable[[Callable[[str], None]], None]
 
 WRITE_FAULTS = [
     Fault.APPLIED_THEN_RESET,
@@ -57,67 +58,56 @@ def paths() -> list[str]:
     return [f"{folder}/{number:03}" for number in range(ROUNDS)]
 
 
-def _strike_writes(proxy: FaultProxy, fault: Fault, paths: list[str]) -> None:
-    for path in paths:
-        proxy.inject(fault, method="PUT", where=lambda request, path=path: path in request.target)
+@pytest.fixture(params=WRITE_FAULTS, ids=lambda fault: fault.name.lower())
+def for_each(request: pytest.FixtureRequest, proxy: FaultProxy, paths: list[str]) -> ForEach:
+    """Does a step for every path, while one write to each path meets the fault."""
+
+    def run(step: Callable[[str], None]) -> None:
+        for path in paths:
+            proxy.inject(request.param, method="PUT", where=lambda request, path=path: path in request.target)
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(step, paths))
+        assert [struck for struck, _ in proxy.struck] == [request.param] * ROUNDS
+
+    return run
 
 
-def _for_each(paths: list[str], step: Callable[[str], None]) -> None:
-    with ThreadPoolExecutor(8) as threads:
-        list(threads.map(step, paths))
-
-
-@pytest.mark.parametrize("fault", WRITE_FAULTS, ids=lambda fault: fault.name.lower())
 def test_a_create_whose_reply_is_lost_succeeds(
-    proxy: FaultProxy, store: ObjectStore, direct: ObjectStore, paths: list[str], fault: Fault
+    store: ObjectStore, direct: ObjectStore, for_each: ForEach
 ) -> None:
-    _strike_writes(proxy, fault, paths)
-
     def create(path: str) -> None:
         version = store.put_if_absent(path, path.encode())
         assert direct.head(path).version == version
         assert direct.get(path).data == path.encode()
 
-    _for_each(paths, create)
-    assert [struck for struck, _ in proxy.struck] == [fault] * ROUNDS
+    for_each(create)
 
 
-@pytest.mark.parametrize("fault", WRITE_FAULTS, ids=lambda fault: fault.name.lower())
 def test_an_update_whose_reply_is_lost_succeeds(
-    proxy: FaultProxy, store: ObjectStore, direct: ObjectStore, paths: list[str], fault: Fault
+    store: ObjectStore, direct: ObjectStore, for_each: ForEach
 ) -> None:
-    _strike_writes(proxy, fault, paths)
-
     def update(path: str) -> None:
         version = store.put_if_match(path, b"new", direct.put_if_absent(path, b"old"))
         assert direct.head(path).version == version
         assert direct.get(path).data == b"new"
 
-    _for_each(paths, update)
-    assert [struck for struck, _ in proxy.struck] == [fault] * ROUNDS
+    for_each(update)
 
 
-@pytest.mark.parametrize("fault", WRITE_FAULTS, ids=lambda fault: fault.name.lower())
 def test_a_refused_create_raises_object_exists_through_any_network_fault(
-    proxy: FaultProxy, store: ObjectStore, direct: ObjectStore, paths: list[str], fault: Fault
+    store: ObjectStore, direct: ObjectStore, for_each: ForEach
 ) -> None:
-    _strike_writes(proxy, fault, paths)
-
     def lose(path: str) -> None:
         direct.put_if_absent(path, b"same bytes")
         with pytest.raises(ObjectExists):
             store.put_if_absent(path, b"same bytes")
 
-    _for_each(paths, lose)
-    assert [struck for struck, _ in proxy.struck] == [fault] * ROUNDS
+    for_each(lose)
 
 
-@pytest.mark.parametrize("fault", WRITE_FAULTS, ids=lambda fault: fault.name.lower())
 def test_a_refused_update_never_succeeds_through_any_network_fault(
-    proxy: FaultProxy, store: ObjectStore, direct: ObjectStore, paths: list[str], fault: Fault
+    store: ObjectStore, direct: ObjectStore, for_each: ForEach
 ) -> None:
-    _strike_writes(proxy, fault, paths)
-
     def lose(path: str) -> None:
         stale = direct.put_if_absent(path, b"old")
         direct.put_if_match(path, b"newer", stale)
@@ -128,8 +118,7 @@ def test_a_refused_update_never_succeeds_through_any_network_fault(
             store.put_if_match(path, b"mine", stale)
         assert direct.get(path).data == b"newer"
 
-    _for_each(paths, lose)
-    assert [struck for struck, _ in proxy.struck] == [fault] * ROUNDS
+    for_each(lose)
 
 
 @pytest.mark.parametrize("fault", [Fault.TRUNCATED, Fault.RESET, Fault.REFUSED, Fault.SILENCE])

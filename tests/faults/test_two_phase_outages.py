@@ -10,36 +10,24 @@ from flagstone.errors import Unavailable
 from flagstone.store.commit_log.sqlite import SqliteCommitLog
 from flagstone.store.port import ObjectChanged, ObjectExists
 from flagstone.store.retrying import RetryingStore, RetryPolicy
-from unit.store.two_phase_rig import World
+from kit.two_phase import FailAt, TwoPhaseWorld
 
 POLICY = RetryPolicy(deadline_s=5, initial_backoff_s=0, max_backoff_s=0)
 STEPS = 12
 
 
-class OutageAt:
+def outage_at(call: int, moment: str) -> FailAt:
     """The n-th call fails once: before it was applied, or after it, when only the answer is lost."""
-
-    def __init__(self, call: int, moment: str) -> None:
-        self._call = call
-        self._moment = moment
-        self._calls = 0
-        self.happened = False
-
-    def __call__(self, name: str, moment: str) -> None:
-        if moment == self._moment and self._calls == self._call and not self.happened:
-            self.happened = True
-            raise Unavailable(f"{name} was not answered")
-        if moment == "after":
-            self._calls += 1
+    return FailAt(call, moment, Unavailable)
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_create_with_retries_succeeds_through_any_single_outage(tmp_path: Path, moment: str) -> None:
     happened = 0
     for call in range(STEPS):
-        world = World(SqliteCommitLog(tmp_path / f"{call}.db", synchronous="OFF"))
+        world = TwoPhaseWorld(SqliteCommitLog(tmp_path / f"{call}.db", synchronous="OFF"))
         for write in ("create", "update"):
-            outage = OutageAt(call, moment)
+            outage = outage_at(call, moment)
             store = RetryingStore(world.process(outage), policy=POLICY)
             if write == "create":
                 version = store.put_if_absent("a", b"create")
@@ -60,13 +48,15 @@ def test_a_refused_create_with_retries_is_refused_through_any_single_outage(
     tmp_path: Path, moment: str
 ) -> None:
     for call in range(STEPS):
-        world = World(SqliteCommitLog(tmp_path / f"{call}.db", synchronous="OFF"))
+        world = TwoPhaseWorld(SqliteCommitLog(tmp_path / f"{call}.db", synchronous="OFF"))
         stale = world.process().put_if_absent("a", b"winner", token="first")
         world.process().put_if_match("a", b"winner", stale, token="second")
         with pytest.raises(ObjectExists):
-            RetryingStore(world.process(OutageAt(call, moment)), policy=POLICY).put_if_absent("a", b"winner")
+            RetryingStore(world.process(outage_at(call, moment)), policy=POLICY).put_if_absent("a", b"winner")
         # After an outage in the middle the client cannot know whether the update was applied and then replaced.
         with pytest.raises((ObjectChanged, Unavailable)):
-            RetryingStore(world.process(OutageAt(call, moment)), policy=POLICY).put_if_match("a", b"x", stale)
+            RetryingStore(world.process(outage_at(call, moment)), policy=POLICY).put_if_match(
+                "a", b"x", stale
+            )
         assert world.process().get("a").data == b"winner"
         world.log.close()

@@ -45,7 +45,7 @@ def databases() -> list[GoldenDatabase]:
     return found
 
 
-def tables() -> list[Path]:
+def ssts() -> list[Path]:
     """Every SST of the corpus that is not a fence, WAL files included."""
     return sorted(path for path in DATA.rglob("*.sst") if path.stat().st_size > 10)
 

@@ -36,10 +36,10 @@ class PlainReader:
 
     def _table_rows(self, manifest: Manifest) -> Iterator[EntryTuple]:
         for view in manifest.views:
-            table = manifest.sst(view)
-            owner = manifest.path_of_owner(table.id)
-            path = (self.paths if owner is None else DbPaths(owner)).sst(table.id)
-            visible = view.effective_range(table.info)
+            sst = manifest.sst(view)
+            owner = manifest.path_of_owner(sst.id)
+            path = (self.paths if owner is None else DbPaths(owner)).sst(sst.id)
+            visible = view.effective_range(sst.info)
             for block in decode_sst(self.store.get(path).data, path).rows():
                 yield from (row for row in block if row[0] in visible)
 

@@ -18,9 +18,9 @@ def test_the_plain_reader_returns_what_the_wheel_read(database: GoldenDatabase) 
 
 @every_database
 def test_the_plain_reader_returns_what_the_wheel_read_at_each_checkpoint(database: GoldenDatabase) -> None:
-    pinned = {entry["id"]: entry["manifest_id"] for entry in database.expected["checkpoints"]}
+    saved = {entry["id"]: entry["manifest_id"] for entry in database.expected["checkpoints"]}
     for checkpoint_id, contents in database.expected.get("checkpoint_kv", {}).items():
-        assert PlainReader(database).contents(pinned[checkpoint_id]) == unhex(contents)
+        assert PlainReader(database).contents(saved[checkpoint_id]) == unhex(contents)
 
 
 @every_database

@@ -198,12 +198,12 @@ def test_compactions_files_of_the_wheel_satisfy_our_rules(folder: Path) -> None:
 def test_the_info_of_an_sst_in_the_manifest_equals_the_one_in_the_file() -> None:
     compared = 0
     for path in MANIFESTS:
-        for table in decode_manifest(path.read_bytes()).ssts.values():
-            file = path.parent.parent / "compacted" / f"{ulid_text(table.id)}.sst"
+        for sst in decode_manifest(path.read_bytes()).ssts.values():
+            file = path.parent.parent / "compacted" / f"{ulid_text(sst.id)}.sst"
             if file.exists():
                 data = file.read_bytes()
-                assert decode_info(data[int.from_bytes(data[-10:-2], "big") : -14]) == table.info
-                assert int.from_bytes(data[-2:], "big") == table.format_version
+                assert decode_info(data[int.from_bytes(data[-10:-2], "big") : -14]) == sst.info
+                assert int.from_bytes(data[-2:], "big") == sst.format_version
                 compared += 1
     assert compared == 225
 
@@ -211,5 +211,5 @@ def test_the_info_of_an_sst_in_the_manifest_equals_the_one_in_the_file() -> None
 def test_a_manifest_of_format_1_is_read_as_views_with_the_ids_of_their_ssts() -> None:
     manifest = decode_manifest(newest(DATA / HANDMADE / "db" / "manifest").read_bytes())
     assert all(view.id == view.sst_id for view in manifest.views)
-    assert {table.format_version for table in manifest.ssts.values()} == {1}
+    assert {sst.format_version for sst in manifest.ssts.values()} == {1}
     assert parse_ulid("01HF7YAT00HX6XV8A99HSWY9BD") in manifest.ssts

@@ -25,9 +25,9 @@ def opened(database: GoldenDatabase, capacity_bytes: int) -> tuple[SstStore, Rea
     """The latest manifest, with the rows of the WAL in a memtable."""
     reader = PlainReader(database)
     manifest: Manifest = reader.manifests.require_latest().value
-    tables = SstStore(reader.store, reader.paths, cache=SstCache(capacity_bytes=capacity_bytes))
+    ssts = SstStore(reader.store, reader.paths, cache=SstCache(capacity_bytes=capacity_bytes))
     memtable = PlainMemtable(reader._wal_rows(manifest, None))
-    return tables, ViewBuilder(tables).build(manifest, [memtable])
+    return ssts, ViewBuilder(ssts).build(manifest, [memtable])
 
 
 @pytest.mark.parametrize("capacity_bytes", [0, 1 << 30])
@@ -35,19 +35,19 @@ def opened(database: GoldenDatabase, capacity_bytes: int) -> tuple[SstStore, Rea
 def test_gets_and_scans_return_what_the_wheel_read(database: GoldenDatabase, capacity_bytes: int) -> None:
     expected = {bytes.fromhex(key): bytes.fromhex(value) for key, value in database.expected["kv"].items()}
     pairs = sorted(expected.items())
-    tables, view = opened(database, capacity_bytes)
+    ssts, view = opened(database, capacity_bytes)
     request = ScanRequest(max_seq=MAX_SEQ, now_ms=NOW_MS, include_expired=True, merge_operator=Append())
     backward = ScanRequest(
         max_seq=MAX_SEQ, now_ms=NOW_MS, include_expired=True, merge_operator=Append(), reverse=True
     )
-    assert list(Scan(tables, view, request)) == pairs
-    assert list(Scan(tables, view, backward)) == pairs[::-1]
-    table = scan_arrow(tables, view, request).read_all()
+    assert list(Scan(ssts, view, request)) == pairs
+    assert list(Scan(ssts, view, backward)) == pairs[::-1]
+    table = scan_arrow(ssts, view, request).read_all()
     assert table.column("key").to_pylist() == [key for key, _ in pairs]
     assert table.column("value").to_pylist() == [value for _, value in pairs]
-    asked = [*expected, b"a key nobody wrote", *(key + b"\0" for key in expected)]
+    asked = [*expected, b"a key that was never written", *(key + b"\0" for key in expected)]
     rows = [
         visible_row(found, max_seq=MAX_SEQ, now_ms=NOW_MS, include_expired=True, merge_operator=Append())
-        for found in multi_get(tables, view, asked, MAX_SEQ)
+        for found in multi_get(ssts, view, asked, MAX_SEQ)
     ]
     assert [row and row.value for row in rows] == [expected.get(key) for key in asked]

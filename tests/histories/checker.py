@@ -273,11 +273,11 @@ class _Graph:
         while (before := came[path[-1]]) != start:
             path.append(before)
         path = [start, *reversed(path[1:]), start]
-        told: list[tuple[Op, str]] = []
+        edges: list[tuple[Op, str]] = []
         for one, other in pairwise(path):
             if one < len(self.ops):
-                told.append((self.ops[one], self._kinds[one, other]))
-        return told
+                edges.append((self.ops[one], self._kinds[one, other]))
+        return edges
 
 
 def _components(edges: list[set[int]]) -> list[set[int]]:

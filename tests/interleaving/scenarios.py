@@ -144,6 +144,30 @@ class RowWriter(WalWriter):
         return encode_wal(spans)
 
 
+class RowSource:
+    """Rows for `RowWriter`, one for each WAL file; `durable` has the rows that were reported as durable."""
+
+    def __init__(self, seqs: Iterable[int], on_durable: Callable[[WalId], None]) -> None:
+        self.waiting = list(seqs)
+        self.durable: list[int] = []
+        self._on_durable = on_durable
+
+    def seal_wal(self) -> tuple[list[Any], int]:
+        seq = self.waiting.pop(0)
+        return [row(seq)], seq
+
+    def note_logged(self, wal_id: WalId, last_seq: int) -> None:
+        self._on_durable(wal_id)
+        self.durable.append(last_seq)
+
+
+class EpochCheck:
+    """A manifest for `Ownership`: `refresh` raises `Closed` when a newer writer owns the database."""
+
+    def __init__(self, refresh: Callable[[], None]) -> None:
+        self.refresh = refresh
+
+
 def write_rows(
     store: Any,
     next_id: int,
@@ -170,30 +194,6 @@ def write_rows(
         while rows.waiting:
             writer.write_file()
     return rows.durable
-
-
-class RowSource:
-    """One row for each WAL file."""
-
-    def __init__(self, seqs: Iterable[int], on_durable: Callable[[WalId], None]) -> None:
-        self.waiting = list(seqs)
-        self.durable: list[int] = []
-        self._on_durable = on_durable
-
-    def seal_wal(self) -> tuple[list[Any], int]:
-        seq = self.waiting.pop(0)
-        return [row(seq)], seq
-
-    def note_logged(self, wal_id: WalId, last_seq: int) -> None:
-        self._on_durable(wal_id)
-        self.durable.append(last_seq)
-
-
-class EpochCheck:
-    """A manifest for `Ownership`: `refresh` raises `Closed` when a newer writer owns the database."""
-
-    def __init__(self, refresh: Callable[[], None]) -> None:
-        self.refresh = refresh
 
 
 def unexpected_errors(outcomes: Mapping[str, Any], expected: tuple[type[BaseException], ...]) -> str | None:

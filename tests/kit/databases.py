@@ -1,29 +1,40 @@
-"""Databases for tests: settings, rows, WAL files made by hand, and another process that compacts and collects."""
+"""Databases for tests: settings, rows, WAL files made by hand, a store with databases, and processes beside them."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import pytest
 
 from flagstone.changes.change import Change
 from flagstone.clones.checkpoint import create_checkpoint
+from flagstone.clones.clone import Cloner
+from flagstone.clones.origin import CloneSource
 from flagstone.config import Settings
+from flagstone.db.admin.admin import Admin
+from flagstone.db.open import open_database
+from flagstone.db.reader.reader import open_reader
+from flagstone.db.writer.database import Db
 from flagstone.format.codec import Codec
 from flagstone.format.sst import decode_sst
 from flagstone.format.sst_info import SstType
 from flagstone.lsm.merge_operator import MergeOperator
+from flagstone.lsm.operators import Concatenate
 from flagstone.lsm.retention import RetentionPolicy, retain
 from flagstone.metadata.manifest import SsTable, apply_compaction
 from flagstone.metadata.stores import ManifestStore
-from flagstone.runtime.clock import Clock
-from flagstone.runtime.ids import SYSTEM_IDS
+from flagstone.runtime.clock import SYSTEM_CLOCK, Clock, VirtualClock
+from flagstone.runtime.ids import SYSTEM_IDS, Ids
 from flagstone.sst.builder import SstBuilder, SstOptions
 from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
-from flagstone.types import EntryTuple, RunId
+from flagstone.testing.faults import Crashed, Fault, FaultyStore
+from flagstone.testing.model import Model
+from flagstone.types import EntryTuple, KeyRange, RunId
 
 Rows = dict[bytes, bytes]
 Found = TypeVar("Found")
@@ -32,6 +43,8 @@ QUIET = Settings(compactor_options=None, garbage_collector_options=None)
 """No compaction and no garbage collection unless a test runs it."""
 MANUAL = Settings(flush_interval=None, compactor_options=None, garbage_collector_options=None)
 """As `QUIET`, and rows become durable only when a test flushes."""
+IDLE = MANUAL.replace(manifest_poll_interval=timedelta(hours=1))
+"""As `MANUAL`, and a writer learns of newer manifests only when it writes one."""
 
 
 class Append:
@@ -63,9 +76,9 @@ def apply_change(rows: Rows, change: Change) -> None:
             rows[change.key] = rows.get(change.key, b"") + (change.value or b"")
 
 
-def copy_of(store: ObjectStore) -> MemoryStore:
+def copy_of(store: ObjectStore, *, clock: Clock = SYSTEM_CLOCK) -> MemoryStore:
     """The objects that a crash would leave now."""
-    copy = MemoryStore()
+    copy = MemoryStore(clock=clock)
     for meta in list(store.list("")):
         copy.put(meta.path, store.get(meta.path).data)
     return copy
@@ -80,6 +93,94 @@ def eventually(
         assert time.monotonic() < deadline, f"not within {timeout_s} s: {what() if callable(what) else what}"
         time.sleep(0.005)
     return found
+
+
+class World:
+    """One store with databases in it, a clock that only a test moves, and an administrator."""
+
+    def __init__(self, store: MemoryStore | None = None, wal_store: MemoryStore | None = None) -> None:
+        self.clock = VirtualClock()
+        self.store = store or MemoryStore(clock=self.clock)
+        self.wal_store = wal_store
+        self.ids = Ids(7, clock=self.clock)
+
+    def admin(self, path: str = "db") -> Admin:
+        return Admin(path, store=self.store, wal_store=self.wal_store, clock=self.clock, ids=self.ids)
+
+    def open(self, path: str = "db", *, wal_enabled: bool = True, **options: Any) -> Db:
+        return open_database(
+            path,
+            store=self.store,
+            wal_store=self.wal_store,
+            settings=IDLE.replace(wal_enabled=wal_enabled),
+            clock=self.clock,
+            ids=self.ids,
+            **options,
+        )
+
+    def write(self, path: str, rows: Rows, **options: Any) -> None:
+        """Open the database, put the rows, flush them to L0 and close it."""
+        with self.open(path, **options) as db:
+            for key, value in rows.items():
+                db.put(key, value)
+            db.flush()
+        self.clock.advance(1_000)
+
+    def crash_while_cloning(self, fault: Fault, keys: KeyRange | None = None) -> None:
+        """Begin to clone `p` to `c`; the process crashes at the fault, and the clone stays unfinished."""
+        store = FaultyStore(self.store, [fault])
+        with pytest.raises(Crashed):
+            Cloner(store, clock=self.clock, ids=self.ids).clone("c", [CloneSource("p", None, keys)])
+
+    def scan(self, path: str, checkpoint: Any = None) -> Rows:
+        with open_reader(
+            path,
+            store=self.store,
+            wal_store=self.wal_store,
+            mode="latest",
+            checkpoint=checkpoint,
+            clock=self.clock,
+        ) as reader:
+            return dict(reader.scan())
+
+    def objects(self, path: str = "") -> dict[str, bytes]:
+        """Every object below a path, of both stores."""
+        stores = [self.store] if self.wal_store is None else [self.store, self.wal_store]
+        return {meta.path: store.get(meta.path).data for store in stores for meta in store.list(path)}
+
+
+class ModelledDatabase:
+    """The database `db` in memory with a model of its rows, and another process that compacts and collects it."""
+
+    def __init__(self, *, step_ms: int) -> None:
+        self.clock = VirtualClock()
+        self.store = MemoryStore()
+        self.model = Model()
+        self.times: dict[int, int] = {}
+        self.db = self.open()
+        self.upkeep = Upkeep(self.store, self.clock, operator=Concatenate())
+        self._step_ms = step_ms
+
+    def open(self, **changes: Any) -> Db:
+        settings = IDLE.replace(l0_max_ssts=1000, l0_max_ssts_per_key=1000, min_filter_keys=1, **changes)
+        return open_database(
+            "db", store=self.store, clock=self.clock, merge_operator=Concatenate(), settings=settings
+        )
+
+    def commit(self, key: bytes, kind: int, value: bytes = b"", ttl_ms: int | None = None) -> int:
+        """Write one row, `step_ms` after the one before, and return its sequence number."""
+        self.clock.advance(self._step_ms)
+        ttl = None if ttl_ms is None else f"{ttl_ms}ms"
+        match kind:
+            case 0:
+                handle = self.db.put(key, value, ttl=ttl)
+            case 1:
+                handle = self.db.delete(key)
+            case _:
+                handle = self.db.merge(key, value, ttl=ttl)
+        self.times[handle.seq] = self.clock.now_ms()
+        self.model.commit(handle.seq, self.times[handle.seq], [(key, kind, value, ttl_ms)])
+        return handle.seq
 
 
 class Upkeep:
@@ -108,7 +209,7 @@ class Upkeep:
         rows = [
             row
             for view in manifest.views
-            for block in decode_sst(self._store.get(self._paths.sst(view.sst_id)).data, "table").rows()
+            for block in decode_sst(self._store.get(self._paths.sst(view.sst_id)).data, "sst").rows()
             for row in block
         ]
         rows.sort(key=lambda row: (row[0], -row[1]))
@@ -121,13 +222,13 @@ class Upkeep:
         builder = SstBuilder(self._options)
         builder.add_rows(list(retain(rows, policy)))
         built = builder.finish()
-        table = SsTable(SYSTEM_IDS.ulid(), built.info)
-        self._store.put(self._paths.sst(table.id), built.data)
+        sst = SsTable(SYSTEM_IDS.ulid(), built.info)
+        self._store.put(self._paths.sst(sst.id), built.data)
         l0, runs = [view.id for view in manifest.tree.l0], [run.id for run in manifest.tree.runs]
         destination = RunId(min(runs, default=0))
         self._manifests.update(
             lambda now: apply_compaction(
-                now.value, segment=b"", l0=l0, runs=runs, destination=destination, output=[table]
+                now.value, segment=b"", l0=l0, runs=runs, destination=destination, output=[sst]
             )
         )
 
@@ -139,7 +240,7 @@ class Upkeep:
         kept = set(latest.ssts)
         for entry in alive:
             kept |= self._manifests.load(entry.manifest_id).ssts.keys()
-        wanted = {self._paths.sst(table_id) for table_id in kept}
+        wanted = {self._paths.sst(sst_id) for sst_id in kept}
         doomed = [meta.path for meta in self._store.list("db/compacted") if meta.path not in wanted]
         self._store.delete_many(doomed)
         return len(doomed)

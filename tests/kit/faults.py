@@ -1,4 +1,4 @@
-"""Where tests make an operation fail: at a store call, or before a bytecode of Flagstone's own code.
+"""Where tests make an operation fail, or let another process act: at a store call, or before a bytecode of Flagstone.
 
 Store calls: `make test` fails every fourth call of an operation, beginning at another one in each run; `make faults`
 fails all of them.
@@ -15,12 +15,16 @@ import dis
 import os
 import random
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import flagstone
+from flagstone.store.port import ObjectStore
+from flagstone.testing.faults import Fault, FaultyStore
 
+T = TypeVar("T")
 SOURCE = str(Path(flagstone.__file__).parent)
 STRIDE = int(os.environ.get("SWEEP_STRIDE", "4"))
 
@@ -29,6 +33,38 @@ def struck_calls(calls: int, *, stride: int = 1) -> range:
     """Which of the first `calls` store calls fail, counted from 1; a `stride` makes them rarer by that factor."""
     step = STRIDE * stride
     return range(1 + random.randrange(min(step, calls)), calls + 1, step)
+
+
+class InterposingStore(FaultyStore):
+    """Lets another process act once: right before the `nth` call that matches `op` and `path`, or right after it."""
+
+    def __init__(
+        self,
+        inner: ObjectStore,
+        act: Callable[[], object],
+        *,
+        op: str = "*",
+        path: str = "*",
+        nth: int = 1,
+        after: bool = False,
+    ) -> None:
+        super().__init__(inner)
+        self.acted = False
+        self._act = act
+        self._where = Fault("slow", op=op, path=path)
+        self._left = nth
+        self._after = after
+
+    def _call(self, op: str, path: str, request: Callable[[], T]) -> T:
+        self._left -= self._where.matches(op, path)
+        due = self._left == 0 and not self.acted
+        self.acted |= due  # first, because `act` may come through this store
+        if due and not self._after:
+            self._act()
+        answer = super()._call(op, path, request)
+        if due and self._after:
+            self._act()
+        return answer
 
 
 class Struck(BaseException):

@@ -1,4 +1,4 @@
-"""Fixtures that folders share: the official wheel of SlateDB, and one Spark session per process."""
+"""Fixtures that folders share: WAL files, a pool, the official wheel of SlateDB, and one Spark session per process."""
 
 from __future__ import annotations
 
@@ -11,6 +11,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from flagstone.runtime.pool import IoPool
+from kit.wal import WalFiles
+
+
+@pytest.fixture
+def wal() -> WalFiles:
+    return WalFiles()
+
+
+@pytest.fixture
+def pool() -> Iterator[IoPool]:
+    pool = IoPool(max_workers=4, name="test")
+    yield pool
+    pool.close()
 
 
 class Wheel:

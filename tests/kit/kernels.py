@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -44,6 +44,14 @@ def outcome(function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
     except (CorruptData, InvalidRequest) as error:
         return type(error), str(error)
+
+
+def damaged(raw: bytes, changes: Sequence[tuple[int, int]], cut: int) -> bytes:
+    """The bytes with some of them changed, and without the last `cut` ones."""
+    copy = bytearray(raw)
+    for index, byte in changes:
+        copy[index % len(copy)] = byte
+    return bytes(copy[: len(copy) - cut])
 
 
 def blocks_of(rows: list[EntryTuple], size: int = 1024) -> list[bytes]:

@@ -23,6 +23,7 @@ from flagstone.types import MERGE, EntryTuple, KeyRange, Row, RunId, Ulid
 from kit.databases import Append
 
 NOW_MS = 1_000_000
+SMALL_BLOCKS = SstOptions(block_bytes=1024)
 
 
 def ordered(rows: Iterable[EntryTuple]) -> list[EntryTuple]:

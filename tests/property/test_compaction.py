@@ -20,8 +20,8 @@ from flagstone.metadata.compactions import JobContext, Subcompaction
 from flagstone.sst import writer as output
 from flagstone.sst.builder import SstOptions
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, KeyRange
-from kit.compaction import Rig, by_hand
 from kit.databases import Append
+from kit.executor import ExecutorRig, by_hand
 from kit.kernels import forms_of, replaced_kernels
 from kit.ssts import ordered
 from kit.strategies import neighbours, short_keys
@@ -100,7 +100,7 @@ def test_compacted_ssts_equal_those_of_the_model(
     max_bytes: int,
     last: bool,
 ) -> None:
-    rig = Rig(options=options, max_sst_bytes=max_bytes, bytes_to_fetch=1500)
+    rig = ExecutorRig(options=options, max_sst_bytes=max_bytes, bytes_to_fetch=1500)
     rig.set_sources(sources, min_seq=min_seq, clock_ms=CLOCK_MS)
     policy = RetentionPolicy(
         min_seq=min_seq, clock_ms=CLOCK_MS, keep_tombstones=not last, merge_operator=Append()
@@ -109,7 +109,7 @@ def test_compacted_ssts_equal_those_of_the_model(
     with replaced_kernels(form, KERNELS):
         # Any other destination than run 0 is not the last run; without sources every one is.
         found = rig.run(rig.spec(0 if last else 9)) if sources else ()
-    assert [rig.data(table) for table in found] == expected
+    assert [rig.data(sst) for sst in found] == expected
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -117,7 +117,7 @@ def test_compacted_ssts_equal_those_of_the_model(
 def test_a_resumed_job_writes_the_same_ssts_as_an_uninterrupted_one(
     form: str, sources: list[list[EntryTuple]], min_seq: int, data: st.DataObject
 ) -> None:
-    rig = Rig(max_sst_bytes=data.draw(st.sampled_from([1, 1500, 3000])))
+    rig = ExecutorRig(max_sst_bytes=data.draw(st.sampled_from([1, 1500, 3000])))
     rig.set_sources(sources, min_seq=min_seq, clock_ms=CLOCK_MS)
     if not sources:
         return
@@ -131,8 +131,8 @@ def test_a_resumed_job_writes_the_same_ssts_as_an_uninterrupted_one(
         rig.set_barrier(0, CLOCK_MS)
         again = rig.run(context=recorded)
     assert rig.rows(again) == rig.rows(whole)
-    kept = {table.id for part in recorded.subcompactions for table in part.output_ssts}
-    assert kept <= {table.id for table in again}
+    kept = {sst.id for part in recorded.subcompactions for sst in part.output_ssts}
+    assert kept <= {sst.id for sst in again}
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -142,7 +142,7 @@ def test_rows_outside_of_visible_ranges_are_not_compacted(
 ) -> None:
     if not pieces:
         return
-    rig = Rig(bytes_to_fetch=1)
+    rig = ExecutorRig(bytes_to_fetch=1)
     whole = rig.add_sst(ordered(pieces))
     borders = sorted(set(data.draw(st.lists(few_keys, min_size=2, max_size=4))))
     views, visible = [], []
@@ -160,7 +160,7 @@ def test_rows_outside_of_visible_ranges_are_not_compacted(
     policy = RetentionPolicy(min_seq=30, clock_ms=CLOCK_MS, keep_tombstones=False, merge_operator=Append())
     with replaced_kernels(form, KERNELS):
         found = rig.run()
-    assert [rig.data(table) for table in found] == by_hand([visible], policy)
+    assert [rig.data(sst) for sst in found] == by_hand([visible], policy)
 
 
 @pytest.mark.parametrize("form", FORMS)

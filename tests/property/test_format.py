@@ -34,7 +34,7 @@ def build(rows: list[EntryTuple], chosen: SstOptions, sst_type: SstType = SstTyp
 
 
 def read_everything(data: bytes) -> list[EntryTuple]:
-    image = decode_sst(data, "table")
+    image = decode_sst(data, "sst")
     image.filters()
     image.stats()
     return [row for block in image.rows() for row in block]
@@ -44,7 +44,7 @@ def read_everything(data: bytes) -> list[EntryTuple]:
 @given(sorted_entries(min_size=1), options)
 def test_an_sst_decodes_to_its_rows(rows: list[EntryTuple], chosen: SstOptions) -> None:
     data = build(rows, chosen)
-    image = decode_sst(data, "table")
+    image = decode_sst(data, "sst")
     assert [row for block in image.rows() for row in block] == rows
     assert (image.info.first_entry, image.info.last_entry) == (rows[0][0], rows[-1][0])
     filters = image.filters()
@@ -69,7 +69,7 @@ def test_one_changed_byte_of_an_sst_raises_corrupt_data(
     )
     with pytest.raises(CorruptData) as caught:
         read_everything(bytes(raw))
-    assert caught.value.object == "table"
+    assert caught.value.object == "sst"
     assert caught.value.offset is not None
     assert 0 <= caught.value.offset <= len(raw)
 
@@ -125,7 +125,7 @@ def test_columns_decode_to_the_same_rows(rows: list[EntryTuple]) -> None:
     assume(rows)
     builder = SstBuilder(SstOptions(min_filter_keys=1))
     builder.add_rows(rows)
-    image = decode_sst(builder.finish().data, "table")
+    image = decode_sst(builder.finish().data, "sst")
     batch = columns.decode_columns([image.block(number) for number in range(len(image.index))])
     names = ("key", "seq", "kind", "value", "created_ms", "expires_ms")
     assert [tuple(row[name] for name in names) for row in batch.to_pylist()] == rows

@@ -42,12 +42,12 @@ def commits(draw: st.DrawFn) -> list[EntryTuple]:
 
 
 def filled(kernel: ModuleType, rows: list[EntryTuple], sort_after: int) -> Any:
-    table = kernel.Memtable()
+    memtable = kernel.Memtable()
     for number, row in enumerate(rows):
-        table.insert(*row)
+        memtable.insert(*row)
         if number == sort_after:
-            table.sort()
-    return table
+            memtable.sort()
+    return memtable
 
 
 def versions(rows: list[EntryTuple], key: bytes, max_seq: int) -> list[EntryTuple]:
@@ -59,15 +59,15 @@ def versions(rows: list[EntryTuple], key: bytes, max_seq: int) -> list[EntryTupl
 def test_get_returns_the_newest_visible_row(
     kernel: ModuleType, rows: list[EntryTuple], max_seq: int, sort_after: int
 ) -> None:
-    table = filled(kernel, rows, sort_after)
-    assert len(table) == len(rows)
+    memtable = filled(kernel, rows, sort_after)
+    assert len(memtable) == len(rows)
     for key in {row[0] for row in rows} | {b"absent"}:
         expected = versions(rows, key, max_seq)
         newest = expected[0] if expected else None
-        assert table.versions(key, max_seq) == expected
-        assert table.get(key, max_seq) == newest
+        assert memtable.versions(key, max_seq) == expected
+        assert memtable.get(key, max_seq) == newest
         simple = newest is not None and newest[2] == VALUE and newest[5] is None
-        assert table.get_value(key, max_seq) == (newest[3] if newest is not None and simple else newest)
+        assert memtable.get_value(key, max_seq) == (newest[3] if newest is not None and simple else newest)
 
 
 @both_forms
@@ -137,12 +137,12 @@ def unpack(stream: bytes) -> list[EntryTuple]:
 def test_the_wal_gets_rows_in_commit_order(
     kernel: ModuleType, rows: list[EntryTuple], max_bytes: int
 ) -> None:
-    table = filled(kernel, rows, 10)
-    end = table.position()
-    table.insert(b"later", 1000, VALUE, b"", None, None)
+    memtable = filled(kernel, rows, 10)
+    end = memtable.position()
+    memtable.insert(b"later", 1000, VALUE, b"", None, None)
     position, found, stream = (0, 0), [], bytearray(max_bytes)
     while position != end:
-        position, used = table.log_stream(position, end, stream)
+        position, used = memtable.log_stream(position, end, stream)
         found += unpack(bytes(stream[:used]))
     assert found == rows
 
@@ -152,19 +152,19 @@ def test_the_wal_gets_rows_in_commit_order(
 def test_a_flush_gets_rows_in_key_order_without_those_that_retention_drops(
     kernel: ModuleType, rows: list[EntryTuple], min_seq: int, now_ms: int, max_bytes: int
 ) -> None:
-    table = filled(kernel, rows, 10)
-    assert table.merges() is any(row[2] == MERGE for row in rows)
-    run = table.sort_completely()
+    memtable = filled(kernel, rows, 10)
+    assert memtable.merges() is any(row[2] == MERGE for row in rows)
+    run = memtable.sort_completely()
     total = len(run[0])
     names = sorted({row[0] for row in rows})
     assert total == len(names)
     at, found, stream = 0, [], bytearray(max_bytes)
     while at < total:
-        at, used = table.sorted_stream(run, at, stream, min_seq, now_ms)
+        at, used = memtable.sorted_stream(run, at, stream, min_seq, now_ms)
         found += unpack(bytes(stream[:used]))
-        if at < total and any(row[2] == MERGE for row in table.versions_at(run, at)) and not used:
-            assert table.versions_at(run, at) == versions(rows, names[at], 100)
-            found += table.versions_at(run, at)
+        if at < total and any(row[2] == MERGE for row in memtable.versions_at(run, at)) and not used:
+            assert memtable.versions_at(run, at) == versions(rows, names[at], 100)
+            found += memtable.versions_at(run, at)
             at += 1
 
     expected = []
@@ -190,10 +190,10 @@ def test_a_flush_gets_rows_in_key_order_without_those_that_retention_drops(
 
 @both_forms
 def test_many_keys_and_rows_larger_than_a_chunk_are_read_back(kernel: ModuleType) -> None:
-    table = kernel.Memtable()
+    memtable = kernel.Memtable()
     count = 3000
     for number in range(count):
-        table.insert(
+        memtable.insert(
             b"%05d" % ((number * 7) % count),
             number + 1,
             VALUE,
@@ -201,9 +201,9 @@ def test_many_keys_and_rows_larger_than_a_chunk_are_read_back(kernel: ModuleType
             1,
             None,
         )
-    assert table.get(b"00035", 10**9)[3] == b"x" * 300_000
-    assert all(table.get_value(b"%05d" % number, 10**9) is not None for number in range(count))
-    cursor = table.scan(None, None, 10**9, False)
+    assert memtable.get(b"00035", 10**9)[3] == b"x" * 300_000
+    assert all(memtable.get_value(b"%05d" % number, 10**9) is not None for number in range(count))
+    cursor = memtable.scan(None, None, 10**9, False)
     names: list[bytes] = []
     while some := cursor.next_rows(500):
         names += [row[0] for row in some]
@@ -212,14 +212,14 @@ def test_many_keys_and_rows_larger_than_a_chunk_are_read_back(kernel: ModuleType
 
 @both_forms
 def test_a_sequence_number_is_accepted_only_once(kernel: ModuleType) -> None:
-    table = kernel.Memtable()
-    size = table.insert(b"a", 5, VALUE, b"1", 1, None)
-    assert table.newest_seq() == 5
-    assert table.insert(b"b", 5, VALUE, b"2", 1, None) == -1
-    assert table.insert_batch([(b"b", VALUE, b"2", None)], 4, 1) == -1
-    assert (len(table), table.size()) == (1, size)
-    assert table.insert_batch([(b"b", VALUE, b"2", None), (b"c", MERGE, b"3", 9)], 6, 1) > size
-    assert [row[0] for row in table.scan(None, None, 10, False).next_rows(10)] == [b"a", b"b", b"c"]
+    memtable = kernel.Memtable()
+    size = memtable.insert(b"a", 5, VALUE, b"1", 1, None)
+    assert memtable.newest_seq() == 5
+    assert memtable.insert(b"b", 5, VALUE, b"2", 1, None) == -1
+    assert memtable.insert_batch([(b"b", VALUE, b"2", None)], 4, 1) == -1
+    assert (len(memtable), memtable.size()) == (1, size)
+    assert memtable.insert_batch([(b"b", VALUE, b"2", None), (b"c", MERGE, b"3", 9)], 6, 1) > size
+    assert [row[0] for row in memtable.scan(None, None, 10, False).next_rows(10)] == [b"a", b"b", b"c"]
 
 
 @both_forms
@@ -237,11 +237,11 @@ def test_a_copy_has_the_rows_up_to_a_sequence_number_at_their_positions(
         rows = [(bytes([key]), VALUE, value, None) for key, value in batch]
         whole.insert_batch(rows, seq, seq)
         tables.append(whole.copy_through(seq))
-    for seq, table in enumerate(tables):
+    for seq, memtable in enumerate(tables):
         again = whole.copy_through(seq)
-        for copied in (table, again):
+        for copied in (memtable, again):
             assert copied.newest_seq() == seq
             assert len(copied) == sum(map(len, batches[:seq]))
             for key in range(ord("a"), ord("i")):
                 assert copied.versions(bytes([key]), 10**6) == whole.versions(bytes([key]), seq)
-        assert table.position() == again.position()
+        assert memtable.position() == again.position()

@@ -94,8 +94,8 @@ def test_gets_equal_the_model(world: World, strangers: list[bytes], include_expi
         row.key: row for row in oracle(world.rows, max_seq=world.max_seq, include_expired=include_expired)
     }
     asked = sorted({row[0] for row in world.rows}) + strangers
-    tables, view, max_seq = world.rig.sst_store, world.view, world.max_seq
-    one_by_one = [get(tables, view, key, max_seq) for key in asked]
+    ssts, view, max_seq = world.rig.sst_store, world.view, world.max_seq
+    one_by_one = [get(ssts, view, key, max_seq) for key in asked]
     seen = [
         visible_row(
             found,
@@ -107,11 +107,11 @@ def test_gets_equal_the_model(world: World, strangers: list[bytes], include_expi
         for found in one_by_one
     ]
     assert seen == [known.get(key) for key in asked]
-    assert multi_get(tables, view, asked, max_seq) == one_by_one
+    assert multi_get(ssts, view, asked, max_seq) == one_by_one
 
     async def awaited() -> None:
-        assert [await get_async(tables, view, key, max_seq) for key in asked] == one_by_one
-        assert await multi_get_async(tables, view, asked, max_seq) == one_by_one
+        assert [await get_async(ssts, view, key, max_seq) for key in asked] == one_by_one
+        assert await multi_get_async(ssts, view, asked, max_seq) == one_by_one
 
     asyncio.run(awaited())
 
@@ -145,14 +145,14 @@ def test_scans_equal_the_model(
         read_ahead_bytes=2048,
     )
     rows = expected(world, wanted, reverse=reverse, include_expired=include_expired)[:limit]
-    tables, view = world.rig.sst_store, world.view
-    assert list(Scan(tables, view, asked).rows()) == rows
-    assert list(Scan(tables, view, asked)) == [(row.key, row.value) for row in rows]
+    ssts, view = world.rig.sst_store, world.view
+    assert list(Scan(ssts, view, asked).rows()) == rows
+    assert list(Scan(ssts, view, asked)) == [(row.key, row.value) for row in rows]
 
     async def awaited() -> None:
-        async with AsyncScan(tables, view, asked) as scan:
+        async with AsyncScan(ssts, view, asked) as scan:
             assert [row async for row in scan.rows()] == rows
-        async with AsyncScan(tables, view, asked) as scan:
+        async with AsyncScan(ssts, view, asked) as scan:
             assert [pair async for pair in scan] == [(row.key, row.value) for row in rows]
 
     asyncio.run(awaited())
@@ -239,11 +239,11 @@ def test_a_scan_continues_at_its_key_when_its_ssts_are_gone(
 
     asked = request(world, keys=wanted, reverse=reverse, limit=limit, read_ahead_bytes=1024, renew=renew)
     rows = expected(world, wanted, reverse=reverse, include_expired=False)[:limit]
-    tables: Any = VanishingSsts(world.rig.sst_store, gone)
-    assert list(Scan(tables, world.view, asked).rows()) == rows
-    tables = VanishingSsts(world.rig.sst_store, gone)
-    assert list(Scan(tables, world.view, asked)) == [(row.key, row.value) for row in rows]
+    ssts: Any = VanishingSsts(world.rig.sst_store, gone)
+    assert list(Scan(ssts, world.view, asked).rows()) == rows
+    ssts = VanishingSsts(world.rig.sst_store, gone)
+    assert list(Scan(ssts, world.view, asked)) == [(row.key, row.value) for row in rows]
     if not reverse and limit is None:
-        tables = VanishingSsts(world.rig.sst_store, gone)
-        reader = scan_arrow(tables, world.view, asked, columns=COLUMNS, batch_rows=7)
+        ssts = VanishingSsts(world.rig.sst_store, gone)
+        reader = scan_arrow(ssts, world.view, asked, columns=COLUMNS, batch_rows=7)
         assert [Row(**row) for batch in reader for row in batch.to_pylist()] == rows

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from flagstone.repair.facts import WalFile
 from flagstone.repair.wal import batches, misplaced, order_rows
 from flagstone.types import VALUE, EntryTuple, WalId
-from unit.repair.repair_rig import PATHS, Patient
+from kit.repair import PATHS, RepairWorld
 
 KEYS = [b"a", b"a\0", b"b", b"\xff", b"key\\1", b"0"]
 row_lists = st.lists(
@@ -84,53 +84,57 @@ def test_without_the_misplaced_files_the_wal_is_in_order(log: list[list[EntryTup
 @settings(max_examples=25)
 @given(
     turns=st.lists(st.lists(st.sampled_from(KEYS), min_size=1, max_size=3), min_size=3, max_size=6),
-    tables=st.integers(0, 2),
+    flushed=st.integers(0, 2),
     shift=st.integers(1, 4),
     which=st.integers(1, 5),
 )
 def test_a_repaired_database_with_reused_sequence_numbers_has_every_row(
-    turns: list[list[bytes]], tables: int, shift: int, which: int
+    turns: list[list[bytes]], flushed: int, shift: int, which: int
 ) -> None:
-    patient = Patient()
-    patient.write(*(dict.fromkeys(keys, b"%d" % number) for number, keys in enumerate(turns)), tables=tables)
-    ids = patient.wal_ids()[tables:]
+    world = RepairWorld()
+    world.write_and_crash(
+        *(dict.fromkeys(keys, b"%d" % number) for number, keys in enumerate(turns)), flushed=flushed
+    )
+    ids = world.wal_ids()[flushed:]
     if len(ids) < 2:
         return
     wal_id = ids[1 + which % (len(ids) - 1)]
-    rows = [(row[0], max(row[1] - shift, 1), *row[2:]) for row in patient.wal_rows(wal_id)]
-    patient.put_wal(wal_id, rows)
-    if patient.plan().sound:
+    rows = [(row[0], max(row[1] - shift, 1), *row[2:]) for row in world.wal_rows(wal_id)]
+    world.put_wal(wal_id, rows)
+    if world.plan().sound:
         return
 
-    report = patient.admin.repair(plan_only=False)
+    report = world.admin().repair(plan_only=False)
 
     assert report.applied
     assert report.losses.sequences == ()
-    assert patient.admin.verify().ok
-    assert patient.admin.repair().sound
-    assert patient.rows() == patient.model
+    assert world.admin().verify().ok
+    assert world.admin().repair().sound
+    assert world.rows() == world.model
 
 
 @pytest.mark.slow
 @settings(max_examples=25)
 @given(data=st.data())
 def test_a_wal_file_of_any_bytes_is_read_or_repaired(data: st.DataObject) -> None:
-    patient = Patient()
-    patient.write(*(dict.fromkeys(KEYS[: 1 + number], b"%d" % number) for number in range(4)), tables=1)
-    wal_id = data.draw(st.sampled_from(patient.wal_ids()))
+    world = RepairWorld()
+    world.write_and_crash(
+        *(dict.fromkeys(KEYS[: 1 + number], b"%d" % number) for number in range(4)), flushed=1
+    )
+    wal_id = data.draw(st.sampled_from(world.wal_ids()))
     path = PATHS.wal(WalId(wal_id))
-    stored = bytearray(patient.store.get(path).data)
+    stored = bytearray(world.store.get(path).data)
     cut = data.draw(st.integers(1, len(stored)))
     stored = stored[:cut]
     stored[data.draw(st.integers(0, cut - 1))] ^= data.draw(st.integers(0, 255))
-    patient.store.put(path, bytes(stored))
+    world.store.put(path, bytes(stored))
 
-    if not patient.admin.repair().sound:
-        report = patient.admin.repair(plan_only=False)
+    if not world.admin().repair().sound:
+        report = world.admin().repair(plan_only=False)
         assert report.applied
-        assert patient.admin.repair().sound
-    assert patient.admin.verify().ok
-    others = {row[0] for other in patient.wal_ids() if other != wal_id for row in patient.wal_rows(other)}
-    rows = patient.rows()
-    assert rows.keys() <= patient.model.keys()
+        assert world.admin().repair().sound
+    assert world.admin().verify().ok
+    others = {row[0] for other in world.wal_ids() if other != wal_id for row in world.wal_rows(other)}
+    rows = world.rows()
+    assert rows.keys() <= world.model.keys()
     assert others <= rows.keys()

@@ -16,7 +16,7 @@ from flagstone import values
 from flagstone.errors import CorruptData, InvalidRequest
 from flagstone.kernels import load_compiled, load_interpreted
 from flagstone.values import row_codec as row_module
-from kit.kernels import outcome
+from kit.kernels import damaged, outcome
 
 pytestmark = pytest.mark.slow
 
@@ -126,15 +126,13 @@ def test_single_values_are_encoded_and_decoded_as_columns_are(chosen: list[Any],
     slow._single = None  # type: ignore[attr-defined]
 
     value = codec.encode(row)
-    raw = bytearray(value)
-    for place, byte in data.draw(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 255)), max_size=2)):
-        raw[place % len(raw)] = byte
-    damaged = bytes(raw[: len(raw) - data.draw(st.integers(0, 2))])
+    changes = data.draw(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 255)), max_size=2))
+    broken = damaged(value, changes, data.draw(st.integers(0, 2)))
 
     assert value == slow.encode(row)
     assert same(codec.decode(value), slow.decode(value))
     assert same(codec.decode(value), row)
-    assert same(fate(codec, damaged), fate(slow, damaged))
+    assert same(fate(codec, broken), fate(slow, broken))
 
 
 def fate(codec: Any, value: bytes) -> Any:
@@ -173,13 +171,8 @@ def test_compiled_and_interpreted_kernel_agree_on_valid_and_damaged_values(
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(row_module, "value_rows", kernel)
             encoded = codec.encode_arrow(batch).to_pylist()
-            damaged = []
-            for value in encoded:
-                raw = bytearray(value)
-                for place, byte in damage:
-                    raw[place % len(raw)] = byte
-                damaged.append(bytes(raw[: len(raw) - cut]))
-            fate = outcome(codec.decode_arrow, pa.array(damaged, pa.binary()))
+            stored = pa.array([damaged(value, damage, cut) for value in encoded], pa.binary())
+            fate = outcome(codec.decode_arrow, stored)
             if not isinstance(fate, tuple):
                 fate = [str(column) for column in fate.columns]
             results.append((encoded, fate))

@@ -310,11 +310,11 @@ class Soak:
         for checkpoint in latest.value.checkpoints:
             needed.add(paths.manifest(checkpoint.manifest_id))
             with suppress(ObjectMissing):  # the caller finds it missing, if it is still needed afterwards
-                pinned = manifests.load(checkpoint.manifest_id)
-                reached.append(pinned)
-                last = pinned.wal_id_last_seen
+                saved = manifests.load(checkpoint.manifest_id)
+                reached.append(saved)
+                last = saved.wal_id_last_seen
                 needed |= {
-                    paths.wal(WalId(wal_id)) for wal_id in range(pinned.replay_after_wal_id + 1, last + 1)
+                    paths.wal(WalId(wal_id)) for wal_id in range(saved.replay_after_wal_id + 1, last + 1)
                 }
         last = latest.value.wal_id_last_seen
         needed |= {
@@ -339,8 +339,8 @@ class Soak:
         paths = DbPaths("db")
         manifests = ManifestStore(self.store, paths)
         latest = manifests.require_latest()
-        pinned = {checkpoint.manifest_id for checkpoint in latest.value.checkpoints} - {latest.id}
-        reached = [latest.value, *(manifests.load(version) for version in pinned)]
+        saved = {checkpoint.manifest_id for checkpoint in latest.value.checkpoints} - {latest.id}
+        reached = [latest.value, *(manifests.load(version) for version in saved)]
         in_use = {sst_id for manifest in reached for sst_id in manifest.ssts}
         files = {paths.parse_wal(meta.path): meta.size for meta in self.store.list(paths.wal_folder)}
         needed = set(range(latest.value.replay_after_wal_id, max(filter(None, files)) + 1))
@@ -353,6 +353,6 @@ class Soak:
             ),
             "unused manifests": len(manifests.list()) - len(reached),
             "compactions files": sum(1 for _ in self.store.list(paths.compactions_folder)),
-            "unused log files": sum(1 for wal_id, size in files.items() if size and wal_id not in needed),
+            "unused WAL files": sum(1 for wal_id, size in files.items() if size and wal_id not in needed),
             "fences": sum(1 for size in files.values() if not size),
         }

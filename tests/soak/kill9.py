@@ -68,7 +68,7 @@ def value_of(key: bytes) -> bytes:
 
 def write_for_ever(place: dict[str, Any], start: dict[str, int]) -> None:
     db = open_database(**place, settings=SETTINGS)
-    tell(READY)
+    print_line(READY)
     lanes = {"durable": write_durably, "asynchronous": write_asynchronously, "batches": write_batches}
     for lane, write in lanes.items():
         threading.Thread(target=write, args=(db, start[lane]), daemon=True).start()
@@ -82,7 +82,7 @@ def write_durably(db: Db, number: int) -> None:
         number += 1
         key = key_of("durable", number)
         db.put(key, value_of(key), await_durable=True)
-        tell(f"durable {number}")
+        print_line(f"durable {number}")
 
 
 def write_asynchronously(db: Db, number: int) -> None:
@@ -92,7 +92,7 @@ def write_asynchronously(db: Db, number: int) -> None:
             key = key_of("asynchronous", number)
             handle = db.put(key, value_of(key))
         handle.wait()
-        tell(f"asynchronous {number}")
+        print_line(f"asynchronous {number}")
 
 
 def write_batches(db: Db, number: int) -> None:
@@ -103,10 +103,10 @@ def write_batches(db: Db, number: int) -> None:
             key = key_of("batches", number)
             batch.put(key, value_of(key))
         db.write(batch, await_durable=True)
-        tell(f"batches {number}")
+        print_line(f"batches {number}")
 
 
-def tell(line: str) -> None:
+def print_line(line: str) -> None:
     # One call, past all buffers: the line survives the end of the process.
     os.write(1, f"{line}\n".encode())
 
@@ -120,8 +120,8 @@ def run_rounds(place: dict[str, Any], rounds: int, *, seed: int, tally: Tally | 
     chance = random.Random(seed)
     start = dict.fromkeys(LANES, 0)
     for number in range(rounds):
-        told = run_child(place, start, chance, tally)
-        acknowledged = {lane: told.get(lane, start[lane]) for lane in LANES}
+        lines = run_child(place, start, chance, tally)
+        acknowledged = {lane: lines.get(lane, start[lane]) for lane in LANES}
         where = f"round {number}, seed {seed}"
         tally.acknowledged += sum(acknowledged[lane] - start[lane] for lane in LANES)
         tally.rounds += 1
@@ -158,12 +158,12 @@ def run_child(
     reader.join()
     assert alive, f"the writer ended by itself with {child.returncode}"
     tally.killed_before_open += READY not in lines
-    told: dict[str, int] = {}
+    lines: dict[str, int] = {}
     for line in lines:
         lane, _, number = line.partition(" ")
         if number:
-            told[lane] = int(number)
-    return told
+            lines[lane] = int(number)
+    return lines
 
 
 def collect(stream: IO[str], lines: list[str], ready: threading.Event) -> None:
@@ -182,7 +182,7 @@ def check_rows(place: dict[str, Any], acknowledged: dict[str, int], where: str) 
     numbers: dict[str, list[int]] = {lane: [] for lane in LANES}
     for key, value in found:
         lane, _, number = key.decode().partition("/")
-        assert value == value_of(key), f"{where}: a row nobody wrote at {key!r}"
+        assert value == value_of(key), f"{where}: a row that was never written at {key!r}"
         numbers[lane].append(int(number))
     for lane, present in numbers.items():
         assert present == list(range(1, len(present) + 1)), f"{where}: a gap in {lane}"

@@ -61,7 +61,7 @@ def test_an_eager_collector_beside_writers_readers_and_clones_deletes_no_needed_
     assert left["compactions files"] == 1
     # Another compactor may continue what the last one had not finished when its database was closed.
     assert left["unused tables"] <= 16
-    assert left["unused log files"] == 0
+    assert left["unused WAL files"] == 0
     assert counts["writes"] > 0
     if SECONDS:  # a busy machine may not come to all of it in a few seconds
         assert min(counts[each] for each in ("crashes", "deleted compacted", "clones", "snapshots")) > 0

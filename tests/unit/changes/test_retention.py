@@ -1,7 +1,8 @@
-"""Pins: no collector deletes what a consumer has not read, whatever happens in between."""
+"""Retention checkpoints: no collector deletes a WAL file that a consumer has not read."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -27,15 +28,16 @@ from flagstone.store.port import ObjectStore
 from flagstone.store.two_phase import TwoPhaseStore
 from flagstone.testing.faults import Crashed, Fault, FaultyStore
 from flagstone.types import ManifestId, WalId
-from unit.changes.retention_rig import LogWorld, begin_at, seqs_of
+from kit.changes import ChangeWorld, begin_at, seqs_of
+from kit.faults import InterposingStore
 
 
 @pytest.fixture
-def world() -> LogWorld:
-    return LogWorld()
+def world() -> ChangeWorld:
+    return ChangeWorld()
 
 
-def pinned(*positions: Position, replay_after: int = 100) -> Manifest:
+def with_retentions(*positions: Position, replay_after: int = 100) -> Manifest:
     return Manifest(
         replay_after_wal_id=WalId(replay_after),
         checkpoints=tuple(
@@ -47,7 +49,7 @@ def pinned(*positions: Position, replay_after: int = 100) -> Manifest:
     )
 
 
-# -- what a pin says --------------------------------------------------------------------------------------
+# -- names ------------------------------------------------------------------------------------------------
 
 
 @given(
@@ -56,7 +58,9 @@ def pinned(*positions: Position, replay_after: int = 100) -> Manifest:
     after=st.integers(0, 2**64 - 1),
     copied=st.booleans(),
 )
-def test_a_position_survives_in_a_name(name: str, next_id: int, after: int, copied: bool) -> None:
+def test_a_position_encoded_in_a_checkpoint_name_decodes_to_itself(
+    name: str, next_id: int, after: int, copied: bool
+) -> None:
     position = Position(WalId(next_id), after, copied=copied)
     try:
         encoded = encode_retention(name, position)
@@ -72,26 +76,26 @@ def test_a_position_survives_in_a_name(name: str, next_id: int, after: int, copi
 @pytest.mark.parametrize(
     "name", [None, "nightly", "flagstone.log-pin/x", "flagstone.log-pin/x?next=a&after=1"]
 )
-def test_other_checkpoints_are_no_pins(name: str | None) -> None:
+def test_a_checkpoint_with_another_name_is_no_retention_checkpoint(name: str | None) -> None:
     assert decode_retention(Checkpoint(SYSTEM_IDS.uuid(), RETENTION_MANIFEST_ID, 1, None, name)) is None
 
 
-def test_a_checkpoint_of_a_real_manifest_is_no_pin_whatever_its_name() -> None:
+def test_a_checkpoint_of_a_real_manifest_is_no_retention_checkpoint_under_any_name() -> None:
     name = encode_retention("x", Position(WalId(3)))
 
     assert decode_retention(Checkpoint(SYSTEM_IDS.uuid(), ManifestId(4), 1, None, name)) is None
 
 
-def test_the_log_is_kept_for_the_slowest_consumer_and_for_those_that_come() -> None:
+def test_the_wal_is_kept_from_the_slowest_consumer_or_from_the_replay_start() -> None:
     assert plan_wal_start(Manifest()) is None
-    assert plan_wal_start(pinned(Position(WalId(8)), Position(WalId(5)))) == 4
-    assert plan_wal_start(pinned(Position(WalId(300)), replay_after=100)) == 100
+    assert plan_wal_start(with_retentions(Position(WalId(8)), Position(WalId(5)))) == 4
+    assert plan_wal_start(with_retentions(Position(WalId(300)), replay_after=100)) == 100
 
 
 # -- keeping ----------------------------------------------------------------------------------------------
 
 
-def test_what_is_written_and_flushed_while_the_consumer_is_away_is_kept(world: LogWorld) -> None:
+def test_wal_files_flushed_while_the_consumer_is_away_are_kept(world: ChangeWorld) -> None:
     world.write(3)
     assert seqs_of(world.reader("c"), limit=2) == [1, 2]
     for _ in range(5):
@@ -104,15 +108,15 @@ def test_what_is_written_and_flushed_while_the_consumer_is_away_is_kept(world: L
     reader.close()
     world.collect()
 
-    # The end of the log stays in any case: the latest manifest needs it.
-    assert world.log() == [world.last_id]
+    # The latest manifest needs the last WAL file in any case.
+    assert world.wal_ids() == [world.last_id]
     world.write(2)
     world.flush()
     world.collect()
     assert seqs_of(world.reader("c")) == [world.last_id - 1, world.last_id]
 
 
-def test_our_own_collector_keeps_it_as_well_and_the_database_is_sound(world: LogWorld) -> None:
+def test_our_own_collector_keeps_the_wal_of_a_consumer_and_the_database_verifies(world: ChangeWorld) -> None:
     world.write(3)
     world.flush()
     reader = world.reader("c")
@@ -126,26 +130,26 @@ def test_our_own_collector_keeps_it_as_well_and_the_database_is_sound(world: Log
     admin = Admin("db", store=world.memory, clock=world.clock)
     admin.collect_garbage(kinds=["wal", "manifest"], min_age=timedelta(0))
 
-    assert world.lacks(4) == []
-    assert world.log()[0] == 4
+    assert world.missing_wal_ids(4) == []
+    assert world.wal_ids()[0] == 4
     assert admin.verify().ok
     assert seqs_of(world.reader("c")) == list(range(4, 14))
 
     world.reader("c").release()
     admin.collect_garbage(kinds=["wal", "manifest"], min_age=timedelta(0))
-    assert world.log() == [13]
+    assert world.wal_ids() == [13]
     assert admin.verify().ok
-    # A pin can be placed again, although nothing named manifest 0 in between.
+    # A retention checkpoint can be placed again, although no checkpoint referred to manifest 0 in between.
     world.write(1)
     assert seqs_of(world.reader("c")) == [13, 14]
 
 
 @pytest.mark.parametrize("kind", ["local", "two-phase"])
-def test_a_pin_works_on_every_store(tmp_path: Path, kind: str) -> None:
+def test_retention_works_on_local_and_two_phase_stores(tmp_path: Path, kind: str) -> None:
     store: ObjectStore = LocalStore(tmp_path / "store")
     if kind == "two-phase":
         store = TwoPhaseStore(store, SqliteCommitLog(tmp_path / "commits.db"))
-    world = LogWorld(store)
+    world = ChangeWorld(store)
     admin = Admin("db", store=store)
     for _ in range(3):
         world.write(3)
@@ -153,12 +157,12 @@ def test_a_pin_works_on_every_store(tmp_path: Path, kind: str) -> None:
         seen = seqs_of(reader := world.reader("c"), limit=2)
         reader.close()
         admin.collect_garbage(kinds=["wal", "manifest"], min_age=timedelta(0))
-        assert world.lacks(seen[-1] + 1) == []
+        assert world.missing_wal_ids(seen[-1] + 1) == []
         world.reader("c").release()
         admin.collect_garbage(kinds=["wal", "manifest"], min_age=timedelta(0))
 
 
-def test_an_unpinned_consumer_is_told_what_it_missed(world: LogWorld) -> None:
+def test_a_start_at_a_collected_wal_file_raises_with_the_first_one_left(world: ChangeWorld) -> None:
     world.write(3)
     world.flush()
     world.write(3)
@@ -169,7 +173,7 @@ def test_an_unpinned_consumer_is_told_what_it_missed(world: LogWorld) -> None:
         list(world.reader("c").batches(2))
 
 
-def test_a_pin_costs_no_table(world: LogWorld) -> None:
+def test_a_retention_checkpoint_keeps_no_sst(world: ChangeWorld) -> None:
     world.write(2)
     seqs_of(world.reader("c"))
 
@@ -179,7 +183,7 @@ def test_a_pin_costs_no_table(world: LogWorld) -> None:
     assert world.manifests.require_latest().id > 0
 
 
-def test_a_pin_lives_as_long_as_its_consumer_and_its_lifetime_more(world: LogWorld) -> None:
+def test_a_retention_checkpoint_lives_for_its_lifetime_after_the_last_read(world: ChangeWorld) -> None:
     world.write(1)
     reader = world.reader("c", pin_lifetime=timedelta(seconds=60))
     assert seqs_of(reader) == [1]
@@ -200,24 +204,24 @@ def test_a_pin_lives_as_long_as_its_consumer_and_its_lifetime_more(world: LogWor
         seqs_of(reader)
 
 
-def test_a_new_consumer_begins_with_the_oldest_file_even_if_that_goes_while_it_comes() -> None:
+def test_a_new_consumer_reads_from_the_oldest_wal_file_although_a_collector_runs_meanwhile() -> None:
     nth, interrupted = 0, True
     while interrupted:
         nth += 1
-        world = LogWorld()
+        world = ChangeWorld()
         world.write(5)
         world.flush()
         world.write(3)
-        store = Interrupted(world.memory, nth, world.collect)
+        store = InterposingStore(world.memory, world.collect, nth=nth)
         seen = seqs_of(world.reader("c", store))
-        interrupted = len(store.calls) >= nth
+        interrupted = store.acted
 
         assert seen == list(range(seen[0], 9))
         assert seen[0] in (1, 5)
     assert nth > 10
 
 
-def test_a_consumer_may_begin_where_its_own_records_say(world: LogWorld) -> None:
+def test_a_consumer_may_start_at_a_wal_file_instead_of_its_stored_position(world: ChangeWorld) -> None:
     world.write(9)
     reader = world.reader("c")
     assert seqs_of(reader, commit=False) == list(range(1, 10))
@@ -228,22 +232,22 @@ def test_a_consumer_may_begin_where_its_own_records_say(world: LogWorld) -> None
     assert world.position("c") == Position(WalId(6))
 
 
-def test_positions_are_told_to_the_store_now_and_then_and_at_the_end(world: LogWorld) -> None:
+def test_positions_are_stored_about_every_ten_seconds_and_on_close(world: ChangeWorld) -> None:
     world.write(100)
     with world.reader("c") as reader:
         versions = world.manifests.require_latest().id
         for batch in reader.follow(timeout_s=0):
             world.clock.advance(1000)
             reader.commit(batch)
-        told = world.manifests.require_latest().id - versions
+        stored = world.manifests.require_latest().id - versions
 
-    assert 9 <= told <= 12
+    assert 9 <= stored <= 12
     assert world.position("c") == Position(WalId(101), 100)
 
 
-def test_a_reader_without_a_pin_keeps_no_position(world: LogWorld) -> None:
+def test_a_reader_without_a_consumer_name_has_no_position_and_cannot_commit(world: ChangeWorld) -> None:
     world.write(1)
-    reader = type(world.reader("c"))("db", store=world.memory)
+    reader = world.reader(None)
 
     assert reader.position is None
     with pytest.raises(InvalidRequest, match="name its consumer"):
@@ -260,11 +264,11 @@ def test_a_reader_without_a_pin_keeps_no_position(world: LogWorld) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("effect", ["crash", "crash_after"])
-def test_a_crash_at_any_request_loses_nothing(effect: str) -> None:
+def test_a_crash_at_any_request_of_a_consumer_loses_no_change(effect: str) -> None:
     nth, finished = 0, False
     while not finished:
         nth += 1
-        world = LogWorld()
+        world = ChangeWorld()
         world.write(4)
         store = FaultyStore(world.memory, [Fault(nth=nth, effect=effect)])  # type: ignore[arg-type]
         used: list[int] = []
@@ -289,7 +293,7 @@ def test_a_crash_at_any_request_loses_nothing(effect: str) -> None:
         position = world.position("c")
         if position is not None:
             assert position.next_id <= (used[-1] if used else 0) + 1
-            assert world.lacks(position.next_id) == []
+            assert world.missing_wal_ids(position.next_id) == []
             again = seqs_of(world.reader("c"))
             assert sorted({*used, *again}) == list(range(1, world.last_id + 1))
     assert nth > 20
@@ -297,11 +301,11 @@ def test_a_crash_at_any_request_loses_nothing(effect: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("effect", ["error", "lost_reply"])
-def test_a_request_that_fails_or_whose_answer_is_lost_changes_nothing(effect: str) -> None:
+def test_a_failed_request_or_lost_reply_loses_no_change(effect: str) -> None:
     nth, faulted = 0, True
     while faulted:
         nth += 1
-        world = LogWorld()
+        world = ChangeWorld()
         world.write(4)
         store = FaultyStore(world.memory, [Fault(nth=nth, effect=effect)])  # type: ignore[arg-type]
         with world.reader("c", store) as reader:
@@ -317,67 +321,55 @@ def test_a_request_that_fails_or_whose_answer_is_lost_changes_nothing(effect: st
     assert nth > 20
 
 
-class Interrupted(FaultyStore):
-    """Lets somebody else act right before the nth request."""
-
-    def __init__(self, inner: ObjectStore, nth: int, action: object) -> None:
-        super().__init__(inner)
-        self._nth, self._action = nth, action
-
-    def _next_fault(self, op: str, path: str) -> Fault | None:
-        fault = super()._next_fault(op, path)
-        if len(self.calls) == self._nth:
-            self._action()  # type: ignore[operator]
-        return fault
-
-
-def _others(world: LogWorld) -> dict[str, object]:
+def _others(world: ChangeWorld) -> dict[str, Callable[[], None]]:
     def another_begins() -> None:
-        world.pin("new").set(begin_at(world.manifests.require_latest().value.replay_after_wal_id + 1))  # type: ignore[arg-type]
+        world.retention("new").set(begin_at(world.manifests.require_latest().value.replay_after_wal_id + 1))  # type: ignore[arg-type]
 
     def another_moves() -> None:
-        world.pin("slow").move(Position(WalId(7)))
+        world.retention("slow").move(Position(WalId(7)))
 
-    def another_goes() -> None:
-        world.pin("slow").release()
+    def another_is_released() -> None:
+        world.retention("slow").release()
 
-    def the_writer_goes_on() -> None:
+    def the_writer_continues() -> None:
         world.write(3)
         world.flush()
         world.collect()
 
     def all_of_it() -> None:
-        the_writer_goes_on()
+        the_writer_continues()
         another_begins()
-        the_writer_goes_on()
+        the_writer_continues()
         another_moves()
-        the_writer_goes_on()
+        the_writer_continues()
 
     return {
         "another begins": another_begins,
         "another moves": another_moves,
-        "another goes": another_goes,
-        "the writer goes on": the_writer_goes_on,
+        "another is released": another_is_released,
+        "the writer continues": the_writer_continues,
         "all of it": all_of_it,
     }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("action", ["place", "place early", "move", "release"])
-@pytest.mark.parametrize("other", _others(LogWorld()))
-def test_what_others_do_between_any_two_requests_loses_nothing(action: str, other: str) -> None:
+@pytest.mark.parametrize("other", _others(ChangeWorld()))
+def test_a_concurrent_writer_collector_or_consumer_between_any_two_requests_loses_no_wal_file(
+    action: str, other: str
+) -> None:
     nth, interrupted = 0, True
     while interrupted:
         nth += 1
-        world = LogWorld()
+        world = ChangeWorld()
         world.write(5)
-        world.pin("slow").set(begin_at(3))  # type: ignore[arg-type]
-        world.pin("mine").set(begin_at(4))  # type: ignore[arg-type]
+        world.retention("slow").set(begin_at(3))  # type: ignore[arg-type]
+        world.retention("mine").set(begin_at(4))  # type: ignore[arg-type]
         world.write(5)
         world.flush()
         world.collect()
-        store = Interrupted(world.memory, nth, _others(world)[other])
-        mine = world.pin("fresh" if action.startswith("place") else "mine", store)
+        store = InterposingStore(world.memory, _others(world)[other], nth=nth)
+        mine = world.retention("fresh" if action.startswith("place") else "mine", store)
         match action:
             case "place":
                 start = world.manifests.require_latest().value.replay_after_wal_id + 1
@@ -388,14 +380,14 @@ def test_what_others_do_between_any_two_requests_loses_nothing(action: str, othe
                 mine.move(Position(WalId(9)))
             case _:
                 mine.release()
-        interrupted = len(store.calls) >= nth
+        interrupted = store.acted
         for _ in range(2):
             world.write(2)
             world.flush()
             world.collect()
 
         for held in held_retentions(world.manifests.require_latest().value):
-            assert world.lacks(held.position.next_id) == [], (nth, held)
+            assert world.missing_wal_ids(held.position.next_id) == [], (nth, held)
     assert nth > 3
 
 
@@ -413,8 +405,10 @@ def test_what_others_do_between_any_two_requests_loses_nothing(action: str, othe
         max_size=40,
     )
 )
-def test_a_consumer_gets_every_change_whatever_happens(steps: list[tuple[str, int]]) -> None:
-    world = LogWorld()
+def test_a_consumer_gets_every_change_after_any_sequence_of_writes_collections_and_crashes(
+    steps: list[tuple[str, int]],
+) -> None:
+    world = ChangeWorld()
     reader = world.reader("c")
     assert seqs_of(reader) == []
     used: list[int] = []

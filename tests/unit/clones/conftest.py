@@ -1,10 +1,10 @@
-"""The fixture of these tests."""
+"""The fixture of the tests of clones: an empty store."""
 
 from __future__ import annotations
 
 import pytest
 
-from unit.clones.clones_rig import World
+from kit.databases import World
 
 
 @pytest.fixture

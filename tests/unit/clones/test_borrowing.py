@@ -1,4 +1,4 @@
-"""Final checkpoints: they have the name of their clone, living clones keep them, and only their clone releases them."""
+"""Final checkpoints: each has the name of its clone, is kept while the clone exists, and is released only by it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.testing.faults import Crashed, Fault, FaultyStore
 from flagstone.types import KeyRange, ManifestId
-from unit.clones.clones_rig import World, numbered
+from kit.databases import World, copy_of, numbered
+from kit.faults import InterposingStore
 
 NOW = timedelta(0)
 
@@ -44,7 +45,7 @@ def delete_folder(world: World, path: str) -> None:
 
 
 def forget_names(world: World, path: str = "p") -> None:
-    """As if SlateDB had placed the checkpoints."""
+    """Remove the names, because SlateDB creates final checkpoints without one."""
 
     manifests = ManifestStore(world.store, DbPaths(path))
     manifests.update(
@@ -62,13 +63,13 @@ def collect(world: World, *paths: str) -> None:
 
 
 def detach(world: World, path: str) -> None:
-    """Let a clone rewrite what it borrows, and its collector release it."""
+    """Compact a clone, so that it borrows nothing, and let its collector release the final checkpoints."""
     world.admin(path).compact(full=True)
     collect(world, path)
     collect(world, path)
 
 
-def craft(world: World, path: str, *checkpoints: UUID, lender: str = "p") -> None:
+def forge(world: World, path: str, *checkpoints: UUID, lender: str = "p") -> None:
     """A database that lists checkpoints of another one as its own."""
     world.write(path, {b"a": b"1"})
     entries = tuple(ExternalDb(lender, UUID(int=number), id_, ()) for number, id_ in enumerate(checkpoints))
@@ -88,7 +89,7 @@ def cloned(world: World) -> World:
 @pytest.mark.parametrize(
     "path", ["c", "deep/er/c", "spaced out", "ünï/cödé", "100%/c", "a?b=c", "flagstone.clone/c"]
 )
-def test_the_name_of_a_final_checkpoint_tells_its_clone(path: str) -> None:
+def test_the_name_of_a_final_checkpoint_identifies_its_clone(path: str) -> None:
     entry = Checkpoint(UUID(int=1), ManifestId(3), 0, name=final_name(path))
     assert borrower_of(entry) == path
     assert owner_of(entry, path) is Owner.OURS
@@ -99,14 +100,14 @@ def test_the_name_of_a_final_checkpoint_tells_its_clone(path: str) -> None:
     assert borrower_of(replace(entry, name="nightly")) is None
 
 
-def test_an_unnamed_checkpoint_that_expires_or_pins_its_own_manifest_is_not_a_final_one() -> None:
+def test_an_unnamed_checkpoint_that_expires_or_is_in_its_own_manifest_is_no_final_checkpoint() -> None:
     entry = Checkpoint(UUID(int=1), ManifestId(3), 0)
     assert could_be_final(entry, Manifest())
     assert not could_be_final(entry, Manifest(checkpoints=(entry,)))
     assert not could_be_final(replace(entry, expires_s=9), Manifest())
 
 
-def test_every_lender_of_a_clone_names_it(world: World) -> None:
+def test_every_lender_of_a_clone_has_a_final_checkpoint_with_its_name(world: World) -> None:
     world.write("p", numbered(0, 5))
     world.admin("p").clone("c")
     world.write("c", numbered(5, 8))
@@ -122,8 +123,10 @@ def test_every_lender_of_a_clone_names_it(world: World) -> None:
 # -- deleting ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("named", [True, False], ids=["ours", "as SlateDB places it"])
-def test_a_checkpoint_that_a_living_clone_needs_is_deleted_by_force_only(cloned: World, named: bool) -> None:
+@pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
+def test_a_final_checkpoint_of_an_existing_clone_is_deleted_only_with_force(
+    cloned: World, named: bool
+) -> None:
     if not named:
         forget_names(cloned)
     (final,) = finals(cloned).values()
@@ -145,22 +148,22 @@ def test_a_checkpoint_that_a_living_clone_needs_is_deleted_by_force_only(cloned:
     assert finals(cloned) == {}
 
 
-def give_up_softly(world: World) -> None:
+def destroy_softly(world: World) -> None:
     world.admin("c").destroy(soft=True)
 
 
-def lose_the_clone(world: World) -> None:
-    delete_folder(world, "c")  # as SlateDB's delete_db does, which releases nothing
+def delete_the_clone(world: World) -> None:
+    delete_folder(world, "c")  # as delete_db of SlateDB does, which releases no checkpoint
 
 
-def put_another_database_there(world: World) -> None:
+def create_another_database_there(world: World) -> None:
     delete_folder(world, "c")
     world.write("c", {b"a": b"1"})
 
 
-@pytest.mark.parametrize("end", [give_up_softly, lose_the_clone, put_another_database_there])
-@pytest.mark.parametrize("named", [True, False], ids=["ours", "as SlateDB places it"])
-def test_a_checkpoint_whose_clone_does_not_live_is_deleted(
+@pytest.mark.parametrize("end", [destroy_softly, delete_the_clone, create_another_database_there])
+@pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
+def test_a_final_checkpoint_whose_clone_is_gone_is_deleted_without_force(
     cloned: World, named: bool, end: Callable[[World], None]
 ) -> None:
     if not named:
@@ -173,11 +176,9 @@ def test_a_checkpoint_whose_clone_does_not_live_is_deleted(
     assert finals(cloned) == {}
 
 
-def test_an_unfinished_clone_keeps_its_checkpoints(world: World) -> None:
+def test_a_final_checkpoint_of_an_unfinished_clone_is_not_deleted(world: World) -> None:
     world.write("p", numbered(0, 5))
-    dying = FaultyStore(world.store, [Fault("crash", op="put_if_absent", path="c/manifest/*2.manifest")])
-    with pytest.raises(Crashed):
-        Cloner(dying, clock=world.clock, ids=world.ids).clone("c", [CloneSource("p")])
+    world.crash_while_cloning(Fault("crash", op="put_if_absent", path="c/manifest/*2.manifest"))
     (final,) = finals(world).values()
 
     with pytest.raises(InvalidRequest, match="the clone at 'c'"):
@@ -186,20 +187,20 @@ def test_an_unfinished_clone_keeps_its_checkpoints(world: World) -> None:
     assert world.scan("c") == numbered(0, 5)
 
 
-def test_checkpoints_of_users_are_deleted_without_looking_at_other_databases(cloned: World) -> None:
-    pinned = [
+def test_checkpoints_of_users_are_deleted_without_reading_other_databases(cloned: World) -> None:
+    saved = [
         cloned.admin("p").create_checkpoint(),
         cloned.admin("p").create_checkpoint(name="nightly"),
         cloned.admin("p").create_checkpoint(timedelta(hours=1)),
         cloned.admin("p").create_checkpoint(name="flagstone.clone/c"),  # not listed by that clone
     ]
     cloned.store.put("broken/manifest/00000000000000000001.manifest", b"damaged")
-    for entry in pinned:
+    for entry in saved:
         cloned.admin("p").delete_checkpoint(entry.id)
     assert set(finals(cloned)) == {"flagstone.clone/c"}
 
 
-def test_where_the_store_cannot_be_read_as_a_whole_force_is_asked_for(
+def test_an_unnamed_checkpoint_needs_force_if_not_every_database_can_be_read(
     cloned: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forget_names(cloned)
@@ -222,7 +223,7 @@ def test_where_the_store_cannot_be_read_as_a_whole_force_is_asked_for(
 
 
 @pytest.mark.parametrize("way", ["destroy", "collect"])
-def test_a_clone_releases_its_own_checkpoint(cloned: World, way: str) -> None:
+def test_a_destroyed_or_compacted_clone_releases_its_own_final_checkpoint(cloned: World, way: str) -> None:
     cloned.admin("p").clone("other")
     if way == "destroy":
         assert cloned.admin("c").destroy().unreleased == ()
@@ -234,14 +235,14 @@ def test_a_clone_releases_its_own_checkpoint(cloned: World, way: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["destroy", "collect"])
-@pytest.mark.parametrize("named", [True, False], ids=["ours", "as SlateDB places it"])
-def test_a_copy_of_a_clone_releases_nothing(cloned: World, way: str, named: bool) -> None:
+@pytest.mark.parametrize("named", [True, False], ids=["named", "unnamed"])
+def test_a_copy_of_a_clone_releases_no_final_checkpoint(cloned: World, way: str, named: bool) -> None:
     if not named:
         forget_names(cloned)
     before = finals(cloned)
     copy_database(cloned, "c", "x")
     warned = [str(finding) for finding in cloned.admin("x").verify().findings]
-    assert any("was copied or moved" in said for said in warned) == named
+    assert any("was copied or moved" in finding for finding in warned) == named
     assert not cloned.admin("c").verify().findings
 
     if way == "destroy":
@@ -250,10 +251,8 @@ def test_a_copy_of_a_clone_releases_nothing(cloned: World, way: str, named: bool
     else:
         detach(cloned, "x")
         assert cloned.scan("x") == numbered(0, 5)
-        left = cloned.admin("x").manifest().value.external_dbs
-        assert (
-            left == ()
-        ) == named  # provably another's, so the copy forgets it; or not provable, so it stays
+        # The name proves that the checkpoint is another clone's; without a name the copy keeps its entry.
+        assert (cloned.admin("x").manifest().value.external_dbs == ()) == named
 
     assert finals(cloned) == before
     cloned.write("p", numbered(0, 5, b"w"))
@@ -274,7 +273,7 @@ def test_the_last_of_a_clone_and_its_copies_releases_a_checkpoint_without_a_name
 
 
 @pytest.mark.parametrize("way", ["destroy", "collect"])
-def test_a_crafted_database_releases_nothing_of_others(cloned: World, way: str) -> None:
+def test_a_forged_database_releases_no_checkpoint_of_others(cloned: World, way: str) -> None:
     admin = cloned.admin("p")
     own = finals(cloned)["flagstone.clone/c"]
     victims = [
@@ -284,7 +283,7 @@ def test_a_crafted_database_releases_nothing_of_others(cloned: World, way: str) 
         admin.create_checkpoint(timedelta(days=9)).id,
     ]
     before = admin.checkpoints()
-    craft(cloned, "x", *victims)
+    forge(cloned, "x", *victims)
 
     if way == "destroy":
         assert len(cloned.admin("x").destroy().unreleased) == len(victims)
@@ -295,32 +294,34 @@ def test_a_crafted_database_releases_nothing_of_others(cloned: World, way: str) 
     assert admin.checkpoints() == before
 
 
-def test_a_crafted_database_at_the_path_of_a_dead_clone_gets_only_what_was_that_clones(cloned: World) -> None:
+def test_a_forged_database_at_the_path_of_a_deleted_clone_releases_only_its_final_checkpoint(
+    cloned: World,
+) -> None:
     cloned.admin("p").clone("other")
     delete_folder(cloned, "c")
     held = finals(cloned)
-    craft(cloned, "c", *held.values())
+    forge(cloned, "c", *held.values())
 
     cloned.admin("c").destroy()
 
     assert set(finals(cloned)) == {"flagstone.clone/other"}
 
 
-def test_a_moved_clone_releases_nothing_and_says_so(cloned: World) -> None:
+def test_a_moved_clone_releases_no_checkpoint_and_reports_it(cloned: World) -> None:
     copy_database(cloned, "c", "moved")
     delete_folder(cloned, "c")
     (kept,) = cloned.admin("moved").destroy().unreleased
 
     assert "is kept for the clone at 'c', not for 'moved'" in kept
     (final,) = finals(cloned).values()
-    cloned.admin("p").delete_checkpoint(final)  # no clone lives at 'c'
+    cloned.admin("p").delete_checkpoint(final)  # there is no clone at 'c'
 
 
 def test_a_clone_of_a_moved_clone_is_independent_of_the_old_path(cloned: World) -> None:
     copy_database(cloned, "c", "moved")
     delete_folder(cloned, "c")
     cloned.admin("moved").clone("new")
-    collect(cloned, "new")  # it uses no SST of 'moved' itself, and lets it go
+    collect(cloned, "new")  # it uses no SST of 'moved' itself, and releases it
     cloned.admin("moved").destroy()
     cloned.admin("p").delete_checkpoint(finals(cloned)["flagstone.clone/c"])
     cloned.write("p", numbered(0, 5, b"w"))
@@ -331,11 +332,9 @@ def test_a_clone_of_a_moved_clone_is_independent_of_the_old_path(cloned: World) 
     assert cloned.admin("new").verify().ok
 
 
-def test_a_copy_of_an_unfinished_clone_is_not_finished_with_anothers_checkpoints(world: World) -> None:
+def test_a_copy_of_an_unfinished_clone_is_not_finished(world: World) -> None:
     world.write("p", numbered(0, 5))
-    dying = FaultyStore(world.store, [Fault("crash", op="put_if_absent", path="c/manifest/*2.manifest")])
-    with pytest.raises(Crashed):
-        Cloner(dying, clock=world.clock, ids=world.ids).clone("c", [CloneSource("p")])
+    world.crash_while_cloning(Fault("crash", op="put_if_absent", path="c/manifest/*2.manifest"))
     copy_database(world, "c", "x")
 
     with pytest.raises(InvalidRequest, match="a copy; destroy it and clone again"):
@@ -347,21 +346,18 @@ def test_a_copy_of_an_unfinished_clone_is_not_finished_with_anothers_checkpoints
 
 
 @pytest.mark.slow
-def test_a_release_that_crashes_anywhere_is_made_good_by_destroying_again(world: World) -> None:
+def test_a_release_that_crashes_at_any_call_is_completed_by_destroying_again(world: World) -> None:
     world.write("p", numbered(0, 3))
     world.admin("p").clone("c")
     world.admin("p").clone("other")
     world.write("c", numbered(3, 5))
     world.admin("c").clone("d")
-    saved = world.objects()
     nth = 0
     crashed = True
     while crashed:
         nth += 1
         crashed = False
-        store = MemoryStore(clock=world.clock)
-        for path, data in saved.items():
-            store.put(path, data)
+        store = copy_of(world.store, clock=world.clock)
         again = World(store)
         again.clock, again.ids = world.clock, world.ids
         dying = FaultyStore(store, [Fault("crash_after", nth=nth)], clock=world.clock)
@@ -372,7 +368,7 @@ def test_a_release_that_crashes_anywhere_is_made_good_by_destroying_again(world:
             try:
                 assert again.admin("d").destroy().unreleased == ()
             except InvalidRequest as refusal:
-                assert "no database" in str(refusal)  # it died behind the last step
+                assert "no database" in str(refusal)  # it crashed after the last step
         with pytest.raises(InvalidRequest, match="no database"):
             again.admin("d").manifest()
         assert set(finals(again, "p")) == {"flagstone.clone/c", "flagstone.clone/other"}, nth
@@ -381,7 +377,7 @@ def test_a_release_that_crashes_anywhere_is_made_good_by_destroying_again(world:
     assert nth > 20
 
 
-def test_looking_for_borrowers_passes_over_sst_and_wal_folders(cloned: World) -> None:
+def test_the_search_for_borrowers_skips_sst_and_wal_folders(cloned: World) -> None:
     for number in range(5):
         cloned.write("p", {b"%d" % number: b"v"})
     forget_names(cloned)
@@ -406,33 +402,20 @@ def test_looking_for_borrowers_passes_over_sst_and_wal_folders(cloned: World) ->
     assert sum("/compacted/" in path or "/wal/" in path for path in listed) <= 3 * 2 * 2
 
 
-def test_a_clone_is_not_destroyed_while_the_store_does_not_tell_whose_a_checkpoint_is(cloned: World) -> None:
-    class Silent(MemoryStore):
-        def list(self, prefix: str, *, after: str | None = None):  # type: ignore[no-untyped-def]
-            if not prefix:
-                raise Unavailable("no answer")
-            return super().list(prefix, after=after)
-
+def test_a_clone_is_not_destroyed_while_the_store_cannot_be_listed(cloned: World) -> None:
     forget_names(cloned)
-    silent = Silent(clock=cloned.clock)
-    for path, data in cloned.objects().items():
-        silent.put(path, data)
+    silent = FaultyStore(cloned.store, [Fault("error", nth=None, op="list", path="")])
     with pytest.raises(Unavailable):
         Destroyer(silent, DbPaths("c"), wal_store=silent, clock=cloned.clock, ids=cloned.ids).destroy()
 
-    answering = MemoryStore(clock=cloned.clock)
-    for meta in MemoryStore.list(silent, ""):
-        answering.put(meta.path, silent.get(meta.path).data)
-    again = World(answering)
-    again.clock = cloned.clock
-    assert again.admin("c").destroy().unreleased == ()
-    assert finals(again) == {}
+    assert cloned.admin("c").destroy().unreleased == ()
+    assert finals(cloned) == {}
 
 
 # -- repeating --------------------------------------------------------------------------------------------
 
 
-def test_a_repeated_clone_says_that_a_final_checkpoint_is_gone(cloned: World) -> None:
+def test_repeating_a_clone_whose_final_checkpoint_is_gone_is_refused_with_its_id(cloned: World) -> None:
     (final,) = finals(cloned).values()
     cloned.admin("p").delete_checkpoint(final, force=True)
     with pytest.raises(InvalidRequest, match=rf"{final} in 'p', which no longer exists"):
@@ -444,16 +427,12 @@ def test_a_repeated_clone_says_that_a_final_checkpoint_is_gone(cloned: World) ->
         cloned.admin("q").clone("c")
 
 
-def test_an_unfinished_clone_that_was_opened_for_writing_is_not_gone_on_with(world: World) -> None:
+def test_an_unfinished_clone_that_was_opened_for_writing_is_not_finished(world: World) -> None:
     world.write("p", numbered(0, 5))
-    dying = FaultyStore(
-        world.store, [Fault("crash_after", op="put_if_absent", path="c/manifest/*1.manifest")]
+    world.crash_while_cloning(
+        Fault("crash_after", op="put_if_absent", path="c/manifest/*1.manifest"), KeyRange(b"k001")
     )
-    with pytest.raises(Crashed):
-        Cloner(dying, clock=world.clock, ids=world.ids).clone(
-            "c", [CloneSource("p", None, KeyRange(b"k001"))]
-        )
-    # SlateDB's writer does not mind that a database is not initialized.
+    # A writer of SlateDB opens a database that is not initialized.
     ManifestStore(world.store, DbPaths("c")).update(lambda now: replace(now.value, writer_epoch=9))
     before = world.objects()
 
@@ -467,9 +446,7 @@ def test_an_unfinished_clone_that_was_opened_for_writing_is_not_gone_on_with(wor
 def test_an_unfinished_clone_at_the_path_of_a_destroyed_database_is_finished(cloned: World) -> None:
     cloned.admin("c").destroy()
     assert finals(cloned) == {}
-    dying = FaultyStore(cloned.store, [Fault("crash_after", op="put_if_absent", path="p/manifest/*", nth=2)])
-    with pytest.raises(Crashed):
-        Cloner(dying, clock=cloned.clock, ids=cloned.ids).clone("c", [CloneSource("p")])
+    cloned.crash_while_cloning(Fault("crash_after", op="put_if_absent", path="p/manifest/*", nth=2))
     assert not cloned.admin("c").manifest().value.initialized
 
     cloned.admin("p").clone("c")
@@ -480,19 +457,17 @@ def test_an_unfinished_clone_at_the_path_of_a_destroyed_database_is_finished(clo
         cloned.admin("p").clone("c")
 
 
-def test_a_database_created_while_the_clone_is_planned_is_not_taken_for_it(world: World) -> None:
+def test_cloning_to_a_path_where_a_database_is_created_meanwhile_is_refused(world: World) -> None:
     world.write("p", numbered(0, 5))
 
-    class Meddling(MemoryStore):
-        def put_if_absent(self, path: str, data: bytes, *, token: str | None = None):  # type: ignore[no-untyped-def]
-            done = super().put_if_absent(path, data, token=token)
-            if path == "c/flagstone/origin":
-                ManifestStore(self, DbPaths("c")).create_next(Manifest(), None)
-            return done
-
-    store = Meddling(clock=world.clock)
-    for path, data in world.objects().items():
-        store.put(path, data)
+    manifests = ManifestStore(world.store, DbPaths("c"))
+    store = InterposingStore(
+        world.store,
+        lambda: manifests.create_next(Manifest(), None),
+        op="put_if_absent",
+        path="c/flagstone/origin",
+        after=True,
+    )
 
     with pytest.raises(InvalidRequest, match="there is a database at 'c'"):
         Cloner(store, clock=world.clock, ids=world.ids).clone("c", [CloneSource("p")])

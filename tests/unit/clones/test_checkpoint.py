@@ -1,4 +1,4 @@
-"""Checkpoints: what they pin, how long, and what is refused."""
+"""Checkpoints: what they keep, how long, and which calls are refused."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.resolve import resolve
 from flagstone.types import ManifestId
-from unit.clones.clones_rig import World, numbered
+from kit.databases import QUIET, World, numbered
 
 UNKNOWN = UUID(int=0x5EED << 64)
 
 
-def test_a_checkpoint_refers_to_the_manifest_that_brings_it(world: World) -> None:
+def test_a_checkpoint_refers_to_the_manifest_that_adds_it(world: World) -> None:
     world.write("p", numbered(0, 5))
 
     created = world.admin("p").create_checkpoint(name="first", lifetime=timedelta(minutes=5))
@@ -34,7 +34,7 @@ def test_a_checkpoint_refers_to_the_manifest_that_brings_it(world: World) -> Non
     assert world.admin("p").checkpoints("other") == ()
 
 
-def test_a_checkpoint_taken_from_another_pins_the_same(world: World) -> None:
+def test_a_checkpoint_created_from_another_keeps_the_same_manifest(world: World) -> None:
     world.write("p", numbered(0, 5))
     first = world.admin("p").create_checkpoint(lifetime=timedelta(minutes=5))
     world.write("p", numbered(0, 5, b"w"))
@@ -46,7 +46,7 @@ def test_a_checkpoint_taken_from_another_pins_the_same(world: World) -> None:
     assert world.scan("p", second.id) == numbered(0, 5)
 
 
-def test_an_operators_checkpoint_covers_what_a_running_writer_made_durable(world: World) -> None:
+def test_a_checkpoint_of_an_administrator_has_the_durable_rows_of_a_running_writer(world: World) -> None:
     with world.open("p") as db:
         db.put(b"a", b"1", await_durable=True)
         db.put(b"b", b"2")
@@ -56,7 +56,7 @@ def test_an_operators_checkpoint_covers_what_a_running_writer_made_durable(world
     assert world.scan("p", created.id) == {b"a": b"1"}
 
 
-def test_scope_all_covers_everything_written(world: World) -> None:
+def test_scope_all_covers_every_written_row(world: World) -> None:
     with world.open("p") as db:
         db.put(b"a", b"1")
         created = db.checkpoint()
@@ -65,7 +65,7 @@ def test_scope_all_covers_everything_written(world: World) -> None:
         assert world.scan("p", created.id) == {b"a": b"1"}
 
 
-def test_scope_durable_covers_the_log_and_nothing_in_memory(world: World) -> None:
+def test_scope_durable_covers_rows_in_the_wal_and_none_in_memory(world: World) -> None:
     with world.open("p") as db:
         db.put(b"a", b"1", await_durable=True)
         db.put(b"b", b"2")
@@ -81,7 +81,7 @@ def test_scope_all_does_not_wait_for_room_in_l0(world: World) -> None:
         "p",
         store=world.store,
         clock=world.clock,
-        settings=flagstone.Settings(l0_max_ssts=1, compactor_options=None, garbage_collector_options=None),
+        settings=QUIET.replace(l0_max_ssts=1),
     ) as db:
         db.put(b"late", b"1")
         created = db.checkpoint()
@@ -89,7 +89,7 @@ def test_scope_all_does_not_wait_for_room_in_l0(world: World) -> None:
         assert world.scan("p", created.id) == numbered(0, 3) | {b"late": b"1"}
 
 
-def test_refresh_and_delete(world: World) -> None:
+def test_refresh_changes_the_expiry_and_delete_removes_the_checkpoint(world: World) -> None:
     world.write("p", numbered(0, 5))
     admin = world.admin("p")
     created = admin.create_checkpoint(lifetime=timedelta(seconds=10))
@@ -119,7 +119,7 @@ def test_refresh_and_delete(world: World) -> None:
         (lambda admin: admin.clone("c", checkpoint=UNKNOWN), "no checkpoint"),
     ],
 )
-def test_what_is_wrong_is_refused_and_changes_nothing(world: World, call: object, message: str) -> None:
+def test_invalid_arguments_are_refused_and_change_no_object(world: World, call: object, message: str) -> None:
     world.write("p", numbered(0, 5))
     before = world.objects()
 
@@ -146,14 +146,16 @@ def test_what_is_wrong_is_refused_and_changes_nothing(world: World, call: object
         lambda admin: admin.destroy(soft=True),
     ],
 )
-def test_where_there_is_no_database_it_is_said_and_none_is_made(world: World, call: object) -> None:
+def test_every_call_for_a_path_without_a_database_is_refused_and_creates_none(
+    world: World, call: object
+) -> None:
     with pytest.raises(InvalidRequest, match=r"no database at 'nowhere'"):
         call(world.admin("nowhere"))  # type: ignore[operator]
 
     assert world.objects() == {}
 
 
-def test_an_expired_checkpoint_is_no_source(world: World) -> None:
+def test_an_expired_checkpoint_is_refused_as_a_source(world: World) -> None:
     world.write("p", numbered(0, 5))
     expired = world.admin("p").create_checkpoint(lifetime=timedelta(seconds=1))
     world.clock.advance(2_000)
@@ -170,11 +172,11 @@ def test_an_expired_checkpoint_is_no_source(world: World) -> None:
     assert world.admin("p").refresh_checkpoint(expired.id).expires_s is None
 
 
-def test_a_pin_of_the_log_is_no_state(world: World) -> None:
+def test_a_retention_checkpoint_is_refused_as_a_source(world: World) -> None:
     world.write("p", numbered(0, 5))
-    pin = Checkpoint(UNKNOWN, ManifestId(0), 0)
+    retention = Checkpoint(UNKNOWN, ManifestId(0), 0)
     manifests = ManifestStore(world.store, DbPaths("p"), clock=world.clock)
-    manifests.update(lambda now: add_checkpoint(now.value, pin))
+    manifests.update(lambda now: add_checkpoint(now.value, retention))
     before = world.objects()
 
     for call in (
@@ -187,12 +189,12 @@ def test_a_pin_of_the_log_is_no_state(world: World) -> None:
     assert world.objects() == before
 
 
-def test_a_wrong_scope_is_refused(world: World) -> None:
+def test_an_unknown_scope_is_refused(world: World) -> None:
     with world.open("p") as db, pytest.raises(InvalidRequest, match="'all' or 'durable'"):
         db.checkpoint(scope="some")  # type: ignore[arg-type]
 
 
-def test_an_admin_works_where_it_arrives(tmp_path: Path) -> None:
+def test_an_unpickled_admin_works_on_the_same_database(tmp_path: Path) -> None:
     name = "views-admin"
     flagstone.open("p", store=MemoryStore.named(name)).close()
     for admin in (
@@ -207,7 +209,7 @@ def test_an_admin_works_where_it_arrives(tmp_path: Path) -> None:
     assert local.manifest().value.initialized
 
 
-def test_no_secret_travels_with_an_admin() -> None:
+def test_a_pickled_admin_has_no_secret() -> None:
     store = resolve(
         "s3://bucket", access_key_id="AKIAID", secret_access_key="hidden-words", region="eu-west-1"
     )

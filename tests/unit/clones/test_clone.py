@@ -1,4 +1,4 @@
-"""Clones: what they hold, that they can be finished, and what is refused."""
+"""Clones: their rows, how an unfinished one is finished, and which calls are refused."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ import pytest
 
 import flagstone
 from flagstone import Admin, InvalidRequest, KeyRange
-from flagstone.clones.clone import Cloner
-from flagstone.clones.origin import CloneSource, load_origin
+from flagstone.clones.origin import load_origin
 from flagstone.metadata.stores import ManifestStore
 from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.resolve import resolve_neighbour
-from flagstone.testing.faults import Crashed, Fault, FaultyStore
-from unit.clones.clones_rig import World, numbered
+from flagstone.testing.faults import Fault
+from kit.databases import World, numbered
 
 
-def test_a_clone_holds_tables_and_log_and_goes_its_own_way(world: World) -> None:
+def test_a_clone_has_the_rows_of_ssts_and_wal_and_is_written_independently(world: World) -> None:
     world.write("p", numbered(0, 10))
     with world.open("p") as db:
         db.put(b"logged", b"1", await_durable=True)
@@ -36,7 +35,7 @@ def test_a_clone_holds_tables_and_log_and_goes_its_own_way(world: World) -> None
     assert all(world.admin(path).verify().ok for path in "pc")
 
 
-def test_both_manifests_of_a_clone_say_what_the_protocol_says(world: World) -> None:
+def test_the_two_manifests_of_a_clone_follow_the_protocol(world: World) -> None:
     world.write("p", numbered(0, 10))
     world.admin("p").clone("c")
 
@@ -73,18 +72,18 @@ def test_a_clone_of_a_clone_borrows_from_both(world: World) -> None:
     assert len({entry.manifest_id for entry in held}) == 1
 
 
-def test_a_given_checkpoint_is_cloned_and_no_other_is_made(world: World) -> None:
+def test_a_clone_of_a_given_checkpoint_has_its_rows_and_creates_no_source_checkpoint(world: World) -> None:
     world.write("p", numbered(0, 5))
-    pinned = world.admin("p").create_checkpoint(name="mine")
+    saved = world.admin("p").create_checkpoint(name="mine")
     world.write("p", numbered(0, 5, b"w"))
 
-    world.admin("p").clone("c", checkpoint=str(pinned.id))
+    world.admin("p").clone("c", checkpoint=str(saved.id))
 
     assert world.scan("c") == numbered(0, 5)
     assert [entry.name for entry in world.admin("p").checkpoints()] == ["mine", "flagstone.clone/c"]
 
 
-def test_the_same_call_onto_a_finished_clone_is_refused_and_changes_nothing(world: World) -> None:
+def test_repeating_the_call_of_a_finished_clone_is_refused_and_changes_no_object(world: World) -> None:
     world.write("p", numbered(0, 5))
     world.admin("p").clone("c")
     world.admin("p").clone("a", range=(None, b"k002"))
@@ -105,7 +104,7 @@ def test_the_same_call_onto_a_finished_clone_is_refused_and_changes_nothing(worl
     assert world.objects() == before
 
 
-def test_the_same_call_by_many_at_once_makes_one_clone(world: World) -> None:
+def test_the_same_call_of_many_threads_makes_one_clone(world: World) -> None:
     world.write("p", numbered(0, 5))
     world.write("q", numbered(5, 9))
 
@@ -116,7 +115,7 @@ def test_the_same_call_by_many_at_once_makes_one_clone(world: World) -> None:
         for future in (*clones, *unions):
             try:
                 made.add((future.result().id, str(future.result().value)))
-            except InvalidRequest as refusal:  # it began when the clone was finished
+            except InvalidRequest as refusal:  # its call began after the clone was finished
                 assert "a finished clone" in str(refusal)
 
     assert len(made) == 2
@@ -127,7 +126,7 @@ def test_the_same_call_by_many_at_once_makes_one_clone(world: World) -> None:
     assert held == {db.final_checkpoint_id for db in lenders if db.path == "p"}
 
 
-def test_a_clone_of_a_database_under_load_is_one_of_its_states(world: World) -> None:
+def test_a_clone_made_during_writes_has_one_state_of_its_source(world: World) -> None:
     with world.open("p") as db:
 
         def write() -> None:
@@ -153,16 +152,16 @@ def test_a_clone_of_a_database_under_load_is_one_of_its_states(world: World) -> 
     assert seen == sorted(seen)
 
 
-def test_another_call_for_the_same_place_is_refused(world: World) -> None:
+def test_another_call_for_the_path_of_a_clone_is_refused(world: World) -> None:
     world.write("p", numbered(0, 5))
     world.write("q", numbered(0, 5))
-    pinned = world.admin("p").create_checkpoint()
+    saved = world.admin("p").create_checkpoint()
     world.admin("p").clone("c")
     before = world.objects()
 
     for call in (
         lambda: world.admin("q").clone("c"),
-        lambda: world.admin("p").clone("c", checkpoint=pinned.id),
+        lambda: world.admin("p").clone("c", checkpoint=saved.id),
         lambda: world.admin("p").clone("c", range=(b"k001", None)),
         lambda: world.admin("p").clone("q"),
         lambda: world.admin("p").clone("p"),
@@ -174,11 +173,9 @@ def test_another_call_for_the_same_place_is_refused(world: World) -> None:
     assert world.objects() == before
 
 
-def test_an_unfinished_clone_is_finished_by_the_same_call_and_by_nothing_else(world: World) -> None:
+def test_an_unfinished_clone_is_finished_by_the_same_call_and_by_no_other(world: World) -> None:
     world.write("p", numbered(0, 5))
-    dying = FaultyStore(world.store, [Fault("crash_after", op="put_if_absent", path="c/manifest/*")])
-    with pytest.raises(Crashed):
-        Cloner(dying, clock=world.clock, ids=world.ids).clone("c", [CloneSource("p")])
+    world.crash_while_cloning(Fault("crash_after", op="put_if_absent", path="c/manifest/*"))
     assert not world.admin("c").manifest().value.initialized
     before = world.objects()
 
@@ -197,13 +194,11 @@ def test_an_unfinished_clone_is_finished_by_the_same_call_and_by_nothing_else(wo
     assert world.scan("c") == numbered(0, 5)
 
 
-def test_where_a_clone_was_begun_no_other_database_is_made(world: World) -> None:
+def test_no_other_database_is_created_at_the_path_of_an_unfinished_clone(world: World) -> None:
     world.write("p", numbered(0, 5))
-    dying = FaultyStore(world.store, [Fault("crash_after", op="put_if_absent", path="c/flagstone/origin")])
-    with pytest.raises(Crashed):
-        Cloner(dying, clock=world.clock, ids=world.ids).clone(
-            "c", [CloneSource("p", None, KeyRange(b"k003"))]
-        )
+    world.crash_while_cloning(
+        Fault("crash_after", op="put_if_absent", path="c/flagstone/origin"), KeyRange(b"k003")
+    )
     before = world.objects()
 
     with pytest.raises(InvalidRequest, match="a clone was begun"):
@@ -216,14 +211,12 @@ def test_where_a_clone_was_begun_no_other_database_is_made(world: World) -> None
     assert world.scan("c") == {b"a": b"1"}
 
 
-def test_what_took_too_long_says_what_to_do(world: World) -> None:
+def test_a_clone_whose_source_checkpoint_is_gone_is_refused_until_it_is_destroyed(world: World) -> None:
     world.write("p", numbered(0, 5))
-    dying = FaultyStore(world.store, [Fault("crash_after", op="put_if_absent", path="c/manifest/*")])
-    with pytest.raises(Crashed):
-        Cloner(dying, clock=world.clock, ids=world.ids).clone("c", [CloneSource("p")])
+    world.crash_while_cloning(Fault("crash_after", op="put_if_absent", path="c/manifest/*"))
     world.clock.advance(400_000)
     for entry in world.admin("p").checkpoints():
-        world.admin("p").delete_checkpoint(entry.id)  # as garbage collection does with the expired
+        world.admin("p").delete_checkpoint(entry.id)  # as garbage collection does after their expiry
 
     with pytest.raises(InvalidRequest, match="destroy the unfinished clone at 'c'"):
         world.admin("p").clone("c")
@@ -233,11 +226,9 @@ def test_what_took_too_long_says_what_to_do(world: World) -> None:
     assert world.scan("c") == numbered(0, 5)
 
 
-def test_an_expired_source_that_is_still_there_is_good_enough_to_finish(world: World) -> None:
+def test_an_unfinished_clone_is_finished_from_an_expired_checkpoint_that_still_exists(world: World) -> None:
     world.write("p", numbered(0, 5))
-    dying = FaultyStore(world.store, [Fault("crash_after", op="put_if_absent", path="c/manifest/*")])
-    with pytest.raises(Crashed):
-        Cloner(dying, clock=world.clock, ids=world.ids).clone("c", [CloneSource("p")])
+    world.crash_while_cloning(Fault("crash_after", op="put_if_absent", path="c/manifest/*"))
     world.clock.advance(400_000)
 
     world.admin("p").clone("c")
@@ -245,7 +236,7 @@ def test_an_expired_source_that_is_still_there_is_good_enough_to_finish(world: W
     assert world.scan("c") == numbered(0, 5)
 
 
-def test_a_log_in_its_own_store_is_copied_there() -> None:
+def test_a_wal_in_a_store_of_its_own_is_copied_there() -> None:
     world = World(wal_store=MemoryStore())
     with world.open("p") as db:
         db.put(b"a", b"1", await_durable=True)
@@ -255,14 +246,12 @@ def test_a_log_in_its_own_store_is_copied_there() -> None:
     assert not list(world.store.list("c/wal"))
 
 
-def test_a_foreign_log_file_in_an_unfinished_clone_is_not_overwritten(world: World) -> None:
+def test_a_fence_of_another_writer_in_an_unfinished_clone_is_not_overwritten(world: World) -> None:
     world.write("p", numbered(0, 5))
-    dying = FaultyStore(world.store, [Fault("crash_after", op="put_if_absent", path="c/manifest/*")])
-    with pytest.raises(Crashed):
-        Cloner(dying, clock=world.clock, ids=world.ids).clone("c", [CloneSource("p")])
+    world.crash_while_cloning(Fault("crash_after", op="put_if_absent", path="c/manifest/*"))
     manifest = world.admin("c").manifest().value
     fence = DbPaths("c").wal(manifest.wal_id_last_seen)
-    world.store.put(fence, b"")  # a SlateDB writer does not mind that it is not initialized
+    world.store.put(fence, b"")  # a writer of SlateDB opens a database that is not initialized
 
     with pytest.raises(InvalidRequest, match="opened for writing"):
         world.admin("p").clone("c")
@@ -272,7 +261,7 @@ def test_a_foreign_log_file_in_an_unfinished_clone_is_not_overwritten(world: Wor
 # -- projections ------------------------------------------------------------------------------------------
 
 
-def test_a_projection_shows_its_range_and_takes_no_other_key(world: World) -> None:
+def test_a_projection_has_the_rows_of_its_range_and_refuses_other_keys(world: World) -> None:
     world.write("p", numbered(0, 10))
     world.write("p", numbered(3, 6, b"w"))
     world.admin("p").clone("a", range=(b"k002", b"k005"))
@@ -298,7 +287,7 @@ def test_a_projection_shows_its_range_and_takes_no_other_key(world: World) -> No
     assert world.scan("a") == expected | {b"k002": b"first", b"k004\xff": b"last"}
 
 
-def test_the_range_is_passed_on(world: World) -> None:
+def test_clones_and_unions_of_projections_inherit_the_writable_range(world: World) -> None:
     world.write("p", numbered(0, 20))
     world.admin("p").clone("a", range=(b"k002", b"k010"))
     world.admin("a").clone("b")
@@ -331,27 +320,27 @@ def test_the_range_is_passed_on(world: World) -> None:
             db.put(b"k012", b"")
 
 
-def test_what_slatedb_wrote_outside_of_the_range_stays_readable(world: World) -> None:
+def test_rows_that_slatedb_wrote_outside_of_the_range_are_returned_by_scans(world: World) -> None:
     world.write("p", numbered(0, 10))
     world.admin("p").clone("a", range=(None, b"k005"))
-    mark = DbPaths("a").own("origin")
-    kept = world.store.get(mark).data
-    world.store.delete(mark)  # now we are as ignorant as SlateDB
+    origin = DbPaths("a").own("origin")
+    kept = world.store.get(origin).data
+    world.store.delete(origin)  # SlateDB does not know it
     with world.open("a") as db:
         db.put(b"zzz", b"1", await_durable=True)
         db.put(b"zzz", b"2")
         db.flush("wal")
-        pinned = db.checkpoint(scope="durable")
-    world.admin("a").clone("b", checkpoint=pinned.id)
-    world.store.put(mark, kept)
+        saved = db.checkpoint(scope="durable")
+    world.admin("a").clone("b", checkpoint=saved.id)
+    world.store.put(origin, kept)
     world.store.put(DbPaths("b").own("origin"), kept)
 
-    for path in ("a", "b"):  # in a table, and in the log
+    for path in ("a", "b"):  # in an SST, and in the WAL
         with world.open(path) as db:
             assert dict(db.scan()) == numbered(0, 5) | {b"zzz": b"2"}
 
 
-def test_rows_in_the_log_stop_a_projection_of_their_range(world: World) -> None:
+def test_a_projection_of_a_range_with_rows_in_the_wal_is_refused(world: World) -> None:
     world.write("p", numbered(0, 10))
     with world.open("p") as db:
         db.put(b"k003", b"logged", await_durable=True)
@@ -386,7 +375,7 @@ def test_a_range_without_keys_is_refused(world: World, keys: object, message: st
     assert world.objects() == before
 
 
-def test_a_projection_to_where_nothing_is_borrows_nothing(world: World) -> None:
+def test_a_projection_of_a_range_without_rows_borrows_no_sst(world: World) -> None:
     world.write("p", numbered(0, 3))
     world.admin("p").clone("a", range=(b"x", None))
 
@@ -396,10 +385,12 @@ def test_a_projection_to_where_nothing_is_borrows_nothing(world: World) -> None:
     assert world.scan("a") == {b"y": b"1"}
 
 
-# -- places -----------------------------------------------------------------------------------------------
+# -- paths ------------------------------------------------------------------------------------------------
 
 
-def test_a_clone_is_put_beside_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_path_of_a_clone_may_be_absolute_relative_a_url_or_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with flagstone.open(tmp_path / "p") as db:
         db.put(b"a", b"1")
     Admin(tmp_path / "p").clone(tmp_path / "c")
@@ -415,7 +406,7 @@ def test_a_clone_is_put_beside_its_parent(tmp_path: Path, monkeypatch: pytest.Mo
             assert dict(clone.scan()) == {b"a": b"1"}
 
 
-def test_a_clone_stays_in_its_store(tmp_path: Path) -> None:
+def test_a_clone_in_another_store_is_refused(tmp_path: Path) -> None:
     store = MemoryStore.named("neighbours")
     assert resolve_neighbour("memory://neighbours/a/b", store) == "a/b"
     assert resolve_neighbour("a/b/", store) == "a/b"
@@ -426,7 +417,7 @@ def test_a_clone_stays_in_its_store(tmp_path: Path) -> None:
         resolve_neighbour("../a", store)
 
 
-def test_ephemeral_checkpoints_expire_and_final_ones_do_not(world: World) -> None:
+def test_source_checkpoints_of_clones_expire_and_final_checkpoints_do_not(world: World) -> None:
     world.write("p", numbered(0, 3))
     for name in "abc":
         world.admin("p").clone(name)

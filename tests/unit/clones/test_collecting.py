@@ -1,11 +1,11 @@
-"""Garbage collection beside clones: what is lent stays, and goes when nobody borrows it any more."""
+"""Garbage collection beside clones: lent SSTs are kept until no clone uses them."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 
 from flagstone.store.paths import DbPaths
-from unit.clones.clones_rig import World, numbered
+from kit.databases import World, numbered
 
 NOW = timedelta(0)
 
@@ -15,7 +15,7 @@ def collect(world: World, path: str) -> None:
     world.admin(path).collect_garbage(min_age=NOW)
 
 
-def test_a_lender_keeps_its_tables_until_the_borrower_has_compacted_them_away(world: World) -> None:
+def test_a_lender_keeps_lent_ssts_until_the_clone_has_compacted_them(world: World) -> None:
     world.write("p", numbered(0, 5))
     lent = set(world.admin("p").manifest().value.ssts)
     world.admin("p").clone("c")
@@ -36,13 +36,13 @@ def test_a_lender_keeps_its_tables_until_the_borrower_has_compacted_them_away(wo
     collect(world, "p")
 
     left = set(world.objects("p/compacted"))
-    assert not left & {DbPaths("p").sst(table) for table in lent}
+    assert not left & {DbPaths("p").sst(sst_id) for sst_id in lent}
     assert len(left) <= 2
     assert world.scan("p") == numbered(0, 5, b"w") | numbered(0, 1, b"x")
     assert world.scan("c") == numbered(0, 5)
 
 
-def test_parts_of_a_union_collected_and_destroyed_leave_it_whole(world: World) -> None:
+def test_a_union_keeps_its_rows_when_its_parts_are_collected_and_destroyed(world: World) -> None:
     world.write("p", numbered(0, 10))
     world.write("p", numbered(3, 7, b"w"))
     world.admin("p").clone("a", range=(None, b"k005"))
@@ -63,15 +63,15 @@ def test_parts_of_a_union_collected_and_destroyed_leave_it_whole(world: World) -
     assert world.admin("u").verify().ok
 
 
-def test_a_restored_state_survives_collection(world: World) -> None:
+def test_a_restored_state_keeps_its_rows_after_collection(world: World) -> None:
     world.write("p", numbered(0, 5))
     with world.open("p") as db:
         db.put(b"logged", b"1", await_durable=True)
-        pinned = db.checkpoint(scope="durable")
+        saved = db.checkpoint(scope="durable")
         db.put(b"later", b"1")
     world.admin("p").compact(full=True)
-    world.admin("p").restore(pinned.id)
-    world.admin("p").delete_checkpoint(pinned.id)
+    world.admin("p").restore(saved.id)
+    world.admin("p").delete_checkpoint(saved.id)
 
     for _ in range(3):
         collect(world, "p")

@@ -1,10 +1,11 @@
-"""Destroying databases: who is kept out, what is deleted in which order, and that it can be finished."""
+"""Destroying databases: what is refused, what is deleted in which order, and how a crash is completed."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 import pytest
 
@@ -19,7 +20,8 @@ from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.testing.faults import Crashed, Fault, FaultyStore
 from flagstone.types import ManifestId
-from unit.clones.clones_rig import World, numbered
+from kit.databases import World, numbered
+from kit.faults import InterposingStore
 
 HOUR = timedelta(hours=1)
 
@@ -36,7 +38,7 @@ def collect(world: World, path: str, *, dry_run: bool = False) -> Destruction:
 
 
 def assert_vacant(world: World, path: str) -> None:
-    """Nothing but the residue is left: one manifest, the end of the WAL, boundaries, perhaps a compactions file."""
+    """Only the residue is left: one manifest, the end of the WAL, boundaries, perhaps a compactions file."""
     paths, left = DbPaths(path), set(world.objects(path)) - set(world.objects(f"{path}/nested"))
     wal_store = world.wal_store or world.store
     wal_files = list(wal_store.list(paths.wal_folder))
@@ -57,7 +59,7 @@ def assert_vacant(world: World, path: str) -> None:
 
 
 @pytest.mark.parametrize("wal_apart", [False, True])
-def test_only_the_residue_is_left_and_a_new_database_begins_empty(wal_apart: bool) -> None:
+def test_destroy_leaves_only_the_residue_and_a_new_database_begins_empty(wal_apart: bool) -> None:
     world = World(wal_store=MemoryStore() if wal_apart else None)
     world.write("p", numbered(0, 5))
     world.write("p/nested", numbered(0, 5))
@@ -76,7 +78,7 @@ def test_only_the_residue_is_left_and_a_new_database_begins_empty(wal_apart: boo
     assert world.scan("p") == numbered(5, 6)
 
 
-def test_live_checkpoints_forbid_it_and_expired_ones_do_not(world: World) -> None:
+def test_live_checkpoints_prevent_a_destruction_and_expired_ones_do_not(world: World) -> None:
     world.write("p", numbered(0, 5))
     admin = world.admin("p")
     admin.create_checkpoint(lifetime=timedelta(seconds=10))
@@ -95,7 +97,7 @@ def test_live_checkpoints_forbid_it_and_expired_ones_do_not(world: World) -> Non
     assert_vacant(world, "p")
 
 
-def test_a_parent_outlives_its_clones_and_is_released_by_their_end(world: World) -> None:
+def test_a_database_with_clones_can_be_destroyed_only_after_them(world: World) -> None:
     world.write("p", numbered(0, 5))
     world.admin("p").clone("c")
     world.admin("c").clone("d")
@@ -111,7 +113,7 @@ def test_a_parent_outlives_its_clones_and_is_released_by_their_end(world: World)
         assert_vacant(world, path)
 
 
-def test_a_dry_run_names_everything_and_touches_nothing(world: World) -> None:
+def test_a_dry_run_lists_every_object_and_changes_none(world: World) -> None:
     world.write("p", numbered(0, 5))
     world.admin("p").clone("c")
     before = world.objects()
@@ -125,7 +127,7 @@ def test_a_dry_run_names_everything_and_touches_nothing(world: World) -> None:
     assert_vacant(world, "c")
 
 
-def test_what_is_not_ours_by_name_is_left_alone(world: World) -> None:
+def test_files_with_foreign_names_are_not_deleted(world: World) -> None:
     world.write("p", numbered(0, 5))
     world.store.put("p/wal/README", b"mine")
     world.store.put("p/notes.txt", b"mine")
@@ -137,7 +139,7 @@ def test_what_is_not_ours_by_name_is_left_alone(world: World) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("effect", ["crash", "crash_after"])
-def test_it_is_finished_by_calling_again_wherever_it_died(effect: str) -> None:
+def test_a_destruction_that_crashes_at_any_call_is_completed_by_repeating_it(effect: str) -> None:
     nth, crashed = 0, True
     while crashed:
         nth += 1
@@ -155,7 +157,7 @@ def test_it_is_finished_by_calling_again_wherever_it_died(effect: str) -> None:
             if load_destroyed(world.store, DbPaths("c")) is not None:
                 with pytest.raises(InvalidRequest, match="destroyed"):
                     world.open("c")
-            with suppress(InvalidRequest):  # it may have been finished
+            with suppress(InvalidRequest):  # it may be complete
                 world.admin("c").destroy()
         assert_vacant(world, "c")
         assert not [entry for entry in world.admin("p").checkpoints() if entry.expires_s is None]
@@ -163,16 +165,12 @@ def test_it_is_finished_by_calling_again_wherever_it_died(effect: str) -> None:
     assert nth > 20
 
 
-def test_a_checkpoint_created_in_the_last_moment_saves_it(world: World) -> None:
+def test_a_checkpoint_created_right_before_the_destruction_prevents_it(world: World) -> None:
     world.write("p", numbered(0, 5))
 
-    class Interrupted(FaultyStore):
-        def put_if_absent(self, path: str, data: bytes, *, token: str | None = None):  # type: ignore[no-untyped-def]
-            if "/manifest/" in path and not world.admin("p").checkpoints():
-                world.admin("p").create_checkpoint()
-            return super().put_if_absent(path, data, token=token)
-
-    store = Interrupted(world.store)
+    store = InterposingStore(
+        world.store, world.admin("p").create_checkpoint, op="put_if_absent", path="*/manifest/*"
+    )
     with pytest.raises(InvalidRequest, match="live checkpoints"):
         Destroyer(store, DbPaths("p"), wal_store=store, clock=world.clock, ids=world.ids).destroy()
     assert world.scan("p") == numbered(0, 5)
@@ -182,10 +180,10 @@ def test_a_checkpoint_created_in_the_last_moment_saves_it(world: World) -> None:
 # -- soft -------------------------------------------------------------------------------------------------
 
 
-def test_a_soft_destruction_keeps_everybody_out_and_everything_in(world: World) -> None:
+def test_a_softly_destroyed_database_refuses_every_use_and_keeps_its_objects(world: World) -> None:
     world.write("p", numbered(0, 5))
     world.write("q", numbered(5, 9))
-    pinned = world.admin("p").create_checkpoint()
+    saved = world.admin("p").create_checkpoint()
     db = world.open("p")
     db.put(b"late", b"1", await_durable=True)
 
@@ -205,7 +203,7 @@ def test_a_soft_destruction_keeps_everybody_out_and_everything_in(world: World) 
         lambda: world.admin("q").clone("p"),
         lambda: world.admin("q").union("u", ["p"]),
         lambda: world.admin("p").create_checkpoint(),
-        lambda: world.admin("p").restore(pinned.id),
+        lambda: world.admin("p").restore(saved.id),
     ):
         with pytest.raises(InvalidRequest, match="destroyed"):
             call()
@@ -213,7 +211,9 @@ def test_a_soft_destruction_keeps_everybody_out_and_everything_in(world: World) 
     assert any("compacted" in path for path in before)
 
 
-def test_collection_waits_for_the_grace_and_for_checkpoints(world: World) -> None:
+def test_collection_deletes_a_destroyed_database_after_its_grace_period_and_its_checkpoints(
+    world: World,
+) -> None:
     world.write("p", numbered(0, 5))
     world.admin("p").clone("c")
     world.admin("c").create_checkpoint(lifetime=2 * HOUR)
@@ -240,12 +240,12 @@ def test_collection_waits_for_the_grace_and_for_checkpoints(world: World) -> Non
 
 
 def claim_as_slatedb(world: World, path: str, role: str) -> None:
-    """Raise an epoch as a process does that knows nothing of marks."""
+    """Raise an epoch as SlateDB does, which does not know destruction marks."""
     manifests = ManifestStore(world.store, DbPaths(path), check=lambda *_: None)
     manifests.update(lambda now: replace(now.value, **{role: getattr(now.value, role) + 1}))  # type: ignore[arg-type]
 
 
-def test_a_database_that_a_slatedb_writer_opened_after_its_end_is_not_deleted(world: World) -> None:
+def test_a_destroyed_database_that_a_slatedb_writer_opened_is_not_deleted(world: World) -> None:
     world.write("p", numbered(0, 5))
     world.admin("p").destroy(soft=True, grace=HOUR)
     claim_as_slatedb(world, "p", "writer_epoch")
@@ -270,7 +270,7 @@ def test_a_slatedb_compactor_that_restarts_does_not_keep_a_destroyed_database(wo
     assert_vacant(world, "p")
 
 
-def test_hard_after_soft_does_not_wait(world: World) -> None:
+def test_a_hard_destruction_after_a_soft_one_does_not_wait_for_the_grace_period(world: World) -> None:
     world.write("p", numbered(0, 5))
     world.admin("p").destroy(soft=True)
 
@@ -279,23 +279,13 @@ def test_hard_after_soft_does_not_wait(world: World) -> None:
     assert_vacant(world, "p")
 
 
-def test_somebody_who_opens_while_it_is_marked_does_not_get_in(world: World) -> None:
-    """The mark comes before the claim, and openers look after their claim: one of them sees the other."""
+def test_opening_a_database_during_its_destruction_is_refused(world: World) -> None:
+    """The destroyer marks before it claims, and an opener reads after its claim: one of them sees the other."""
     world.write("p", numbered(0, 5))
 
-    class Interrupted(FaultyStore):
-        """Destroys the database between an opener's first look and its claim."""
-
-        done = False
-
-        def put_if_absent(self, path: str, data: bytes, *, token: str | None = None):  # type: ignore[no-untyped-def]
-            if "/manifest/" in path and not self.done:
-                self.done = True
-                world.admin("p").destroy(soft=True)
-            return super().put_if_absent(path, data, token=token)
-
-    inner = world.store
-    world.store = Interrupted(inner)  # type: ignore[assignment]
+    destroy = partial(world.admin("p").destroy, soft=True)
+    # Between the opener's first read of the manifest and its claim.
+    world.store = InterposingStore(world.store, destroy, op="put_if_absent", path="*/manifest/*")  # type: ignore[assignment]
     with pytest.raises(InvalidRequest, match="destroyed"):
         world.open("p")
 
@@ -313,11 +303,13 @@ def test_somebody_who_opens_while_it_is_marked_does_not_get_in(world: World) -> 
         (Destroyed(0, 100, 1, 1), Manifest(writer_epoch=1, compactor_epoch=2), Verdict.DUE),
     ],
 )
-def test_the_verdict(mark: Destroyed | None, manifest: Manifest | None, verdict: Verdict) -> None:
+def test_a_destroyed_database_is_due_after_its_grace_period_unless_a_writer_has_claimed_it(
+    mark: Destroyed | None, manifest: Manifest | None, verdict: Verdict
+) -> None:
     assert plan_destruction(mark, manifest, now_ms=100) is verdict
 
 
-def test_a_live_checkpoint_pins(world: World) -> None:
-    pinned = Checkpoint(world.ids.uuid(), ManifestId(1), 0)
-    manifest = Manifest(writer_epoch=1, compactor_epoch=1, checkpoints=(pinned,))
+def test_a_live_checkpoint_defers_the_deletion_of_a_destroyed_database(world: World) -> None:
+    saved = Checkpoint(world.ids.uuid(), ManifestId(1), 0)
+    manifest = Manifest(writer_epoch=1, compactor_epoch=1, checkpoints=(saved,))
     assert plan_destruction(Destroyed(0, 0, 1, 1), manifest, now_ms=100) is Verdict.PINNED

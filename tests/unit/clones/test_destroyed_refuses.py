@@ -1,4 +1,4 @@
-"""A softly destroyed database takes no claim, no checkpoint and no edit any more, and so can always be deleted."""
+"""A softly destroyed database accepts no claim, checkpoint or edit, so it can always be deleted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from flagstone.metadata.stores import ManifestStore
 from flagstone.runtime.sync import Event
 from flagstone.store.paths import DbPaths
 from flagstone.types import ManifestId
-from unit.clones.clones_rig import World, numbered
+from kit.databases import World, numbered
 
 HOUR = timedelta(hours=1)
 PATHS = DbPaths("p")
@@ -80,7 +80,9 @@ CALLS: dict[str, Callable[[World], Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_nothing_claims_or_edits_a_destroyed_database(world: World, call: Callable[[World], Any]) -> None:
+def test_every_claim_and_edit_of_a_destroyed_database_is_refused(
+    world: World, call: Callable[[World], Any]
+) -> None:
     destroyed(world)
     before = world.objects()
     with pytest.raises((InvalidRequest, Closed), match="destroyed"):
@@ -92,7 +94,7 @@ def test_nothing_claims_or_edits_a_destroyed_database(world: World, call: Callab
     assert verdict(world) is Verdict.DUE
 
 
-def test_a_checkpoint_is_not_prolonged_but_may_be_deleted(world: World) -> None:
+def test_a_checkpoint_of_a_destroyed_database_may_be_deleted_but_not_refreshed(world: World) -> None:
     world.write("p", numbered(0, 5))
     held = world.admin("p").create_checkpoint(lifetime=2 * HOUR, name="nightly backup")
     world.admin("p").destroy(soft=True, grace=HOUR)
@@ -118,7 +120,7 @@ def open_writer(world: World) -> Db:
 
 @pytest.mark.parametrize("scope", ["durable", "all"])
 @pytest.mark.parametrize("replaced_by", ["a destroyer", "a writer"])
-def test_a_writer_that_was_replaced_creates_no_checkpoint(world: World, scope: Any, replaced_by: str) -> None:
+def test_a_fenced_writer_creates_no_checkpoint(world: World, scope: Any, replaced_by: str) -> None:
     db = open_writer(world)
     if replaced_by == "a destroyer":
         world.admin("p").destroy(soft=True, grace=HOUR)
@@ -138,7 +140,7 @@ def follow(world: World, reader: DbReader, *, rounds: int) -> None:
         reader.refresh()
 
 
-def test_a_reader_that_goes_on_does_not_keep_the_database(world: World) -> None:
+def test_an_open_reader_does_not_keep_a_destroyed_database(world: World) -> None:
     world.write("p", numbered(0, 5))
     settings = ReaderSettings(manifest_poll_interval=timedelta(minutes=5))
     with open_reader("p", store=world.store, clock=world.clock, ids=world.ids, settings=settings) as reader:
@@ -150,7 +152,7 @@ def test_a_reader_that_goes_on_does_not_keep_the_database(world: World) -> None:
     assert verdict(world) is Verdict.DUE
 
 
-def test_a_compactor_that_is_restarted_does_not_keep_the_database(world: World) -> None:
+def test_a_restarted_compactor_does_not_keep_a_destroyed_database(world: World) -> None:
     settings = Settings(garbage_collector_options=None)
     with open_database("p", store=world.store, settings=settings) as db:
         db.put(b"k", b"v")
@@ -167,7 +169,7 @@ def test_a_compactor_that_is_restarted_does_not_keep_the_database(world: World) 
 # -- garbage collection -----------------------------------------------------------------------------------
 
 
-def test_collection_says_why_a_destroyed_database_is_still_there(world: World) -> None:
+def test_the_report_of_a_collection_names_what_keeps_a_destroyed_database(world: World) -> None:
     world.write("p", numbered(0, 5))
     named = world.admin("p").create_checkpoint(lifetime=3 * HOUR, name="nightly backup")
     with open_feed("p", "mirror", store=world.store, clock=world.clock, ids=world.ids, lifetime=2 * HOUR):

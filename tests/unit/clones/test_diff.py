@@ -1,69 +1,39 @@
-"""Differences between two checkpoints: those of the contents, found where the tables differ."""
+"""Differences between the rows of two checkpoints, found in the SSTs that only one of them has."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import flagstone
-from flagstone.config import Settings
 from flagstone.db.admin.diff import Diff, Difference, plan_diff
 from flagstone.errors import InvalidRequest
 from flagstone.format.filter import FixedPrefix
 from flagstone.lsm.operators import Concatenate
 from flagstone.metadata.manifest import Checkpoint
-from flagstone.runtime.clock import VirtualClock
 from flagstone.runtime.ids import SYSTEM_IDS
 from flagstone.store.counting import CountingStore
-from flagstone.store.memory import MemoryStore
-from flagstone.testing.model import Model
 from flagstone.types import MERGE, TOMBSTONE, VALUE, KeyRange, Row
-from kit.databases import Upkeep
+from kit.databases import IDLE, ModelledDatabase
 
-QUIET = Settings(
-    flush_interval=None,
-    manifest_poll_interval=timedelta(hours=1),
-    compactor_options=None,
-    l0_max_ssts=1000,
-    l0_max_ssts_per_key=1000,
-    min_filter_keys=1,
-)
 EVERYTHING = KeyRange()
 
 
-class World:
+class DiffWorld(ModelledDatabase):
     """A database, its model, and checkpoints of both."""
 
     def __init__(self) -> None:
-        self.clock = VirtualClock(1_700_000_000_000)
-        self.memory = MemoryStore()
-        self.store = CountingStore(self.memory, component="test")
-        self.model = Model()
-        self.db = flagstone.open(
-            "db", store=self.memory, clock=self.clock, merge_operator=Concatenate(), settings=QUIET
-        )
-        self.upkeep = Upkeep(self.memory, self.clock, operator=Concatenate())
-
-    def commit(self, key: bytes, kind: int, value: bytes = b"", ttl_ms: int | None = None) -> None:
-        self.clock.advance(1000)
-        match kind:
-            case 0:
-                handle = self.db.put(key, value, ttl=None if ttl_ms is None else f"{ttl_ms}ms")
-            case 1:
-                handle = self.db.delete(key)
-            case _:
-                handle = self.db.merge(key, value, ttl=None if ttl_ms is None else f"{ttl_ms}ms")
-        self.model.commit(handle.seq, self.clock.now_ms(), [(key, kind, value, ttl_ms)])
+        super().__init__(step_ms=1000)
+        self.counting = CountingStore(self.store, component="test")
 
     def checkpoint(self, *, flush: bool = True) -> tuple[Checkpoint, int]:
         return self.db.checkpoint(scope="all" if flush else "durable"), self.model.last_seq
 
     def diff(self, one: Checkpoint, two: Checkpoint, **options: bytes) -> Diff:
-        admin = flagstone.Admin("db", store=self.store)
+        admin = flagstone.Admin("db", store=self.counting)
         return admin.diff(one.id, two.id, merge_operator=Concatenate(), **options)  # type: ignore[arg-type]
 
     def expected(self, one: int, two: int, later: Checkpoint) -> list[Difference]:
@@ -82,11 +52,11 @@ def _content(row: Row | None) -> object:
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def world() -> DiffWorld:
+    return DiffWorld()
 
 
-def test_added_changed_and_removed_keys_are_told_with_their_rows(world: World) -> None:
+def test_added_changed_and_removed_keys_are_returned_with_their_rows(world: DiffWorld) -> None:
     for key in (b"a", b"b", b"c"):
         world.commit(key, VALUE, b"old")
     one, one_seq = world.checkpoint()
@@ -109,7 +79,7 @@ def test_added_changed_and_removed_keys_are_told_with_their_rows(world: World) -
     assert list(world.diff(one, one)) == []
 
 
-def test_a_key_written_again_with_the_same_value_is_no_difference(world: World) -> None:
+def test_a_key_written_again_with_the_same_value_is_no_difference(world: DiffWorld) -> None:
     world.commit(b"a", VALUE, b"same")
     one, _ = world.checkpoint()
     world.commit(b"a", VALUE, b"same")
@@ -118,7 +88,7 @@ def test_a_key_written_again_with_the_same_value_is_no_difference(world: World) 
     assert list(world.diff(one, two)) == []
 
 
-def test_a_key_that_only_expired_is_no_difference_whether_or_not_it_was_removed(world: World) -> None:
+def test_a_key_that_only_expired_is_no_difference_whether_or_not_it_was_removed(world: DiffWorld) -> None:
     world.commit(b"a", VALUE, b"short", ttl_ms=5000)
     world.commit(b"b", VALUE, b"long", ttl_ms=500_000)
     one, _ = world.checkpoint()
@@ -133,7 +103,7 @@ def test_a_key_that_only_expired_is_no_difference_whether_or_not_it_was_removed(
     assert list(world.diff(two, three)) == []
 
 
-def test_a_compaction_makes_no_difference(world: World) -> None:
+def test_a_compaction_makes_no_difference(world: DiffWorld) -> None:
     for number in range(20):
         world.commit(b"%02d" % (number % 7), MERGE if number % 3 else VALUE, b"%d" % number)
         world.db.flush()
@@ -144,7 +114,7 @@ def test_a_compaction_makes_no_difference(world: World) -> None:
     assert list(world.diff(one, two)) == []
 
 
-def test_a_range_limits_what_is_compared(world: World) -> None:
+def test_a_range_limits_the_compared_keys(world: DiffWorld) -> None:
     one, _ = world.checkpoint()
     for key in (b"a1", b"a2", b"b1", b"c1"):
         world.commit(key, VALUE, b"x")
@@ -156,39 +126,39 @@ def test_a_range_limits_what_is_compared(world: World) -> None:
 
 
 @pytest.mark.slow
-def test_tables_that_both_have_are_not_read_from_end_to_end(world: World) -> None:
+def test_ssts_that_both_states_have_are_not_read_completely(world: DiffWorld) -> None:
     with world.db.batch() as batch:
         for number in range(20_000):
             batch.put(b"%06d" % number, b"value of a hundred bytes".ljust(100, b"."))
     one, _ = world.checkpoint()
     world.commit(b"000777", VALUE, b"changed")
     two, _ = world.checkpoint()
-    size = sum(meta.size for meta in world.memory.list("db/compacted"))
+    size = sum(meta.size for meta in world.store.list("db/compacted"))
     diff = world.diff(one, two)
-    world.store.reset()
+    world.counting.reset()
 
     assert [entry.key for entry in diff] == [b"000777"]
-    assert world.store.totals()["bytes_read"] < size / 10
+    assert world.counting.totals()["bytes_read"] < size / 10
 
 
-def test_segments_and_clones_are_compared_like_anything_else(world: World) -> None:
+def test_segments_and_clones_are_compared(world: DiffWorld) -> None:
     extractor = FixedPrefix("first", 1)
-    with flagstone.open("parts", store=world.memory, segment_extractor=extractor, settings=QUIET) as db:
+    with flagstone.open("parts", store=world.store, segment_extractor=extractor, settings=IDLE) as db:
         for key in (b"a1", b"a2", b"b1"):
             db.put(key, b"old")
         db.checkpoint()
-    flagstone.Admin("parts", store=world.memory).clone("copy")
-    admin = flagstone.Admin("copy", store=world.memory)
+    flagstone.Admin("parts", store=world.store).clone("copy")
+    admin = flagstone.Admin("copy", store=world.store)
     one = admin.create_checkpoint()
-    with flagstone.open("copy", store=world.memory, segment_extractor=extractor, settings=QUIET) as db:
+    with flagstone.open("copy", store=world.store, segment_extractor=extractor, settings=IDLE) as db:
         db.put(b"a1", b"new")
         db.put(b"c1", b"new")
         db.delete(b"b1")
         db.flush()
-        db.put(b"d1", b"in the log", await_durable=True)
+        db.put(b"d1", b"in the WAL", await_durable=True)
         two = db.checkpoint(scope="durable")
         three = db.checkpoint()
-        with flagstone.open_reader("copy", store=world.memory, as_of=4) as former:
+        with flagstone.open_reader("copy", store=world.store, as_of=4) as former:
             assert dict(former.scan()) == {b"a1": b"new", b"a2": b"old", b"b1": b"old"}
 
     for later in (two, three):
@@ -198,7 +168,7 @@ def test_segments_and_clones_are_compared_like_anything_else(world: World) -> No
             assert [entry.key for entry in diff] == [b"a1", b"b1", b"c1", b"d1"]
 
 
-def test_the_arrow_form_has_the_same_rows(world: World) -> None:
+def test_arrow_batches_have_the_same_differences(world: DiffWorld) -> None:
     world.commit(b"a", VALUE, b"old")
     one, _ = world.checkpoint()
     world.commit(b"a", TOMBSTONE)
@@ -221,7 +191,7 @@ def test_the_arrow_form_has_the_same_rows(world: World) -> None:
     ]
 
 
-def test_what_cannot_be_compared_is_refused(world: World) -> None:
+def test_unknown_checkpoints_missing_operators_and_inverted_ranges_are_refused(world: DiffWorld) -> None:
     world.commit(b"a", MERGE, b"+")
     one, _ = world.checkpoint()
     world.commit(b"a", MERGE, b"+")
@@ -238,17 +208,17 @@ def test_what_cannot_be_compared_is_refused(world: World) -> None:
         admin.diff(one.id, two.id, start=b"b", stop=b"a")
 
 
-def test_a_checkpoint_that_goes_while_it_is_compared_is_told(world: World) -> None:
+def test_a_checkpoint_deleted_during_a_diff_raises(world: DiffWorld) -> None:
     for number in range(10):
         world.commit(b"%d" % number, VALUE, b"x")
     one, _ = world.checkpoint()
     world.commit(b"5", VALUE, b"y")
     two, _ = world.checkpoint()
     diff = world.diff(one, two)
-    flagstone.Admin("db", store=world.memory).delete_checkpoint(one.id)
+    flagstone.Admin("db", store=world.store).delete_checkpoint(one.id)
     world.db.close()
-    for meta in list(world.memory.list("db/compacted")):
-        world.memory.delete(meta.path)
+    for meta in list(world.store.list("db/compacted")):
+        world.store.delete(meta.path)
 
     with pytest.raises(InvalidRequest, match="no checkpoint"):
         list(diff)
@@ -276,9 +246,9 @@ STEPS = st.one_of(
     deadline=None,
 )
 @given(steps=st.lists(STEPS, min_size=5, max_size=30))
-def test_differences_are_those_of_the_contents(steps: list[tuple[object, ...]]) -> None:
-    world = World()
-    world.commit(b"z", VALUE, b"a table needs a row")
+def test_the_diff_of_any_two_checkpoints_equals_that_of_the_model(steps: list[tuple[object, ...]]) -> None:
+    world = DiffWorld()
+    world.commit(b"z", VALUE, b"an SST needs a row")
     taken = [world.checkpoint()]
     for step in steps:
         match step:
@@ -303,7 +273,7 @@ def test_differences_are_those_of_the_contents(steps: list[tuple[object, ...]]) 
     world.db.close()
 
 
-def test_states_without_common_tables_are_read_from_end_to_end(world: World) -> None:
+def test_a_diff_plan_leaves_out_the_ssts_that_both_states_have(world: DiffWorld) -> None:
     world.commit(b"a", VALUE, b"1")
     world.db.flush()
     first = world.db.manifest()

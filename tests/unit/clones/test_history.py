@@ -1,18 +1,17 @@
-"""Former states: exact, or refused."""
+"""Reads of former states: exact, or refused."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import flagstone
-from flagstone.config import Settings
 from flagstone.db.reader.as_of import (
     Base,
     Moment,
@@ -22,28 +21,17 @@ from flagstone.db.reader.as_of import (
     sequence_at,
     time_of,
 )
-from flagstone.db.writer.database import Db
 from flagstone.errors import InvalidRequest
 from flagstone.lsm.operators import Concatenate
 from flagstone.lsm.sequence import SequenceTracker
 from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.sequenced import Versioned
 from flagstone.metadata.stores import ManifestStore
-from flagstone.runtime.clock import VirtualClock
-from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
-from flagstone.testing.model import Model
 from flagstone.types import MERGE, TOMBSTONE, VALUE, KeyRange, Seq, WalId
-from kit.databases import Upkeep
+from kit.databases import ModelledDatabase
 
 START_MS = 1_700_000_000_000
-QUIET = Settings(
-    flush_interval=None,
-    manifest_poll_interval=timedelta(hours=1),
-    compactor_options=None,
-    l0_max_ssts=1000,
-    l0_max_ssts_per_key=1000,
-)
 
 
 def at(second: int, micros: int = 0) -> datetime:
@@ -66,7 +54,9 @@ TRACKED = Manifest(sequence_tracker=SequenceTracker((10, 20, 30), (1000, 1060, 1
         (at(9999), 30, None),
     ],
 )
-def test_a_time_lies_between_two_sequence_numbers(moment: datetime, down: int | None, up: int | None) -> None:
+def test_sequence_at_rounds_a_time_down_or_up_to_a_tracked_sequence_number(
+    moment: datetime, down: int | None, up: int | None
+) -> None:
     assert sequence_at(TRACKED, moment) == down
     assert sequence_at(TRACKED, moment, "up") == up
 
@@ -75,13 +65,15 @@ def test_a_time_lies_between_two_sequence_numbers(moment: datetime, down: int | 
     ("sequence", "down", "up"),
     [(9, None, 1000), (10, 1000, 1000), (11, 1000, 1060), (30, 1120, 1120), (31, 1120, None)],
 )
-def test_a_sequence_number_lies_between_two_times(sequence: int, down: int | None, up: int | None) -> None:
+def test_time_of_rounds_a_sequence_number_down_or_up_to_a_tracked_time(
+    sequence: int, down: int | None, up: int | None
+) -> None:
     assert time_of(TRACKED, sequence) == (None if down is None else at(down))
     assert time_of(TRACKED, sequence, "up") == (None if up is None else at(up))
 
 
-def test_a_time_in_another_zone_is_the_same_moment() -> None:
-    tokyo = at(1060).astimezone(tz=None)
+def test_a_time_in_another_zone_gives_the_same_sequence_number() -> None:
+    tokyo = at(1060).astimezone(timezone(timedelta(hours=9)))
 
     assert sequence_at(TRACKED, tokyo) == 20
 
@@ -98,27 +90,27 @@ def test_a_time_without_a_zone_is_refused() -> None:
 # -- which state shows a moment ---------------------------------------------------------------------------
 
 
-def state(number: int, *, flushed: int, barrier: int, tick: int = 0, pinned: bool = True) -> Base:
+def state(number: int, *, flushed: int, barrier: int, tick: int = 0, saved: bool = True) -> Base:
     manifest = Manifest(
         last_l0_seq=Seq(flushed), recent_snapshot_min_seq=Seq(barrier), last_l0_clock_tick=tick
     )
-    return Base(Versioned(number, manifest), flagstone.runtime.ids.SYSTEM_IDS.uuid() if pinned else None)
+    return Base(Versioned(number, manifest), flagstone.runtime.ids.SYSTEM_IDS.uuid() if saved else None)
 
 
-def test_tables_show_what_no_barrier_has_passed() -> None:
+def test_ssts_are_readable_from_the_snapshot_minimum_on() -> None:
     assert readable_from(Manifest(last_l0_seq=Seq(9), recent_snapshot_min_seq=Seq(5))) == 5
     assert readable_from(Manifest(last_l0_seq=Seq(9), recent_snapshot_min_seq=Seq(9))) == 9
 
 
-def test_tables_of_a_union_show_only_what_they_are_now() -> None:
+def test_ssts_of_a_union_are_readable_only_at_their_newest_sequence_number() -> None:
     assert readable_from(Manifest(last_l0_seq=Seq(9), recent_snapshot_min_seq=Seq(0))) == 9
 
 
-def test_the_newest_state_that_shows_a_number_is_chosen() -> None:
+def test_the_newest_base_that_shows_a_sequence_number_is_chosen() -> None:
     old, middle, latest = (
         state(1, flushed=10, barrier=10),
         state(5, flushed=20, barrier=15),
-        state(9, flushed=30, barrier=30, pinned=False),
+        state(9, flushed=30, barrier=30, saved=False),
     )
     bases = [latest, middle, old]
 
@@ -130,10 +122,10 @@ def test_the_newest_state_that_shows_a_number_is_chosen() -> None:
         plan_base(bases, Moment(9))
 
 
-def test_a_time_is_shown_by_a_state_whose_tables_are_not_younger() -> None:
+def test_a_time_is_read_from_a_base_whose_ssts_are_not_newer() -> None:
     old, latest = (
         state(1, flushed=10, barrier=10, tick=1000),
-        state(9, flushed=30, barrier=30, tick=3000, pinned=False),
+        state(9, flushed=30, barrier=30, tick=3000, saved=False),
     )
 
     assert plan_base([latest, old], Moment(time_ms=3000))[0] is latest
@@ -142,7 +134,7 @@ def test_a_time_is_shown_by_a_state_whose_tables_are_not_younger() -> None:
         plan_base([latest, old], Moment(time_ms=999))
 
 
-def test_a_time_before_all_tables_is_looked_up_in_the_tracker() -> None:
+def test_a_time_before_all_ssts_is_found_in_the_sequence_tracker() -> None:
     manifest = replace(
         TRACKED, last_l0_seq=Seq(40), recent_snapshot_min_seq=Seq(15), last_l0_clock_tick=2_000_000
     )
@@ -151,30 +143,30 @@ def test_a_time_before_all_tables_is_looked_up_in_the_tracker() -> None:
     assert plan_base([base], Moment(time_ms=1_061_000)) == (base, Moment(20))
 
 
-def test_older_states_are_not_even_loaded_when_a_newer_one_will_do() -> None:
-    latest = state(9, flushed=30, barrier=30, tick=3000, pinned=False)
+def test_older_bases_are_not_loaded_when_a_newer_one_suffices() -> None:
+    latest = state(9, flushed=30, barrier=30, tick=3000, saved=False)
 
     def bases() -> Iterator[Base]:
         yield latest
-        raise AssertionError("one was enough")
+        raise AssertionError("an older base was loaded")
 
     assert plan_base(bases(), Moment(30))[0] is latest
     assert plan_base(bases(), Moment(time_ms=3000))[0] is latest
 
 
-def test_without_any_state_nothing_is_shown() -> None:
+def test_without_a_base_every_moment_is_refused() -> None:
     for moment in (Moment(1), Moment(time_ms=1)):
         with pytest.raises(InvalidRequest, match="no state to begin with"):
             plan_base([], moment)
 
 
 @pytest.mark.parametrize("wrong", [True, -1, 2**64, "yesterday", 1.5, None])
-def test_what_is_no_moment_is_refused(wrong: object) -> None:
+def test_an_as_of_that_is_no_moment_is_refused(wrong: object) -> None:
     with pytest.raises(InvalidRequest, match="as_of is"):
         check_as_of(wrong, now_ms=0)  # type: ignore[arg-type]
 
 
-def test_the_future_is_refused() -> None:
+def test_an_as_of_in_the_future_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="not come yet"):
         check_as_of(at(100), now_ms=99_999)
 
@@ -182,45 +174,18 @@ def test_the_future_is_refused() -> None:
 # -- reading former states --------------------------------------------------------------------------------
 
 
-class History:
-    """A database on a memory store, the model of it, and readers of what it was."""
-
-    def __init__(self) -> None:
-        self.clock = VirtualClock(START_MS)
-        self.store = MemoryStore()
-        self.model = Model()
-        self.times: dict[int, int] = {}
-        self.db: Db = self.open()
-        self.upkeep = Upkeep(self.store, self.clock, operator=Concatenate())
+class History(ModelledDatabase):
+    """A database, its model, and readers of its former states."""
 
     logged = True
     """Whether the database has a WAL."""
 
+    def __init__(self) -> None:
+        super().__init__(step_ms=10)
+
     def make_durable(self) -> None:
         """Put all rows on the store: into the WAL, or where there is none into SSTs."""
         self.db.flush("wal" if self.logged else "memtable")
-
-    def open(self, **changes: object) -> Db:
-        return flagstone.open(
-            "db",
-            store=self.store,
-            clock=self.clock,
-            merge_operator=Concatenate(),
-            settings=replace(QUIET, **changes),  # type: ignore[arg-type]
-        )
-
-    def commit(self, key: bytes, kind: int, value: bytes) -> int:
-        self.clock.advance(10)
-        match kind:
-            case 0:
-                handle = self.db.put(key, value)
-            case 1:
-                handle = self.db.delete(key)
-            case _:
-                handle = self.db.merge(key, value)
-        self.model.commit(handle.seq, self.clock.now_ms(), [(key, kind, value, None)])
-        self.times[handle.seq] = self.clock.now_ms()
-        return handle.seq
 
     def read(self, as_of: int | datetime, **options: object) -> list[flagstone.Row]:
         reader = flagstone.open_reader(
@@ -246,7 +211,7 @@ def history() -> History:
 
 
 @pytest.mark.slow
-def test_every_moment_since_a_checkpoint_is_read_with_the_log(history: History) -> None:
+def test_every_moment_since_a_checkpoint_is_read_from_it_and_the_wal(history: History) -> None:
     history.commit(b"a", VALUE, b"1")
     history.db.checkpoint()
     first = history.commit(b"a", VALUE, b"2")
@@ -272,7 +237,7 @@ def test_a_moment_before_every_checkpoint_is_refused(history: History) -> None:
         history.read(early)
 
 
-def test_a_moment_to_come_is_refused(history: History) -> None:
+def test_a_sequence_number_not_written_yet_is_refused(history: History) -> None:
     last = history.commit(b"a", VALUE, b"1")
     history.db.flush("wal")
 
@@ -281,7 +246,7 @@ def test_a_moment_to_come_is_refused(history: History) -> None:
         history.read(last + 1)
 
 
-def test_without_the_log_in_between_a_moment_is_refused(history: History) -> None:
+def test_a_moment_whose_wal_files_are_gone_is_refused(history: History) -> None:
     history.commit(b"a", VALUE, b"1")
     history.db.checkpoint()
     lost = history.commit(b"a", VALUE, b"2")
@@ -298,7 +263,7 @@ def test_without_the_log_in_between_a_moment_is_refused(history: History) -> Non
     assert history.read(last) == history.expected(last)
 
 
-def test_rows_that_never_were_in_the_log_are_not_passed_over(history: History) -> None:
+def test_a_moment_after_rows_that_never_were_in_the_wal_is_refused(history: History) -> None:
     history.commit(b"a", VALUE, b"1")
     history.db.checkpoint()
     history.db.close()
@@ -329,7 +294,7 @@ def test_an_open_snapshot_keeps_its_moment_for_other_processes(history: History)
         assert history.read(seq) == history.expected(seq)
 
 
-def test_a_checkpoint_can_be_named_as_the_only_base(history: History) -> None:
+def test_a_given_checkpoint_is_used_as_the_only_base(history: History) -> None:
     history.commit(b"a", VALUE, b"1")
     checkpoint = history.db.checkpoint()
     seq = history.commit(b"a", VALUE, b"2")
@@ -342,20 +307,20 @@ def test_a_checkpoint_can_be_named_as_the_only_base(history: History) -> None:
     assert {meta.path for meta in history.store.list("")} == objects
 
 
-def test_the_pin_of_a_log_is_no_state_to_begin_with(history: History) -> None:
+def test_a_retention_checkpoint_is_refused_as_a_base(history: History) -> None:
     seq = history.commit(b"a", VALUE, b"1")
     history.db.flush()
     list(flagstone.WalReader("db", store=history.store, pin="p", clock=history.clock).follow(timeout_s=0))
-    (pin,) = ManifestStore(history.store, DbPaths("db")).require_latest().value.checkpoints
+    (retention,) = ManifestStore(history.store, DbPaths("db")).require_latest().value.checkpoints
 
     assert history.read(seq) == history.expected(seq)
     with pytest.raises(InvalidRequest, match="no state to begin with"):
-        history.read(seq, checkpoint=pin.id)
+        history.read(seq, checkpoint=retention.id)
     with pytest.raises(InvalidRequest, match="only keeps the WAL for the consumer 'p'"):
-        flagstone.open_reader("db", store=history.store, checkpoint=pin.id)
+        flagstone.open_reader("db", store=history.store, checkpoint=retention.id)
 
 
-def test_a_reader_of_a_former_state_holds_it_and_lets_go(history: History) -> None:
+def test_a_reader_of_a_former_state_holds_a_checkpoint_until_it_is_closed(history: History) -> None:
     history.commit(b"a", VALUE, b"1")
     short = history.db.checkpoint(lifetime=timedelta(seconds=60))
     seq = history.commit(b"a", VALUE, b"2")
@@ -376,7 +341,7 @@ def test_a_reader_of_a_former_state_holds_it_and_lets_go(history: History) -> No
     assert [entry.id for entry in manifests.require_latest().value.checkpoints] == [short.id]
 
 
-def test_a_moment_before_a_restore_is_not_read_from_what_was_restored(history: History) -> None:
+def test_a_moment_before_a_restore_is_not_read_from_the_restored_state(history: History) -> None:
     history.commit(b"a", VALUE, b"1")
     checkpoint = history.db.checkpoint()
     given_up = history.commit(b"a", VALUE, b"2")
@@ -402,7 +367,7 @@ def test_a_moment_before_a_restore_is_not_read_from_what_was_restored(history: H
 # -- snapshots of an open database ------------------------------------------------------------------------
 
 
-def test_a_snapshot_shows_a_number_that_is_not_flushed_yet(history: History) -> None:
+def test_a_snapshot_as_of_an_unflushed_sequence_number_has_its_rows(history: History) -> None:
     history.commit(b"a", VALUE, b"1")
     history.db.flush()
     seqs = [history.commit(b"a", VALUE, b"%d" % number) for number in range(2, 6)]
@@ -413,7 +378,7 @@ def test_a_snapshot_shows_a_number_that_is_not_flushed_yet(history: History) -> 
             assert list(snapshot.scan().rows()) == history.expected(seq)
 
 
-def test_a_snapshot_of_a_former_number_keeps_it(history: History) -> None:
+def test_a_snapshot_as_of_a_former_sequence_number_keeps_its_rows(history: History) -> None:
     history.commit(b"a", VALUE, b"1")
     history.db.flush()
     seq = history.commit(b"a", VALUE, b"2")
@@ -428,7 +393,7 @@ def test_a_snapshot_of_a_former_number_keeps_it(history: History) -> None:
         assert list(snapshot.scan().rows()) == history.expected(seq)
 
 
-def test_a_snapshot_of_what_was_dropped_or_is_to_come_is_refused(history: History) -> None:
+def test_a_snapshot_as_of_a_dropped_or_future_sequence_number_is_refused(history: History) -> None:
     seq = history.commit(b"a", VALUE, b"1")
     history.commit(b"a", VALUE, b"2")
     history.db.flush()
@@ -441,7 +406,7 @@ def test_a_snapshot_of_what_was_dropped_or_is_to_come_is_refused(history: Histor
         history.db.snapshot(as_of=at(0))  # type: ignore[arg-type]
 
 
-# -- whatever happens, exact or refused -------------------------------------------------------------------
+# -- random histories -------------------------------------------------------------------------------------
 
 STEPS = st.one_of(
     st.tuples(
@@ -467,9 +432,9 @@ STEPS = st.one_of(
     deadline=None,
 )
 @given(steps=st.lists(STEPS, min_size=5, max_size=30))
-def test_every_number_is_shown_exactly_or_refused(steps: list[tuple[object, ...]]) -> None:
+def test_every_sequence_number_is_read_exactly_or_refused(steps: list[tuple[object, ...]]) -> None:
     history, snapshots = History(), ExitStack()
-    history.commit(b"z", VALUE, b"a table needs a row")
+    history.commit(b"z", VALUE, b"an SST needs a row")
     with snapshots:
         for step in steps:
             _perform(history, snapshots, step)
@@ -479,7 +444,7 @@ def test_every_number_is_shown_exactly_or_refused(steps: list[tuple[object, ...]
             with suppress(InvalidRequest):
                 assert history.read(seq, mode="latest") == history.expected(seq)
             with suppress(InvalidRequest):
-                # A time before all tables may be rounded down, never up.
+                # A time before all SSTs may be rounded down, never up.
                 assert history.read(time, mode="latest") in [history.expected(s) for s in range(seq + 1)]
         assert history.read(history.model.last_seq) == history.expected(history.model.last_seq)
     history.db.close()

@@ -1,4 +1,4 @@
-"""The whole life of clones on a real object store."""
+"""Clones on a real object store, from their creation to their destruction."""
 
 from __future__ import annotations
 
@@ -8,38 +8,36 @@ import pytest
 
 import flagstone
 from flagstone import Admin, InvalidRequest
-from flagstone.config import Settings
 from flagstone.store.resolve import resolve
+from kit.databases import QUIET
 from servers.s3 import S3Server
-
-SETTINGS = Settings(compactor_options=None, garbage_collector_options=None)
 
 
 @pytest.mark.slow
-def test_clone_split_unite_restore_and_destroy(seaweedfs: S3Server) -> None:
-    # A folder of the bucket as the store, which other tests share; secrets travel because we say so.
+def test_clones_projections_unions_and_restores_work_on_s3(seaweedfs: S3Server) -> None:
+    # Other tests share the bucket, so the store is a folder of it.
     store = resolve(f"{seaweedfs.url}/views", **seaweedfs.options(), pickle_secrets=True)  # type: ignore[arg-type]
 
     def admin(path: str) -> Admin:
         return pickle.loads(pickle.dumps(Admin(path, store=store)))  # type: ignore[no-any-return]
 
     rows = {b"k%02d" % number: b"v" for number in range(10)}
-    with flagstone.open("p", store=store, settings=SETTINGS) as db:
+    with flagstone.open("p", store=store, settings=QUIET) as db:
         for key, value in rows.items():
             db.put(key, value)
         db.flush()
-        pinned = db.checkpoint(name="then")
+        saved = db.checkpoint(name="then")
         db.put(b"k00", b"later")
 
-    admin("p").clone("c", checkpoint=pinned.id)
+    admin("p").clone("c", checkpoint=saved.id)
     admin("p").clone("a", range=(None, b"k05"))
     admin("p").clone("b", range=(b"k05", None))
     admin("a").union(f"{seaweedfs.url}/views/u", ["b"])
-    admin("p").restore(pinned.id)
+    admin("p").restore(saved.id)
 
     later = rows | {b"k00": b"later"}
     for path, expected in (("p", rows), ("c", rows), ("u", later)):
-        with flagstone.open(path, store=store, settings=SETTINGS, create=False) as db:
+        with flagstone.open(path, store=store, settings=QUIET, create=False) as db:
             assert dict(db.scan()) == expected
     with pytest.raises(InvalidRequest, match="live checkpoints"):
         admin("p").destroy()

@@ -1,4 +1,4 @@
-"""Projection of single manifests: which views stay, and how far they show."""
+"""Projection of single manifests: which views are kept, and their visible ranges."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from flagstone.metadata.manifest import ExternalDb, Manifest, Segment, SsTable, 
 from flagstone.types import KeyRange, RunId, Ulid
 
 
-def table(number: int, first: bytes, last: bytes | None) -> SsTable:
+def sst(number: int, first: bytes, last: bytes | None) -> SsTable:
     return SsTable(Ulid(number << 80), SsTableInfo(first, last, 100, 10, 100, 0))
 
 
-def manifest(*tables: SsTable, tree: Tree, **fields: object) -> Manifest:
-    return Manifest(ssts={t.id: t for t in tables}, tree=tree, **fields)  # type: ignore[arg-type]
+def manifest(*ssts: SsTable, tree: Tree, **fields: object) -> Manifest:
+    return Manifest(ssts={t.id: t for t in ssts}, tree=tree, **fields)  # type: ignore[arg-type]
 
 
-ONE, TWO, THREE = table(1, b"a", b"k"), table(2, b"k", b"p"), table(3, b"c", b"d")
+ONE, TWO, THREE = sst(1, b"a", b"k"), sst(2, b"k", b"p"), sst(3, b"c", b"d")
 
 
-def test_the_tables_own_end_is_included_and_a_cut_is_not() -> None:
+def test_the_last_key_of_an_sst_is_included_and_the_end_of_a_range_is_excluded() -> None:
     whole = manifest(ONE, tree=Tree(l0=(SstView.whole(ONE.id),)))
 
     for keys, shown in (
@@ -40,7 +40,7 @@ def test_the_tables_own_end_is_included_and_a_cut_is_not() -> None:
 
 
 @pytest.mark.parametrize("keys", [KeyRange(None, b"a"), KeyRange(b"k\0", None), KeyRange(b"x", b"y")])
-def test_a_table_outside_of_the_range_is_left_out_with_its_lender(keys: KeyRange) -> None:
+def test_an_sst_outside_of_the_range_is_left_out_with_its_lender(keys: KeyRange) -> None:
     lender = ExternalDb("p", UUID(int=1), UUID(int=2), (ONE.id,))
     whole = manifest(
         ONE, tree=Tree(l0=(SstView.whole(ONE.id),), last_compacted_l0=Ulid(7)), external_dbs=(lender,)
@@ -53,7 +53,7 @@ def test_a_table_outside_of_the_range_is_left_out_with_its_lender(keys: KeyRange
     assert projected.external_dbs == ()
 
 
-def test_runs_keep_their_ids_and_neighbours_their_common_key() -> None:
+def test_sorted_runs_keep_their_ids_and_adjacent_ssts_their_common_key() -> None:
     run = SortedRun(RunId(5), (SstView.whole(ONE.id), SstView.whole(TWO.id)))
     older = SortedRun(RunId(3), (SstView.whole(THREE.id),))
     whole = manifest(ONE, TWO, THREE, tree=Tree(runs=(run, older)))
@@ -65,7 +65,7 @@ def test_runs_keep_their_ids_and_neighbours_their_common_key() -> None:
     assert projected.ssts.keys() == {ONE.id, TWO.id}
 
 
-def test_what_was_cut_off_stays_cut_off() -> None:
+def test_a_wider_projection_of_a_projection_adds_no_keys() -> None:
     whole = manifest(ONE, tree=Tree(l0=(SstView.whole(ONE.id),)))
 
     twice = project(project(whole, KeyRange(b"b", b"f")), KeyRange(None, b"z"))
@@ -73,8 +73,8 @@ def test_what_was_cut_off_stays_cut_off() -> None:
     assert twice.tree.l0[0].effective_range(ONE.info) == KeyRange(b"b", b"f")
 
 
-def test_a_table_that_does_not_say_where_it_ends_is_cut_at_the_next_one() -> None:
-    endless = table(1, b"a", None)
+def test_an_sst_without_a_last_key_ends_at_the_next_one() -> None:
+    endless = sst(1, b"a", None)
     run = SortedRun(RunId(0), (SstView.whole(endless.id), SstView.whole(TWO.id)))
 
     projected = project(manifest(endless, TWO, tree=Tree(runs=(run,))), KeyRange(b"k", None))
@@ -82,7 +82,7 @@ def test_a_table_that_does_not_say_where_it_ends_is_cut_at_the_next_one() -> Non
     assert [view.sst_id for view in projected.tree.runs[0].views] == [TWO.id]
 
 
-def test_a_segment_without_data_in_the_range_goes() -> None:
+def test_a_segment_without_rows_in_the_range_is_left_out() -> None:
     segments = (
         Segment(b"a", Tree(l0=(SstView.whole(ONE.id),))),
         Segment(b"c", Tree(l0=(SstView.whole(THREE.id),))),
@@ -107,7 +107,7 @@ def repeated() -> Manifest:
     return manifest(ONE, TWO, tree=Tree(l0=(left, right), runs=runs))
 
 
-def test_repeated_ids_become_different_ones_of_the_same_time() -> None:
+def test_repeated_view_ids_are_replaced_by_new_ones_with_the_same_time() -> None:
     renewed = renew_repeated_view_ids(repeated())
 
     ids = [view.id for view in renewed.views]
@@ -120,7 +120,7 @@ def test_repeated_ids_become_different_ones_of_the_same_time() -> None:
     assert renew_repeated_view_ids(renewed) is renewed
 
 
-def test_the_rules_let_repeated_ids_be_and_be_renewed_but_not_come() -> None:
+def test_repeated_view_ids_may_stay_or_be_replaced_but_not_be_added() -> None:
     check_manifest(repeated(), repeated())
     check_manifest(renew_repeated_view_ids(repeated()), repeated())
     with pytest.raises(InternalError, match="view_ids_unique"):

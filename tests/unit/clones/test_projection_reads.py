@@ -1,4 +1,4 @@
-"""Reads of a projection: what lies wholly outside of its range is refused, as a write is; the rest is answered."""
+"""Reads of a projection: a read wholly outside of its range is refused, as a write is."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flagstone.db.read_methods import Reads
 from flagstone.store.paths import DbPaths
 from flagstone.testing.faults import Crashed, FaultyStore
 from flagstone.write.key_check import KeyRanges
-from unit.clones.clones_rig import World, numbered
+from kit.databases import World, numbered
 
 OUTSIDE = [b"\0", b"k", b"k001", b"k001\xff", b"k005", b"k005\0", b"z", b"\xff"]
 SCANS_OUTSIDE: list[dict[str, Any]] = [
@@ -73,10 +73,10 @@ def check(reads: Reads) -> None:
     assert list(reads.scan(b"x", b"x")) == []
 
 
-def test_the_open_database_refuses_reads_outside_of_its_range(projected: World) -> None:
+def test_an_open_database_refuses_reads_outside_of_its_range(projected: World) -> None:
     with projected.open("a") as db:
         check(db)
-        db.put(b"k003y", b"new")  # the memtable answers first, and refuses as well
+        db.put(b"k003y", b"new")  # reads through the memtable are refused, too
         db.delete(b"k003y")
         check(db)
         for wanted in ({"durable_only": True}, {"dirty": True}):
@@ -110,7 +110,7 @@ def test_readers_refuse_reads_outside_of_their_range(projected: World, options: 
         check(reader)
 
 
-def test_the_awaited_faces_refuse_reads_outside_of_their_range(projected: World) -> None:
+def test_the_async_interfaces_refuse_reads_outside_of_their_range(projected: World) -> None:
     async def check_all(reads: Any) -> None:
         assert await reads.get(b"k002") == b"v2"
         assert await reads.multi_get([b"k003", b"k0033"]) == [b"v3", None]
@@ -170,7 +170,7 @@ def test_a_clone_and_a_union_pass_the_range_on_to_reads(projected: World) -> Non
         assert dict(db.scan()) == numbered(0, 10)
 
 
-def test_other_databases_answer_for_every_key(world: World) -> None:
+def test_databases_without_a_range_answer_reads_of_every_key(world: World) -> None:
     world.write("p", numbered(0, 3))
     world.admin("p").clone("c")
     for path in ("p", "c"):
@@ -181,7 +181,7 @@ def test_other_databases_answer_for_every_key(world: World) -> None:
             assert reader.get(b"\xff") is None
 
 
-def test_a_projection_to_an_empty_part_refuses_everything_but_that_part(world: World) -> None:
+def test_a_projection_of_an_empty_range_refuses_reads_outside_of_it(world: World) -> None:
     world.write("p", numbered(0, 3))
     world.admin("p").clone("a", range=(b"x", b"y"))
     with world.open("a") as db:
@@ -192,7 +192,7 @@ def test_a_projection_to_an_empty_part_refuses_everything_but_that_part(world: W
 
 
 @pytest.mark.parametrize("border", [b"", b"\0", b"a", b"m", b"m\0", b"m\\", b"z\xff", b"\xff"])
-def test_ranges_contain_what_one_of_them_contains(border: bytes) -> None:
+def test_a_key_is_in_key_ranges_exactly_if_one_of_them_contains_it(border: bytes) -> None:
     ranges = [KeyRange(None, b"a\0"), KeyRange(b"m", b"m\\"), KeyRange(b"z", None)]
     held = KeyRanges(ranges)
 
@@ -211,7 +211,7 @@ def test_ranges_contain_what_one_of_them_contains(border: bytes) -> None:
         assert refused(lambda asked=asked: held.check_scan(asked)) == expected
 
 
-def test_a_source_of_a_union_given_with_a_range_passes_it_on(world: World) -> None:
+def test_a_union_refuses_reads_outside_of_the_range_given_for_its_source(world: World) -> None:
     world.write("p", numbered(0, 10))
     world.write("q", {b"z": b"1"})
     world.admin("p").union(
@@ -223,21 +223,21 @@ def test_a_source_of_a_union_given_with_a_range_passes_it_on(world: World) -> No
             db.get(b"k003")
 
 
-def leave_in_the_log(world: World, key: bytes) -> None:
-    """What SlateDB's writer leaves that dies before it can flush: it knows nothing of the range."""
-    mark = DbPaths("a").own("origin")
-    kept = world.store.get(mark).data
-    world.store.delete(mark)
+def leave_in_the_wal(world: World, key: bytes) -> None:
+    """Write a row as a writer of SlateDB does that crashes before a flush: it does not know the writable range."""
+    origin = DbPaths("a").own("origin")
+    kept = world.store.get(origin).data
+    world.store.delete(origin)
     dying = FaultyStore(world.store)
     db = flagstone.open("a", store=dying)
     db.put(key, b"1", await_durable=True)
     dying.crash()
     with suppress(Crashed, flagstone.FlagstoneError):
         db.close()
-    world.store.put(mark, kept)
+    world.store.put(origin, kept)
 
 
-def test_a_row_that_slatedb_left_in_the_log_outside_is_refused_by_key_and_shown_by_scan(
+def test_a_row_that_slatedb_wrote_outside_of_the_range_is_refused_by_get_and_returned_by_scan(
     projected: World,
 ) -> None:
     async def check_awaited() -> None:
@@ -246,10 +246,10 @@ def test_a_row_that_slatedb_left_in_the_log_outside_is_refused_by_key_and_shown_
                 await db.get(b"outside")
             assert (b"outside", b"1") in [pair async for pair in db.scan()]
 
-    leave_in_the_log(projected, b"outside")
+    leave_in_the_wal(projected, b"outside")
     with projected.open("a") as db:
         with pytest.raises(InvalidRequest, match="outside"):
             db.get(b"outside")
         assert dict(db.scan())[b"outside"] == b"1"
-    leave_in_the_log(projected, b"outside")
+    leave_in_the_wal(projected, b"outside")
     asyncio.run(check_awaited())

@@ -1,4 +1,4 @@
-"""A database created where another one was destroyed: no id is used twice, and no old handle takes part in it."""
+"""A database created at the path of a destroyed one: no id is used twice, and old handles are closed."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.testing.faults import FaultyStore
 from flagstone.types import ManifestId, WalId
-from unit.clones.clones_rig import World, numbered
+from kit.databases import World, numbered
+from kit.faults import InterposingStore
 
 PATHS = DbPaths("p")
 QUIET = ReaderSettings(manifest_poll_interval=timedelta(minutes=5))
 
 
 class Delaying(FaultyStore):
-    """Holds the first write to a path with `part` in it, once armed, until it is let go: a request in flight."""
+    """Delays the first write to a path with `part` in it until `go` is set: a request in flight."""
 
     def __init__(self, inner: MemoryStore) -> None:
         super().__init__(inner)
@@ -48,33 +49,10 @@ class Delaying(FaultyStore):
         return super().put(path, data)
 
     def _hold(self, path: str) -> None:
-        if (
-            self.part is not None
-            and self.part in path
-            and "/compacted/" * (self.part == "/compacted/") in path
-        ):
+        if self.part is not None and self.part in path:
             self.part = None
             self.reached.set()
             assert self.go.wait(30)
-
-
-class DestroyedWhileReplaying(FaultyStore):
-    """Destroys the database when an opener that has fenced the WAL first reads a file of it."""
-
-    def __init__(self, inner: MemoryStore, destroy: Callable[[], object]) -> None:
-        super().__init__(inner)
-        self._destroy: Callable[[], object] | None = destroy
-        self._fenced = False
-
-    def put_if_absent(self, path: str, data: bytes, *, token: str | None = None) -> Any:
-        self._fenced = self._fenced or PATHS.parse_wal(path) is not None
-        return super().put_if_absent(path, data, token=token)
-
-    def get(self, path: str) -> Any:
-        if self._fenced and PATHS.parse_wal(path) is not None and self._destroy is not None:
-            destroy, self._destroy = self._destroy, None
-            destroy()
-        return super().get(path)
 
 
 class OldWriter:
@@ -127,7 +105,7 @@ def recreate(world: World) -> None:
 
 
 def check_new_database(world: World) -> None:
-    """All that the second database acknowledged, and nothing of the first one."""
+    """The database has every row that the second one acknowledged, and none of the first."""
     assert world.scan("p") == numbered(100, 120)
     with world.open("p", create=False) as db:
         assert dict(db.scan()) == numbered(100, 120)
@@ -136,9 +114,7 @@ def check_new_database(world: World) -> None:
     assert world.admin("p").verify().ok
 
 
-def test_a_writer_learns_of_the_destruction_before_its_next_acknowledgement(
-    world: World, old: OldWriter
-) -> None:
+def test_a_writer_of_a_destroyed_database_acknowledges_no_further_write(world: World, old: OldWriter) -> None:
     world.admin("p").destroy()
     left = world.objects()
     with pytest.raises(Closed, match=r"destroyed|replaced"):
@@ -146,21 +122,22 @@ def test_a_writer_learns_of_the_destruction_before_its_next_acknowledgement(
     assert world.objects() == left
 
 
-def test_an_opener_whose_wal_files_a_destroyer_deletes_hears_of_the_destruction(
+def test_opening_raises_closed_if_the_database_is_destroyed_during_the_replay(
     world: World, old: OldWriter
 ) -> None:
     for key, value in numbered(5, 8).items():
         old.db.put(key, value, await_durable=True)
-    inner = world.store
-    world.store = DestroyedWhileReplaying(inner, world.admin("p").destroy)  # type: ignore[assignment]
+    replayed = InterposingStore(world.store, world.admin("p").destroy, op="get", path="p/wal/*")
+    world.store = replayed  # type: ignore[assignment]
 
     with pytest.raises(Closed, match="destroyed"):
         world.open("p")
 
-    world.store = inner
+    ops = [op for op, path in replayed.calls if path.startswith("p/wal/")]
+    assert ops.index("put_if_absent") < ops.index("get"), "the WAL is fenced before its files are read"
 
 
-def test_a_writer_without_a_wal_learns_it_too(world: World) -> None:
+def test_a_writer_without_a_wal_acknowledges_no_write_after_a_recreation(world: World) -> None:
     world.write("p", numbered(0, 5))
     db = world.open("p", wal_enabled=False)
     recreate(world)
@@ -171,7 +148,7 @@ def test_a_writer_without_a_wal_learns_it_too(world: World) -> None:
 
 
 @pytest.mark.parametrize("part", ["/wal/", "/manifest/", "/compacted/"])
-def test_a_request_in_flight_lands_nowhere_in_the_new_database(
+def test_a_request_of_the_old_writer_in_flight_adds_nothing_to_the_new_database(
     world: World, old: OldWriter, part: str
 ) -> None:
     def work(db: Db) -> None:
@@ -185,7 +162,7 @@ def test_a_request_in_flight_lands_nowhere_in_the_new_database(
 
 
 @pytest.mark.parametrize("part", ["/wal/", "/manifest/"])
-def test_a_request_in_flight_over_a_destruction_alone_is_not_acknowledged(
+def test_a_request_in_flight_during_a_destruction_is_not_acknowledged(
     world: World, old: OldWriter, part: str
 ) -> None:
     old.begin(lambda db: (db.put(b"late", b"1", await_durable=part == "/wal/"), db.flush()), part)
@@ -197,7 +174,7 @@ def test_a_request_in_flight_over_a_destruction_alone_is_not_acknowledged(
         assert dict(db.scan()) == {}
 
 
-def test_ids_epochs_and_sequence_numbers_go_on_over_every_recreation(world: World) -> None:
+def test_ids_epochs_and_sequence_numbers_keep_growing_over_every_recreation(world: World) -> None:
     seen: list[tuple[int, ...]] = []
     wal_ids: set[int] = set()
     for round_number in range(4):
@@ -215,7 +192,7 @@ def test_ids_epochs_and_sequence_numbers_go_on_over_every_recreation(world: Worl
         assert list(numbers) == sorted(set(numbers))
 
 
-def test_the_checkpoint_of_the_mark_is_neither_listed_nor_deleted(world: World) -> None:
+def test_the_destruction_mark_is_neither_listed_as_a_checkpoint_nor_deleted(world: World) -> None:
     world.write("p", numbered(0, 5))
     recreate(world)
     admin = world.admin("p")
@@ -235,14 +212,16 @@ def test_the_checkpoint_of_the_mark_is_neither_listed_nor_deleted(world: World) 
 
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("mode", ["managed", "latest"])
-def test_a_reader_of_the_destroyed_database_is_closed(world: World, mode: Any, again: bool) -> None:
+def test_a_reader_of_a_destroyed_database_raises_closed_on_refresh(
+    world: World, mode: Any, again: bool
+) -> None:
     world.write("p", numbered(0, 5))
     with open_reader(
         "p", store=world.store, mode=mode, clock=world.clock, ids=world.ids, settings=QUIET
     ) as reader:
         assert dict(reader.scan()) == numbered(0, 5)
         if mode == "managed":
-            # What destroying waits for, and a reader that stalls for too long loses.
+            # Destroying waits until the reader checkpoint has expired.
             world.clock.advance(3_600_000)
         if again:
             recreate(world)
@@ -255,7 +234,7 @@ def test_a_reader_of_the_destroyed_database_is_closed(world: World, mode: Any, a
 
 
 @pytest.mark.parametrize("allow_gaps", [False, True])
-def test_a_feed_of_the_destroyed_database_does_not_go_on_with_the_next_one(
+def test_a_feed_of_a_destroyed_database_does_not_continue_with_its_successor(
     world: World, allow_gaps: bool
 ) -> None:
     world.write("p", numbered(0, 5))
@@ -269,7 +248,7 @@ def test_a_feed_of_the_destroyed_database_does_not_go_on_with_the_next_one(
         next(changes)
 
 
-def test_a_stored_position_does_not_fit_the_next_database(world: World) -> None:
+def test_a_position_of_a_destroyed_database_is_refused_by_its_successor(world: World) -> None:
     world.write("p", numbered(0, 5))
     reader = WalReader("p", store=world.store, clock=world.clock, ids=world.ids)
     batches = [*reader.follow(timeout_s=0)]
@@ -285,13 +264,13 @@ def test_a_stored_position_does_not_fit_the_next_database(world: World) -> None:
         position = batches[-1].position._replace(next_id=WalId(next_id))
         with pytest.raises(InvalidRequest):
             [*fresh.follow(position, timeout_s=0)]
-    # One that begins now reads the second database from its beginning.
+    # A new consumer reads the second database from its beginning.
     assert [change.key for batch in fresh.follow(timeout_s=0) for change in batch.changes] == list(
         numbered(100, 120)
     )
 
 
-def test_the_named_consumer_of_a_feed_begins_again(world: World) -> None:
+def test_a_consumer_of_a_destroyed_database_starts_with_a_copy_of_its_successor(world: World) -> None:
     world.write("p", numbered(0, 5))
     with open_feed("p", "c", store=world.store, clock=world.clock, ids=world.ids):
         pass
@@ -305,7 +284,7 @@ def test_the_named_consumer_of_a_feed_begins_again(world: World) -> None:
         assert dict(feed.snapshot.scan()) == numbered(100, 120)
 
 
-def test_a_manifest_store_follows_one_database_only(world: World) -> None:
+def test_a_manifest_store_of_a_destroyed_database_raises_closed_after_a_recreation(world: World) -> None:
     world.write("p", numbered(0, 5))
     follower, late = ManifestStore(world.store, PATHS), ManifestStore(world.store, PATHS)
     known = follower.require_latest()
@@ -316,7 +295,7 @@ def test_a_manifest_store_follows_one_database_only(world: World) -> None:
     assert late.require_latest().id > known.id
 
 
-def test_an_old_board_of_compactions_is_closed_and_the_file_goes_on(world: World) -> None:
+def test_an_old_compactor_is_closed_and_the_compactions_file_continues(world: World) -> None:
     world.write("p", numbered(0, 5))
     admin = world.admin("p")
     admin.compact(full=True)
@@ -376,8 +355,8 @@ def test_a_purge_removes_the_residue_after_a_day(world: World) -> None:
     assert world.admin("p").manifest(1).id == 1
 
 
-def test_a_database_created_while_the_destroyer_still_deletes_loses_nothing(world: World) -> None:
-    """The path is free once it is vacant; what is listed before that is the first database's."""
+def test_a_database_created_while_the_destroyer_still_deletes_loses_no_row(world: World) -> None:
+    """The destroyer lists the objects of the first database before the path becomes vacant."""
     world.write("p", numbered(0, 5))
     inner = world.store
 

@@ -1,4 +1,4 @@
-"""Restoring a checkpoint: exactly its contents, above everything that was used since."""
+"""Restoring a checkpoint: its rows come back under new ids, epochs and sequence numbers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from flagstone import Closed, InvalidRequest
 from flagstone.clones.restore import restore
 from flagstone.db.reader.reader import open_reader
+from flagstone.db.writer.database import Db
 from flagstone.format.filter import FixedPrefix
 from flagstone.metadata.compactions import Compactions, Job, JobStatus, TieredSpec
 from flagstone.metadata.fencing import claim_compactions, claim_compactor
@@ -18,34 +19,35 @@ from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.testing.faults import Crashed, Fault, FaultyStore
 from flagstone.types import RunId
-from unit.clones.clones_rig import World, numbered
+from kit.databases import World, numbered
+from kit.faults import InterposingStore
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(params=["one store", "log apart"])
+@pytest.fixture(params=["one store", "WAL apart"])
 def world(request: pytest.FixtureRequest) -> World:
     return World(wal_store=None if request.param == "one store" else MemoryStore())
 
 
-def test_the_contents_are_those_of_the_checkpoint(world: World) -> None:
+def test_a_restored_database_has_the_rows_of_the_checkpoint(world: World) -> None:
     world.write("p", numbered(0, 10))
     db = world.open("p")
     db.put(b"logged", b"1", await_durable=True)
     db.delete(b"k009")
     db.flush("wal")
-    pinned = db.checkpoint(scope="durable", name="then")
-    expected = world.scan("p", pinned.id)
+    kept = db.checkpoint(scope="durable", name="then")
+    expected = world.scan("p", kept.id)
     db.put(b"k001", b"later")
     db.flush()
     db.put(b"lost", b"1", await_durable=True)
     before = world.admin("p").manifest().value
 
-    restored = world.admin("p").restore(str(pinned.id)).value
+    restored = world.admin("p").restore(str(kept.id)).value
 
     assert expected == numbered(0, 9) | {b"logged": b"1"}
     assert world.scan("p") == expected
-    assert restored.last_l0_seq > before.last_l0_seq  # the log went on behind the tables
+    assert restored.last_l0_seq > before.last_l0_seq  # the WAL has rows that are not in SSTs
     assert restored.replay_after_wal_id == restored.wal_id_last_seen > before.wal_id_last_seen
     assert restored.writer_epoch == before.writer_epoch + 1
     assert restored.checkpoints == before.checkpoints
@@ -58,14 +60,14 @@ def test_the_contents_are_those_of_the_checkpoint(world: World) -> None:
     assert world.admin("p").verify().ok
 
 
-def test_what_was_restored_away_can_be_restored_in_turn(world: World) -> None:
+def test_a_newer_checkpoint_can_be_restored_after_an_older_one(world: World) -> None:
     world.write("p", numbered(0, 5))
     first = world.admin("p").create_checkpoint()
     world.write("p", numbered(0, 5, b"w"))
     second = world.admin("p").create_checkpoint()
 
-    for pinned, value in ((first, b"v"), (second, b"w"), (first, b"v"), (first, b"v")):
-        world.admin("p").restore(pinned.id)
+    for kept, value in ((first, b"v"), (second, b"w"), (first, b"v"), (first, b"v")):
+        world.admin("p").restore(kept.id)
         assert world.scan("p") == numbered(0, 5, value)
         world.clock.advance(1_000)
     world.write("p", {b"k000": b"last"})
@@ -73,10 +75,10 @@ def test_what_was_restored_away_can_be_restored_in_turn(world: World) -> None:
     assert world.admin("p").verify().ok
 
 
-def test_a_state_before_a_compaction_comes_back_and_its_jobs_are_failed(world: World) -> None:
+def test_restoring_a_state_before_a_compaction_fails_the_running_jobs(world: World) -> None:
     world.write("p", numbered(0, 5))
     world.write("p", numbered(0, 5, b"w"))
-    pinned = world.admin("p").create_checkpoint()
+    kept = world.admin("p").create_checkpoint()
     manifests = ManifestStore(world.store, DbPaths("p"), clock=world.clock, ids=world.ids)
     compactions = CompactionsStore(world.store, DbPaths("p"), clock=world.clock, ids=world.ids)
     fence, claimed = claim_compactor(manifests)
@@ -91,7 +93,7 @@ def test_a_state_before_a_compaction_comes_back_and_its_jobs_are_failed(world: W
     job = Job(world.ids.ulid(), TieredSpec((), (RunId(0),), RunId(0)), JobStatus.RUNNING)
     compactions.update(lambda now: Compactions(now.value.compactor_epoch, (job,)))
 
-    world.admin("p").restore(pinned.id)
+    world.admin("p").restore(kept.id)
 
     after = manifests.require_latest().value
     assert [view.id for view in after.tree.l0] == list(l0)
@@ -105,15 +107,15 @@ def test_a_state_before_a_compaction_comes_back_and_its_jobs_are_failed(world: W
     assert world.admin("p").verify().ok
 
 
-def test_readers_see_the_restored_state(world: World) -> None:
+def test_an_open_reader_sees_the_restored_state_after_a_refresh(world: World) -> None:
     world.write("p", numbered(0, 5))
-    pinned = world.admin("p").create_checkpoint()
+    kept = world.admin("p").create_checkpoint()
     db = world.open("p")
     db.put(b"gone", b"1", await_durable=True)
     with open_reader("p", store=world.store, wal_store=world.wal_store, clock=world.clock) as reader:
         assert reader.get(b"gone") == b"1"
 
-        world.admin("p").restore(pinned.id)
+        world.admin("p").restore(kept.id)
         reader.refresh()
 
         assert dict(reader.scan()) == numbered(0, 5)
@@ -121,10 +123,10 @@ def test_readers_see_the_restored_state(world: World) -> None:
         db.close()
 
 
-def test_a_clone_is_restored_with_what_it_borrowed(world: World) -> None:
+def test_a_restored_clone_borrows_the_ssts_of_its_checkpoint_again(world: World) -> None:
     world.write("p", numbered(0, 5))
     world.admin("p").clone("c")
-    pinned = world.admin("c").create_checkpoint()
+    kept = world.admin("c").create_checkpoint()
     manifests = ManifestStore(world.store, DbPaths("c"), clock=world.clock)
     world.write("c", numbered(0, 5, b"own"))
     manifests.update(
@@ -139,35 +141,35 @@ def test_a_clone_is_restored_with_what_it_borrowed(world: World) -> None:
     )
     assert manifests.require_latest().value.external_dbs[0].sst_ids == ()
 
-    world.admin("c").restore(pinned.id)
+    world.admin("c").restore(kept.id)
 
     assert world.scan("c") == numbered(0, 5)
     assert manifests.require_latest().value.external_dbs[0].sst_ids != ()
 
 
-def test_rows_of_a_segment_without_tables_need_the_extractor(world: World) -> None:
+def test_restoring_wal_rows_of_a_new_segment_needs_the_segment_extractor(world: World) -> None:
     extractor = FixedPrefix("first3", 3)
     world.write("p", {b"aaa1": b"1"}, segment_extractor=extractor)
     db = world.open("p", segment_extractor=extractor)
     db.put(b"aaa2", b"2")
     db.put(b"bbb1", b"1", await_durable=True)
-    pinned = world.admin("p").create_checkpoint()
+    kept = world.admin("p").create_checkpoint()
     before = world.objects()
 
     with pytest.raises(InvalidRequest, match="segment_extractor 'first3'"):
-        world.admin("p").restore(pinned.id)
+        world.admin("p").restore(kept.id)
     assert world.objects() == before
-    world.admin("p").restore(pinned.id, segment_extractor=extractor)
+    world.admin("p").restore(kept.id, segment_extractor=extractor)
     with pytest.raises(Closed):
         db.close()
 
     assert world.scan("p") == {b"aaa1": b"1", b"aaa2": b"2", b"bbb1": b"1"}
-    world.admin("p").restore(pinned.id)  # now its segment is known
+    world.admin("p").restore(kept.id)  # now the manifest has its segment
     assert world.scan("p") == {b"aaa1": b"1", b"aaa2": b"2", b"bbb1": b"1"}
 
 
 @pytest.mark.parametrize("effect", ["crash", "crash_after"])
-def test_a_crash_leaves_the_old_state_or_the_restored_one(effect: str) -> None:
+def test_a_crash_during_a_restore_leaves_the_old_state_or_the_restored_one(effect: str) -> None:
     nth = 0
     crashed = True
     while crashed:
@@ -176,18 +178,18 @@ def test_a_crash_leaves_the_old_state_or_the_restored_one(effect: str) -> None:
         world.write("p", numbered(0, 5))
         with world.open("p") as db:
             db.put(b"logged", b"1", await_durable=True)
-            pinned = db.checkpoint(scope="durable")
+            kept = db.checkpoint(scope="durable")
             db.put(b"later", b"1")
         dying = FaultyStore(world.store, [Fault(effect, nth=nth)])  # type: ignore[arg-type]
         try:
-            restore(dying, DbPaths("p"), pinned.id, wal_store=dying, clock=world.clock, ids=world.ids)
+            restore(dying, DbPaths("p"), kept.id, wal_store=dying, clock=world.clock, ids=world.ids)
             crashed = False
         except Crashed:
             pass
         state = numbered(0, 5) | {b"logged": b"1"}
         assert world.scan("p") in (state, state | {b"later": b"1"})
 
-        world.admin("p").restore(pinned.id)
+        world.admin("p").restore(kept.id)
 
         world.write("p", {b"k000": b"x"})
         assert world.scan("p") == state | {b"k000": b"x"}
@@ -195,27 +197,22 @@ def test_a_crash_leaves_the_old_state_or_the_restored_one(effect: str) -> None:
     assert nth > 15
 
 
-def test_somebody_who_opens_it_meanwhile_wins(world: World) -> None:
+def test_a_writer_that_opens_the_database_during_a_restore_stops_the_restore(world: World) -> None:
     world.write("p", numbered(0, 5))
-    pinned = world.admin("p").create_checkpoint()
-    opened = []
-
-    class Interrupted(FaultyStore):
-        def put(self, path: str, data: bytes):  # type: ignore[no-untyped-def]
-            return super().put(path, data)
-
-        def put_if_absent(self, path: str, data: bytes, *, token: str | None = None):  # type: ignore[no-untyped-def]
-            if "/wal/" in path and not opened:
-                opened.append(world.open("p"))
-            return super().put_if_absent(path, data, token=token)
-
-    store = Interrupted(world.store)
+    kept = world.admin("p").create_checkpoint()
+    opened: list[Db] = []
+    wal_store = InterposingStore(
+        world.wal_store or world.store,
+        lambda: opened.append(world.open("p")),
+        op="put_if_absent",
+        path="*/wal/*",
+    )
     with pytest.raises(Closed):
         restore(
-            store,
+            world.store,
             DbPaths("p"),
-            pinned.id,
-            wal_store=store if world.wal_store is None else Interrupted(world.wal_store),
+            kept.id,
+            wal_store=wal_store,
             clock=world.clock,
             ids=world.ids,
         )
@@ -224,9 +221,9 @@ def test_somebody_who_opens_it_meanwhile_wins(world: World) -> None:
     assert world.scan("p") == numbered(0, 5) | {b"mine": b"1"}
 
 
-def test_a_checkpoint_that_expires_meanwhile_is_not_restored(world: World) -> None:
+def test_a_checkpoint_that_expires_during_its_restore_is_not_restored(world: World) -> None:
     world.write("p", numbered(0, 5))
-    pinned = world.admin("p").create_checkpoint(lifetime=timedelta(seconds=10))
+    kept = world.admin("p").create_checkpoint(lifetime=timedelta(seconds=10))
     world.write("p", numbered(0, 5, b"w"))
     slow = FaultyStore(
         world.store, [Fault("slow", op="put_if_absent", path="p/manifest/*", delay_s=20)], clock=world.clock
@@ -236,7 +233,7 @@ def test_a_checkpoint_that_expires_meanwhile_is_not_restored(world: World) -> No
         restore(
             slow,
             DbPaths("p"),
-            pinned.id,
+            kept.id,
             wal_store=world.wal_store or slow,
             clock=world.clock,
             ids=world.ids,

@@ -1,4 +1,4 @@
-"""Unions: databases with different keys as one."""
+"""Unions of databases with different keys."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from flagstone.format.sst_info import SsTableInfo
 from flagstone.lsm.tree import BytesRange, SortedRun, SstView, Tree
 from flagstone.metadata.manifest import NO_CLOCK_TICK, ExternalDb, Manifest, SsTable
 from flagstone.types import KeyRange, RunId, Ulid
-from unit.clones.clones_rig import World, numbered
+from kit.databases import World, numbered
 
 
-def table(number: int, first: bytes, last: bytes | None) -> SsTable:
+def sst(number: int, first: bytes, last: bytes | None) -> SsTable:
     return SsTable(Ulid(number), SsTableInfo(first, last, 100, 10, 100, 0))
 
 
@@ -27,14 +27,14 @@ def view(held: SsTable, start: bytes | None = None, stop: bytes | None = None) -
     return SstView(held.id, held.id, shown)
 
 
-def source(path: str, tables: list[SsTable], tree: Tree) -> CheckpointedSource:
-    """A database whose tables all belong to `parent`."""
-    held = {t.id: t for t in tables}
+def source(path: str, ssts: list[SsTable], tree: Tree) -> CheckpointedSource:
+    """A database whose SSTs all belong to `parent`."""
+    held = {t.id: t for t in ssts}
     lender = ExternalDb("parent", UUID(int=1), UUID(int=2), tuple(held))
     return CheckpointedSource(path, UUID(int=3), Manifest(ssts=held, tree=tree, external_dbs=(lender,)))
 
 
-def test_independent_databases_become_one(world: World) -> None:
+def test_a_union_has_the_rows_of_independent_databases(world: World) -> None:
     world.write("a", numbered(0, 10))
     world.write("a", numbered(3, 5, b"w"))
     world.write("b", numbered(10, 20))
@@ -70,7 +70,7 @@ def test_the_parts_of_a_union_may_be_destroyed(world: World) -> None:
     assert held == [db.final_checkpoint_id for db in world.admin("u").manifest().value.external_dbs]
 
 
-def test_a_source_may_be_a_part_or_a_former_state(world: World) -> None:
+def test_a_source_of_a_union_may_be_a_range_of_a_checkpoint(world: World) -> None:
     world.write("a", numbered(0, 10))
     before = world.admin("a").create_checkpoint()
     world.write("a", numbered(0, 10, b"w"))
@@ -92,7 +92,7 @@ def test_overlapping_databases_are_refused_with_their_ranges(world: World) -> No
     assert world.objects() == before
 
 
-def test_interleaved_keys_in_separate_tables_do_not_overlap(world: World) -> None:
+def test_interleaved_keys_in_separate_ssts_do_not_overlap(world: World) -> None:
     world.write("a", numbered(0, 3))
     world.write("a", numbered(6, 9))
     world.write("b", numbered(3, 6))
@@ -102,7 +102,7 @@ def test_interleaved_keys_in_separate_tables_do_not_overlap(world: World) -> Non
     assert world.scan("u") == numbered(0, 9)
 
 
-def test_a_log_with_news_is_refused(world: World) -> None:
+def test_a_source_with_unflushed_wal_rows_is_refused(world: World) -> None:
     world.write("a", numbered(0, 3))
     with world.open("b") as db:
         db.put(b"z", b"1", await_durable=True)
@@ -113,7 +113,7 @@ def test_a_log_with_news_is_refused(world: World) -> None:
     assert world.scan("u") == numbered(0, 3) | {b"z": b"1"}
 
 
-def test_different_extractors_do_not_mix(world: World) -> None:
+def test_sources_with_different_segment_extractors_are_refused(world: World) -> None:
     world.write("a", numbered(0, 3))
     world.write("b", {b"zzz": b"1"}, segment_extractor=FixedPrefix("first3", 3))
     before = world.objects()
@@ -124,8 +124,8 @@ def test_different_extractors_do_not_mix(world: World) -> None:
     assert world.objects() == before
 
 
-def test_tables_of_one_id_in_different_databases_are_told_apart(world: World) -> None:
-    """Ids are random; only copied files have the same ones."""
+def test_copied_ssts_with_one_id_in_two_databases_are_both_kept(world: World) -> None:
+    """Ids are random, so only copied files have the same ones."""
     world.write("a", numbered(0, 10))
     for path, data in world.objects("a").items():
         world.store.put("b" + path[1:], data)
@@ -143,12 +143,12 @@ def test_tables_of_one_id_in_different_databases_are_told_apart(world: World) ->
     assert world.scan("v") == numbered(0, 10)
 
 
-def test_runs_that_were_one_are_one_again_and_others_keep_their_order() -> None:
+def test_parts_of_one_sorted_run_are_joined_and_other_runs_keep_their_order() -> None:
     one, two, three, four = (
-        table(1, b"a", b"m"),
-        table(2, b"n", b"z"),
-        table(3, b"a", b"z"),
-        table(4, b"a", b"z"),
+        sst(1, b"a", b"m"),
+        sst(2, b"n", b"z"),
+        sst(3, b"a", b"z"),
+        sst(4, b"a", b"z"),
     )
     left = source(
         "left",
@@ -179,8 +179,8 @@ def test_runs_that_were_one_are_one_again_and_others_keep_their_order() -> None:
     assert united.tree.runs[0].views[0].visible_range is not None
 
 
-def test_a_gap_between_two_views_of_a_table_stays() -> None:
-    whole = table(1, b"a", b"z")
+def test_a_gap_between_two_views_of_an_sst_stays() -> None:
+    whole = sst(1, b"a", b"z")
     left = source("left", [whole], Tree(l0=(view(whole, b"a", b"g"),)))
     right = source("right", [whole], Tree(l0=(view(whole, b"h", None),)))
 
@@ -195,7 +195,7 @@ def test_a_gap_between_two_views_of_a_table_stays() -> None:
 
 
 def test_l0_lists_that_disagree_keep_their_own_order() -> None:
-    one, two = table(1, b"a", b"z"), table(2, b"a", b"z")
+    one, two = sst(1, b"a", b"z"), sst(2, b"a", b"z")
     left = source("left", [one, two], Tree(l0=(view(one, None, b"k"), view(two, None, b"k"))))
     right = source("right", [one, two], Tree(l0=(view(two, b"k", None), view(one, b"k", None))))
 
@@ -207,10 +207,10 @@ def test_l0_lists_that_disagree_keep_their_own_order() -> None:
     assert len(united.tree.l0) == 3
 
 
-def test_a_table_that_does_not_say_where_it_ends_reaches_to_the_next_one() -> None:
-    one, two = table(1, b"a", None), table(2, b"m", b"p")
+def test_an_sst_without_a_last_key_reaches_to_the_next_one() -> None:
+    one, two = sst(1, b"a", None), sst(2, b"m", b"p")
     left = source("left", [one, two], Tree(runs=(SortedRun(RunId(0), (view(one), view(two))),)))
-    right = source("right", [table(3, b"q", b"z")], Tree(l0=(view(table(3, b"q", b"z")),)))
+    right = source("right", [sst(3, b"q", b"z")], Tree(l0=(view(sst(3, b"q", b"z")),)))
 
     assert len(unite([left, right]).ssts) == 3
     endless = replace(left, manifest=replace(left.manifest, tree=Tree(l0=(view(one),)), ssts={one.id: one}))

@@ -1,4 +1,4 @@
-"""Coordinators and workers come, go, die and overtake each other in any order: the rows are always the same.
+"""Coordinators and workers start, stop and crash in any order: the rows are always the same.
 
 Every seed is one history. `COMPACTION_HISTORIES=600` runs more of them than an ordinary run.
 """
@@ -18,21 +18,21 @@ from flagstone.metadata.compactions import JobContext
 from flagstone.metadata.compactions import Worker as Claim
 from flagstone.metadata.manifest import SsTable
 from flagstone.verification.verifier import Verifier
-from unit.compaction.compaction_rig import PATHS, RowExecutor, World
+from kit.compactors import PATHS, CompactionWorld, RowExecutor
 
 HISTORIES = int(os.environ.get("COMPACTION_HISTORIES", "12"))
 STEPS = 80
 
 
 class Killed(BaseException):
-    """The process that was executing is gone, and says nothing more."""
+    """The process that ran the job was killed."""
 
 
 class MortalExecutor(RowExecutor):
-    """After any table it may renew its claim, lose its job to the clock, or be killed."""
+    """After any SST it may renew its claim, lose its job because time passes, or be killed."""
 
     def __init__(self, history: History) -> None:
-        super().__init__(history.world.store, ids=history.world.ids, rows_per_table=3)
+        super().__init__(history.world.store, ids=history.world.ids, rows_per_sst=3)
         self.history = history
         self.owner = ""
 
@@ -45,7 +45,7 @@ class MortalExecutor(RowExecutor):
             record(context)
             latest[:] = [context]
 
-        def after_table(_: int) -> None:
+        def after_sst(_: int) -> None:
             world, chance = self.history.world, self.history.random.random()
             if chance < 0.3:
                 claim = Claim(self.owner, world.clock.now_ms())
@@ -57,7 +57,7 @@ class MortalExecutor(RowExecutor):
             elif chance < 0.5:
                 raise Killed
 
-        self.after_table = after_table
+        self.after_sst = after_sst
         return super().run(task, record=note, **more)
 
 
@@ -66,7 +66,7 @@ class History:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.world = World(seed=seed).create()
+        self.world = CompactionWorld(seed=seed).create()
         self.model: dict[bytes, bytes] = {}
         self.actors: list[list[Any]] = []
         self.acting: set[int] = set()
@@ -92,7 +92,7 @@ class History:
                 self.model[key] = value
 
     def start(self) -> None:
-        """A process with a coordinator, a worker, or both; earlier ones do not know of it."""
+        """Start a process with a coordinator, a worker, or both."""
         kind = self.random.choice(["both", "coordinator", "worker"])
         executor = MortalExecutor(self)
         if kind == "both":
@@ -142,7 +142,7 @@ class History:
 
 
 @pytest.mark.slow
-def test_whatever_happens_the_rows_stay_and_the_work_gets_done() -> None:
+def test_random_histories_of_coordinators_and_workers_lose_no_row_and_finish_every_job() -> None:
     deaths = jobs = 0
     for seed in range(HISTORIES):
         history = History(seed)
@@ -159,7 +159,7 @@ def test_whatever_happens_the_rows_stay_and_the_work_gets_done() -> None:
             error.add_note(f"seed {seed}")
             raise
         deaths += history.deaths
-        jobs += sum(1 for pin in world.manifest.checkpoints)
+        jobs += len(world.manifest.checkpoints)
     assert deaths
     assert jobs > HISTORIES
     print(f"{HISTORIES} histories, {jobs} commits, {deaths} workers killed in the middle of a job")

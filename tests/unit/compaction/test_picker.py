@@ -1,4 +1,4 @@
-"""The size-tiered choice by small examples; `tests/interop/test_picker.py` compares it with the wheel's."""
+"""The size-tiered picker by small examples; `tests/interop/test_picker.py` compares it with the wheel's."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Shape:
     """Trees by the sizes of their sources: L0 newest first, then runs as (id, size) by descending id."""
 
     def __init__(self) -> None:
-        self.tables: list[SsTable] = []
+        self.ssts: list[SsTable] = []
 
     def view(self, size: int) -> SstView:
-        # Ids as large as real ones, so that they cannot be taken for run ids.
-        table_id = Ulid((1_700_000_000_000 << 80) + len(self.tables))
+        # Ids as large as real ones, so that they cannot be mistaken for run ids.
+        sst_id = Ulid((1_700_000_000_000 << 80) + len(self.ssts))
         info = SsTableInfo(b"a", b"z", size, 0, size, 0)
-        self.tables.append(SsTable(table_id, info))
-        return SstView.whole(table_id)
+        self.ssts.append(SsTable(sst_id, info))
+        return SstView.whole(sst_id)
 
     def tree(self, l0: list[int], runs: list[tuple[int, int]]) -> Tree:
         return Tree(
@@ -36,35 +36,35 @@ class Shape:
 def manifest(l0: list[int], runs: list[tuple[int, int]]) -> Manifest:
     shape = Shape()
     tree = shape.tree(l0, runs)
-    return replace_trees(new_manifest(), tree=tree, added=shape.tables)
+    return replace_trees(new_manifest(), tree=tree, added=shape.ssts)
 
 
 def l0_ids(tree: Tree) -> tuple[Ulid, ...]:
     return tuple(view.id for view in tree.l0)
 
 
-def test_few_tables_are_left_alone() -> None:
+def test_fewer_than_four_ssts_are_not_compacted() -> None:
     assert plan_compactions(manifest([10] * 3, []), Compactions(), DEFAULTS) == []
 
 
-def test_four_tables_of_l0_become_the_first_run() -> None:
+def test_four_ssts_of_l0_become_the_first_sorted_run() -> None:
     state = manifest([10] * 4, [])
     assert plan_compactions(state, Compactions(), DEFAULTS) == [TieredSpec(l0_ids(state.tree), (), RunId(0))]
 
 
-def test_of_many_tables_the_oldest_eight_are_taken() -> None:
+def test_of_many_ssts_the_oldest_eight_are_compacted() -> None:
     state = manifest([10] * 11, [(4, 1000)])
     (spec,) = plan_compactions(state, Compactions(), DEFAULTS)
     assert spec == TieredSpec(l0_ids(state.tree)[3:], (), RunId(5))
 
 
-def test_runs_of_similar_size_are_merged_into_the_oldest() -> None:
+def test_sorted_runs_of_similar_size_are_merged_into_the_oldest() -> None:
     state = manifest([], [(9, 100), (7, 110), (6, 300), (2, 390), (1, 100_000)])
     (spec,) = plan_compactions(state, Compactions(), DEFAULTS)
     assert spec == TieredSpec((), (RunId(9), RunId(7), RunId(6), RunId(2)), RunId(2))
 
 
-def test_a_run_much_larger_than_the_smallest_before_it_is_left_out() -> None:
+def test_a_sorted_run_over_four_times_the_smallest_before_it_is_left_out() -> None:
     assert (
         plan_compactions(manifest([], [(4, 100), (3, 100), (2, 100), (1, 401)]), Compactions(), DEFAULTS)
         == []
@@ -72,14 +72,14 @@ def test_a_run_much_larger_than_the_smallest_before_it_is_left_out() -> None:
     assert plan_compactions(manifest([], [(4, 100), (3, 100), (2, 100), (1, 400)]), Compactions(), DEFAULTS)
 
 
-def test_l0_waits_while_the_runs_it_would_join_are_a_full_load_themselves() -> None:
+def test_l0_waits_while_eight_sorted_runs_can_be_merged() -> None:
     state = manifest([10] * 4, [(run_id, 10) for run_id in range(8, 0, -1)])
     (spec,) = plan_compactions(state, Compactions(), DEFAULTS)
     assert spec.l0_view_ids == ()
     assert spec.sorted_runs == tuple(range(8, 0, -1))
 
 
-def test_sources_of_jobs_under_way_are_not_taken_again() -> None:
+def test_sources_of_unfinished_jobs_are_not_chosen_again() -> None:
     state = manifest([10] * 8, [])
     (spec,) = plan_compactions(state, Compactions(), DEFAULTS)
     for status in (JobStatus.SUBMITTED, JobStatus.SCHEDULED, JobStatus.RUNNING, JobStatus.COMPACTED):
@@ -89,7 +89,7 @@ def test_sources_of_jobs_under_way_are_not_taken_again() -> None:
         assert plan_compactions(state, Compactions(1, (Job(Ulid(1), spec, status),)), DEFAULTS) == [spec]
 
 
-def test_a_new_run_is_above_the_destinations_of_jobs_under_way() -> None:
+def test_a_new_sorted_run_is_above_the_destinations_of_unfinished_jobs() -> None:
     state = manifest([10] * 4, [(3, 1)])
     elsewhere = Job(Ulid(1), TieredSpec((Ulid(9),), (), RunId(12), b"elsewhere"), JobStatus.RUNNING)
     (spec,) = plan_compactions(state, Compactions(1, (elsewhere,)), DEFAULTS)
@@ -99,7 +99,7 @@ def test_a_new_run_is_above_the_destinations_of_jobs_under_way() -> None:
 def test_no_more_jobs_than_allowed_run_at_once() -> None:
     shape = Shape()
     segments = [Segment(b"%d" % number, shape.tree([10] * (4 + number), [])) for number in range(6)]
-    state = replace_trees(new_manifest(segment_extractor_name="x"), segments=segments, added=shape.tables)
+    state = replace_trees(new_manifest(segment_extractor_name="x"), segments=segments, added=shape.ssts)
     specs = plan_compactions(state, Compactions(), DEFAULTS)
     assert [spec.segment for spec in specs] == [b"5", b"4", b"3", b"2"]
     assert [spec.destination for spec in specs] == [0, 1, 2, 3]
@@ -114,11 +114,11 @@ def test_sizes_are_compared_in_single_precision() -> None:
     single = CompactorOptions(
         scheduler_options=SchedulerOptions(min_compaction_sources=2, include_size_threshold=1.0)
     )
-    # The first is not too large for itself, though its rounded size is smaller.
+    # The first run is not compared with its own rounded size, which is smaller.
     assert plan_compactions(manifest([], [(2, 2**24 + 1), (1, 5)]), Compactions(), single)
 
 
-def test_a_full_compaction_takes_everything_of_each_tree() -> None:
+def test_a_full_compaction_takes_all_sources_of_each_tree() -> None:
     shape = Shape()
     state = replace_trees(
         new_manifest(segment_extractor_name="x"),
@@ -127,7 +127,7 @@ def test_a_full_compaction_takes_everything_of_each_tree() -> None:
             Segment(b"b", shape.tree([1], [])),
             Segment(b"c", shape.tree([], [(9, 5)])),
         ],
-        added=shape.tables,
+        added=shape.ssts,
     )
     trees = {segment.prefix: segment.tree for segment in state.segments}
     assert plan_full(state, Compactions()) == [
@@ -137,7 +137,7 @@ def test_a_full_compaction_takes_everything_of_each_tree() -> None:
     assert [spec.segment for spec in plan_full(state, Compactions(), b"b")] == [b"b"]
 
 
-def test_a_full_compaction_can_go_around_jobs_under_way() -> None:
+def test_a_full_compaction_can_leave_out_the_sources_of_unfinished_jobs() -> None:
     state = manifest([10] * 4, [(5, 10), (4, 10), (3, 10), (2, 10)])
     l0 = l0_ids(state.tree)
 

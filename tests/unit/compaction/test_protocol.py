@@ -1,4 +1,4 @@
-"""Coordinator and workers on one database, step by step: every state of a job, and who may change it."""
+"""Coordinator and workers on one database, step by step: every state of a job, and which process changes it."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from flagstone.metadata.manifest import SsTable, apply_compaction
 from flagstone.store.counting import CountingStore
 from flagstone.testing.faults import Fault, FaultyStore
 from flagstone.types import RunId, Ulid
-from unit.compaction.compaction_rig import RowExecutor, World
+from kit.compactors import CompactionWorld, RowExecutor
 
 SUBMITTED, SCHEDULED, RUNNING = JobStatus.SUBMITTED, JobStatus.SCHEDULED, JobStatus.RUNNING
 COMPACTED, COMPLETED, FAILED = JobStatus.COMPACTED, JobStatus.COMPLETED, JobStatus.FAILED
 
 
 @pytest.fixture
-def world() -> World:
-    return World().create()
+def world() -> CompactionWorld:
+    return CompactionWorld().create()
 
 
-def submit(world: World, spec: TieredSpec | DrainSpec) -> Ulid:
+def submit(world: CompactionWorld, spec: TieredSpec | DrainSpec) -> Ulid:
     job = Job(world.ids.ulid(), spec)
     world.compactions.update(lambda now: add_job(now.value, job))
     return job.id
@@ -51,7 +51,7 @@ def submit(world: World, spec: TieredSpec | DrainSpec) -> Ulid:
 # -- starting
 
 
-def test_the_first_start_makes_three_files_and_later_ones_two(world: World) -> None:
+def test_the_first_start_writes_three_compactions_files_and_later_ones_two(world: CompactionWorld) -> None:
     world.coordinator().run_once()
 
     versions = [world.compactions.load(entry.id) for entry in world.compactions.list()]
@@ -64,7 +64,9 @@ def test_the_first_start_makes_three_files_and_later_ones_two(world: World) -> N
     assert world.compactions.require_latest().value == Compactions(2)
 
 
-def test_a_start_has_scheduled_jobs_checked_again_and_leaves_running_ones_alone(world: World) -> None:
+def test_a_starting_coordinator_checks_scheduled_jobs_again_and_keeps_running_ones(
+    world: CompactionWorld,
+) -> None:
     world.flush_many(4)
     world.coordinator().run_once()
     assert world.statuses() == [SCHEDULED]
@@ -81,7 +83,7 @@ def test_a_start_has_scheduled_jobs_checked_again_and_leaves_running_ones_alone(
     assert statuses[-2:] == [[SUBMITTED], [SCHEDULED]]
 
 
-def test_inside_a_writer_the_role_is_claimed_only_when_there_is_work(world: World) -> None:
+def test_an_embedded_coordinator_claims_its_role_when_there_is_work(world: CompactionWorld) -> None:
     board = world.board()
     coordinator = world.coordinator(board=board, embedded=True)
     world.flush_many(3)
@@ -97,7 +99,9 @@ def test_inside_a_writer_the_role_is_claimed_only_when_there_is_work(world: Worl
     assert world.statuses() == [SCHEDULED]
 
 
-def test_inside_a_writer_the_role_is_claimed_after_a_while_without_work(world: World) -> None:
+def test_an_embedded_coordinator_claims_its_role_after_five_seconds_without_work(
+    world: CompactionWorld,
+) -> None:
     coordinator = world.coordinator(embedded=True)
     world.clock.advance(5000)
 
@@ -109,7 +113,9 @@ def test_inside_a_writer_the_role_is_claimed_after_a_while_without_work(world: W
 # -- the life of a job
 
 
-def test_a_job_goes_through_all_states_between_a_coordinator_and_a_worker_elsewhere(world: World) -> None:
+def test_a_job_of_a_separate_worker_goes_through_all_states(
+    world: CompactionWorld,
+) -> None:
     world.flush_many(4)
     before = world.contents()
     coordinator, worker = world.coordinator(), world.worker()
@@ -125,7 +131,7 @@ def test_a_job_goes_through_all_states_between_a_coordinator_and_a_worker_elsewh
     assert world.contents() == before
 
 
-def test_in_one_process_a_job_costs_three_versions_of_the_file(world: World) -> None:
+def test_a_job_of_a_local_worker_costs_three_compactions_files(world: CompactionWorld) -> None:
     world.flush_many(4)
     before = world.contents()
     coordinator, worker = world.pair()
@@ -139,23 +145,23 @@ def test_in_one_process_a_job_costs_three_versions_of_the_file(world: World) -> 
     assert world.contents() == before
 
 
-def test_a_commit_is_a_checkpoint_of_the_state_before_then_the_result(world: World) -> None:
+def test_a_commit_creates_a_checkpoint_of_the_state_before_it(world: CompactionWorld) -> None:
     world.flush_many(4)
     world.settle(*world.pair())
 
     (job,) = world.jobs()
-    pin = world.manifest.checkpoint(checkpoint_id(job.id))
-    assert pin is not None
-    assert pin.expires_s is not None
-    assert pin.expires_s - pin.created_s == 900
-    pinned = world.manifests.load(pin.manifest_id)
-    assert len(pinned.tree.l0) == 4
-    assert pinned.checkpoint(pin.id) == pin
-    assert pin.manifest_id == world.manifest_id - 1
+    kept = world.manifest.checkpoint(checkpoint_id(job.id))
+    assert kept is not None
+    assert kept.expires_s is not None
+    assert kept.expires_s - kept.created_s == 900
+    before = world.manifests.load(kept.manifest_id)
+    assert len(before.tree.l0) == 4
+    assert before.checkpoint(kept.id) == kept
+    assert kept.manifest_id == world.manifest_id - 1
     assert world.manifest.tree.last_compacted_l0 == job.spec.l0_view_ids[0]
 
 
-def test_only_the_newest_finished_job_is_remembered(world: World) -> None:
+def test_the_compactions_file_keeps_only_the_newest_finished_job(world: CompactionWorld) -> None:
     coordinator, worker = world.pair()
     for start in range(0, 12, 4):
         world.flush_many(4, start=start)
@@ -164,7 +170,7 @@ def test_only_the_newest_finished_job_is_remembered(world: World) -> None:
 
 
 @pytest.mark.slow
-def test_many_rounds_keep_every_row_and_few_sources(world: World) -> None:
+def test_many_rounds_keep_every_row_and_few_sources(world: CompactionWorld) -> None:
     coordinator, worker = world.pair()
     for start in range(0, 60, 2):
         world.flush_many(2, start=start)
@@ -176,7 +182,7 @@ def test_many_rounds_keep_every_row_and_few_sources(world: World) -> None:
     assert len(tree.runs) < 8
 
 
-def test_jobs_beyond_the_workers_hands_wait(world: World) -> None:
+def test_a_job_waits_while_the_local_worker_has_no_free_slot(world: CompactionWorld) -> None:
     board = world.board()
     worker = world.worker(CompactionWorkerOptions(max_concurrent_compactions=1), board=board, polls=False)
     coordinator = world.coordinator(board=board, local=LocalWorker("busy", 0))
@@ -190,7 +196,7 @@ def test_jobs_beyond_the_workers_hands_wait(world: World) -> None:
 # -- submissions
 
 
-def test_a_submitted_job_is_checked_and_scheduled(world: World) -> None:
+def test_a_submitted_job_is_checked_and_scheduled(world: CompactionWorld) -> None:
     coordinator, worker = world.pair(
         CompactorOptions(scheduler_options=SchedulerOptions(min_compaction_sources=8))
     )
@@ -206,7 +212,7 @@ def test_a_submitted_job_is_checked_and_scheduled(world: World) -> None:
     assert len(world.manifest.tree.runs) == 1
 
 
-def test_a_submitted_job_that_makes_no_sense_fails(world: World) -> None:
+def test_an_invalid_submitted_job_fails(world: CompactionWorld) -> None:
     coordinator = world.coordinator()
     coordinator.run_once()
     before = world.manifest
@@ -219,12 +225,12 @@ def test_a_submitted_job_that_makes_no_sense_fails(world: World) -> None:
     assert world.manifest == before
 
 
-def test_a_drain_is_applied_at_once(world: World) -> None:
+def test_a_drain_is_applied_at_once(world: CompactionWorld) -> None:
     coordinator = world.coordinator()
     oldest = world.flush((b"seg1", b"1"), segment=b"seg")
     newest = world.flush((b"seg2", b"1"), segment=b"seg")
     coordinator.run_once()
-    # The order in which a drain names its sources says nothing: the marker moves to the newest.
+    # `last_compacted_l0` becomes the newest source, whatever the order of the sources.
     submit(world, DrainSpec(b"seg", (oldest, newest)))
     world.clock.advance(5000)
 
@@ -238,12 +244,12 @@ def test_a_drain_is_applied_at_once(world: World) -> None:
 
 
 @pytest.mark.parametrize("drained", [(0,), (1,), (0, 1), (0, 2)])
-def test_a_drain_that_leaves_older_tables_in_l0_fails(world: World, drained: tuple[int, ...]) -> None:
+def test_a_drain_that_leaves_older_ssts_in_l0_fails(world: CompactionWorld, drained: tuple[int, ...]) -> None:
     l0 = [world.flush((b"seg%d" % number, b"1"), segment=b"seg") for number in range(3)][::-1]
     coordinator = world.coordinator()
     coordinator.run_once()
     before = world.manifest
-    submit(world, DrainSpec(b"seg", tuple(l0[place] for place in drained)))
+    submit(world, DrainSpec(b"seg", tuple(l0[index] for index in drained)))
     world.clock.advance(5000)
 
     coordinator.run_once()
@@ -252,7 +258,7 @@ def test_a_drain_that_leaves_older_tables_in_l0_fails(world: World, drained: tup
     assert world.manifest == before
 
 
-def test_a_drain_of_the_root_tree_fails(world: World) -> None:
+def test_a_drain_of_the_root_tree_fails(world: CompactionWorld) -> None:
     only = world.flush((b"key", b"1"))
     coordinator = world.coordinator()
     coordinator.run_once()
@@ -265,24 +271,24 @@ def test_a_drain_of_the_root_tree_fails(world: World) -> None:
     assert [view.id for view in world.manifest.tree.l0] == [only]
 
 
-def test_sources_that_do_not_overlap_are_moved_when_that_is_switched_on(world: World) -> None:
+def test_sources_that_do_not_overlap_are_moved_with_enable_trivial_move(world: CompactionWorld) -> None:
     for number in (2, 0, 3, 1):
         world.flush((b"%d" % number, b"value"))
-    tables = {view.sst_id for view in world.manifest.tree.l0}
+    ssts = {view.sst_id for view in world.manifest.tree.l0}
     before = world.contents()
     coordinator = world.coordinator(CompactorOptions(enable_trivial_move=True))
 
     coordinator.run_once()
 
     (run,) = world.manifest.tree.runs
-    assert {view.sst_id for view in run.views} == tables
+    assert {view.sst_id for view in run.views} == ssts
     firsts = [world.manifest.sst(view).info.first_entry for view in run.views]
     assert firsts == [b"0", b"1", b"2", b"3"]
     assert world.statuses() == [COMPLETED]
     assert world.contents() == before
 
 
-def test_sources_that_overlap_are_not_moved(world: World) -> None:
+def test_sources_that_overlap_are_not_moved(world: CompactionWorld) -> None:
     world.flush_many(4)
     world.coordinator(CompactorOptions(enable_trivial_move=True)).run_once()
     assert world.statuses() == [SCHEDULED]
@@ -292,27 +298,29 @@ def test_sources_that_overlap_are_not_moved(world: World) -> None:
 
 
 class Died(BaseException):
-    """The process is gone."""
+    """The process crashed."""
 
 
-def dies_after(tables: int) -> Callable[[int], None]:
-    def after_table(made: int) -> None:
-        if made == tables:
+def dies_after(ssts: int) -> Callable[[int], None]:
+    def after_sst(made: int) -> None:
+        if made == ssts:
             raise Died
 
-    return after_table
+    return after_sst
 
 
-def test_a_dead_workers_job_is_finished_by_another_from_what_was_recorded(world: World) -> None:
+def test_the_job_of_a_crashed_worker_is_resumed_by_another_from_its_recorded_ssts(
+    world: CompactionWorld,
+) -> None:
     world.flush_many(4, rows=8)
     before = world.contents()
     coordinator = world.coordinator()
     coordinator.run_once()
-    # A worker that recorded two tables and was never heard of again.
+    # A worker that recorded two SSTs and then crashed.
     first = RowExecutor(world.store, ids=world.ids)
     contexts: list[JobContext] = []
     (job,) = world.jobs()
-    first.after_table = dies_after(2)
+    first.after_sst = dies_after(2)
     assert isinstance(job.spec, TieredSpec)
     task = CompactionTask(job_id=job.id, spec=job.spec, manifest=world.manifest)
     with pytest.raises(Died):
@@ -334,7 +342,7 @@ def test_a_dead_workers_job_is_finished_by_another_from_what_was_recorded(world:
 
 
 class Stumbling(RowExecutor):
-    """Fails before its first table as long as it is told to."""
+    """Fails before its first SST while `broken` is set."""
 
     attempts = 0
     broken = True
@@ -346,7 +354,7 @@ class Stumbling(RowExecutor):
         return super().run(task, **callbacks)
 
 
-def test_a_failed_job_goes_back_and_is_not_tried_again_at_once(world: World) -> None:
+def test_a_failed_job_is_scheduled_again_with_growing_pauses(world: CompactionWorld) -> None:
     world.flush_many(4)
     executor = Stumbling(world.store, ids=world.ids)
     coordinator, worker = world.pair(executor=executor)
@@ -375,29 +383,29 @@ def test_a_failed_job_goes_back_and_is_not_tried_again_at_once(world: World) -> 
     assert worker.status()["setbacks"] == {}
 
 
-def test_tables_made_before_a_failure_are_used_by_the_next_attempt(world: World) -> None:
+def test_ssts_written_before_a_failure_are_used_by_the_next_attempt(world: CompactionWorld) -> None:
     world.flush_many(4)
     before = world.contents()
 
     def fail_once(_: int) -> None:
-        executor.after_table = lambda _: None
+        executor.after_sst = lambda _: None
         raise OSError("disk full")
 
-    executor = RowExecutor(world.store, ids=world.ids, after_table=fail_once)
+    executor = RowExecutor(world.store, ids=world.ids, after_sst=fail_once)
     world.settle(*world.pair(executor=executor))
 
     assert executor.reused == 1
     assert world.contents() == before
 
 
-def test_a_worker_that_stops_gives_its_job_back(world: World) -> None:
+def test_a_stopping_worker_returns_its_running_job(world: CompactionWorld) -> None:
     world.flush_many(4)
     worker = world.worker()
 
     def stop_after_one(_: int) -> None:
         worker.cancel()
 
-    world.executors[-1].after_table = stop_after_one
+    world.executors[-1].after_sst = stop_after_one
     world.coordinator().run_once()
     worker.run_once()
     assert worker.run_once() is None
@@ -409,7 +417,7 @@ def test_a_worker_that_stops_gives_its_job_back(world: World) -> None:
     assert len(job.context.subcompactions[0].output_ssts) == 1
 
 
-def test_a_worker_that_stops_gives_back_what_it_never_began(world: World) -> None:
+def test_a_stopping_worker_returns_a_job_it_never_started(world: CompactionWorld) -> None:
     world.flush_many(4)
     coordinator, worker = world.pair()
     coordinator.run_once()
@@ -421,7 +429,7 @@ def test_a_worker_that_stops_gives_back_what_it_never_began(world: World) -> Non
     assert (job.status, job.worker) == (SCHEDULED, None)
 
 
-def test_a_worker_whose_job_was_taken_away_reports_nothing(world: World) -> None:
+def test_a_worker_whose_job_was_given_to_another_reports_nothing(world: CompactionWorld) -> None:
     world.flush_many(4)
     worker = world.worker()
     other = Worker("other", world.clock.now_ms())
@@ -429,7 +437,7 @@ def test_a_worker_whose_job_was_taken_away_reports_nothing(world: World) -> None
     def take_away(_: int) -> None:
         world.edit_job(lambda job: replace(job, worker=other))
 
-    world.executors[-1].after_table = take_away
+    world.executors[-1].after_sst = take_away
     world.coordinator().run_once()
     worker.run_once()
     world.clock.advance(10_000)
@@ -441,7 +449,7 @@ def test_a_worker_whose_job_was_taken_away_reports_nothing(world: World) -> None
     assert not worker.busy
 
 
-def test_a_job_without_sources_left_fails_instead_of_being_tried_for_ever(world: World) -> None:
+def test_a_job_whose_sources_are_gone_fails(world: CompactionWorld) -> None:
     world.flush_many(4)
     coordinator = world.coordinator()
     coordinator.run_once()
@@ -461,7 +469,7 @@ def test_a_job_without_sources_left_fails_instead_of_being_tried_for_ever(world:
 # -- two coordinators
 
 
-def test_a_newer_coordinator_ends_the_older_one(world: World) -> None:
+def test_a_newer_coordinator_fences_the_older_one(world: CompactionWorld) -> None:
     older, _ = world.pair()
     older.run_once()
     newer = world.coordinator()
@@ -478,7 +486,7 @@ def test_a_newer_coordinator_ends_the_older_one(world: World) -> None:
         older.raise_fenced()
 
 
-def test_a_coordinator_that_lost_its_role_cannot_commit(world: World) -> None:
+def test_a_fenced_coordinator_cannot_commit(world: CompactionWorld) -> None:
     world.flush_many(4)
     coordinator, worker = world.pair()
     coordinator.run_once()
@@ -494,10 +502,12 @@ def test_a_coordinator_that_lost_its_role_cannot_commit(world: World) -> None:
     assert world.manifest == before
 
 
-def test_inside_a_writer_the_role_is_claimed_back_when_writes_wait_and_nobody_compacts(world: World) -> None:
+def test_an_embedded_coordinator_claims_its_role_again_when_writes_stall_and_no_job_runs(
+    world: CompactionWorld,
+) -> None:
     full = False
     watched = FaultyStore(world.store, clock=world.clock)
-    embedded = World(watched, clock=world.clock, seed=9).coordinator(stalled=lambda _: full)
+    embedded = CompactionWorld(watched, clock=world.clock, seed=9).coordinator(stalled=lambda _: full)
     embedded.run_once()
     elsewhere = world.coordinator()
     elsewhere.run_once()
@@ -509,17 +519,17 @@ def test_inside_a_writer_the_role_is_claimed_back_when_writes_wait_and_nobody_co
     for _ in range(20):
         world.clock.advance(15_000)
         embedded.run_once()
-    assert embedded.fenced  # no reason to come back
+    assert embedded.fenced  # writes do not stall
 
     requests = len(watched.calls)
     for _ in range(50):
         embedded.run_once()
-    assert len(watched.calls) == requests  # however often it is woken
+    assert len(watched.calls) == requests  # further calls within the interval make none
 
     watched.faults.append(Fault("error"))
     world.clock.advance(15_000)
     embedded.run_once()
-    assert embedded.fenced  # a store that hiccups is no reason either
+    assert embedded.fenced  # a failed request changes nothing
 
     full = True
     for _ in range(10):
@@ -527,7 +537,7 @@ def test_inside_a_writer_the_role_is_claimed_back_when_writes_wait_and_nobody_co
         elsewhere.run_once()
         world.edit_job(lambda job: replace(job, status=RUNNING, worker=Worker("w", world.clock.now_ms())))
         embedded.run_once()
-    assert embedded.fenced  # the other one is alive
+    assert embedded.fenced  # the other coordinator is at work
 
     for _ in range(6):
         world.clock.advance(15_000)
@@ -539,7 +549,7 @@ def test_inside_a_writer_the_role_is_claimed_back_when_writes_wait_and_nobody_co
     assert elsewhere.fenced
 
 
-def test_idle_inside_a_writer_the_file_is_looked_at_ever_less_often(world: World) -> None:
+def test_an_idle_embedded_coordinator_makes_few_requests(world: CompactionWorld) -> None:
     counting = CountingStore(world.store, component="test")
     world.store = counting
     board = world.board()
@@ -559,7 +569,9 @@ def test_idle_inside_a_writer_the_file_is_looked_at_ever_less_often(world: World
 
 
 @pytest.mark.parametrize("interval", [timedelta(seconds=1), timedelta(seconds=20)])
-def test_a_worker_elsewhere_is_believed_while_it_renews_its_claim(world: World, interval: timedelta) -> None:
+def test_a_separate_worker_keeps_its_job_while_it_renews_its_claim(
+    world: CompactionWorld, interval: timedelta
+) -> None:
     world.flush_many(4)
     coordinator = world.coordinator()
     coordinator.run_once()

@@ -1,4 +1,4 @@
-"""Each rule of a valid compaction, with what people are told when it is broken."""
+"""The rules of a valid compaction job, and the reason given for an invalid one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flagstone.types import RunId, Ulid
 from unit.compaction.test_picker import Shape
 
 NEWEST, MIDDLE, OLDEST = (Ulid((1_700_000_000_000 << 80) + number) for number in range(3))
-# The two in L0 of segment `deep`, made after the eight tables of the other trees.
+# The two in L0 of segment `deep`, made after the eight SSTs of the other trees.
 NEW, OLD = (Ulid((1_700_000_000_000 << 80) + number) for number in (8, 9))
 NONE = Compactions()
 
@@ -25,7 +25,7 @@ def state() -> Manifest:
     other = shape.tree([1], [(9, 1)])
     deep = shape.tree([1, 1], [(7, 1), (4, 1), (1, 1)])
     segments = [Segment(b"deep", deep), Segment(b"seg", other)]
-    return replace_trees(new_manifest(), tree=tree, segments=segments, added=shape.tables)
+    return replace_trees(new_manifest(), tree=tree, segments=segments, added=shape.ssts)
 
 
 def tiered(l0: tuple[Ulid, ...], runs: tuple[int, ...], destination: int, segment: bytes = b"") -> TieredSpec:
@@ -47,7 +47,7 @@ def tiered(l0: tuple[Ulid, ...], runs: tuple[int, ...], destination: int, segmen
         DrainSpec(b"deep", (OLD, NEW, OLD)),
     ],
 )
-def test_a_job_that_makes_sense_has_no_problem(state: Manifest, spec: Spec) -> None:
+def test_a_valid_job_has_no_problem(state: Manifest, spec: Spec) -> None:
     assert find_problem(spec, state, NONE) is None
     assert find_commit_problem(spec, state) is None
 
@@ -78,14 +78,14 @@ def test_a_job_that_makes_sense_has_no_problem(state: Manifest, spec: Spec) -> N
         (tiered((NEWEST, MIDDLE), (), 10), "leaves older SSTs in L0"),
     ],
 )
-def test_a_job_that_makes_none_is_refused_with_the_reason(state: Manifest, spec: Spec, problem: str) -> None:
+def test_an_invalid_job_is_refused_with_the_reason(state: Manifest, spec: Spec, problem: str) -> None:
     assert problem in (find_problem(spec, state, NONE) or "")
 
 
 @pytest.mark.parametrize(
     "status", [JobStatus.SUBMITTED, JobStatus.SCHEDULED, JobStatus.RUNNING, JobStatus.COMPACTED]
 )
-def test_jobs_under_way_own_their_sources(state: Manifest, status: JobStatus) -> None:
+def test_sources_of_an_unfinished_job_are_refused_for_another(state: Manifest, status: JobStatus) -> None:
     def held(spec: Spec) -> Compactions:
         return Compactions(1, (Job(Ulid(1), spec, status),))
 
@@ -102,14 +102,14 @@ def test_jobs_under_way_own_their_sources(state: Manifest, status: JobStatus) ->
     assert find_problem(seg, state, held(tiered((OLDEST,), (), 11))) is None
 
 
-def test_a_job_is_no_rival_of_itself_nor_of_later_submissions(state: Manifest) -> None:
+def test_a_job_conflicts_only_with_jobs_submitted_before_it(state: Manifest) -> None:
     spec = tiered((), (8, 5), 5)
     both = Compactions(1, (Job(Ulid(1), spec), Job(Ulid(2), spec)))
     assert find_problem(spec, state, both, job_id=Ulid(1)) is None
     assert "belongs to job" in (find_problem(spec, state, both, job_id=Ulid(2)) or "")
 
 
-def test_at_the_commit_only_the_own_tree_limits_the_destination(state: Manifest) -> None:
+def test_at_the_commit_only_runs_of_the_same_tree_limit_the_destination(state: Manifest) -> None:
     assert find_commit_problem(tiered((NEWEST, MIDDLE, OLDEST), (), 10), state) is None
     seg = tuple(view.id for view in state.segments[-1].tree.l0)
     below = replace_trees(state, tree=Tree())

@@ -26,7 +26,7 @@ from flagstone.sst.store import SstGone
 from flagstone.store.memory import MemoryStore
 from flagstone.testing.faults import Fault, FaultyStore
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, KeyRange, RunId
-from kit.compaction import JOB, PATHS, SMALL, Rig
+from kit.executor import JOB, PATHS, SMALL, ExecutorRig
 from kit.ssts import build, ordered
 
 
@@ -43,26 +43,26 @@ def many(first_seq: int, count: int = 400, step: int = 1) -> list[EntryTuple]:
     ]
 
 
-def rig_of_overlapping_tables(**changes: object) -> Rig:
-    rig = Rig(**changes)  # type: ignore[arg-type]
+def rig_of_overlapping_ssts(**changes: object) -> ExecutorRig:
+    rig = ExecutorRig(**changes)  # type: ignore[arg-type]
     rig.set_sources([many(3000), many(2000, step=2), many(1000, step=3), many(1)], min_seq=9000, clock_ms=0)
     return rig
 
 
 def test_l0_views_and_sorted_runs_of_several_ssts_are_merged() -> None:
-    rig = Rig()
+    rig = ExecutorRig()
     newest = rig.add_sst([row(b"a", 9), row(b"m", 8, b"", TOMBSTONE)])
     older = rig.add_sst([row(b"m", 7), row(b"x", 6)])
     run = [rig.add_sst([row(b"a", 5)]), rig.add_sst([row(b"m", 4), row(b"n", 3)])]
     rig.set_tree([newest, older], [(4, run)])
     rig.set_barrier(100, 0)
-    tables = rig.run()
-    assert rig.rows(tables) == [row(b"a", 9), row(b"n", 3), row(b"x", 6)]
-    assert [context.subcompactions[0].output_ssts for context in rig.records] == [(), tables]
+    ssts = rig.run()
+    assert rig.rows(ssts) == [row(b"a", 9), row(b"n", 3), row(b"x", 6)]
+    assert [context.subcompactions[0].output_ssts for context in rig.records] == [(), ssts]
 
 
 def test_a_sorted_run_above_the_last_keeps_its_tombstones() -> None:
-    rig = Rig()
+    rig = ExecutorRig()
     view = rig.add_sst([row(b"a", 9, b"", TOMBSTONE)])
     rig.set_tree([view], [(0, [rig.add_sst([row(b"a", 5)])])])
     rig.set_barrier(100, 0)
@@ -72,7 +72,7 @@ def test_a_sorted_run_above_the_last_keeps_its_tombstones() -> None:
 
 
 def test_expired_rows_are_dropped_and_counted() -> None:
-    rig = Rig()
+    rig = ExecutorRig()
     rig.set_sources([[row(b"a", 2, expires_ms=50), row(b"b", 1, expires_ms=51)]], min_seq=9, clock_ms=50)
     assert [kept[0] for kept in rig.rows(rig.run())] == [b"b"]
     purged = f"{metric_names.COMPACTOR_EXPIRED_ENTRIES_PURGED}{{entry_type=value}}"
@@ -80,7 +80,7 @@ def test_expired_rows_are_dropped_and_counted() -> None:
 
 
 def test_a_job_of_a_segment_merges_the_ssts_of_that_segment() -> None:
-    rig = Rig()
+    rig = ExecutorRig()
     rig.set_tree([rig.add_sst([row(b"zzz", 1)])])
     rig.set_barrier(9, 0)
     view = rig.add_sst([row(b"seg-1", 2)])
@@ -90,7 +90,7 @@ def test_a_job_of_a_segment_merges_the_ssts_of_that_segment() -> None:
 
 
 def test_ssts_of_a_lender_are_read_from_its_path() -> None:
-    rig = Rig()
+    rig = ExecutorRig()
     mine, theirs = rig.add_sst([row(b"a", 2)]), rig.add_sst([row(b"b", 1)], owner="parent")
     external = ExternalDb("parent", UUID(int=1), None, (theirs.sst_id,))
     rig.set_tree([mine, theirs])
@@ -101,16 +101,16 @@ def test_ssts_of_a_lender_are_read_from_its_path() -> None:
 
 @pytest.mark.parametrize("codec", list(Codec))
 def test_every_codec_is_read_and_written(codec: Codec) -> None:
-    rig = Rig(options=replace(SMALL, codec=codec), max_sst_bytes=4000)
+    rig = ExecutorRig(options=replace(SMALL, codec=codec), max_sst_bytes=4000)
     rig.set_sources([many(1000, step=2), many(1)], min_seq=9000, clock_ms=0)
     other = Codec.ZSTD if codec is Codec.NONE else Codec.NONE
     mixed = rig.add_sst(many(5000, 100), options=replace(SMALL, codec=other))
     rig.set_tree([mixed, *rig.manifest.tree.l0], [(0, rig.manifest.tree.runs[0].views)])
-    tables = rig.run()
-    assert len(tables) > 1
-    assert {table.info.codec for table in tables} == {codec}
+    ssts = rig.run()
+    assert len(ssts) > 1
+    assert {sst.info.codec for sst in ssts} == {codec}
     newest = {kept[0]: kept for rows in (many(1), many(1000, step=2), many(5000, 100)) for kept in rows}
-    assert rig.rows(tables) == [newest[key] for key in sorted(newest)]
+    assert rig.rows(ssts) == [newest[key] for key in sorted(newest)]
 
 
 def test_ssts_of_the_first_format_are_read() -> None:
@@ -120,23 +120,23 @@ def test_ssts_of_the_first_format_are_read() -> None:
         row(b"abd", 1, b"under", expires_ms=70),
         row(b"b", 4, b"op", MERGE),
     ]
-    rig = Rig()
-    view = rig.add_encoded(table_v1(old))
+    rig = ExecutorRig()
+    view = rig.add_encoded(sst_v1(old))
     rig.set_tree([rig.add_sst([row(b"abc", 9)]), view])
     rig.set_barrier(0, 0)
     assert rig.rows(rig.run(rig.spec(5))) == ordered([row(b"abc", 9), *old])
 
 
 def test_concurrent_subcompactions_give_the_same_rows() -> None:
-    alone = rig_of_overlapping_tables()
+    alone = rig_of_overlapping_ssts()
     expected = alone.rows(alone.run())
-    rig = rig_of_overlapping_tables(
+    rig = rig_of_overlapping_ssts(
         max_subcompactions=3, pool=IoPool(max_workers=4), bytes_to_fetch=1, max_sst_bytes=5000
     )
-    tables = rig.run()
-    assert rig.rows(tables) == expected
+    ssts = rig.run()
+    assert rig.rows(ssts) == expected
     assert len(rig.records[0].subcompactions) == 3
-    assert len(rig.records) == 1 + len(tables)
+    assert len(rig.records) == 1 + len(ssts)
     for before, after in zip(rig.records[:-1], rig.records[1:], strict=True):
         assert after.retention_min_seq == before.retention_min_seq
         grown = 0
@@ -145,20 +145,20 @@ def test_concurrent_subcompactions_give_the_same_rows() -> None:
             assert new.output_ssts[: len(old.output_ssts)] == old.output_ssts
             grown += len(new.output_ssts) - len(old.output_ssts)
         assert grown == 1
-    firsts = [table.info.first_entry for table in tables]
+    firsts = [sst.info.first_entry for sst in ssts]
     assert firsts == sorted(firsts)  # type: ignore[type-var]
 
 
 def test_the_ids_of_new_ssts_are_not_older_than_their_job() -> None:
-    rig = rig_of_overlapping_tables(max_sst_bytes=5000)
-    # The machine's clock is far behind the one that named the job.
-    tables = rig.run()
-    assert all(ulid_ms(table.id) >= ulid_ms(JOB) for table in tables)
-    assert len({table.id for table in tables}) == len(tables) > 1
+    rig = rig_of_overlapping_ssts(max_sst_bytes=5000)
+    # The clock of this machine is far behind the one that made the id of the job.
+    ssts = rig.run()
+    assert all(ulid_ms(sst.id) >= ulid_ms(JOB) for sst in ssts)
+    assert len({sst.id for sst in ssts}) == len(ssts) > 1
 
 
 def test_a_resumed_job_keeps_its_recorded_retention_limit() -> None:
-    rig = Rig()
+    rig = ExecutorRig()
     rig.set_sources([[row(b"k", 9)], [row(b"k", 5)], [row(b"k", 1)]], min_seq=3, clock_ms=0)
     whole = rig.rows(rig.run())
     assert [kept[1] for kept in whole] == [9, 5, 1]
@@ -168,7 +168,7 @@ def test_a_resumed_job_keeps_its_recorded_retention_limit() -> None:
 
 
 def test_a_cancelled_job_stops_and_keeps_the_ssts_it_wrote() -> None:
-    rig = rig_of_overlapping_tables(max_sst_bytes=5000)
+    rig = rig_of_overlapping_ssts(max_sst_bytes=5000)
     with pytest.raises(Cancelled):
         rig.run(cancelled=lambda: len(rig.records) > 2)
     finished = rig.records[-1].subcompactions[0].output_ssts
@@ -176,12 +176,12 @@ def test_a_cancelled_job_stops_and_keeps_the_ssts_it_wrote() -> None:
     assert rig.rows(finished)
     resumed = rig.run(context=rig.records[-1])
     assert resumed[:2] == finished
-    whole = rig_of_overlapping_tables(max_sst_bytes=5000)
+    whole = rig_of_overlapping_ssts(max_sst_bytes=5000)
     assert rig.rows(resumed) == whole.rows(whole.run())
 
 
 def test_a_job_cancelled_before_it_starts_records_only_its_subcompactions() -> None:
-    rig = rig_of_overlapping_tables()
+    rig = rig_of_overlapping_ssts()
     with pytest.raises(Cancelled):
         rig.run(cancelled=lambda: True)
     assert all(not part.output_ssts for context in rig.records for part in context.subcompactions)
@@ -190,7 +190,7 @@ def test_a_job_cancelled_before_it_starts_records_only_its_subcompactions() -> N
 def test_a_failed_upload_fails_the_job_and_stops_the_other_ranges() -> None:
     inner = MemoryStore()
     store = FaultyStore(inner)
-    rig = rig_of_overlapping_tables(
+    rig = rig_of_overlapping_ssts(
         store=store, max_subcompactions=3, pool=IoPool(max_workers=4), max_sst_bytes=3000
     )
     store.faults = [Fault("error", nth=2, op="put")]
@@ -198,12 +198,12 @@ def test_a_failed_upload_fails_the_job_and_stops_the_other_ranges() -> None:
         rig.run()
     store.faults = []
     resumed = rig.run(context=rig.records[-1])
-    whole = rig_of_overlapping_tables()
+    whole = rig_of_overlapping_ssts()
     assert rig.rows(resumed) == whole.rows(whole.run())
 
 
 def test_a_damaged_block_raises_corrupt_data_with_object_and_block() -> None:
-    rig = Rig()
+    rig = ExecutorRig()
     view = rig.add_sst(many(1))
     rig.set_tree([view])
     path = PATHS.sst(view.sst_id)
@@ -218,7 +218,7 @@ def test_a_damaged_block_raises_corrupt_data_with_object_and_block() -> None:
 
 
 def test_a_damaged_block_with_a_valid_checksum_raises_corrupt_data_with_object_and_block() -> None:
-    rig = Rig(bytes_to_fetch=1)
+    rig = ExecutorRig(bytes_to_fetch=1)
     view = rig.add_sst(many(1))
     path = PATHS.sst(view.sst_id)
     data = bytearray(rig.store.get(path).data)
@@ -235,7 +235,7 @@ def test_a_damaged_block_with_a_valid_checksum_raises_corrupt_data_with_object_a
 
 
 def test_rows_out_of_order_in_a_source_are_never_written() -> None:
-    rig = Rig()
+    rig = ExecutorRig()
     first, second = rig.add_sst([row(b"m", 1)]), rig.add_sst([row(b"a", 2)])
     rig.set_tree(runs=[(0, [first, second])])
     with pytest.raises(CorruptData, match="ascend"):
@@ -244,7 +244,7 @@ def test_rows_out_of_order_in_a_source_are_never_written() -> None:
 
 
 def test_a_missing_sst_and_a_missing_source_fail_the_job() -> None:
-    rig = Rig()
+    rig = ExecutorRig()
     view = rig.add_sst(many(1))
     rig.set_tree([view])
     with pytest.raises(InvalidRequest, match="out of date"):
@@ -257,7 +257,7 @@ def test_a_missing_sst_and_a_missing_source_fail_the_job() -> None:
 
 
 def test_operands_without_a_merge_operator_fail_the_job() -> None:
-    rig = Rig(merge_operator=None)
+    rig = ExecutorRig(merge_operator=None)
     rig.set_sources([[row(b"a", 2, b"+", MERGE)]], min_seq=0, clock_ms=0)
     with pytest.raises(InvalidRequest, match="merge_operator"):
         rig.run()
@@ -272,7 +272,7 @@ def test_sources_are_read_in_few_requests_of_bounded_size() -> None:
             sizes.append(stop - start)
             return super().get_range(path, start, stop)
 
-    rig = Rig(store=Watching(inner), bytes_to_fetch=8000)
+    rig = ExecutorRig(store=Watching(inner), bytes_to_fetch=8000)
     rig.set_sources([many(1, 2000)], min_seq=9000, clock_ms=0)
     view = rig.manifest.tree.runs[0].views[0]
     info = rig.manifest.sst(view).info
@@ -286,7 +286,7 @@ def test_sources_are_read_in_few_requests_of_bounded_size() -> None:
 
 def test_only_blocks_of_visible_keys_are_read() -> None:
     store = FaultyStore(MemoryStore())
-    rig = Rig(store=store, bytes_to_fetch=1)
+    rig = ExecutorRig(store=store, bytes_to_fetch=1)
     whole = rig.add_sst(many(1, 2000))
     seen = BytesRange.of(KeyRange(b"key-000500", b"key-000502"))
     rig.set_tree([SstView(rig.ids.ulid(), whole.sst_id, seen)])
@@ -296,7 +296,7 @@ def test_only_blocks_of_visible_keys_are_read() -> None:
     assert [op for op, _ in store.calls].count("get_range") <= 3
 
 
-def table_v1(rows: list[EntryTuple]) -> EncodedSst:
+def sst_v1(rows: list[EntryTuple]) -> EncodedSst:
     """An SST of one block as releases before the second format wrote it."""
     first = rows[0][0]
     body, offsets = b"", b""
@@ -320,11 +320,11 @@ def table_v1(rows: list[EntryTuple]) -> EncodedSst:
 
 def test_the_ssts_of_the_first_format_in_these_tests_have_that_format() -> None:
     assert build([row(b"a", 1)], SMALL).format_version == 2
-    assert table_v1([row(b"a", 1)]).data[-2:] == b"\0\1"
+    assert sst_v1([row(b"a", 1)]).data[-2:] == b"\0\1"
 
 
 def test_many_operands_of_one_key_are_merged_with_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = Rig(options=SMALL)
+    rig = ExecutorRig(options=SMALL)
     sources = [
         [row(b"hot", seq, b"%d," % seq, MERGE) for seq in range(first + 6000, first, -1)]
         for first in (12_000, 6000, 0)

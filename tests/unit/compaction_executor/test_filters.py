@@ -10,7 +10,7 @@ import pytest
 from flagstone.errors import InvalidRequest
 from flagstone.lsm.compaction_filter import CompactionJob, Decision, Outcome, Replace
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, Row
-from kit.compaction import JOB, Rig
+from kit.executor import JOB, ExecutorRig
 
 
 def row(key: bytes, seq: int, value: bytes = b"v", kind: int = VALUE) -> EntryTuple:
@@ -38,7 +38,7 @@ class WithOperands(ByValue):
 def compacted(
     filtering: ByValue, *sources: list[EntryTuple], min_seq: int = 100, last: bool = True
 ) -> list[EntryTuple]:
-    rig = Rig(compaction_filter=lambda _: filtering)
+    rig = ExecutorRig(compaction_filter=lambda _: filtering)
     rig.set_sources(sources, min_seq=min_seq, clock_ms=0)
     return rig.rows(rig.run(rig.spec(0 if last else 9)))
 
@@ -81,7 +81,7 @@ def test_a_filter_factory_gets_the_job_and_may_return_no_filter() -> None:
     def factory(job: CompactionJob) -> None:
         jobs.append(job)
 
-    rig = Rig(compaction_filter=factory)
+    rig = ExecutorRig(compaction_filter=factory)
     rig.set_sources([[row(b"a", 2)], [row(b"a", 1)]], min_seq=7, clock_ms=33)
     assert rig.rows(rig.run()) == [row(b"a", 2)]
     assert rig.rows(rig.run(rig.spec(9))) == [row(b"a", 2)]
@@ -103,7 +103,7 @@ def test_an_error_of_a_filter_names_the_key() -> None:
         def filter(self, row: Row) -> Outcome:
             raise RuntimeError("no")
 
-    rig = Rig(compaction_filter=_always(Broken()))
+    rig = ExecutorRig(compaction_filter=_always(Broken()))
     rig.set_sources([[row(b"the-key", 1)]], min_seq=7, clock_ms=0)
     with pytest.raises(RuntimeError) as raised:
         rig.run()

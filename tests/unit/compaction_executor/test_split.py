@@ -60,7 +60,7 @@ def test_boundaries_divide_the_bytes_evenly() -> None:
 
 
 def test_all_rows_of_a_key_are_in_one_range() -> None:
-    """Equal anchors never give two boundaries, and the first key is none: its range would be empty."""
+    """Equal anchors give one boundary. The first key gives none, because the range before it would be empty."""
     views = [SampledView(10, (Anchor(b"k", 10), Anchor(b"z", 10))) for _ in range(8)]
     assert borders(plan_ranges(views, 4)) == [b"z"]
 

@@ -1,4 +1,4 @@
-"""Filters: names, prefixes, and what old and unknown ones mean."""
+"""Filters: names, prefixes, and how old and unknown ones are read."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ def built(policy: BloomPolicy, keys: list[bytes]) -> bytes:
         (BloomPolicy(extractor=FOUR, whole_keys=False), "_bf:p=p4:wh=0"),
     ],
 )
-def test_names_say_what_was_hashed(policy: BloomPolicy, name: str) -> None:
+def test_the_name_of_a_policy_says_what_is_hashed(policy: BloomPolicy, name: str) -> None:
     assert policy.name == name
 
 
-def test_probe_counts_follow_single_precision() -> None:
+def test_probe_counts_are_computed_in_single_precision() -> None:
     assert [BloomPolicy(bits).probes for bits in (1, 10, 16, 100)] == [0, 6, 11, 69]
 
 
-def test_a_whole_key_filter_excludes_most_strangers() -> None:
+def test_a_whole_key_filter_has_no_false_negative_and_few_false_positives() -> None:
     keys = [b"key%05d" % number for number in range(2000)]
     filters = Filters({"_bf": built(BloomPolicy(), keys)})
     assert all(filters.may_contain(key) for key in keys)
@@ -78,12 +78,12 @@ def test_an_empty_bit_array_matches_nothing() -> None:
 
 
 @pytest.mark.parametrize("raw", [b"", b"\x00\x01", b"\x00\x01\x00\x03_b", encode_filters([("_bf", b"\x00")])])
-def test_damaged_filter_blocks_are_corrupt(raw: bytes) -> None:
+def test_a_damaged_filter_block_raises_corrupt_data(raw: bytes) -> None:
     with pytest.raises(CorruptData):
         decode_filters(raw, FilterFormat.COMPOSITE)
 
 
 @pytest.mark.parametrize("arguments", [{"bits_per_key": 0}, {"bits_per_key": 2000}, {"whole_keys": False}])
-def test_senseless_policies_are_refused(arguments: dict[str, int]) -> None:
+def test_invalid_filter_policies_are_refused(arguments: dict[str, int]) -> None:
     with pytest.raises(InvalidRequest):
         BloomPolicy(**arguments)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""FlatBuffers: exact bytes out, and nothing but values or CorruptData in."""
+"""FlatBuffers: the exact bytes are written, and any bytes decode to values or raise `CorruptData`."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ FULL = (
 )
 
 
-def test_the_smallest_buffer() -> None:
+def test_the_smallest_buffer_has_the_known_bytes() -> None:
     empty = plain("Empty", flat.U64, flat.Children(PAIR, required=True))
     assert flat.encode(empty, (0, ())).hex() == "0c0000000800080000000400080000000400000000000000"
 
 
-def test_everything_comes_back() -> None:
+def test_a_buffer_with_every_kind_of_field_decodes_to_its_values() -> None:
     assert flat.decode(EVERYTHING, flat.encode(EVERYTHING, FULL)) == FULL
 
 
-def test_defaults_are_left_out_and_come_back() -> None:
+def test_defaults_are_not_written_and_are_decoded() -> None:
     nothing = (False, 0, None, 0, 0, None, None, None, None, 0, None)
     data = flat.encode(EVERYTHING, nothing)
     assert len(data) == 12  # offset of the root, bare vtable, distance to it
@@ -76,7 +76,7 @@ def test_equal_vtables_are_written_once() -> None:
     assert data.count(struct.pack("<4H", 8, 16, 8, 4)) == 1
 
 
-def test_the_order_of_children_is_that_of_the_shape() -> None:
+def test_children_are_written_in_the_order_of_the_shape() -> None:
     forth = plain("Forth", flat.Bytes(), flat.Bytes())
     back = plain("Back", flat.Bytes(), flat.Bytes(), order=(1, 0))
     value = (b"first", b"other")
@@ -85,7 +85,7 @@ def test_the_order_of_children_is_that_of_the_shape() -> None:
     assert flat.decode(back, flat.encode(back, value)) == value
 
 
-def test_an_order_that_forgets_a_child_is_refused() -> None:
+def test_an_order_that_lacks_a_child_is_refused() -> None:
     with pytest.raises(InternalError, match="order"):
         plain("Wrong", flat.Bytes(), flat.Bytes(), order=(1,))
 
@@ -95,7 +95,7 @@ def test_unknown_newer_fields_are_ignored() -> None:
     assert flat.decode(PAIR, flat.encode(newer, (1, 2, b"new"))) == (1, 2)
 
 
-def test_a_missing_required_field_is_refused_both_ways() -> None:
+def test_a_missing_required_field_is_refused_on_encoding_and_decoding() -> None:
     loose = plain("Leaf", flat.U64, flat.Bytes())
     with pytest.raises(CorruptData, match="lacks required field 1"):
         flat.decode(LEAF, flat.encode(loose, (3, None)))
@@ -103,7 +103,7 @@ def test_a_missing_required_field_is_refused_both_ways() -> None:
         flat.encode(LEAF, (3, None))
 
 
-def test_a_number_that_does_not_fit_is_our_bug() -> None:
+def test_a_number_that_does_not_fit_raises_internal_error() -> None:
     with pytest.raises(InternalError, match="Pair"):
         flat.encode(PAIR, (2**64, 0))
 
@@ -111,7 +111,7 @@ def test_a_number_that_does_not_fit_is_our_bug() -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"\0" * 4, b"\0" * 7, b"\0" * 8, b"\xff" * 64, b"\x08\0\0\0" + b"\0" * 16]
 )
-def test_garbage_is_refused(data: bytes) -> None:
+def test_garbage_raises_corrupt_data_with_an_offset(data: bytes) -> None:
     with pytest.raises(CorruptData) as caught:
         flat.decode(EVERYTHING, data)
     assert caught.value.offset is not None
@@ -126,7 +126,7 @@ def patched(data: bytes, at: int, code: str, value: int) -> bytes:
 TEXT = plain("T", flat.Text())
 
 
-def test_a_string_needs_its_terminator() -> None:
+def test_a_string_without_its_terminator_raises_corrupt_data() -> None:
     data = flat.encode(TEXT, ("abc",))
     at = data.index(b"abc\0") + 3
     with pytest.raises(CorruptData, match="NUL") as caught:
@@ -134,7 +134,7 @@ def test_a_string_needs_its_terminator() -> None:
     assert caught.value.offset == at
 
 
-def test_a_string_must_be_utf8() -> None:
+def test_a_string_that_is_not_utf8_raises_corrupt_data() -> None:
     data = flat.encode(TEXT, ("abc",))
     at = data.index(b"abc")
     with pytest.raises(CorruptData, match="UTF-8") as caught:
@@ -142,7 +142,7 @@ def test_a_string_must_be_utf8() -> None:
     assert caught.value.offset == at + 1
 
 
-def test_a_vector_must_end_inside_the_buffer() -> None:
+def test_a_vector_past_the_end_of_the_buffer_raises_corrupt_data() -> None:
     data = flat.encode(plain("B", flat.Bytes()), (b"abcd",))
     with pytest.raises(CorruptData, match="past the end"):
         flat.decode(plain("B", flat.Bytes()), patched(data, data.index(b"abcd") - 4, "<I", 2**32 - 1))
@@ -162,7 +162,7 @@ def test_fields_that_overlap_are_refused() -> None:
         flat.decode(plain("Two", flat.U32, flat.U32), data)
 
 
-def test_a_union_needs_a_known_kind() -> None:
+def test_a_union_of_an_unknown_kind_raises_corrupt_data() -> None:
     data = flat.encode(EVERYTHING, FULL)
     unknown = plain("Everything", *EVERYTHING.fields[:10], flat.Union({1: PAIR}))
     with pytest.raises(CorruptData, match="unknown kind 2") as caught:
@@ -170,7 +170,7 @@ def test_a_union_needs_a_known_kind() -> None:
     assert caught.value.offset is not None
 
 
-def test_what_make_finds_gets_a_place() -> None:
+def test_an_error_raised_by_make_gets_an_offset() -> None:
     def refuse(values: list[Any]) -> None:
         raise CorruptData(f"bad pair {values}")
 
@@ -181,7 +181,7 @@ def test_what_make_finds_gets_a_place() -> None:
 
 
 @pytest.mark.slow
-def test_a_small_buffer_cannot_unfold_to_a_huge_value() -> None:
+def test_a_small_buffer_that_expands_to_a_huge_value_raises_corrupt_data() -> None:
     """Of 20 000 offsets each leads to the same table, which has 20 000 children of its own."""
     inner = plain("Inner", flat.Children(PAIR))
     outer = plain("Outer", flat.Children(inner))
@@ -211,20 +211,20 @@ def test_any_damaged_byte_gives_a_value_or_corrupt_data() -> None:
     assert None not in places
 
 
-def test_every_truncation_is_noticed() -> None:
+def test_every_truncation_raises_corrupt_data() -> None:
     whole = flat.encode(EVERYTHING, FULL)
     for length in range(len(whole) - 8):
         with pytest.raises(CorruptData):
             flat.decode(EVERYTHING, whole[:length])
 
 
-def test_info_round_trip() -> None:
+def test_an_encoded_sst_info_decodes_to_itself() -> None:
     info = SsTableInfo(b"a", None, 1, 2, 3, 4, Codec.ZSTD, SstType.WAL, 5, 6)
     assert decode_info(encode_info(info)) == info
 
 
 @pytest.mark.parametrize("slot", [5, 6, 10])
-def test_info_with_unknown_enumeration_is_refused(slot: int) -> None:
+def test_an_sst_info_with_an_unknown_enumeration_raises_corrupt_data(slot: int) -> None:
     values: list[Any] = [b"k", 0, 0, 0, 0, 0, 0, None, 0, 0, 0]
     values[slot] = 99
     loose = plain(
@@ -235,7 +235,7 @@ def test_info_with_unknown_enumeration_is_refused(slot: int) -> None:
         decode_info(flat.encode(loose, values))
 
 
-def test_stats_round_trip() -> None:
+def test_encoded_sst_statistics_decode_to_themselves() -> None:
     stats = SstStats(1, 2, 3, 4, 5, (BlockStats(0, 0, 0), BlockStats(1, 2, 65535)))
     assert decode_stats(encode_stats(stats)) == stats
     assert decode_stats(encode_stats(SstStats())) == SstStats()

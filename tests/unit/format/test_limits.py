@@ -1,4 +1,4 @@
-"""Crafted parts of SSTs: bounded in memory, and named, whatever they claim."""
+"""Forged parts of SSTs raise `CorruptData` without using much memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def zlib_bomb(size: int) -> bytes:
         (Codec.ZLIB, lambda: zlib_bomb(1 << 28)),
     ],
 )
-def test_a_block_unfolds_no_further_than_its_first_row_declares(
+def test_a_block_that_decompresses_beyond_its_declared_size_raises_with_bounded_memory(
     codec: Codec, bomb: Callable[[], bytes]
 ) -> None:
     stored = bomb()
@@ -57,7 +57,7 @@ def test_a_block_unfolds_no_further_than_its_first_row_declares(
         tracemalloc.stop()
 
 
-def test_an_index_unfolds_no_further_than_zlib_could() -> None:
+def test_an_index_that_decompresses_beyond_the_ratio_of_zlib_raises_corrupt_data() -> None:
     stored = zstd_bomb(HUGE, with_size=True)
     with pytest.raises(CorruptData, match="expands to more"):
         decompress(Codec.ZSTD, stored)
@@ -80,7 +80,7 @@ def test_a_single_row_of_any_size_is_read(codec: Codec, version: int) -> None:
 
 
 @pytest.mark.parametrize("claimed", [2**31, 2**32 + 5, 2**62])
-def test_a_claimed_size_takes_no_memory(claimed: int) -> None:
+def test_a_huge_claimed_size_raises_corrupt_data(claimed: int) -> None:
     frame = b"\x28\xb5\x2f\xfd\xe0" + claimed.to_bytes(8, "little") + b"\x01\0\0"
     for stored, codec in ((frame, Codec.ZSTD), (b"\xff\xff\xff\xff\x0f\0", Codec.SNAPPY)):
         with pytest.raises(CorruptData):
@@ -90,13 +90,13 @@ def test_a_claimed_size_takes_no_memory(claimed: int) -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_block_without_a_row_is_damage(version: int) -> None:
+def test_a_block_without_a_row_raises_corrupt_data(version: int) -> None:
     with pytest.raises(CorruptData, match="without a row"):
         decode_rows(b"\0\0", version)
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 20])
-def test_an_index_without_a_block_is_damage_except_in_an_empty_wal_file(data: bytes) -> None:
+def test_an_index_without_a_block_raises_corrupt_data_except_in_an_empty_wal_file(data: bytes) -> None:
     index = seal(index_kernel.encode_index([], []))
     for sst_type in SstType:
         info = SsTableInfo(b"k", None, len(data), len(index), len(data), 0, sst_type=sst_type)
@@ -108,7 +108,7 @@ def test_an_index_without_a_block_is_damage_except_in_an_empty_wal_file(data: by
                 decode_sst(file, "x")
 
 
-def test_a_footer_that_lies_is_damage() -> None:
+def test_a_footer_with_wrong_offsets_raises_corrupt_data() -> None:
     for tail in (b"", b"\0" * 10, b"\xff" * 10, b"\0" * 8 + b"\0\2", bytes(14), b"\0" * 30):
         with pytest.raises(CorruptData, match="x at byte"):
             decode_sst(tail, "x")

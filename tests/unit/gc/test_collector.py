@@ -1,9 +1,8 @@
-"""Whole rounds on a small database: what goes, what stays, and in which order it happens."""
+"""Rounds on a small database: which objects are deleted, which are kept, and in which order."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -14,8 +13,8 @@ import pytest
 import flagstone
 from flagstone import Admin
 from flagstone.clones.checkpoint import delete_checkpoint
-from flagstone.config import GarbageCollectorOptions, Settings
-from flagstone.errors import InvalidRequest, Unavailable
+from flagstone.config import GarbageCollectorOptions
+from flagstone.errors import InvalidRequest
 from flagstone.gc.collector import Collector
 from flagstone.gc.plan import MIN_FENCE_AGE_MS, TOO_YOUNG, KindOptions, kind_options, requested_options
 from flagstone.metadata.annotations import final_name
@@ -29,42 +28,43 @@ from flagstone.store.counting import CountingStore
 from flagstone.store.local import LocalStore
 from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
-from flagstone.store.port import ObjectMeta, StoredObject
+from flagstone.store.port import StoredObject
 from flagstone.store.retrying import RetryingStore
 from flagstone.store.two_phase import TwoPhaseStore
 from flagstone.testing.faults import Crashed, Fault, FaultyStore
 from flagstone.types import CompactionsId, ManifestId, Ulid, WalId
-from unit.gc.world import World, no_checkpoint
+from kit.databases import QUIET
+from kit.faults import InterposingStore
+from kit.garbage import GarbageWorld, no_checkpoint
 
-QUIET = Settings(compactor_options=None, garbage_collector_options=None)
 UPLOAD = "upload of a process that died"
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def world() -> GarbageWorld:
+    return GarbageWorld()
 
 
 # -- metadata ---------------------------------------------------------------------------------------------
 
 
-def test_old_manifests_go_and_the_boundary_is_ahead_of_them(world: World) -> None:
+def test_old_manifests_are_deleted_and_the_boundary_is_advanced_over_them(world: GarbageWorld) -> None:
     world.claim(9)
-    pinned = world.checkpoint()
+    saved = world.checkpoint()
     world.claim(2)
     world.advance(61)
     report = world.collect("manifest")
 
-    assert world.manifest_ids() == [pinned.manifest_id, 13]
+    assert world.manifest_ids() == [saved.manifest_id, 13]
     assert world.manifests.read_boundary() == 12
     assert report.of("manifest").reasons == {"superseded": 11, "named by a checkpoint": 1, "the latest": 1}
     assert (report.of("manifest").examined, report.of("manifest").kept, report.deleted) == (13, 2, 11)
     assert report.of("manifest").bytes > 0
-    assert world.manifests.load(pinned.manifest_id).checkpoints
+    assert world.manifests.load(saved.manifest_id).checkpoints
     assert world.manifests.require_latest().id == 13
 
 
-def test_young_manifests_stay_and_the_report_says_when_to_come_back(world: World) -> None:
+def test_young_manifests_are_kept_and_the_report_has_the_time_of_the_next_round(world: GarbageWorld) -> None:
     world.claim(3)
     world.advance(20)
     world.claim(1)
@@ -76,7 +76,7 @@ def test_young_manifests_stay_and_the_report_says_when_to_come_back(world: World
     assert world.collect("manifest").deleted == 4
 
 
-def test_compactions_files_go_without_exception(world: World) -> None:
+def test_all_compactions_files_but_the_latest_are_deleted(world: GarbageWorld) -> None:
     for _ in range(4):
         world.job()
     world.advance(61)
@@ -85,7 +85,7 @@ def test_compactions_files_go_without_exception(world: World) -> None:
     assert world.compactions.read_boundary() == 4
 
 
-def test_without_boundary_files_versions_go_all_the_same(world: World) -> None:
+def test_without_boundary_files_old_manifests_are_deleted_too(world: GarbageWorld) -> None:
     world.claim(5)
     world.advance(61)
     world.collect("manifest", boundary_files=False)
@@ -93,8 +93,8 @@ def test_without_boundary_files_versions_go_all_the_same(world: World) -> None:
     assert world.paths_in("gc") == []
 
 
-def test_the_boundary_keeps_advancing_on_a_folder(tmp_path: Path) -> None:
-    world = World(LocalStore(tmp_path, fsync=False, clock=(clock := VirtualClock())), clock=clock)
+def test_the_boundary_advances_in_every_round_on_a_local_store(tmp_path: Path) -> None:
+    world = GarbageWorld(LocalStore(tmp_path, fsync=False, clock=(clock := VirtualClock())), clock=clock)
     boundaries = []
     for _ in range(3):
         world.claim(2)
@@ -105,14 +105,14 @@ def test_the_boundary_keeps_advancing_on_a_folder(tmp_path: Path) -> None:
     assert world.manifest_ids() == [7]
 
 
-def test_what_a_killed_process_left_of_an_upload_to_a_folder_goes_after_an_hour(tmp_path: Path) -> None:
+def test_a_staging_file_of_a_killed_process_is_deleted_after_an_hour(tmp_path: Path) -> None:
     with flagstone.open(tmp_path / "db", settings=QUIET) as db:
         db.put(b"k", b"v")
-    table = next((tmp_path / "db" / "compacted").iterdir())
+    sst = next((tmp_path / "db" / "compacted").iterdir())
     left, fresh, elsewhere = (
-        Path(f"{table}#1"),
-        Path(f"{table}#2"),
-        tmp_path / "other" / "compacted" / f"{table.name}#1",
+        Path(f"{sst}#1"),
+        Path(f"{sst}#2"),
+        tmp_path / "other" / "compacted" / f"{sst.name}#1",
     )
     elsewhere.parent.mkdir(parents=True)
     for path in (left, fresh, elsewhere):
@@ -124,10 +124,10 @@ def test_what_a_killed_process_left_of_an_upload_to_a_folder_goes_after_an_hour(
     assert left.exists()
     admin.collect_garbage(min_age=timedelta())
     assert (left.exists(), fresh.exists(), elsewhere.exists()) == (False, True, True)
-    assert table.exists()
+    assert sst.exists()
 
 
-def test_a_boundary_that_cannot_be_advanced_deletes_nothing(world: World) -> None:
+def test_no_manifest_is_deleted_if_the_boundary_cannot_be_advanced(world: GarbageWorld) -> None:
     world.claim(5)
     world.advance(61)
     faulty = FaultyStore(world.store, [Fault("error", nth=None, op="put_if_absent", path="*.boundary")])
@@ -137,7 +137,7 @@ def test_a_boundary_that_cannot_be_advanced_deletes_nothing(world: World) -> Non
     assert not report.ok
 
 
-def test_a_crash_between_boundary_and_deletion_is_repaired_by_the_next_round(world: World) -> None:
+def test_a_crash_between_boundary_and_deletion_is_completed_by_the_next_round(world: GarbageWorld) -> None:
     world.claim(5)
     world.advance(61)
     faulty = FaultyStore(world.store, [Fault("crash", op="delete_many")])
@@ -152,7 +152,7 @@ def test_a_crash_between_boundary_and_deletion_is_repaired_by_the_next_round(wor
 # -- checkpoints ------------------------------------------------------------------------------------------
 
 
-def test_expired_checkpoints_are_removed_and_keep_nothing(world: World) -> None:
+def test_expired_checkpoints_are_removed_and_keep_no_manifest(world: GarbageWorld) -> None:
     world.flush()
     brief = world.checkpoint(lifetime=timedelta(seconds=30))
     lasting = world.checkpoint()
@@ -167,14 +167,16 @@ def test_expired_checkpoints_are_removed_and_keep_nothing(world: World) -> None:
     assert lasting.manifest_id in world.manifest_ids()
 
 
-def test_the_next_expiry_brings_the_collector_back(world: World) -> None:
+def test_the_next_round_is_due_when_the_next_checkpoint_expires(world: GarbageWorld) -> None:
     world.checkpoint(lifetime=timedelta(seconds=300))
     report = world.collect("wal")
     assert report.revisit_in_ms is not None
     assert 299_000 <= report.revisit_in_ms <= 300_000
 
 
-def test_a_collector_whose_clock_is_ahead_ends_no_checkpoint_and_deletes_nothing_young(world: World) -> None:
+def test_a_collector_whose_clock_is_ahead_removes_no_checkpoint_and_no_young_manifest(
+    world: GarbageWorld,
+) -> None:
     world.claim(3)
     held = world.checkpoint(lifetime=timedelta(seconds=600))
     fast = VirtualClock(world.clock.now_ms() + 3_600_000)
@@ -184,23 +186,23 @@ def test_a_collector_whose_clock_is_ahead_ends_no_checkpoint_and_deletes_nothing
     assert "checkpoint" not in report.kinds or report.of("checkpoint").deleted == 0
 
 
-# -- log --------------------------------------------------------------------------------------------------
+# -- WAL --------------------------------------------------------------------------------------------------
 
 
-def test_the_log_is_kept_from_where_replay_starts(world: World) -> None:
-    world.write_log(5)
+def test_wal_files_are_kept_from_the_replay_start_on(world: GarbageWorld) -> None:
+    world.write_wal(5)
     world.flush()
-    world.write_log(3)
+    world.write_wal(3)
     world.advance(61)
     report = world.collect("wal")
     assert world.wal_ids() == [5, 6, 7, 8, 9]
     assert report.of("wal").reasons == {"its rows are in SSTs": 4, "needed to open the database": 5}
 
 
-def test_a_checkpoint_keeps_the_log_its_readers_replay(world: World) -> None:
-    world.write_log(3)
+def test_a_checkpoint_keeps_the_wal_files_its_readers_replay(world: GarbageWorld) -> None:
+    world.write_wal(3)
     world.flush()
-    world.write_log(2)
+    world.write_wal(2)
     world.manifests.update(lambda now: replace(now.value, wal_id_last_seen=WalId(6)))
     held = world.checkpoint()
     world.flush()
@@ -213,9 +215,9 @@ def test_a_checkpoint_keeps_the_log_its_readers_replay(world: World) -> None:
     assert world.wal_ids() == [7, 8]
 
 
-def test_fences_are_only_reported_by_default_and_never_deleted_young(world: World) -> None:
+def test_fences_are_only_reported_by_default_and_never_deleted_young(world: GarbageWorld) -> None:
     fence = world.fence()
-    world.write_log(2)
+    world.write_wal(2)
     world.flush()
     world.advance(301)
     collector = world.collector(dict(kind_options(GarbageCollectorOptions())))
@@ -230,11 +232,11 @@ def test_fences_are_only_reported_by_default_and_never_deleted_young(world: Worl
     assert world.wal_ids() == [3, 4]
 
 
-def test_a_log_in_another_store_is_collected_there(world: World) -> None:
+def test_a_wal_in_another_store_is_collected_there(world: GarbageWorld) -> None:
     elsewhere = MemoryStore(clock=world.clock)
     world.flush()
     for number in range(1, 4):
-        elsewhere.put(world.paths.wal(WalId(number)), b"rows of a log file")
+        elsewhere.put(world.paths.wal(WalId(number)), b"rows of a WAL file")
     world.manifests.update(lambda now: replace(now.value, replay_after_wal_id=WalId(3)))
     world.advance(61)
     Collector(
@@ -244,10 +246,10 @@ def test_a_log_in_another_store_is_collected_there(world: World) -> None:
     assert world.wal_ids() == [1]
 
 
-# -- tables -----------------------------------------------------------------------------------------------
+# -- SSTs -------------------------------------------------------------------------------------------------
 
 
-def test_tables_that_nobody_refers_to_go(world: World) -> None:
+def test_ssts_without_a_reference_are_deleted(world: GarbageWorld) -> None:
     first, second = world.flush(), world.flush()
     world.advance(1)
     run = world.compact()
@@ -262,7 +264,7 @@ def test_tables_that_nobody_refers_to_go(world: World) -> None:
     assert report.of("compacted").bytes == 100
 
 
-def test_tables_of_a_checkpoint_stay_as_long_as_it_does(world: World) -> None:
+def test_ssts_of_a_checkpoint_are_kept_until_it_is_deleted(world: GarbageWorld) -> None:
     old = world.flush()
     held = world.checkpoint()
     world.advance(1)
@@ -277,7 +279,7 @@ def test_tables_of_a_checkpoint_stay_as_long_as_it_does(world: World) -> None:
     assert not world.has(old)
 
 
-def test_outputs_of_a_compaction_under_way_stay(world: World) -> None:
+def test_outputs_of_a_running_compaction_job_are_kept(world: GarbageWorld) -> None:
     world.flush()
     world.advance(1)
     orphan = world.upload()
@@ -302,7 +304,7 @@ def test_outputs_of_a_compaction_under_way_stay(world: World) -> None:
     assert ulid_ms(running.id) < ulid_ms(output.id)
 
 
-def test_uploads_of_a_flush_under_way_stay(world: World) -> None:
+def test_uploads_of_a_running_flush_are_kept(world: GarbageWorld) -> None:
     world.flush()
     world.advance(1)
     uploaded = world.upload()
@@ -312,7 +314,7 @@ def test_uploads_of_a_flush_under_way_stay(world: World) -> None:
     world.flush(uploaded)
 
 
-def test_without_a_compactions_file_orphans_go_too(world: World) -> None:
+def test_without_a_compactions_file_orphaned_ssts_are_deleted(world: GarbageWorld) -> None:
     orphan = world.upload()
     world.advance(1)
     world.flush()
@@ -321,19 +323,8 @@ def test_without_a_compactions_file_orphans_go_too(world: World) -> None:
     assert not world.has(orphan)
 
 
-def test_a_job_that_commits_between_the_two_reads_loses_nothing() -> None:
-    """The compactions file is read before the manifest: a job seen as finished is in the manifest, too."""
-    clock = VirtualClock()
-
-    class Interrupting(MemoryStore):
-        def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
-            found = [*super().list(prefix, after=after)]
-            if prefix == "db/manifest" and armed:
-                armed.pop()()
-            return iter(found)
-
-    armed: list[object] = []
-    world = World(Interrupting(clock=clock), clock=clock)
+def test_a_job_that_commits_between_the_two_reads_keeps_its_outputs(world: GarbageWorld) -> None:
+    """The compactions file is read before the manifest: the outputs of a finished job are then in the manifest."""
     world.flush()
     world.advance(1)
     job = world.job(JobStatus.COMPACTED)
@@ -355,12 +346,13 @@ def test_a_job_that_commits_between_the_two_reads_loses_nothing() -> None:
             )
         )
 
-    armed.append(commit)
+    world.store = InterposingStore(world.store, commit, op="list", path="db/manifest", after=True)
     world.collect("compacted", "compactions")
+    assert world.store.acted
     assert world.has(output)
 
 
-def test_files_of_others_are_never_touched(world: World) -> None:
+def test_foreign_files_are_never_deleted(world: GarbageWorld) -> None:
     world.flush()
     names = [
         "compacted/readme.txt",
@@ -383,7 +375,7 @@ def test_files_of_others_are_never_touched(world: World) -> None:
     assert {"db2/compacted/" + "0" * 26 + ".sst", "db/compacted/deeper/" + "0" * 26 + ".sst"} <= left
 
 
-def test_a_checkpoint_without_its_manifest_stops_what_depends_on_it(world: World) -> None:
+def test_a_checkpoint_without_its_manifest_stops_the_kinds_that_depend_on_it(world: GarbageWorld) -> None:
     old = world.flush()
     stray = replace(world.checkpoint(), id=UUID(int=5), manifest_id=ManifestId(77))
     world.manifests.update(lambda now: add_checkpoint(now.value, stray))
@@ -398,36 +390,36 @@ def test_a_checkpoint_without_its_manifest_stops_what_depends_on_it(world: World
     assert report.of("manifest").deleted > 0
 
 
-def test_checkpoints_that_go_under_its_eyes_do_not_confuse_it() -> None:
+def test_checkpoints_deleted_during_a_round_cause_no_error() -> None:
     clock = VirtualClock()
 
     class Meddling(MemoryStore):
         def get(self, path: str) -> StoredObject:
-            held = [entry for entry in pinned if path == DbPaths("db").manifest(entry.manifest_id)]
+            held = [entry for entry in saved if path == DbPaths("db").manifest(entry.manifest_id)]
             for entry in held:
-                pinned.remove(entry)
+                saved.remove(entry)
                 delete_checkpoint(ManifestStore(self, DbPaths("db")), entry.id)
                 super().delete(path)
             return super().get(path)
 
-    pinned: list[Checkpoint] = []
-    world = World(Meddling(clock=clock), clock=clock)
-    table = world.flush()
+    saved: list[Checkpoint] = []
+    world = GarbageWorld(Meddling(clock=clock), clock=clock)
+    sst = world.flush()
     kept = world.checkpoint()
-    pinned += [world.checkpoint() for _ in range(5)]
+    saved += [world.checkpoint() for _ in range(5)]
     world.compact()
     report = world.collect()
     assert report.ok, report.errors
-    assert pinned == []
-    assert world.has(table)
+    assert saved == []
+    assert world.has(sst)
     assert not no_checkpoint([kept.id], world)
 
 
 # -- clones -----------------------------------------------------------------------------------------------
 
 
-def test_a_clone_lets_its_parent_go(world: World) -> None:
-    parent = World(world.store, root="parent", clock=world.clock)
+def test_a_clone_that_uses_no_lent_sst_releases_its_final_checkpoint(world: GarbageWorld) -> None:
+    parent = GarbageWorld(world.store, root="parent", clock=world.clock)
     parent.flush()
     name = final_name(world.paths.root)
     final, other = parent.checkpoint(name=name), parent.checkpoint(name=name)
@@ -451,7 +443,7 @@ def test_a_clone_lets_its_parent_go(world: World) -> None:
 # -- the round --------------------------------------------------------------------------------------------
 
 
-def test_a_dry_run_changes_nothing_and_tells_everything(world: World) -> None:
+def test_a_dry_run_changes_nothing_and_reports_what_a_round_deletes(world: GarbageWorld) -> None:
     first = world.flush()
     world.checkpoint(lifetime=timedelta(seconds=10))
     world.advance(1)
@@ -471,7 +463,7 @@ def test_a_dry_run_changes_nothing_and_tells_everything(world: World) -> None:
     ]
 
 
-def test_a_second_round_finds_nothing(world: World) -> None:
+def test_a_second_round_deletes_nothing(world: GarbageWorld) -> None:
     for _ in range(4):
         world.flush()
         world.advance(1)
@@ -485,38 +477,29 @@ def test_a_second_round_finds_nothing(world: World) -> None:
     assert second.revisit_in_ms is None
 
 
-def test_no_clock_is_asked_when_nothing_is_unneeded(world: World) -> None:
+def test_the_clock_of_the_store_is_not_read_when_no_object_is_unneeded(world: GarbageWorld) -> None:
     world.flush()
     counting = CountingStore(world.store, component="test")
     Collector(counting, world.paths, {"compacted": KindOptions(0)}, clock=world.clock).collect()
     assert set(counting.totals()["requests"]) <= {"get", "list", "get_if_changed"}
 
 
-def test_one_kind_that_fails_does_not_stop_the_others(world: World) -> None:
-    world.write_log(3)
+def test_one_kind_that_fails_does_not_stop_the_others(world: GarbageWorld) -> None:
+    world.write_wal(3)
     world.flush()
     world.advance(61)
 
-    class NoLog(FaultyStore):
-        def delete_many(self, paths: Iterable[str]) -> None:
-            doomed = [*paths]
-            if any("/wal/" in path for path in doomed):
-                raise Unavailable("the log is on holiday")
-            super().delete_many(doomed)
-
+    failing = FaultyStore(world.store, [Fault("error", op="delete_many", path="*/wal/*")])
     report = Collector(
-        NoLog(world.store),
-        world.paths,
-        {"wal": KindOptions(0), "manifest": KindOptions(0)},
-        clock=world.clock,
+        failing, world.paths, {"wal": KindOptions(0), "manifest": KindOptions(0)}, clock=world.clock
     ).collect()
-    assert report.errors == ["wal: Unavailable: the log is on holiday"]
+    assert [error.partition(" at ")[0] for error in report.errors] == ["wal: Unavailable: injected error"]
     assert report.of("wal").deleted == 0
     assert report.of("manifest").deleted == 1
     assert len(world.wal_ids()) == 4
 
 
-def test_a_compactions_file_that_cannot_be_read_is_not_taken_for_none(world: World) -> None:
+def test_an_unreadable_compactions_file_stops_the_deletion_of_ssts(world: GarbageWorld) -> None:
     world.flush()
     world.advance(1)
     orphan = world.upload()
@@ -532,7 +515,7 @@ def test_a_compactions_file_that_cannot_be_read_is_not_taken_for_none(world: Wor
     assert report.of("manifest").deleted > 0
 
 
-def test_a_collector_that_is_told_to_stop_stops(world: World) -> None:
+def test_a_halted_collector_deletes_nothing_and_reports_an_error(world: GarbageWorld) -> None:
     world.claim(5)
     world.advance(61)
     collector = world.collector()
@@ -542,14 +525,14 @@ def test_a_collector_that_is_told_to_stop_stops(world: World) -> None:
     assert len(world.manifest_ids()) == 6
 
 
-def test_an_empty_place_is_refused_and_stays_empty() -> None:
+def test_collecting_an_empty_path_is_refused_and_writes_nothing() -> None:
     store = MemoryStore()
     with pytest.raises(InvalidRequest, match="no database"):
         Collector(store, DbPaths("nothing"), {"wal": KindOptions(0)}).collect()
     assert [*store.list("")] == []
 
 
-def test_unknown_kinds_and_negative_ages_are_refused(world: World) -> None:
+def test_unknown_kinds_and_negative_ages_are_refused(world: GarbageWorld) -> None:
     with pytest.raises(InvalidRequest, match="choose from manifest"):
         requested_options(GarbageCollectorOptions(), ["tables"], None)  # type: ignore[list-item]
     with pytest.raises(InvalidRequest, match="negative"):
@@ -560,7 +543,7 @@ def test_unknown_kinds_and_negative_ages_are_refused(world: World) -> None:
         world.collector({"wal": KindOptions(0)}).collect(["compacted"])
 
 
-def test_the_numbers_reach_the_metrics(world: World) -> None:
+def test_a_round_counts_deleted_and_remaining_versions_in_the_metrics(world: GarbageWorld) -> None:
     world.claim(4)
     world.advance(61)
     world.collect()
@@ -570,29 +553,27 @@ def test_the_numbers_reach_the_metrics(world: World) -> None:
     assert values["slatedb.gc.count"] == 1
 
 
-def test_two_collectors_at_once_do_no_harm(world: World) -> None:
+def test_two_concurrent_collectors_keep_the_latest_manifest(world: GarbageWorld) -> None:
     world.claim(10)
     world.advance(61)
     two = world.collector()
 
-    class Meddling(FaultyStore):
-        def delete_many(self, paths: Iterable[str]) -> None:
-            two.collect()
-            super().delete_many(paths)
+    racing = InterposingStore(world.store, two.collect, op="delete_many")
 
-    Collector(Meddling(world.store), world.paths, {"manifest": KindOptions(0)}, clock=world.clock).collect()
+    Collector(racing, world.paths, {"manifest": KindOptions(0)}, clock=world.clock).collect()
+    assert racing.acted
     assert world.manifest_ids() == [11]
 
 
 # -- two-phase --------------------------------------------------------------------------------------------
 
 
-def test_leftovers_of_the_two_phase_protocol_go(tmp_path: Path) -> None:
+def test_unused_temporaries_and_records_of_a_two_phase_store_are_deleted(tmp_path: Path) -> None:
     clock = VirtualClock()
     base = MemoryStore(clock=clock)
     log = SqliteCommitLog(tmp_path / "commits.db", synchronous="OFF")
     two_phase = TwoPhaseStore(base, log, clock=clock)
-    world = World(CountingStore(RetryingStore(two_phase, clock=clock), component="test"), clock=clock)
+    world = GarbageWorld(CountingStore(RetryingStore(two_phase, clock=clock), component="test"), clock=clock)
     world.claim(5)
     temporary = f"{world.paths.manifest(ManifestId(9))}.{UUID(int=3)}.{'0' * 16}"
     base.put(temporary, b"left by a crash")

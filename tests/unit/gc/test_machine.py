@@ -1,4 +1,4 @@
-"""Anything that can happen to a database, in any order, with rounds in between: what is reachable is there, always."""
+"""Random writes, jobs, checkpoints and rounds of collection: every reachable object exists at every step."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from flagstone.metadata.compactions import JobStatus
 from flagstone.metadata.manifest import SsTable, remove_checkpoint
 from flagstone.types import ManifestId, WalId
-from unit.gc.world import World
+from kit.garbage import GarbageWorld
 
 
 class Database(RuleBasedStateMachine):
-    """One database. `uploaded` waits to be flushed, `output` to be committed by the job under way."""
+    """One database. `uploaded` is an SST that is not flushed yet, `output` one of the running job."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.world = World()
+        self.world = GarbageWorld()
         self.uploaded: SsTable | None = None
         self.output: SsTable | None = None
 
@@ -31,7 +31,7 @@ class Database(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 3), fence=st.booleans())
     def log(self, count: int, fence: bool) -> None:
-        self.world.write_log(count, data=b"" if fence else b"rows of a log file")
+        self.world.write_wal(count, data=b"" if fence else b"rows of a WAL file")
 
     @rule()
     def orphan(self) -> None:
@@ -113,7 +113,7 @@ class Database(RuleBasedStateMachine):
         assert self._needed() <= {meta.path for meta in self.world.store.list("db")}
 
     def teardown(self) -> None:
-        """Whatever happened, two rounds later nothing is left but what is needed."""
+        """After two more rounds only needed objects are left."""
         world = self.world
         if self.output is not None:
             self.end_job(fails=True)
@@ -135,19 +135,19 @@ class Database(RuleBasedStateMachine):
         world, paths = self.world, self.world.paths
         latest = world.manifests.require_latest()
         now_s = world.clock.now_ms() // 1000
-        pinned = {
+        saved = {
             entry.manifest_id
             for entry in latest.value.checkpoints
             if entry.expires_s is None or entry.expires_s > now_s
         }
-        needed = {paths.manifest(ManifestId(latest.id)), *map(paths.manifest, pinned)}
-        reached = [latest.value, *(world.manifests.load(version) for version in pinned)]
+        needed = {paths.manifest(ManifestId(latest.id)), *map(paths.manifest, saved)}
+        reached = [latest.value, *(world.manifests.load(version) for version in saved)]
         needed |= {paths.sst(sst_id) for manifest in reached for sst_id in manifest.ssts}
-        needed |= {paths.sst(table.id) for table in (self.uploaded, self.output) if table is not None}
-        logs = set(range(max(1, latest.value.replay_after_wal_id), world.last_wal + 1))
+        needed |= {paths.sst(sst.id) for sst in (self.uploaded, self.output) if sst is not None}
+        wal_ids = set(range(max(1, latest.value.replay_after_wal_id), world.last_wal + 1))
         for manifest in reached[1:]:
-            logs |= set(range(manifest.replay_after_wal_id + 1, manifest.wal_id_last_seen + 1))
-        return needed | {paths.wal(WalId(wal_id)) for wal_id in logs}
+            wal_ids |= set(range(manifest.replay_after_wal_id + 1, manifest.wal_id_last_seen + 1))
+        return needed | {paths.wal(WalId(wal_id)) for wal_id in wal_ids}
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The rules by themselves: what a plan must and must not contain, whatever the database looks like."""
+"""The rules of collection without a store: what a plan deletes and what it keeps."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def ulid(ms: int, low: int = 0) -> Ulid:
 
 
 def with_l0(*times_ms: int) -> Manifest:
-    tables = [SsTable(ulid(ms), SsTableInfo(b"a", b"z", 1, 1, 1, 0)) for ms in times_ms]
+    ssts = [SsTable(ulid(ms), SsTableInfo(b"a", b"z", 1, 1, 1, 0)) for ms in times_ms]
     return Manifest(
-        ssts={table.id: table for table in tables},
-        tree=Tree(l0=tuple(SstView.whole(table.id) for table in reversed(tables))),
+        ssts={sst.id: sst for sst in ssts},
+        tree=Tree(l0=tuple(SstView.whole(sst.id) for sst in reversed(ssts))),
     )
 
 
@@ -46,7 +46,7 @@ def job(ms: int, status: JobStatus) -> Job:
     st.integers(1, 40),
     st.integers(0, 100),
 )
-def test_no_plan_of_versions_touches_the_latest_or_a_checkpointed_one(
+def test_no_plan_deletes_the_latest_or_a_checkpointed_manifest(
     present: set[int], checkpointed: set[int], latest: int, min_age_ms: int
 ) -> None:
     listed = [Listed(number, meta(modified_ms=number)) for number in sorted(present)]
@@ -70,7 +70,7 @@ def test_no_plan_of_versions_touches_the_latest_or_a_checkpointed_one(
     st.integers(0, 50),
     st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50))),
 )
-def test_every_log_file_somebody_replays_is_kept(
+def test_every_wal_file_that_a_reader_replays_is_kept(
     files: list[tuple[int, bool]], replay_after: int, checkpoints: list[tuple[int, int]]
 ) -> None:
     listed = [WalObject(WalId(number), meta(size=0 if fence else 50)) for number, fence in files]
@@ -86,7 +86,7 @@ def test_every_log_file_somebody_replays_is_kept(
             assert (plan.kind == "wal_fence") == (verdict.meta.size == 0)
 
 
-def test_ten_bytes_are_still_a_fence() -> None:
+def test_a_wal_file_of_up_to_ten_bytes_is_a_fence() -> None:
     assert WalObject(WalId(1), meta(size=10)).kind == "wal_fence"
     assert WalObject(WalId(1), meta(size=11)).kind == "wal"
 
@@ -96,7 +96,7 @@ def test_ten_bytes_are_still_a_fence() -> None:
     jobs=st.lists(st.tuples(st.integers(1, 60), st.sampled_from(list(JobStatus))), max_size=4),
     orphans=st.lists(st.integers(1, 60), max_size=6),
 )
-def test_only_tables_older_than_all_work_under_way_are_garbage(
+def test_only_ssts_older_than_every_running_flush_and_job_are_garbage(
     l0: list[int], jobs: list[tuple[int, JobStatus]], orphans: list[int]
 ) -> None:
     manifest = with_l0(*l0)
@@ -112,15 +112,15 @@ def test_only_tables_older_than_all_work_under_way_are_garbage(
     )
 
 
-def test_without_a_flush_nothing_is_known_to_be_garbage() -> None:
+def test_without_a_flush_no_sst_is_garbage() -> None:
     assert sst_cutoff(Manifest(), None).before_ms == 0
 
 
-def test_the_marker_of_compacted_l0_counts_when_l0_is_empty() -> None:
+def test_last_compacted_l0_is_the_cutoff_when_l0_is_empty() -> None:
     assert sst_cutoff(Manifest(tree=Tree(last_compacted_l0=ulid(30))), None).before_ms == 30
 
 
-def test_the_newest_compacted_l0_is_known_not_to_be_under_way() -> None:
+def test_the_last_compacted_l0_itself_is_garbage() -> None:
     manifest = Manifest(tree=Tree(last_compacted_l0=ulid(30, 1)))
     listed = [SstObject(ulid(30, 1), meta()), SstObject(ulid(30, 2), meta())]
     plan = plan_ssts(
@@ -129,13 +129,13 @@ def test_the_newest_compacted_l0_is_known_not_to_be_under_way() -> None:
     assert [verdict.id for verdict in plan.deletions] == [ulid(30, 1)]
 
 
-def test_whole_seconds_may_be_a_second_younger() -> None:
+def test_an_object_with_a_time_in_whole_seconds_counts_as_up_to_a_second_younger() -> None:
     plan = Plan("wal", (drop(meta(modified_ms=5000), 1, "r"), drop(meta(modified_ms=5001), 2, "r")))
     assert [verdict.id for verdict in apply_age(plan, now_ms=5510, min_age_ms=10).deletions] == [2]
     assert len(apply_age(plan, now_ms=6009, min_age_ms=10).deletions) == 2
 
 
-def test_a_table_stamped_in_the_future_waits_for_its_stamp() -> None:
+def test_an_sst_whose_id_is_of_the_future_is_kept_until_then() -> None:
     listed = [SstObject(ulid(9000), meta(modified_ms=1))]
     plan = plan_ssts(listed, referenced=(), cutoff=sst_cutoff(with_l0(20_000), None))
     assert len(plan.deletions) == 1
@@ -145,16 +145,16 @@ def test_a_table_stamped_in_the_future_waits_for_its_stamp() -> None:
     assert young.youngest_due_ms == 9000
 
 
-def test_age_never_deletes_what_the_rules_keep() -> None:
+def test_an_object_that_the_rules_keep_is_kept_at_any_age() -> None:
     plan = Plan("wal", (keep(meta(modified_ms=1), 1, "needed"),))
     assert apply_age(plan, now_ms=10**9, min_age_ms=0) == plan
 
 
-def external(path: str, number: int, *tables: int) -> ExternalDb:
-    return ExternalDb(path, UUID(int=number), UUID(int=100 + number), tuple(ulid(ms) for ms in tables))
+def external(path: str, number: int, *ssts: int) -> ExternalDb:
+    return ExternalDb(path, UUID(int=number), UUID(int=100 + number), tuple(ulid(ms) for ms in ssts))
 
 
-def test_a_parent_is_released_when_no_reachable_manifest_uses_its_tables() -> None:
+def test_a_lender_is_released_when_no_reachable_manifest_uses_its_ssts() -> None:
     latest = Manifest(
         external_dbs=(external("a", 1), external("b", 2), external("c", 3, 7), external("a", 4))
     )
@@ -162,5 +162,5 @@ def test_a_parent_is_released_when_no_reachable_manifest_uses_its_tables() -> No
     assert plan_detach(latest, checkpointed) == [external("a", 1), external("a", 4)]
 
 
-def test_a_clone_under_construction_detaches_nothing() -> None:
+def test_an_unfinished_clone_releases_no_lender() -> None:
     assert plan_detach(Manifest(initialized=False, external_dbs=(external("a", 1),)), []) == []

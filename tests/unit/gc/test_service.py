@@ -1,4 +1,4 @@
-"""Collection in the background: when it looks, what idleness costs, and that its failures stay its own."""
+"""Collection in the background: when it runs, what an idle database costs, and how failures are handled."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flagstone.gc.plan import Kind, KindOptions
 from flagstone.runtime.sync import Event
 from flagstone.store.counting import CountingStore
 from flagstone.testing.faults import Fault, FaultyStore
-from unit.gc.world import World
+from kit.garbage import GarbageWorld
 
 MINUTES_10 = timedelta(minutes=10)
 OPTIONS: dict[Kind, KindOptions] = {
@@ -24,7 +24,7 @@ OPTIONS: dict[Kind, KindOptions] = {
 
 
 def embedded(
-    world: World, store: CountingStore | FaultyStore, *, current: Callable[[], int] | None = None
+    world: GarbageWorld, store: CountingStore | FaultyStore, *, current: Callable[[], int] | None = None
 ) -> GarbageCollection:
     collector = Collector(store, world.paths, OPTIONS, clock=world.clock)
     return GarbageCollection(
@@ -35,8 +35,8 @@ def embedded(
     )
 
 
-def test_an_idle_database_costs_nothing_once_it_is_clean() -> None:
-    world = World()
+def test_an_idle_database_without_garbage_causes_no_requests() -> None:
+    world = GarbageWorld()
     world.flush()
     world.flush()
     counting = CountingStore(world.store, component="gc")
@@ -47,13 +47,13 @@ def test_an_idle_database_costs_nothing_once_it_is_clean() -> None:
         assert delay is not None
         world.advance(delay)
         spent.append(sum(counting.totals()["requests"].values()))
-    assert service.status()["rounds"] == 2  # the second when what was too young had come of age
+    assert service.status()["rounds"] == 2  # the second one when the young objects are old enough
     assert spent[-1] == spent[5]
     assert service.status()["skipped"] > 50
 
 
-def test_it_looks_again_when_the_manifest_has_moved_and_once_a_day_anyway() -> None:
-    world = World()
+def test_a_round_runs_when_the_manifest_has_changed_and_once_a_day() -> None:
+    world = GarbageWorld()
     service = embedded(world, CountingStore(world.store, component="gc"))
 
     def pass_time(seconds: float) -> int:
@@ -71,15 +71,15 @@ def test_it_looks_again_when_the_manifest_has_moved_and_once_a_day_anyway() -> N
     assert pass_time(24 * 3600) == 3
 
 
-def test_the_first_round_comes_soon_after_opening() -> None:
-    world = World()
+def test_the_first_round_runs_a_minute_after_opening() -> None:
+    world = GarbageWorld()
     service = embedded(world, CountingStore(world.store, component="gc"))
     assert service.run_once() == 60
     assert service.status()["rounds"] == 0
 
 
-def test_without_knowledge_of_the_manifest_every_turn_looks() -> None:
-    world = World()
+def test_without_a_known_manifest_id_every_interval_runs_a_round() -> None:
+    world = GarbageWorld()
     collector = Collector(world.store, world.paths, OPTIONS, clock=world.clock)
     service = GarbageCollection(collector, OPTIONS, clock=world.clock)
     for _ in range(5):
@@ -87,8 +87,8 @@ def test_without_knowledge_of_the_manifest_every_turn_looks() -> None:
     assert service.status()["rounds"] == 4
 
 
-def test_a_failure_is_told_and_tried_again() -> None:
-    world = World()
+def test_a_failed_round_is_in_the_status_and_is_repeated() -> None:
+    world = GarbageWorld()
     faulty = FaultyStore(world.store, [Fault("error", nth=None, op="get*")])
     service = embedded(world, faulty, current=lambda: 1)
     world.advance(60)
@@ -101,8 +101,10 @@ def test_a_failure_is_told_and_tried_again() -> None:
     assert service.status()["rounds"] == 1
 
 
-def test_a_bug_costs_disk_space_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
-    world = World()
+def test_an_unexpected_error_is_logged_and_does_not_stop_the_service(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = GarbageWorld()
     service = embedded(world, CountingStore(world.store, component="gc"), current=lambda: 1)
     service._collector = None  # type: ignore[assignment]
     world.advance(60)
@@ -111,8 +113,8 @@ def test_a_bug_costs_disk_space_and_nothing_else(caplog: pytest.LogCaptureFixtur
     assert "cannot collect garbage" in caplog.text
 
 
-def test_errors_in_a_report_are_not_settled() -> None:
-    world = World()
+def test_a_round_with_errors_in_its_report_is_repeated() -> None:
+    world = GarbageWorld()
     world.flush()
     world.flush()
     world.advance(400)
@@ -127,8 +129,8 @@ def test_errors_in_a_report_are_not_settled() -> None:
     assert world.manifest_ids() == [3]
 
 
-def test_nothing_scheduled_means_nothing_done() -> None:
-    world = World()
+def test_a_service_without_intervals_runs_no_round() -> None:
+    world = GarbageWorld()
     options: dict[Kind, KindOptions] = {"wal": KindOptions(0)}
     service = GarbageCollection(
         Collector(world.store, world.paths, options, clock=world.clock), options, clock=world.clock
@@ -136,11 +138,11 @@ def test_nothing_scheduled_means_nothing_done() -> None:
     assert service.run_once() == 3600
 
 
-def test_a_schedule_of_its_own_ends_when_told() -> None:
-    world = World()
+def test_a_schedule_ends_when_its_stop_event_is_set() -> None:
+    world = GarbageWorld()
     stop = Event()
 
-    def heard(_: object) -> None:
+    def collected(_: object) -> None:
         stop.set()
 
     world.claim(2)
@@ -150,15 +152,15 @@ def test_a_schedule_of_its_own_ends_when_told() -> None:
         Collector(world.store, world.paths, options, clock=world.clock),
         options,
         clock=world.clock,
-        collected=heard,
+        collected=collected,
     )
     world.advance(1)
     run_until(service, stop)
     assert service.status()["rounds"] == 1
 
 
-def test_what_the_owner_does_with_a_report_cannot_stop_it() -> None:
-    world = World()
+def test_an_error_of_the_report_callback_does_not_stop_the_service() -> None:
+    world = GarbageWorld()
     world.claim(2)
     world.advance(400)
 

@@ -1,4 +1,4 @@
-"""Bulk loads among the changes: delivered at their place, once, and kept until everybody has them."""
+"""Bulk loads among the changes: delivered once, in order, and kept until every consumer has read them."""
 
 from __future__ import annotations
 
@@ -36,20 +36,19 @@ from flagstone.store.counting import CountingStore
 from flagstone.store.port import ObjectMissing, StoredObject
 from flagstone.testing.faults import FaultyStore
 from flagstone.types import ManifestId, Seq, WalId
-from unit.changes.retention_rig import PATHS
-from unit.loads.load_world import LoadWorld
+from kit.changes import PATHS, ChangeWorld
 
 FAR = 1 << 36
 
 
 @pytest.fixture
-def world() -> LoadWorld:
-    return LoadWorld()
+def world() -> ChangeWorld:
+    return ChangeWorld(boundary_files=True)
 
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every block of a table becomes a batch of its own."""
+    """Every block of an SST becomes a batch of its own."""
     monkeypatch.setattr(flagstone.loads.rows, "PIECE_BYTES", 1)
 
 
@@ -60,7 +59,7 @@ def many(count: int, value: bytes = b"x" * 90) -> dict[bytes, bytes | None]:
 def consume(
     reader: WalReader, start: Any = None, *, limit: int | None = None, **options: Any
 ) -> list[tuple[int, bytes]]:
-    """Number and key of everything there is; commits each batch."""
+    """The sequence number and key of every change that there is now; commits each batch."""
     found = []
     for number, batch in enumerate(reader.follow(start, timeout_s=0, **options), 1):
         found += [(change.seq, change.key) for change in batch.changes]
@@ -70,14 +69,10 @@ def consume(
     return found
 
 
-def unpinned(world: LoadWorld, store: Any = None) -> WalReader:
-    return WalReader("db", store=store or world.memory, clock=world.clock, ids=world.ids)
-
-
 # -- delivery -------------------------------------------------------------------------------------------------
 
 
-def test_a_load_comes_between_what_was_written_before_and_after_it(world: LoadWorld) -> None:
+def test_a_load_is_delivered_between_the_writes_before_and_after_it(world: ChangeWorld) -> None:
     world.write(3)
     world.load({b"a": b"1", b"b": None, b"c": b"+2"})
     world.write(2)
@@ -85,7 +80,7 @@ def test_a_load_comes_between_what_was_written_before_and_after_it(world: LoadWo
 
     batches = list(reader.follow(timeout_s=0))
 
-    assert [(change.seq, change.key) for batch in batches for change in batch.changes] == world.told
+    assert [(change.seq, change.key) for batch in batches for change in batch.changes] == world.written
     (load,) = [batch for batch in batches if batch.wal_id is None]
     assert [(change.op, change.key, change.value) for change in load.changes] == [
         ("put", b"a", b"1"),
@@ -98,12 +93,12 @@ def test_a_load_comes_between_what_was_written_before_and_after_it(world: LoadWo
     assert load.next_id == 4
 
 
-def test_a_load_that_is_the_last_thing_is_not_waited_for(world: LoadWorld) -> None:
+def test_a_load_after_the_last_wal_file_is_delivered_without_waiting_for_the_next(world: ChangeWorld) -> None:
     reader = world.reader("c")
     world.write(2)
-    assert consume(reader) == world.told
+    assert consume(reader) == world.written
     world.load(many(3), ahead=FAR)
-    assert consume(reader) == world.told[2:]
+    assert consume(reader) == world.written[2:]
     world.load(many(2), ahead=FAR)
     world.load(many(1))
     assert [seq for seq, _ in consume(reader)] == [world.seq - 1, world.seq - 1, world.seq]
@@ -111,11 +106,11 @@ def test_a_load_that_is_the_last_thing_is_not_waited_for(world: LoadWorld) -> No
 
 
 @pytest.mark.parametrize("before", [0, 2])
-def test_a_file_that_came_while_it_was_missed_is_not_overtaken_by_a_load(
-    world: LoadWorld, before: int
+def test_a_wal_file_written_while_it_is_missed_is_delivered_before_the_load_behind_it(
+    world: ChangeWorld, before: int
 ) -> None:
     class Racing(FaultyStore):
-        """Right after a file was found missing it is written, and a load is committed behind it."""
+        """Writes a WAL file right after it was found missing, and commits a load behind it."""
 
         armed = True
 
@@ -132,27 +127,29 @@ def test_a_file_that_came_while_it_was_missed_is_not_overtaken_by_a_load(
     world.write(before)
     reader = world.reader("c", Racing(world.memory))
 
-    assert consume(reader) + consume(reader) == world.told
+    assert consume(reader) + consume(reader) == world.written
 
 
-def test_a_consumer_without_a_pin_gets_loads_as_well_for_a_quarter_of_an_hour(world: LoadWorld) -> None:
+def test_a_consumer_without_a_retention_checkpoint_gets_loads_for_fifteen_minutes(world: ChangeWorld) -> None:
     world.write(2)
     world.load(many(3))
     world.write(1)
-    assert consume_unpinned(world) == world.told
+    assert consume_without_retention(world) == world.written
     world.clock.advance(RECORD_LIFETIME_S * 1000)
     world.collect()
     with pytest.raises(InvalidRequest, match="sequence numbers 3 to 3 are not in the WAL"):
-        consume_unpinned(world, 2)
-    assert consume_unpinned(world, 2, allow_gaps=True) == [(2, b"w2"), (4, b"w4")]
+        consume_without_retention(world, 2)
+    assert consume_without_retention(world, 2, allow_gaps=True) == [(2, b"w2"), (4, b"w4")]
 
 
-def consume_unpinned(world: LoadWorld, start: Any = 1, **options: Any) -> list[tuple[int, bytes]]:
-    batches = unpinned(world).follow(start, timeout_s=0, **options)
+def consume_without_retention(world: ChangeWorld, start: Any = 1, **options: Any) -> list[tuple[int, bytes]]:
+    batches = world.reader(None).follow(start, timeout_s=0, **options)
     return [(change.seq, change.key) for batch in batches for change in batch.changes]
 
 
-def test_who_begins_at_a_file_gets_the_loads_from_there_on(world: LoadWorld) -> None:
+def test_a_consumer_that_starts_at_a_wal_file_gets_the_loads_placed_after_the_file_before(
+    world: ChangeWorld,
+) -> None:
     world.write(1)
     world.load({b"early": b""})
     world.write(1)
@@ -162,30 +159,34 @@ def test_who_begins_at_a_file_gets_the_loads_from_there_on(world: LoadWorld) -> 
     world.fence()
     world.write(1)
 
-    assert [key for _, key in consume_unpinned(world, 2)] == [b"early", b"w3", b"later", b"w5"]
-    assert [key for _, key in consume_unpinned(world, 3)] == [b"later", b"w5"]
-    assert [key for _, key in consume_unpinned(world, 4)] == [b"later", b"w5"]
-    assert [key for _, key in consume_unpinned(world, 5)] == [b"w5"]
-    assert consume_unpinned(world, Position(WalId(3), 4)) == [(5, b"w5")]
+    assert [key for _, key in consume_without_retention(world, 2)] == [b"early", b"w3", b"later", b"w5"]
+    assert [key for _, key in consume_without_retention(world, 3)] == [b"later", b"w5"]
+    assert [key for _, key in consume_without_retention(world, 4)] == [b"later", b"w5"]
+    assert [key for _, key in consume_without_retention(world, 5)] == [b"w5"]
+    assert consume_without_retention(world, Position(WalId(3), 4)) == [(5, b"w5")]
 
 
-def test_a_large_load_comes_in_pieces_and_goes_on_in_the_middle(world: LoadWorld, small_pieces: None) -> None:
+def test_a_large_load_is_delivered_in_batches_and_resumes_after_any_of_them(
+    world: ChangeWorld, small_pieces: None
+) -> None:
     world.write(1)
     world.load(many(100), {b"z%d" % number: b"" for number in range(5)}, ahead=FAR)
     world.write(1)
-    whole = world.told
+    whole = world.written
 
-    batches = list(unpinned(world).follow(1, timeout_s=0))
+    batches = list(world.reader(None).follow(1, timeout_s=0))
 
     assert [(change.seq, change.key) for batch in batches for change in batch.changes] == whole
     assert len(batches) > 10
     for number, batch in enumerate(batches):
         used = sum(len(before.changes) for before in batches[: number + 1])
         stored = json.loads(json.dumps(batch.position))
-        assert consume_unpinned(world, stored) == whole[used:]
+        assert consume_without_retention(world, stored) == whole[used:]
 
 
-def test_a_pin_stands_in_the_middle_of_a_load(world: LoadWorld, small_pieces: None) -> None:
+def test_a_position_stored_in_the_middle_of_a_load_resumes_there_after_a_compaction(
+    world: ChangeWorld, small_pieces: None
+) -> None:
     reader = world.reader("c")
     world.write(1)
     world.load(many(60))
@@ -199,10 +200,10 @@ def test_a_pin_stands_in_the_middle_of_a_load(world: LoadWorld, small_pieces: No
 
     got += consume(world.reader("c"))
 
-    assert got == world.told
+    assert got == world.written
 
 
-def test_an_overwriting_load_is_told_and_ends_the_feed(world: LoadWorld) -> None:
+def test_a_load_that_replaces_all_rows_ends_the_feed_with_an_error(world: ChangeWorld) -> None:
     reader = world.reader("c")
     world.write(1)
     world.load({b"a": b""})
@@ -216,13 +217,13 @@ def test_an_overwriting_load_is_told_and_ends_the_feed(world: LoadWorld) -> None
     assert consume(reader, allow_gaps=True) == [(world.seq, b"w4")]
 
 
-def test_a_load_that_overwrites_nothing_is_a_load(world: LoadWorld) -> None:
+def test_a_replacing_load_into_an_empty_database_is_delivered(world: ChangeWorld) -> None:
     world.load({b"a": b""}, replaces_all=True)
 
     assert consume(world.reader("c")) == [(1, b"a")]
 
 
-def test_rows_that_are_in_neither_log_nor_load_are_still_told(world: LoadWorld) -> None:
+def test_sequence_numbers_in_neither_wal_nor_load_raise_unless_gaps_are_allowed(world: ChangeWorld) -> None:
     reader = world.reader("c")
     world.write(2)
     consume(reader)
@@ -234,26 +235,26 @@ def test_rows_that_are_in_neither_log_nor_load_are_still_told(world: LoadWorld) 
     assert consume(reader, allow_gaps=True) == [(6, b"a")]
 
 
-def test_where_gaps_are_normal_they_cost_no_requests_for_what_is_in_tables(world: LoadWorld) -> None:
+def test_with_gaps_allowed_flushed_rows_cost_no_extra_requests(world: ChangeWorld) -> None:
     for _ in range(20):
         world.write(1)
         world.seq += 5
     world.flush()
     store = CountingStore(world.memory, component="test")
 
-    rows = list(unpinned(world, store).follow(1, timeout_s=0, allow_gaps=True))
+    rows = list(world.reader(None, store).follow(1, timeout_s=0, allow_gaps=True))
 
     assert len(rows) == 20
-    assert store.totals()["requests"]["get"] <= 20 + 1 + 3 + 3 + 1  # and which database it is
+    assert store.totals()["requests"]["get"] <= 20 + 1 + 3 + 3 + 1  # the last one reads which database it is
 
 
 # -- keeping --------------------------------------------------------------------------------------------------
 
 
-def test_tables_are_kept_for_a_consumer_that_is_away_and_no_longer(world: LoadWorld) -> None:
+def test_ssts_of_a_load_are_kept_until_the_absent_consumer_has_read_them(world: ChangeWorld) -> None:
     reader = world.reader("c")
     world.write(1)
-    assert consume(reader, limit=1) == world.told
+    assert consume(reader, limit=1) == world.written
     reader.close()
     world.load(many(10), ahead=FAR)
     world.write(2)
@@ -261,9 +262,9 @@ def test_tables_are_kept_for_a_consumer_that_is_away_and_no_longer(world: LoadWo
     world.compact()
     world.clock.advance(7 * 24 * 3600 * 1000)
     world.collect()
-    assert world.tables == 2
+    assert world.ssts == 2
 
-    assert consume(world.reader("c")) == world.told[1:]
+    assert consume(world.reader("c")) == world.written[1:]
 
     passing = world.reader("c")
     consume(passing)
@@ -272,24 +273,24 @@ def test_tables_are_kept_for_a_consumer_that_is_away_and_no_longer(world: LoadWo
     consume(passing)
     world.clock.advance(20_000)
     passing.close()
-    assert world.marks == []
+    assert world.load_records == []
     world.collect()
-    assert world.tables == 1
+    assert world.ssts == 1
 
 
-def test_a_pin_that_is_set_in_time_keeps_a_load_from_before_it(world: LoadWorld) -> None:
+def test_a_retention_checkpoint_placed_in_time_keeps_an_earlier_load(world: ChangeWorld) -> None:
     world.write(1)
     world.load(many(3))
     world.compact()
     reader = world.reader("c")
-    assert consume(reader, limit=1) == world.told[:1]
+    assert consume(reader, limit=1) == world.written[:1]
     world.clock.advance(2 * RECORD_LIFETIME_S * 1000)
     world.collect()
 
-    assert consume(reader) == world.told[1:]
+    assert consume(reader) == world.written[1:]
 
 
-def test_a_pin_that_is_released_or_expires_keeps_nothing(world: LoadWorld) -> None:
+def test_a_released_or_expired_retention_checkpoint_keeps_no_load(world: ChangeWorld) -> None:
     for lifetime in (None, timedelta(hours=1)):
         reader = world.reader("c", pin_lifetime=lifetime)
         next(reader.follow(timeout_s=0), None)
@@ -297,16 +298,16 @@ def test_a_pin_that_is_released_or_expires_keeps_nothing(world: LoadWorld) -> No
         world.write(1)
         world.clock.advance(RECORD_LIFETIME_S * 1000)
         world.collect()
-        assert world.marks == [world.seq - 1]
+        assert world.load_records == [world.seq - 1]
         if lifetime is None:
             reader.release()
         else:
             world.clock.advance(3_600_000)
             world.collect()
-        assert world.marks == []
+        assert world.load_records == []
 
 
-def test_a_pin_that_an_operator_deletes_keeps_nothing(world: LoadWorld) -> None:
+def test_a_retention_checkpoint_deleted_by_an_administrator_keeps_no_load(world: ChangeWorld) -> None:
     for name in ("one", "other"):
         next(world.reader(name).follow(timeout_s=0), None)
     world.load({b"k": b""})
@@ -316,22 +317,22 @@ def test_a_pin_that_an_operator_deletes_keeps_nothing(world: LoadWorld) -> None:
         assert held is not None
         delete_checkpoint(world.manifests, held.checkpoint.id)
         world.collect()
-        assert len(world.marks) == left
+        assert len(world.load_records) == left
 
 
-def test_marks_that_nobody_needs_do_not_pile_up(world: LoadWorld) -> None:
+def test_without_consumers_only_the_newest_load_records_are_kept(world: ChangeWorld) -> None:
     for _ in range(40):
         world.load({b"k": b""})
-    assert world.marks == list(range(25, 41))
+    assert world.load_records == list(range(25, 41))
     next(world.reader("c").follow(timeout_s=0))
     for _ in range(40):
         world.load({b"k": b""})
-    assert world.marks == list(range(25, 81))
+    assert world.load_records == list(range(25, 81))
 
 
-def mark_at(seq: int, wal_id: int, *, created_s: int = 1_000, **options: Any) -> Checkpoint:
-    mark = LoadRecord("done", Seq(seq), 0, position=LoadPosition(Seq(seq - 1), WalId(wal_id)), **options)
-    return Checkpoint(SYSTEM_IDS.uuid(), ManifestId(7), created_s, None, encode_load(mark))
+def record_at(seq: int, wal_id: int, *, created_s: int = 1_000, **options: Any) -> Checkpoint:
+    record = LoadRecord("done", Seq(seq), 0, position=LoadPosition(Seq(seq - 1), WalId(wal_id)), **options)
+    return Checkpoint(SYSTEM_IDS.uuid(), ManifestId(7), created_s, None, encode_load(record))
 
 
 def waiting(position: Position, expires_s: int | None) -> Checkpoint:
@@ -344,8 +345,8 @@ def expiries(manifest: Manifest) -> list[int | None]:
     return [entry.expires_s for entry in manifest.checkpoints]
 
 
-def test_a_mark_says_where_the_load_stands() -> None:
-    entry = mark_at(9, 4, replaces=True, owner="a b&c")
+def test_a_load_record_decodes_with_its_position_or_without_one() -> None:
+    entry = record_at(9, 4, replaces=True, owner="a b&c")
     (held,) = held_loads(Manifest(checkpoints=(entry,)))
     assert held == HeldLoad(
         entry, LoadRecord("done", Seq(9), 0, "", "a b&c", LoadPosition(Seq(8), WalId(4)), replaces=True)
@@ -354,8 +355,8 @@ def test_a_mark_says_where_the_load_stands() -> None:
     assert next(held_loads(Manifest(checkpoints=(old,)))).record.position is None
 
 
-def test_a_mark_lives_as_long_as_the_longest_pin_that_needs_it() -> None:
-    manifest = Manifest(checkpoints=(mark_at(9, 4),))
+def test_a_load_record_expires_with_the_last_retention_checkpoint_that_needs_it() -> None:
+    manifest = Manifest(checkpoints=(record_at(9, 4),))
     spare_s = 1_000 + RECORD_LIFETIME_S
 
     def settled(*consumers: Checkpoint) -> list[int | None]:
@@ -376,8 +377,8 @@ def test_a_mark_lives_as_long_as_the_longest_pin_that_needs_it() -> None:
     assert settled(waiting(Position(WalId(6)), None)) == [spare_s]
 
 
-def test_an_expired_mark_does_not_live_again() -> None:
-    expired = settle_load_records(Manifest(checkpoints=(mark_at(9, 4),)), now_s=1_000)
+def test_an_expired_load_record_is_removed_although_a_consumer_needs_it() -> None:
+    expired = settle_load_records(Manifest(checkpoints=(record_at(9, 4),)), now_s=1_000)
 
     needed = waiting(Position(WalId(1), 0), None)
     settled = settle_load_records(
@@ -387,15 +388,15 @@ def test_an_expired_mark_does_not_live_again() -> None:
     assert settled.checkpoints == (needed,)
 
 
-def test_what_an_overwriting_load_replaced_is_not_kept_for_pins() -> None:
-    manifest = Manifest(checkpoints=(mark_at(9, 4, replaces=True), waiting(Position(WalId(1), 0), None)))
+def test_a_replacing_load_is_not_kept_for_retention_checkpoints() -> None:
+    manifest = Manifest(checkpoints=(record_at(9, 4, replaces=True), waiting(Position(WalId(1), 0), None)))
 
     settled = settle_load_records(manifest, now_s=1_000)
 
     assert expiries(settled) == [1_000 + RECORD_LIFETIME_S, None]
 
 
-def test_of_two_positions_the_further_counts() -> None:
+def test_further_returns_the_later_of_two_positions() -> None:
     in_the_load = Position(WalId(5), 8, loaded=30)
     assert further(in_the_load, Position(WalId(5), 8, loaded=20)) == in_the_load
     assert further(in_the_load, Position(WalId(5), 9)) == Position(WalId(5), 9)
@@ -415,9 +416,9 @@ STEPS = st.sampled_from(
 
 
 class Consumer:
-    """Keeps what it got and where it was together, as a table and its offset in one transaction are."""
+    """Stores changes and position together, as a consumer does that writes both in one transaction."""
 
-    def __init__(self, world: LoadWorld) -> None:
+    def __init__(self, world: ChangeWorld) -> None:
         self.world = world
         self.got: list[tuple[int, bytes]] = []
         self.stored: list[Any] | None = None
@@ -442,10 +443,10 @@ class Consumer:
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEPS, max_size=30), crashes=st.booleans())
-def test_everything_arrives_once_whatever_happens(
+def test_every_change_is_delivered_once_after_any_sequence_of_steps(
     small_pieces: None, steps: list[str], *, crashes: bool
 ) -> None:
-    world = LoadWorld()
+    world = ChangeWorld(boundary_files=True)
     consumer = Consumer(world)
     consumer.consume(None)
     for number, step in enumerate(steps):
@@ -471,16 +472,16 @@ def test_everything_arrives_once_whatever_happens(
             case "consume":
                 consumer.consume(None)
             case _ if crashes:
-                consumer.follow(consumer.stored)  # what was committed since the last look is not in the pin
+                consumer.follow(consumer.stored)  # later than the position of the retention checkpoint
             case _:
                 consumer.reader.close()
                 consumer.follow()
-    # A version that was collected as soon as it had a successor hides the next one for a minute.
+    # Where collected manifests left a gap, a reader finds the latest manifest after a minute.
     world.clock.advance(60_001)
     consumer.consume(None)
 
-    assert consumer.got == world.told
+    assert consumer.got == world.written
     consumer.reader.close()
     world.clock.advance(2_000_000)
     world.collect()
-    assert world.marks == []
+    assert world.load_records == []

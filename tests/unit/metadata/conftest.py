@@ -1,4 +1,4 @@
-"""A database's metadata in memory, with a clock that moves only when told."""
+"""The metadata of a database in memory, and a clock that only a test moves."""
 
 from __future__ import annotations
 

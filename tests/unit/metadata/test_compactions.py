@@ -1,4 +1,4 @@
-"""The compactions file: life cycle, edits and what version 1 means."""
+"""The compactions file: life cycle, edits and how version 1 is read."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ from flagstone.metadata.manifest_codec import ULID
 from flagstone.types import KeyRange, RunId, Seq, Ulid
 
 SPEC = TieredSpec((Ulid(5), Ulid(4)), (RunId(7), RunId(3)), RunId(3), b"seg")
-TABLE = SsTable(Ulid(9 << 80), SsTableInfo(b"a", b"z", 10, 5, 10, 0))
+SST = SsTable(Ulid(9 << 80), SsTableInfo(b"a", b"z", 10, 5, 10, 0))
 
 
 def job(number: int, status: JobStatus = JobStatus.SUBMITTED) -> Job:
     return Job(Ulid(number), SPEC, status)
 
 
-def test_a_new_file_has_the_known_bytes() -> None:
+def test_an_empty_compactions_file_has_the_known_bytes() -> None:
     expected = "00020c0000000800080000000400080000000400000000000000"
     assert encode_compactions(Compactions()).hex() == expected
     assert decode_compactions(bytes.fromhex(expected)) == Compactions()
 
 
-def test_everything_comes_back() -> None:
+def test_an_encoded_compactions_file_decodes_to_the_same_jobs() -> None:
     context = JobContext(
-        (Subcompaction(BytesRange.of(KeyRange(None, b"m")), (TABLE,)), Subcompaction(BytesRange())), Seq(77)
+        (Subcompaction(BytesRange.of(KeyRange(None, b"m")), (SST,)), Subcompaction(BytesRange())), Seq(77)
     )
     held = Compactions(
         3,
         (
-            Job(Ulid(1), SPEC, JobStatus.COMPACTED, (TABLE,), Worker("w", 99)),
+            Job(Ulid(1), SPEC, JobStatus.COMPACTED, (SST,), Worker("w", 99)),
             Job(Ulid(2), DrainSpec(b"seg", (Ulid(8),), (RunId(1),)), JobStatus.FAILED),
             Job(Ulid(3), SPEC, JobStatus.RUNNING, (), Worker("", 0), context),
         ),
@@ -65,12 +65,12 @@ def test_jobs_are_read_in_order_of_their_ids() -> None:
 
 
 @pytest.mark.parametrize("status", [JobStatus.SUBMITTED, JobStatus.SCHEDULED, JobStatus.RUNNING])
-def test_output_of_an_unfinished_job_is_not_believed(status: JobStatus) -> None:
-    held = Compactions(0, (replace(job(1, status), output_ssts=(TABLE,)),))
+def test_outputs_of_an_unfinished_job_are_ignored(status: JobStatus) -> None:
+    held = Compactions(0, (replace(job(1, status), output_ssts=(SST,)),))
     assert decode_compactions(encode_compactions(held)).jobs[0].output_ssts == ()
 
 
-def test_version_1_derives_the_destination() -> None:
+def test_a_file_of_version_1_gets_its_destinations_from_the_sources() -> None:
     without_runs = replace(job(2), spec=replace(SPEC, sorted_runs=(), destination=RunId(6)))
     data = encode_compactions(
         Compactions(0, (replace(job(1), spec=replace(SPEC, destination=RunId(9))), without_runs))
@@ -81,7 +81,7 @@ def test_version_1_derives_the_destination() -> None:
     assert decode_compactions(b"\0\1" + encode_compactions(drain)[2:]) == drain
 
 
-def test_sources_named_the_old_way_are_read() -> None:
+def test_sources_in_the_deprecated_field_are_read() -> None:
     old_spec = flat.Shape[tuple[object, ...]](
         *(
             "TieredCompactionSpec",
@@ -110,12 +110,12 @@ def test_sources_named_the_old_way_are_read() -> None:
 @pytest.mark.parametrize(
     ("data", "problem"), [(b"\0", "cut off"), (b"\0\3" + bytes(30), "version 3"), (b"\0\2", "holds no table")]
 )
-def test_what_is_not_a_compactions_file_is_refused(data: bytes, problem: str) -> None:
+def test_bytes_that_are_no_compactions_file_raise_corrupt_data(data: bytes, problem: str) -> None:
     with pytest.raises(CorruptData, match=problem):
         decode_compactions(data)
 
 
-def test_the_life_of_a_job() -> None:
+def test_a_job_may_take_every_step_of_its_life_cycle_and_none_after_the_last() -> None:
     path = [
         JobStatus.SUBMITTED,
         JobStatus.SCHEDULED,
@@ -130,7 +130,7 @@ def test_the_life_of_a_job() -> None:
     assert not any(may_follow(JobStatus.COMPLETED, status) for status in JobStatus if not status.finished)
 
 
-def test_a_step_the_life_cycle_does_not_have_is_refused() -> None:
+def test_a_step_outside_of_the_life_cycle_is_refused() -> None:
     held = add_job(Compactions(), job(1))
     with pytest.raises(InternalError, match="SUBMITTED to COMPACTED"):
         edit_job(held, Ulid(1), lambda entry: replace(entry, status=JobStatus.COMPACTED))
@@ -146,7 +146,7 @@ def test_jobs_are_added_once_and_kept_in_order() -> None:
     assert Compactions().newest_job is None
 
 
-def test_only_the_newest_finished_job_is_remembered() -> None:
+def test_trimming_keeps_only_the_newest_finished_job() -> None:
     statuses = [JobStatus.COMPLETED, JobStatus.RUNNING, JobStatus.FAILED, JobStatus.SUBMITTED]
     held = Compactions(0, tuple(job(number, status) for number, status in enumerate(statuses)))
     assert [entry.id for entry in trim_finished(held).jobs] == [1, 2, 3]

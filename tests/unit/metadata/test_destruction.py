@@ -1,4 +1,4 @@
-"""The mark in the manifest: its name, what it forbids, and what the next database takes over."""
+"""The destruction mark in the manifest: its name, the edits it forbids, and what the next database inherits."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def vacant() -> Manifest:
     return erase(PENDING, entry, manifest_id=ManifestId(9), wal_end=WalId(12))
 
 
-def test_the_mark_claims_both_roles_and_remembers_when() -> None:
+def test_the_destruction_mark_claims_both_roles_and_has_its_times() -> None:
     entry = find_mark(PENDING)
     assert entry is not None
     assert entry.mark == Destroyed(10_000, 500, 5, 3, WalId(11))
@@ -65,7 +65,7 @@ def test_the_mark_claims_both_roles_and_remembers_when() -> None:
     assert find_mark(ALIVE) is None
 
 
-def test_a_second_mark_replaces_the_first() -> None:
+def test_a_second_destruction_mark_replaces_the_first() -> None:
     again = mark_destroyed(
         replace(PENDING, writer_epoch=9),
         mark_id=UUID(int=3),
@@ -91,7 +91,7 @@ def test_a_second_mark_replaces_the_first() -> None:
     ],
 )
 @pytest.mark.parametrize("check", [check_manifest, check_replaced_state])
-def test_an_edit_that_adds_something_is_refused(edited: Manifest, check: object) -> None:
+def test_an_edit_that_adds_to_a_destroyed_database_is_refused(edited: Manifest, check: object) -> None:
     with pytest.raises(Closed, match="destroyed"):
         check(edited, PENDING)  # type: ignore[operator]
     check_stored(edited, PENDING)
@@ -105,17 +105,17 @@ def test_an_edit_that_adds_something_is_refused(edited: Manifest, check: object)
         replace(PENDING, external_dbs=()),
     ],
 )
-def test_an_edit_that_gives_something_up_is_taken(edited: Manifest) -> None:
+def test_an_edit_that_removes_from_a_destroyed_database_is_accepted(edited: Manifest) -> None:
     check_manifest(edited, PENDING)
 
 
-def test_no_edit_removes_a_mark() -> None:
+def test_no_edit_removes_a_destruction_mark() -> None:
     for current in (PENDING, settle_at(new_manifest(), vacant())):
         with pytest.raises(InvalidRequest, match="cannot be changed or deleted"):
             check_manifest(remove_checkpoint(current, MARK), current)
 
 
-def test_the_destroyer_may_erase_but_never_lower_a_number() -> None:
+def test_the_destroyer_may_erase_ssts_but_never_lower_an_id_epoch_or_sequence_number() -> None:
     check_destruction(vacant(), PENDING)
     for lower in (
         replace(vacant(), writer_epoch=4),
@@ -126,7 +126,7 @@ def test_the_destroyer_may_erase_but_never_lower_a_number() -> None:
             check_destruction(lower, PENDING)
 
 
-def test_a_vacancy_refers_to_nothing_and_keeps_every_number() -> None:
+def test_a_vacant_manifest_refers_to_no_sst_and_keeps_ids_epochs_and_sequence_numbers() -> None:
     path = vacant()
     assert is_vacant(path)
     assert not is_vacant(PENDING)
@@ -138,7 +138,7 @@ def test_a_vacancy_refers_to_nothing_and_keeps_every_number() -> None:
     assert incarnation(path) == 9
 
 
-def test_the_next_database_continues_the_numbers() -> None:
+def test_the_next_database_continues_ids_epochs_and_sequence_numbers() -> None:
     first = settle_at(new_manifest(segment_extractor_name="x"), vacant())
     check_manifest(first, vacant())
     assert not is_vacant(first)
@@ -168,7 +168,7 @@ def test_a_clone_keeps_its_sequence_numbers_and_shifts_its_wal() -> None:
 @pytest.mark.parametrize(
     "name", ["flagstone.destroyed/", "flagstone.destroyed/pending?at_ms=x", "flagstone.destroyed"]
 )
-def test_a_name_that_only_looks_like_a_mark_is_none(name: str) -> None:
+def test_a_malformed_checkpoint_name_is_no_destruction_mark(name: str) -> None:
     manifest = replace(ALIVE, checkpoints=(Checkpoint(MARK, ManifestId(1), 0, None, name),))
     assert mark_entries(manifest) == []
     assert find_mark(manifest) is None

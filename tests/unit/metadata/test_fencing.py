@@ -1,4 +1,4 @@
-"""Epochs: the later claim wins, and the earlier owner can do nothing more."""
+"""Epochs: the later claim owns the role, and every edit of the earlier owner is refused."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_each_claim_raises_the_epoch(manifests: ManifestStore) -> None:
     assert claimed.value.compactor_epoch == 0
 
 
-def test_the_earlier_writer_is_fenced_for_good(manifests: ManifestStore) -> None:
+def test_an_earlier_writer_stays_fenced(manifests: ManifestStore) -> None:
     first, before = claim_writer(manifests)
     manifests.update(first.guard(touch))
     second, _ = claim_writer(manifests)
@@ -43,7 +43,7 @@ def test_the_earlier_writer_is_fenced_for_good(manifests: ManifestStore) -> None
         manifests.update(first.guard(touch))
     assert caught.value.reason == "fenced"
     with pytest.raises(Closed, match="epoch 2"):
-        first.check(before.value)  # even an old manifest does not bring it back
+        first.check(before.value)  # not even by an old manifest
     manifests.update(second.guard(touch))
     assert manifests.require_latest().value.last_l0_seq == 2
 
@@ -84,7 +84,7 @@ def test_a_coordinator_creates_and_claims_the_compactions_file(
         compactions.update(fence.guard(lambda now: now.value))
 
 
-def test_a_slow_coordinator_finds_the_file_taken(
+def test_a_coordinator_cannot_claim_the_compactions_file_after_a_newer_one(
     manifests: ManifestStore, compactions: CompactionsStore
 ) -> None:
     slow, _ = claim_compactor(manifests)
@@ -93,7 +93,7 @@ def test_a_slow_coordinator_finds_the_file_taken(
     with pytest.raises(Closed):
         claim_compactions(compactions, slow)
     with pytest.raises(Closed):
-        claim_compactions(compactions, fast)  # a second claim with one epoch is nobody's right
+        claim_compactions(compactions, fast)  # one epoch claims the file only once
 
 
 def test_a_writer_has_no_claim_to_the_compactions_file() -> None:
@@ -101,7 +101,7 @@ def test_a_writer_has_no_claim_to_the_compactions_file() -> None:
         Fence("writer", 1).check(Compactions())
 
 
-def test_of_many_claims_at_once_the_last_owns_the_role(store: MemoryStore) -> None:
+def test_of_many_concurrent_claims_the_last_one_owns_the_role(store: MemoryStore) -> None:
     fences: list[Fence] = []
 
     def work() -> None:

@@ -1,4 +1,4 @@
-"""The checksums of manifests, compactions files and boundaries, which the format has no place for."""
+"""The checksums that we append to manifests, compactions files and boundaries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MANIFEST = replace(
 STORED = seal_metadata(encode_manifest(MANIFEST), PATH)
 
 
-def test_every_flipped_bit_of_a_manifest_of_ours_is_noticed() -> None:
+def test_every_flipped_bit_of_our_manifest_raises_corrupt_data() -> None:
     assert load_manifest(STORED, PATH) == MANIFEST
     for bit in range(8 * len(STORED)):
         damaged = bytearray(STORED)
@@ -40,7 +40,7 @@ def test_every_flipped_bit_of_a_manifest_of_ours_is_noticed() -> None:
         assert caught.value.offset is not None
 
 
-def test_every_cut_of_a_manifest_is_noticed_or_leaves_all_of_it() -> None:
+def test_every_truncated_manifest_raises_corrupt_data_or_lacks_only_its_checksum() -> None:
     for kept in range(len(STORED)):
         try:
             assert load_manifest(STORED[:kept], PATH) == MANIFEST
@@ -49,25 +49,25 @@ def test_every_cut_of_a_manifest_is_noticed_or_leaves_all_of_it() -> None:
         assert len(STORED) - TRAILER_BYTES - 4 < kept <= len(STORED) - TRAILER_BYTES
 
 
-def test_every_zeroed_end_is_noticed() -> None:
+def test_every_manifest_with_a_zeroed_end_raises_corrupt_data() -> None:
     for kept in range(len(STORED)):
         zeroed = STORED[:kept] + bytes(len(STORED) - kept)
         with pytest.raises(CorruptData):
             load_manifest(zeroed, PATH)
 
 
-def test_another_version_under_this_name_is_noticed_and_a_copied_folder_is_not() -> None:
+def test_a_manifest_under_the_name_of_another_version_raises_corrupt_data() -> None:
     assert load_manifest(STORED, "elsewhere/manifest/00000000000000000007.manifest") == MANIFEST
     with pytest.raises(CorruptData, match="another object under this name"):
         load_manifest(STORED, PATHS.manifest(ManifestId(8)))
 
 
-def test_files_without_a_checksum_are_read() -> None:
+def test_metadata_without_a_checksum_is_read() -> None:
     assert load_manifest(encode_manifest(MANIFEST), PATH) == MANIFEST
     assert load_compactions(encode_compactions(Compactions(4)), "x") == Compactions(4)
 
 
-def test_what_the_stores_write_has_a_checksum() -> None:
+def test_manifests_and_compactions_files_are_written_with_a_checksum() -> None:
     store = MemoryStore()
     manifests, compactions = ManifestStore(store, PATHS), CompactionsStore(store, PATHS)
     manifests.create_next(new_manifest(), None)
@@ -82,7 +82,7 @@ def test_what_the_stores_write_has_a_checksum() -> None:
 
 
 @pytest.mark.parametrize("value", [0, 7, 123456789, 2**64 - 1])
-def test_a_boundary_keeps_its_number_and_every_flipped_bit_is_noticed(value: int) -> None:
+def test_a_boundary_is_readable_by_slatedb_and_every_flipped_bit_raises_corrupt_data(value: int) -> None:
     stored = encode_boundary(value)
     assert int(stored.strip()) == value, "what SlateDB reads"
     assert decode_boundary(stored, "b") == value
@@ -97,7 +97,7 @@ def test_a_boundary_keeps_its_number_and_every_flipped_bit_is_noticed(value: int
                 decode_boundary(part, "b")
 
 
-def test_a_damaged_boundary_is_not_believed() -> None:
+def test_a_boundary_with_a_wrong_checksum_raises_corrupt_data() -> None:
     store = MemoryStore()
     Boundary(store, "b").advance(12)
     store.put("b", store.get("b").data.replace(b"12", b"92"))

@@ -1,4 +1,4 @@
-"""Each rule names itself when it is broken, and lets everything else pass."""
+"""A violation names its rule; valid changes satisfy all rules."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ulid(ms: int, salt: int = 0) -> Ulid:
     return Ulid(ms << 80 | salt)
 
 
-def table(ms: int, salt: int = 0) -> SsTable:
+def sst(ms: int, salt: int = 0) -> SsTable:
     return SsTable(ulid(ms, salt), SsTableInfo(b"a", b"z", 10, 5, 10, 0))
 
 
@@ -40,7 +40,7 @@ def run(number: int, *times: int) -> SortedRun:
     return SortedRun(RunId(number), tuple(view(ms) for ms in times))
 
 
-ALL = [table(ms, salt) for ms in range(1, 30) for salt in (0, 1)]
+ALL = [sst(ms, salt) for ms in range(1, 30) for salt in (0, 1)]
 BASE = replace_trees(
     Manifest(writer_epoch=2, compactor_epoch=2, last_l0_clock_tick=5),
     tree=Tree((view(9), view(8)), (run(4, 3), run(2, 2)), ulid(7)),
@@ -53,7 +53,7 @@ def with_trees(tree: Tree | None = None, segments: list[Segment] | None = None) 
     return replace_trees(BASE, tree=tree, segments=segments, added=ALL)
 
 
-def test_the_base_is_sound() -> None:
+def test_the_base_manifest_satisfies_every_rule() -> None:
     check_manifest(BASE, None)
     check_manifest(BASE, BASE)
 
@@ -66,9 +66,9 @@ def test_the_base_is_sound() -> None:
         ("run_ids_unique", with_trees(Tree(BASE.tree.l0, (run(4, 4), run(3, 3))))),
         ("view_ids_unique", with_trees(Tree((view(9), view(8)), (run(4, 8),)))),
         ("view_ids_unique", with_trees(segments=[Segment(b"b", Tree((view(9),)))])),
-        ("ssts_are_those_referenced", replace(BASE, ssts={**BASE.ssts, ulid(20): table(20)})),
+        ("ssts_are_those_referenced", replace(BASE, ssts={**BASE.ssts, ulid(20): sst(20)})),
         ("ssts_are_those_referenced", replace(BASE, ssts={})),
-        ("ssts_are_those_referenced", replace(BASE, ssts={**BASE.ssts, ulid(9): table(20)})),
+        ("ssts_are_those_referenced", replace(BASE, ssts={**BASE.ssts, ulid(9): sst(20)})),
         ("segments_ordered_and_disjoint", replace(BASE, segments=(Segment(b"b"), Segment(b"a")))),
         ("segments_ordered_and_disjoint", replace(BASE, segments=(Segment(b"b"), Segment(b"b")))),
         ("segments_ordered_and_disjoint", replace(BASE, segments=(Segment(b"b"), Segment(b"ba")))),
@@ -83,7 +83,7 @@ def test_the_base_is_sound() -> None:
         ("l0_order_kept", with_trees(replace(BASE.tree, l0=(view(9), view(10), view(8))))),
     ],
 )
-def test_a_broken_manifest_rule_names_itself(rule: str, following: Manifest) -> None:
+def test_a_violation_of_a_manifest_rule_names_the_rule(rule: str, following: Manifest) -> None:
     if rule.startswith("segments"):
         following = replace(
             following, ssts={view.sst_id: following.ssts[view.sst_id] for view in following.views}
@@ -102,11 +102,11 @@ def test_a_broken_manifest_rule_names_itself(rule: str, following: Manifest) -> 
         with_trees(segments=[]),
     ],
 )
-def test_ordinary_steps_pass(following: Manifest) -> None:
+def test_valid_manifest_changes_satisfy_every_rule(following: Manifest) -> None:
     check_manifest(following, BASE)
 
 
-def test_what_compaction_took_still_bounds_new_ids() -> None:
+def test_new_l0_ids_are_bounded_by_the_last_compacted_l0() -> None:
     drained = with_trees(Tree((), (run(5, 12),), ulid(9)), segments=[])
     early = replace_trees(drained, tree=replace(drained.tree, l0=(view(8, 1),)), added=ALL)
     with pytest.raises(InternalError, match="new_l0_not_older"):
@@ -125,17 +125,17 @@ JOBS = Compactions(3, (job(10, JobStatus.RUNNING), job(11)))
     [
         ("job_ids_ascend", Compactions(3, (job(11), job(10)))),
         ("job_ids_ascend", Compactions(3, (job(11), job(11)))),
-        ("outputs_not_older_than_job", Compactions(3, (job(11, output_ssts=(table(10),)),))),
+        ("outputs_not_older_than_job", Compactions(3, (job(11, output_ssts=(sst(10),)),))),
         (
             "outputs_not_older_than_job",
-            Compactions(3, (job(11, context=JobContext((Subcompaction(BytesRange(), (table(10),)),))),)),
+            Compactions(3, (job(11, context=JobContext((Subcompaction(BytesRange(), (sst(10),)),))),)),
         ),
         ("coordinator_epoch_grows", replace(JOBS, compactor_epoch=2)),
         ("new_job_not_older", Compactions(3, (job(9), *JOBS.jobs))),
         ("jobs_follow_life_cycle", Compactions(3, (job(10, JobStatus.SUBMITTED), job(11)))),
     ],
 )
-def test_a_broken_compactions_rule_names_itself(rule: str, following: Compactions) -> None:
+def test_a_violation_of_a_compactions_rule_names_the_rule(rule: str, following: Compactions) -> None:
     with pytest.raises(InternalError, match=f"rule {rule}"):
         check_compactions(following, JOBS)
 
@@ -145,10 +145,10 @@ def test_a_broken_compactions_rule_names_itself(rule: str, following: Compaction
     [
         JOBS,
         Compactions(4, (job(11, JobStatus.SCHEDULED), job(11 + 1))),
-        Compactions(3, (job(10, JobStatus.COMPACTED, output_ssts=(table(10, 1),)), job(11))),
+        Compactions(3, (job(10, JobStatus.COMPACTED, output_ssts=(sst(10, 1),)), job(11))),
         Compactions(3),
     ],
 )
-def test_ordinary_compactions_steps_pass(following: Compactions) -> None:
+def test_valid_compactions_changes_satisfy_every_rule(following: Compactions) -> None:
     check_compactions(following, JOBS)
     check_compactions(following, None)

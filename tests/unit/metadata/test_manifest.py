@@ -33,7 +33,7 @@ from flagstone.metadata.manifest_codec import decode_manifest, encode_manifest
 from flagstone.types import ManifestId, RunId, Seq, Ulid, WalId
 
 
-def table(number: int) -> SsTable:
+def sst(number: int) -> SsTable:
     return SsTable(Ulid(number << 80), SsTableInfo(b"a", b"z", 10, 5, 10, 0))
 
 
@@ -41,7 +41,7 @@ def flush(
     number: int, *, prefixes: tuple[bytes, ...] = (b"",), points: SequenceTracker | None = None
 ) -> Flush:
     return Flush(
-        ssts=tuple((prefix, table(10 * number + i)) for i, prefix in enumerate(prefixes)),
+        ssts=tuple((prefix, sst(10 * number + i)) for i, prefix in enumerate(prefixes)),
         replay_after_wal_id=WalId(number),
         wal_id_last_seen=WalId(number + 1),
         last_clock_tick=1000 * number,
@@ -55,7 +55,7 @@ def checkpoint(number: int, expires_s: int | None = None) -> Checkpoint:
     return Checkpoint(UUID(int=number), ManifestId(number), 10, expires_s)
 
 
-def test_the_first_manifest() -> None:
+def test_the_first_manifest_is_initialized_and_has_no_clock_tick() -> None:
     first = new_manifest(segment_extractor_name="first3")
     assert first.initialized
     assert first.last_l0_clock_tick == NO_CLOCK_TICK == -(2**63)
@@ -64,20 +64,20 @@ def test_the_first_manifest() -> None:
     assert decode_manifest(encode_manifest(first)) == first
 
 
-def test_flushes_stack_up_and_repeat_harmlessly() -> None:
+def test_flushes_add_ssts_to_l0_and_repeating_one_changes_nothing() -> None:
     points = SequenceTracker().record(100, 60)
     once = apply_flush(new_manifest(), flush(1, points=points))
     assert apply_flush(once, flush(1)) is once
     twice = apply_flush(once, flush(2))
     check_manifest(twice, once)
     assert [view.id >> 80 for view in twice.tree.l0] == [20, 10]
-    assert set(twice.ssts) == {table(20).id, table(10).id}
+    assert set(twice.ssts) == {sst(20).id, sst(10).id}
     assert (twice.last_l0_seq, twice.replay_after_wal_id, twice.wal_id_last_seen) == (200, 2, 3)
     assert twice.sequence_tracker == points
-    assert twice.sst(twice.tree.l0[0]) == table(20)
+    assert twice.sst(twice.tree.l0[0]) == sst(20)
 
 
-def test_a_flush_into_segments_touches_each_once() -> None:
+def test_a_flush_adds_one_sst_to_each_segment() -> None:
     manifest = apply_flush(new_manifest(segment_extractor_name="x"), flush(1, prefixes=(b"b", b"a")))
     assert [segment.prefix for segment in manifest.segments] == [b"a", b"b"]
     assert manifest.tree.empty
@@ -87,40 +87,40 @@ def test_a_flush_into_segments_touches_each_once() -> None:
     assert manifest.tree_of(b"c") is None
 
 
-def test_compaction_replaces_sources_and_forgets_their_tables() -> None:
+def test_a_compaction_replaces_its_sources_and_removes_their_ssts() -> None:
     before = apply_flush(apply_flush(new_manifest(), flush(1)), flush(2))
     after = apply_compaction(
         before,
         segment=b"",
-        l0=(table(20).id, table(10).id),
+        l0=(sst(20).id, sst(10).id),
         runs=(),
         destination=RunId(0),
-        output=(table(30), table(31)),
+        output=(sst(30), sst(31)),
     )
     check_manifest(after, before)
-    assert set(after.ssts) == {table(30).id, table(31).id}
+    assert set(after.ssts) == {sst(30).id, sst(31).id}
     assert list(after.run_ids) == [0]
-    assert after.newest_l0 == table(20).id
+    assert after.newest_l0 == sst(20).id
 
 
-def test_compaction_in_a_segment_leaves_the_others_alone() -> None:
+def test_a_compaction_of_one_segment_changes_no_other() -> None:
     before = apply_flush(new_manifest(), flush(1, prefixes=(b"a", b"b")))
-    after = apply_compaction(before, segment=b"a", l0=(table(10).id,), runs=(), destination=None)
-    assert set(after.ssts) == {table(11).id}
+    after = apply_compaction(before, segment=b"a", l0=(sst(10).id,), runs=(), destination=None)
+    assert set(after.ssts) == {sst(11).id}
     assert [segment.prefix for segment in drop_empty_segments(after).segments] == [b"b"]
     assert drop_empty_segments(before) is before
 
 
-def test_borrowed_tables_leave_the_list_of_their_database() -> None:
-    db = ExternalDb("parent", UUID(int=1), UUID(int=2), (table(10).id, table(99).id))
+def test_compacted_ssts_are_removed_from_the_list_of_their_lender() -> None:
+    db = ExternalDb("parent", UUID(int=1), UUID(int=2), (sst(10).id, sst(99).id))
     before = replace(apply_flush(new_manifest(), flush(1)), external_dbs=(db,))
-    assert before.path_of_owner(table(10).id) == "parent"
-    assert before.path_of_owner(table(20).id) is None
-    after = apply_compaction(before, segment=b"", l0=(table(10).id,), runs=(), destination=None)
+    assert before.path_of_owner(sst(10).id) == "parent"
+    assert before.path_of_owner(sst(20).id) is None
+    after = apply_compaction(before, segment=b"", l0=(sst(10).id,), runs=(), destination=None)
     assert after.external_dbs == (replace(db, sst_ids=()),)
 
 
-def test_a_view_of_an_unknown_table_is_refused() -> None:
+def test_a_view_of_an_unknown_sst_is_refused() -> None:
     with pytest.raises(InternalError, match="not described"):
         replace_trees(new_manifest(), tree=Tree((SstView.whole(Ulid(7)),)))
 
@@ -134,7 +134,7 @@ def test_checkpoints_are_added_replaced_and_removed() -> None:
     assert manifest.checkpoint(UUID(int=2)) == checkpoint(2, 50)
 
 
-def test_checkpoints_expire_at_their_second() -> None:
+def test_a_checkpoint_is_removed_from_its_expiry_second_on() -> None:
     manifest = replace(new_manifest(), checkpoints=(checkpoint(1), checkpoint(2, 50)))
     assert remove_expired_checkpoints(manifest, 49) is manifest
     assert remove_expired_checkpoints(manifest, 50).checkpoints == (checkpoint(1),)
@@ -151,7 +151,7 @@ def test_checkpoints_expire_at_their_second() -> None:
         (b"\2\0" + bytes(40), "version 512"),
     ],
 )
-def test_what_is_not_a_manifest_is_refused(data: bytes, problem: str) -> None:
+def test_bytes_that_are_no_manifest_raise_corrupt_data(data: bytes, problem: str) -> None:
     with pytest.raises(CorruptData, match=problem):
         decode_manifest(data)
 
@@ -160,21 +160,21 @@ def broken(**changes: object) -> bytes:
     return encode_manifest(replace(apply_flush(new_manifest(), flush(1)), **changes))  # type: ignore[arg-type]
 
 
-def test_a_stored_view_of_an_unknown_table_is_damage() -> None:
+def test_a_stored_view_of_an_unknown_sst_raises_corrupt_data() -> None:
     with pytest.raises(CorruptData, match="does not describe"):
         decode_manifest(broken(ssts={}))
     with pytest.raises(CorruptData, match="does not describe"):
         decode_manifest(broken(segments=(Segment(b"a", Tree((SstView.whole(Ulid(7)),))),)))
 
 
-def test_a_visible_range_must_not_exclude_its_start() -> None:
+def test_a_stored_view_that_excludes_its_start_raises_corrupt_data() -> None:
     odd = BytesRange(start=Bound(BoundKind.EXCLUDED, b"k"))
-    run = SortedRun(RunId(1), (SstView(Ulid(1), table(10).id, odd),))
+    run = SortedRun(RunId(1), (SstView(Ulid(1), sst(10).id, odd),))
     with pytest.raises(CorruptData, match="exclude its start"):
         decode_manifest(broken(tree=Tree((), (run,))))
 
 
-def test_a_damaged_tracker_is_noticed() -> None:
+def test_a_damaged_sequence_tracker_raises_corrupt_data() -> None:
     data = encode_manifest(new_manifest())
     at = data.index(b"\x01" + bytes(12))
     with pytest.raises(CorruptData, match="tracker") as caught:
@@ -182,5 +182,5 @@ def test_a_damaged_tracker_is_noticed() -> None:
     assert caught.value.offset is not None
 
 
-def test_manifests_are_values() -> None:
+def test_two_new_manifests_are_equal() -> None:
     assert new_manifest() == Manifest()

@@ -20,6 +20,7 @@ from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectMeta, ObjectMissing, ObjectVersion, StoredObject
 from flagstone.types import ManifestId
+from kit.faults import InterposingStore
 
 PATHS = DbPaths("db")
 
@@ -44,7 +45,7 @@ def collect(manifests: ManifestStore, upto: int) -> None:
     manifests.delete(range(1, upto + 1))
 
 
-def test_nothing_there(manifests: ManifestStore) -> None:
+def test_a_path_without_versions_has_no_latest_one(manifests: ManifestStore) -> None:
     assert manifests.latest() is None
     with pytest.raises(InvalidRequest, match="no database at"):
         manifests.require_latest()
@@ -66,7 +67,7 @@ def test_an_edit_without_effect_writes_nothing(manifests: ManifestStore) -> None
     assert len(manifests.list()) == 2
 
 
-def test_foreign_names_are_passed_over(manifests: ManifestStore, store: MemoryStore) -> None:
+def test_files_with_foreign_names_are_ignored(manifests: ManifestStore, store: MemoryStore) -> None:
     grow_to(manifests, 3)
     for name in ("99.manifest", "00000000000000000009.sst", "readme", "00000000000000000009.manifest#1"):
         store.put(f"db/manifest/{name}", b"junk")
@@ -75,7 +76,7 @@ def test_foreign_names_are_passed_over(manifests: ManifestStore, store: MemorySt
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 3, 4, 5, 20])
-def test_a_reader_catches_up_however_far_behind(
+def test_a_reader_finds_the_latest_version_however_far_behind_it_is(
     manifests: ManifestStore, store: MemoryStore, ahead: int
 ) -> None:
     grow_to(manifests, 3)
@@ -85,26 +86,19 @@ def test_a_reader_catches_up_however_far_behind(
     assert reader.require_latest() == manifests.require_latest()
 
 
-def test_polling_costs_two_requests() -> None:
-    class Watching(MemoryStore):
-        def get(self, path: str) -> StoredObject:
-            calls.append(f"get {path}")
-            return super().get(path)
-
-        def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
-            calls.append(f"list {prefix}")
-            return super().list(prefix, after=after)
-
-    calls: list[str] = []
-    manifests = ManifestStore(Watching(), PATHS)
+def test_reading_the_latest_version_costs_two_requests() -> None:
+    store = RecordingStore()
+    manifests = ManifestStore(store, PATHS)
     grow_to(manifests, 2)
     manifests.require_latest()
-    calls.clear()
+    store.taken()
     assert manifests.require_latest().id == 2
-    assert calls == [f"get {path(3)}", "get db/gc/manifest.boundary"]
+    assert store.taken() == [f"get {path(3)}", BOUNDARY]
 
 
-def test_a_lost_race_is_a_conflict(manifests: ManifestStore, store: MemoryStore) -> None:
+def test_creating_a_version_that_exists_raises_a_conflict(
+    manifests: ManifestStore, store: MemoryStore
+) -> None:
     grow_to(manifests, 1)
     base = manifests.require_latest()
     ManifestStore(store, PATHS).update(next_epoch)
@@ -130,7 +124,7 @@ def test_the_edit_is_applied_again_to_the_version_that_won(
     assert seen == [1, 2]
 
 
-def test_an_update_that_always_loses_gives_up(
+def test_an_update_that_always_loses_raises_unavailable_after_its_timeout(
     manifests: ManifestStore, store: MemoryStore, clock: VirtualClock
 ) -> None:
     grow_to(manifests, 1)
@@ -145,14 +139,16 @@ def test_an_update_that_always_loses_gives_up(
     assert clock.monotonic() >= 5
 
 
-def test_a_broken_rule_writes_nothing(manifests: ManifestStore) -> None:
+def test_an_edit_that_violates_a_rule_writes_nothing(manifests: ManifestStore) -> None:
     grow_to(manifests, 3)
     with pytest.raises(InternalError, match="counters_grow"):
         manifests.update(lambda now: replace(now.value, writer_epoch=0))
     assert len(manifests.list()) == 3
 
 
-def test_damage_names_the_object(manifests: ManifestStore, store: MemoryStore) -> None:
+def test_a_damaged_version_raises_corrupt_data_with_its_object(
+    manifests: ManifestStore, store: MemoryStore
+) -> None:
     grow_to(manifests, 1)
     store.put(path(2), b"\0\7junk")
     with pytest.raises(CorruptData, match="version 7") as caught:
@@ -160,9 +156,7 @@ def test_damage_names_the_object(manifests: ManifestStore, store: MemoryStore) -
     assert caught.value.object == path(2)
 
 
-def test_collected_versions_are_skipped_by_a_sleeping_reader(
-    manifests: ManifestStore, store: MemoryStore
-) -> None:
+def test_a_reader_that_slept_skips_collected_versions(manifests: ManifestStore, store: MemoryStore) -> None:
     grow_to(manifests, 3)
     sleeper = ManifestStore(store, PATHS)
     assert sleeper.require_latest().id == 3
@@ -171,7 +165,7 @@ def test_collected_versions_are_skipped_by_a_sleeping_reader(
     assert sleeper.require_latest().id == 10
 
 
-def test_without_a_boundary_a_sleeping_reader_lists_after_a_minute(
+def test_without_a_boundary_a_reader_that_slept_lists_after_a_minute(
     manifests: ManifestStore, store: MemoryStore, clock: VirtualClock
 ) -> None:
     grow_to(manifests, 3)
@@ -195,7 +189,7 @@ def test_deleting_beyond_the_boundary_is_refused(manifests: ManifestStore) -> No
 
 
 @pytest.mark.parametrize("boundary", [3, 4, 2**64 - 1])
-def test_a_boundary_that_no_version_exceeds_is_damage(
+def test_a_boundary_that_no_version_exceeds_raises_corrupt_data(
     manifests: ManifestStore, store: MemoryStore, boundary: int
 ) -> None:
     grow_to(manifests, 3)
@@ -206,14 +200,16 @@ def test_a_boundary_that_no_version_exceeds_is_damage(
         assert caught.value.object == PATHS.boundary("manifest")
 
 
-def test_a_boundary_without_any_version_is_damage(manifests: ManifestStore, store: MemoryStore) -> None:
+def test_a_boundary_without_any_version_raises_corrupt_data(
+    manifests: ManifestStore, store: MemoryStore
+) -> None:
     store.put(PATHS.boundary("manifest"), b"1")
     with pytest.raises(CorruptData, match="missing"):
         manifests.latest()
 
 
 def stalled_writer(store: MemoryStore) -> tuple[ManifestStore, Versioned[Manifest]]:
-    """A writer that read version 3 and fell asleep; versions 4 to 9 came and went, 10 is current."""
+    """A writer that read version 3 and stalled; versions 4 to 9 are collected, and 10 is the latest."""
     manifests = ManifestStore(store, PATHS)
     grow_to(manifests, 3)
     stalled = ManifestStore(store, PATHS)
@@ -223,7 +219,7 @@ def stalled_writer(store: MemoryStore) -> tuple[ManifestStore, Versioned[Manifes
     return stalled, base
 
 
-def test_a_stalled_writer_does_not_commit_a_used_number(store: MemoryStore) -> None:
+def test_a_stalled_writer_does_not_commit_a_used_id(store: MemoryStore) -> None:
     stalled, base = stalled_writer(store)
     with pytest.raises(SequencedConflict, match="behind the boundary"):
         stalled.create_next(next_epoch(base), base)
@@ -231,26 +227,28 @@ def test_a_stalled_writer_does_not_commit_a_used_number(store: MemoryStore) -> N
     assert stalled.update(next_epoch).id == 11
 
 
-def test_the_leftover_of_a_stalled_writer_misleads_nobody(store: MemoryStore) -> None:
+def test_a_reader_ignores_the_version_that_a_stalled_writer_left_behind_the_boundary(
+    store: MemoryStore,
+) -> None:
     reader = ManifestStore(store, PATHS)
     grow_to(reader, 3)
     stalled, base = stalled_writer(store)
     with pytest.raises(SequencedConflict):
         stalled.create_next(next_epoch(base), base)
-    assert store.get(path(4)).data  # it is there, and `reader` finds it when it probes after 3
+    assert store.get(path(4)).data  # it exists, and `reader` finds it when it probes after 3
     assert reader.require_latest().id == 10
 
 
-def test_without_the_boundary_check_the_stalled_writer_would_win(
+def test_without_the_boundary_check_a_stalled_writer_commits(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The proof that the two tests above can fail: without the check, the stale write passes for committed."""
+    """Proves that the two tests above can fail: without the check the stale write counts as committed."""
     stalled, base = stalled_writer(store)
     monkeypatch.setattr(Boundary, "admits", lambda self, created_id: True)
     assert stalled.create_next(next_epoch(base), base).id == 4
 
 
-def test_the_answer_of_the_boundary_is_needed_to_commit(
+def test_a_commit_raises_if_the_boundary_cannot_be_read(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifests = ManifestStore(store, PATHS)
@@ -265,25 +263,21 @@ def test_the_answer_of_the_boundary_is_needed_to_commit(
         manifests.create_next(next_epoch(base), base)
 
 
-def test_an_object_collected_between_listing_and_reading_is_not_missed(store: MemoryStore) -> None:
+def test_the_latest_version_is_found_although_listed_ones_are_collected_before_they_are_read(
+    store: MemoryStore,
+) -> None:
     manifests = ManifestStore(store, PATHS)
     grow_to(manifests, 3)
 
-    class Racing(MemoryStore):
-        def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
-            found = [*store.list(prefix, after=after)]
-            if len(manifests.list()) == 3:
-                grow_to(manifests, 4)
-                collect(manifests, 3)
-            return iter(found)
+    def grow_and_collect() -> None:
+        grow_to(manifests, 4)
+        collect(manifests, 3)
 
-        def get(self, path: str) -> StoredObject:
-            return store.get(path)
-
-    assert ManifestStore(Racing(), PATHS).require_latest().id == 4
+    racing = InterposingStore(store, grow_and_collect, op="list", after=True)
+    assert ManifestStore(racing, PATHS).require_latest().id == 4
 
 
-def test_threads_that_race_lose_no_update(store: MemoryStore) -> None:
+def test_racing_threads_lose_no_update(store: MemoryStore) -> None:
     grow_to(ManifestStore(store, PATHS), 1)
     threads, rounds = 6, 25
     won: list[int] = []
@@ -301,7 +295,7 @@ def test_threads_that_race_lose_no_update(store: MemoryStore) -> None:
     assert ManifestStore(store, PATHS).require_latest().value.writer_epoch == threads * rounds
 
 
-def test_threads_share_one_object(store: MemoryStore) -> None:
+def test_threads_that_share_a_manifest_store_lose_no_update(store: MemoryStore) -> None:
     manifests = ManifestStore(store, PATHS)
     grow_to(manifests, 1)
     workers = [
@@ -314,13 +308,13 @@ def test_threads_share_one_object(store: MemoryStore) -> None:
     assert manifests.require_latest().value.writer_epoch == 100
 
 
-def test_the_stored_bytes_are_the_codecs_and_a_checksum(manifests: ManifestStore, store: MemoryStore) -> None:
+def test_a_version_is_stored_as_encoded_with_a_checksum(manifests: ManifestStore, store: MemoryStore) -> None:
     grow_to(manifests, 2)
     assert store.get(path(2)).data == seal_metadata(encode_manifest(manifests.load(2)), path(2))
 
 
-class Counted(MemoryStore):
-    """Remembers what it is asked."""
+class RecordingStore(MemoryStore):
+    """Records every get, list and create."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -346,8 +340,8 @@ class Counted(MemoryStore):
 BOUNDARY = "get db/gc/manifest.boundary"
 
 
-def test_asking_again_and_again_costs_one_request_and_once_a_minute_two(clock: VirtualClock) -> None:
-    store = Counted()
+def test_polling_costs_one_request_and_once_a_minute_two(clock: VirtualClock) -> None:
+    store = RecordingStore()
     manifests = ManifestStore(store, PATHS, clock=clock)
     grow_to(manifests, 2)
     store.taken()
@@ -360,8 +354,8 @@ def test_asking_again_and_again_costs_one_request_and_once_a_minute_two(clock: V
     assert asked.count([f"get {path(3)}", BOUNDARY]) == 2
 
 
-def test_what_is_new_is_found_by_asking_and_confirmed(clock: VirtualClock) -> None:
-    store = Counted()
+def test_a_poll_that_finds_a_new_version_reads_the_boundary(clock: VirtualClock) -> None:
+    store = RecordingStore()
     manifests, other = ManifestStore(store, PATHS, clock=clock), ManifestStore(store, PATHS, clock=clock)
     grow_to(manifests, 2)
     other.update(next_epoch)
@@ -371,7 +365,7 @@ def test_what_is_new_is_found_by_asking_and_confirmed(clock: VirtualClock) -> No
     assert manifests.poll() == other.require_latest()
 
 
-def test_a_process_that_slept_does_not_take_a_gap_for_the_end(
+def test_a_poll_after_a_suspension_finds_the_latest_version_behind_a_gap(
     manifests: ManifestStore, store: MemoryStore, clock: VirtualClock
 ) -> None:
     grow_to(manifests, 3)
@@ -379,12 +373,12 @@ def test_a_process_that_slept_does_not_take_a_gap_for_the_end(
     assert sleeper.poll().id == 3
     grow_to(manifests, 10)
     manifests.delete(range(1, 10), bounded=False)
-    clock.shift_wall(61_000)  # suspended: the wall clock moved on, elapsed time did not
+    clock.shift_wall(61_000)  # as after a suspension: only the wall clock advances
     assert sleeper.poll().id == 10
 
 
-def test_an_update_of_our_own_version_reads_nothing_first(clock: VirtualClock) -> None:
-    store = Counted()
+def test_an_update_of_our_own_recent_version_reads_no_version_first(clock: VirtualClock) -> None:
+    store = RecordingStore()
     manifests = ManifestStore(store, PATHS, clock=clock)
     grow_to(manifests, 2)
     store.taken()
@@ -393,11 +387,11 @@ def test_an_update_of_our_own_version_reads_nothing_first(clock: VirtualClock) -
     assert store.taken() == [f"put {path(3)}", BOUNDARY]
     clock.sleep(61)
     assert manifests.update(next_epoch).id == 4
-    assert store.taken()[0].startswith("list"), "too long ago to assume anything"
+    assert store.taken()[0].startswith("list"), "too long ago to assume that it is the latest"
 
 
-def test_a_version_of_somebody_else_is_assumed_to_be_current_for_a_moment(clock: VirtualClock) -> None:
-    store = Counted()
+def test_a_version_of_another_process_is_assumed_to_be_current_for_a_moment(clock: VirtualClock) -> None:
+    store = RecordingStore()
     grow_to(ManifestStore(store, PATHS), 2)
     manifests = ManifestStore(store, PATHS, clock=clock)
     manifests.require_latest()
@@ -412,7 +406,7 @@ def test_a_version_of_somebody_else_is_assumed_to_be_current_for_a_moment(clock:
     assert store.taken() == [f"get {path(5)}", BOUNDARY, f"put {path(5)}", BOUNDARY]
 
 
-def test_what_an_edit_refuses_or_leaves_alone_is_decided_by_the_latest_version(
+def test_an_edit_that_refuses_or_changes_nothing_is_repeated_on_the_latest_version(
     manifests: ManifestStore, store: MemoryStore
 ) -> None:
     grow_to(manifests, 2)
@@ -422,7 +416,7 @@ def test_what_an_edit_refuses_or_leaves_alone_is_decided_by_the_latest_version(
     def only_after_a_claim(now: Versioned[Manifest]) -> Manifest:
         seen.append(now.id)
         if not now.value.compactor_epoch:
-            raise InvalidRequest("nobody has claimed it")
+            raise InvalidRequest("the role is not claimed")
         return next_epoch(now)
 
     assert manifests.update(only_after_a_claim).id == 4

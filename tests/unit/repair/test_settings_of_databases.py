@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from threading import Event, Thread
-from typing import Any
 
 import pytest
 
@@ -23,20 +21,21 @@ from flagstone.store.memory import MemoryStore
 from flagstone.store.two_phase import TwoPhaseStore
 from flagstone.types import WalId
 from flagstone.wal.replay import decode_wal
-from kit.databases import encode_wal
-from unit.repair.repair_rig import PATHS, SETTINGS, Patient
+from kit.databases import IDLE, encode_wal
+from kit.faults import InterposingStore
+from kit.repair import PATHS, RepairWorld
 
 
-def reuse_a_number(store: MemoryStore | TwoPhaseStore) -> None:
-    """Let the last WAL file with rows begin with a number of the one before."""
+def reuse_a_sequence_number(store: MemoryStore | TwoPhaseStore) -> None:
+    """Give the last WAL file with rows a sequence number of an earlier one."""
     paths = [meta.path for meta in store.list(PATHS.wal_folder) if meta.size]
     rows = decode_wal(store.get(paths[-1]).data, paths[-1])
     store.put(paths[-1], encode_wal([(row[0], 1, *row[2:]) for row in rows]))
 
 
 def test_a_wal_in_a_store_of_its_own_is_repaired_there() -> None:
-    main, log = MemoryStore(), MemoryStore()
-    db = open_database("db", store=main, wal_store=log, settings=SETTINGS)
+    main, wal_store = MemoryStore(), MemoryStore()
+    db = open_database("db", store=main, wal_store=wal_store, settings=IDLE)
     for key in (b"a", b"b", b"c"):
         db.put(key, b"value")
         db.flush("wal")
@@ -44,32 +43,25 @@ def test_a_wal_in_a_store_of_its_own_is_repaired_there() -> None:
     db.close()
     for meta in list(main.list("db")):
         main.put(meta.path, left[meta.path]) if meta.path in left else main.delete(meta.path)
-    reuse_a_number(log)
-    admin = Admin("db", store=main, wal_store=log)
+    reuse_a_sequence_number(wal_store)
+    admin = Admin("db", store=main, wal_store=wal_store)
     assert not admin.repair().sound
 
     report = admin.repair(plan_only=False)
 
     assert report.applied
     assert admin.verify().ok
-    assert all(log.get(path).data for path in report.kept_aside)
-    with open_database("db", store=main, wal_store=log, settings=SETTINGS) as db:
+    assert all(wal_store.get(path).data for path in report.kept_aside)
+    with open_database("db", store=main, wal_store=wal_store, settings=IDLE) as db:
         assert [key for key, _ in db.scan()] == [b"a", b"b", b"c"]
 
 
 def test_rows_go_to_their_segments_and_a_new_segment_needs_the_extractor() -> None:
-    patient = Patient()
+    world = RepairWorld()
     extractor = FixedPrefix("first3", 3)
 
     def opened() -> flagstone.Db:
-        return open_database(
-            "db",
-            store=patient.store,
-            settings=SETTINGS,
-            clock=patient.clock,
-            ids=patient.ids,
-            segment_extractor=extractor,
-        )
+        return world.open(segment_extractor=extractor)
 
     db = opened()
     db.put(b"aaa/1", b"1")
@@ -78,52 +70,52 @@ def test_rows_go_to_their_segments_and_a_new_segment_needs_the_extractor() -> No
     db.flush("wal")
     db.put(b"bbb/1", b"3")
     db.flush("wal")
-    patient.crash(db)
-    reuse_a_number(patient.store)
-    before = patient.objects()
+    world.crash(db)
+    reuse_a_sequence_number(world.store)
+    before = world.objects("db")
     with pytest.raises(InvalidRequest, match="segment_extractor"):
-        patient.admin.repair(plan_only=False)
-    assert before.items() <= patient.objects().items()
+        world.admin().repair(plan_only=False)
+    assert before.items() <= world.objects("db").items()
 
-    report = patient.admin.repair(plan_only=False, segment_extractor=extractor)
+    report = world.admin().repair(plan_only=False, segment_extractor=extractor)
 
     assert report.applied
-    assert patient.admin.verify().ok
+    assert world.admin().verify().ok
     with opened() as db:
         assert dict(db.scan()) == {b"aaa/1": b"1", b"aaa/2": b"2", b"bbb/1": b"3"}
-    _, manifest = patient.manifest()
+    _, manifest = world.manifest()
     assert [segment.prefix for segment in manifest.segments] == [b"aaa", b"bbb"]
 
 
 def test_a_consumer_whose_wal_file_is_given_up_is_named() -> None:
-    patient = Patient()
-    db = patient.open()
+    world = RepairWorld()
+    db = world.open()
     db.put(b"a", b"1")
     db.flush("wal")
-    with flagstone.open_feed("db", "replica", store=patient.store, clock=patient.clock) as feed:
+    with flagstone.open_feed("db", "replica", store=world.store, clock=world.clock) as feed:
         feed.copied()
     for key in (b"b", b"c"):
         db.put(key, b"2")
         db.flush("wal")
-    patient.crash(db)
-    path = PATHS.wal(WalId(patient.wal_ids()[-2]))
-    patient.store.put(path, patient.store.get(path).data[:-20])
+    world.crash(db)
+    path = PATHS.wal(WalId(world.wal_ids()[-2]))
+    world.store.put(path, world.store.get(path).data[:-20])
 
-    report = patient.repair()
+    report = world.repair()
 
     assert any("consumer 'replica'" in defect.gives_up for defect in report.defects)
-    assert patient.admin.checkpoints() == ()
-    assert patient.rows() == {b"a": b"1", b"c": b"2"}
+    assert world.admin().checkpoints() == ()
+    assert world.rows() == {b"a": b"1", b"c": b"2"}
 
 
-def test_a_two_phase_store_is_repaired(tmp_path: Path) -> None:
+def test_a_database_on_a_two_phase_store_is_repaired(tmp_path: Path) -> None:
     log = SqliteCommitLog(tmp_path / "log.db", synchronous="OFF")
     store = TwoPhaseStore(MemoryStore(), log)
-    db = open_database("db", store=store, settings=SETTINGS)
+    db = open_database("db", store=store, settings=IDLE)
     for key in (b"a", b"b", b"c"):
         db.put(key, b"value")
         db.flush("wal")
-    reuse_a_number(store)
+    reuse_a_sequence_number(store)
     admin = Admin("db", store=store, ids=SYSTEM_IDS)
 
     report = admin.repair(plan_only=False)
@@ -133,7 +125,7 @@ def test_a_two_phase_store_is_repaired(tmp_path: Path) -> None:
     with pytest.raises(flagstone.Closed):
         db.put(b"late", b"1", await_durable=True)
     db.close()
-    with open_database("db", store=store, settings=SETTINGS) as db:
+    with open_database("db", store=store, settings=IDLE) as db:
         assert [key for key, _ in db.scan()] == [b"a", b"b", b"c"]
     log.close()
 
@@ -169,45 +161,23 @@ def test_a_plan_beside_a_busy_writer_finds_nothing() -> None:
     assert [defects for defects in found if defects] == []
 
 
-class _Hooked:
-    """A store that calls `hook` once, before the n-th conditional create."""
-
-    def __init__(self, inner: MemoryStore, at: int, hook: Callable[[], None]) -> None:
-        self.inner = inner
-        self._left = at
-        self._hook = hook
-
-    def __getattr__(self, name: str) -> Any:
-        verb = getattr(self.inner, name)
-        if name != "put_if_absent":
-            return verb
-
-        def create(*args: Any, **options: Any) -> Any:
-            self._left -= 1
-            if self._left == 0:
-                self._hook()
-            return verb(*args, **options)
-
-        return create
-
-
 @pytest.mark.parametrize("at", [1, 2, 3])
 def test_a_writer_that_opens_the_database_during_a_repair_loses_no_acknowledged_row(at: int) -> None:
-    patient = Patient()
-    patient.write({b"a": b"1"}, {b"b": b"2"}, {b"c": b"3"}, tables=2)
-    # Opening takes the reused number for flushed and skips it in silence, so a writer can open this database.
-    _, second, third = patient.wal_ids()
-    (row,) = patient.wal_rows(third)
-    patient.store.put(PATHS.wal(WalId(second)), b"")
-    patient.put_wal(third, [(row[0], 1, *row[2:])])
+    world = RepairWorld()
+    world.write_and_crash({b"a": b"1"}, {b"b": b"2"}, {b"c": b"3"}, flushed=2)
+    # Opening takes the reused sequence number for flushed and skips it, so a writer can open this database.
+    _, second, third = world.wal_ids()
+    (row,) = world.wal_rows(third)
+    world.store.put(PATHS.wal(WalId(second)), b"")
+    world.put_wal(third, [(row[0], 1, *row[2:])])
     opened: list[flagstone.Db] = []
 
     def rival() -> None:
-        opened.append(patient.open())
+        opened.append(world.open())
         opened[0].put(b"late", b"4", await_durable=True)
 
-    store = _Hooked(patient.store, at, rival)
-    admin = Admin("db", store=store, clock=patient.clock, ids=patient.ids)  # type: ignore[arg-type]
+    store = InterposingStore(world.store, rival, op="put_if_absent", nth=at)
+    admin = Admin("db", store=store, clock=world.clock, ids=world.ids)
 
     report = admin.repair(plan_only=False)
 
@@ -216,5 +186,5 @@ def test_a_writer_that_opens_the_database_during_a_repair_loses_no_acknowledged_
     with pytest.raises(flagstone.Closed):
         writer.put(b"too late", b"5", await_durable=True)
     writer.close()
-    assert patient.admin.verify().ok
-    assert patient.rows() == {**patient.model, b"late": b"4"}
+    assert world.admin().verify().ok
+    assert world.rows() == {**world.model, b"late": b"4"}

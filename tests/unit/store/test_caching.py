@@ -1,14 +1,15 @@
-"""The part cache may be slow, small, full or damaged; it may never be wrong."""
+"""The part cache returns the right bytes, even when it is small, full or damaged."""
 
 from __future__ import annotations
 
 import os
 import pickle
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
-from threading import Barrier, Event
+from threading import Barrier
 
 import pytest
 
@@ -22,13 +23,13 @@ from flagstone.store.local import LocalStore
 from flagstone.store.memory import MemoryStore
 from flagstone.store.port import ObjectMissing
 
-TABLE = "db/compacted/01ARZ3NDEKTSV4RRFFQ69G5FAV.sst"
+SST = "db/compacted/01ARZ3NDEKTSV4RRFFQ69G5FAV.sst"
 PART = 4096
 CONTENT = Random(7).randbytes(10 * PART + 123)
 
 
 class World:
-    """A cache over a counted store that holds one table."""
+    """A cache over a counting store with one SST."""
 
     def __init__(self, folder: Path, *, max_bytes: int = 1 << 20, cache_on_put: bool = False) -> None:
         self.folder = folder
@@ -43,7 +44,7 @@ class World:
             cache_on_put=cache_on_put,
             metrics=self.metrics,
         )
-        self.inner.put(TABLE, CONTENT)
+        self.inner.put(SST, CONTENT)
 
     def requests(self) -> dict[str, int]:
         requests = self.counted.totals()["requests"]
@@ -64,21 +65,21 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def test_the_second_read_needs_no_request(world: World) -> None:
-    assert world.store.get_range(TABLE, 5000, 5010) == CONTENT[5000:5010]
+def test_a_repeated_read_needs_no_request(world: World) -> None:
+    assert world.store.get_range(SST, 5000, 5010) == CONTENT[5000:5010]
     assert world.requests() == {"get_range": 1}
 
-    assert world.store.get_range(TABLE, 4096, 8192) == CONTENT[4096:8192]
+    assert world.store.get_range(SST, 4096, 8192) == CONTENT[4096:8192]
 
     assert world.requests() == {}
     assert (world.metric("part_access_count"), world.metric("part_hit_count")) == (2, 1)
 
 
-def test_missing_neighbours_come_in_one_request(world: World) -> None:
-    world.store.get_range(TABLE, 3 * PART, 3 * PART + 1)
+def test_adjacent_missing_parts_are_fetched_in_one_request(world: World) -> None:
+    world.store.get_range(SST, 3 * PART, 3 * PART + 1)
     world.requests()
 
-    assert world.store.get_range(TABLE, 10, 8 * PART) == CONTENT[10 : 8 * PART]
+    assert world.store.get_range(SST, 10, 8 * PART) == CONTENT[10 : 8 * PART]
 
     assert world.requests() == {"get_range": 2}
 
@@ -88,30 +89,30 @@ def test_any_range_equals_the_uncached_one(world: World) -> None:
     for _ in range(300):
         start = chance.randrange(0, len(CONTENT) + 2 * PART)
         stop = start + chance.choice([0, 1, 100, PART, 3 * PART, 20 * PART])
-        assert world.store.get_range(TABLE, start, stop) == CONTENT[start:stop]
+        assert world.store.get_range(SST, start, stop) == CONTENT[start:stop]
     ranges = [(9 * PART, 11 * PART), (0, 5), (50 * PART, 51 * PART)]
-    assert world.store.get_ranges(TABLE, ranges) == [CONTENT[start:stop] for start, stop in ranges]
+    assert world.store.get_ranges(SST, ranges) == [CONTENT[start:stop] for start, stop in ranges]
 
 
 def test_whole_objects_and_tails_come_from_the_cache_too(world: World) -> None:
-    first = world.store.get(TABLE)
+    first = world.store.get(SST)
     assert first.data == CONTENT
     world.requests()
 
-    again = world.store.get(TABLE)
-    tail = world.store.get_tail(TABLE, 100)
+    again = world.store.get(SST)
+    tail = world.store.get_tail(SST, 100)
 
     assert again == first
     assert (tail.data, tail.meta) == (CONTENT[-100:], first.meta)
     assert world.requests() == {}
 
 
-def test_another_process_finds_the_parts(world: World, tmp_path: Path) -> None:
-    world.store.get_range(TABLE, 0, len(CONTENT))
+def test_another_process_reads_the_cached_parts(world: World, tmp_path: Path) -> None:
+    world.store.get_range(SST, 0, len(CONTENT))
     other = CachingStore(world.counted, folder=tmp_path, max_bytes=1 << 20, part_bytes=PART)
     world.requests()
 
-    assert other.get_range(TABLE, 100, 9 * PART) == CONTENT[100 : 9 * PART]
+    assert other.get_range(SST, 100, 9 * PART) == CONTENT[100 : 9 * PART]
 
     assert world.requests() == {}
 
@@ -143,34 +144,34 @@ def flip_header(file: Path) -> None:
     ],
 )
 def test_damaged_parts_are_fetched_again(world: World, damage: Callable[[Path], None]) -> None:
-    world.store.get(TABLE)
+    world.store.get(SST)
     for file in world.files():
         damage(file)
     world.requests()
 
-    assert world.store.get_tail(TABLE, 200).data == CONTENT[-200:]
-    assert world.store.get_range(TABLE, 0, len(CONTENT)) == CONTENT
+    assert world.store.get_tail(SST, 200).data == CONTENT[-200:]
+    assert world.store.get_range(SST, 0, len(CONTENT)) == CONTENT
 
     assert world.requests()
-    assert world.store.get_range(TABLE, 0, len(CONTENT)) == CONTENT
+    assert world.store.get_range(SST, 0, len(CONTENT)) == CONTENT
     assert world.requests() == {}
 
 
-def test_a_part_under_another_parts_name_is_damaged(world: World) -> None:
-    world.store.get_range(TABLE, 0, 2 * PART)
+def test_a_part_under_the_name_of_another_is_fetched_again(world: World) -> None:
+    world.store.get_range(SST, 0, 2 * PART)
     first, second = world.files()
     second.write_bytes(first.read_bytes())
 
-    assert world.store.get_range(TABLE, 0, 2 * PART) == CONTENT[: 2 * PART]
+    assert world.store.get_range(SST, 0, 2 * PART) == CONTENT[: 2 * PART]
 
 
-def test_the_cache_stays_within_its_size_and_keeps_what_was_used_last(tmp_path: Path) -> None:
+def test_the_cache_stays_within_its_size_and_keeps_the_parts_used_last(tmp_path: Path) -> None:
     world = World(tmp_path, max_bytes=20 * PART)
-    tables = [f"db/compacted/{number:026d}.sst" for number in range(40)]
-    for table in tables:
-        world.inner.put(table, CONTENT[:PART])
-    for number, table in enumerate(tables):
-        world.store.get_range(table, 0, 10)
+    ssts = [f"db/compacted/{number:026d}.sst" for number in range(40)]
+    for sst in ssts:
+        world.inner.put(sst, CONTENT[:PART])
+    for number, sst in enumerate(ssts):
+        world.store.get_range(sst, 0, 10)
         for file in world.files():
             os.utime(file, ns=(number, number)) if file.stat().st_mtime_ns > 10**15 else None
 
@@ -179,9 +180,9 @@ def test_the_cache_stays_within_its_size_and_keeps_what_was_used_last(tmp_path: 
     assert world.metric("evicted_bytes") >= 20 * PART
     assert world.metric("cache_bytes") <= 20 * PART
     world.requests()
-    world.store.get_range(tables[-1], 0, 10)
+    world.store.get_range(ssts[-1], 0, 10)
     assert world.requests() == {}
-    world.store.get_range(tables[0], 0, 10)
+    world.store.get_range(ssts[0], 0, 10)
     assert world.requests() == {"get_range": 1}
 
 
@@ -192,23 +193,22 @@ def test_a_cache_that_cannot_write_still_reads(world: World, monkeypatch: pytest
     monkeypatch.setattr(caching, "write_part", full)
 
     for _ in range(2):
-        assert world.store.get_range(TABLE, 0, len(CONTENT)) == CONTENT
-        assert world.store.get(TABLE).data == CONTENT
+        assert world.store.get_range(SST, 0, len(CONTENT)) == CONTENT
+        assert world.store.get(SST).data == CONTENT
 
 
 def test_many_readers_of_a_missing_part_make_one_request(world: World) -> None:
     arrived, inner_get_range = Barrier(8), world.inner.get_range
-    go_on = Event()
 
     def slow(path: str, start: int, stop: int) -> bytes:
-        go_on.wait(0.1)
+        time.sleep(0.1)  # for the other readers to come to the missing part
         return inner_get_range(path, start, stop)
 
     world.inner.get_range = slow  # type: ignore[method-assign]
 
     def read(_: int) -> bytes:
         arrived.wait()
-        return world.store.get_range(TABLE, 100, 5 * PART)
+        return world.store.get_range(SST, 100, 5 * PART)
 
     with ThreadPoolExecutor(8) as readers:
         assert set(readers.map(read, range(8))) == {CONTENT[100 : 5 * PART]}
@@ -223,12 +223,12 @@ def test_a_failed_fetch_fails_only_its_caller(world: World) -> None:
 
     world.inner.get_range = fail  # type: ignore[method-assign]
     with pytest.raises(Unavailable):
-        world.store.get_range(TABLE, 0, 10)
+        world.store.get_range(SST, 0, 10)
     world.inner.get_range = inner_get_range  # type: ignore[method-assign]
-    assert world.store.get_range(TABLE, 0, 10) == CONTENT[:10]
+    assert world.store.get_range(SST, 0, 10) == CONTENT[:10]
 
 
-def test_puts_fill_the_cache_on_demand(tmp_path: Path) -> None:
+def test_puts_fill_the_cache_with_cache_on_put(tmp_path: Path) -> None:
     world = World(tmp_path, cache_on_put=True)
     world.store.put("db/compacted/new.sst", CONTENT)
     world.requests()
@@ -238,28 +238,28 @@ def test_puts_fill_the_cache_on_demand(tmp_path: Path) -> None:
     assert world.requests() == {}
 
 
-def test_deleted_tables_are_gone(world: World) -> None:
-    world.store.get(TABLE)
-    world.store.delete(TABLE)
+def test_a_deleted_sst_is_removed_from_the_cache(world: World) -> None:
+    world.store.get(SST)
+    world.store.delete(SST)
 
     assert world.files() == []
     for read in (world.store.get, world.store.head, lambda path: world.store.get_range(path, 0, 5)):
         with pytest.raises(ObjectMissing):
-            read(TABLE)
+            read(SST)
 
 
-def test_the_log_passes_through_uncached(world: World) -> None:
+def test_wal_files_are_not_cached(world: World) -> None:
     path = "db/wal/00000000000000000001.sst"
-    world.store.put_if_absent(path, b"log")
+    world.store.put_if_absent(path, b"rows")
     for _ in range(2):
-        assert world.store.get(path).data == b"log"
-        assert world.store.get_range(path, 0, 1) == b"l"
+        assert world.store.get(path).data == b"rows"
+        assert world.store.get_range(path, 0, 1) == b"r"
     assert world.requests() == {"put_if_absent": 1, "get": 2, "get_range": 2}
     assert world.files() == []
 
 
 @pytest.mark.parametrize("folder", ["manifest", "compactions", "gc"])
-def test_metadata_must_not_come_near_it(world: World, folder: str) -> None:
+def test_metadata_through_a_cache_raises_internal_error(world: World, folder: str) -> None:
     path = f"db/{folder}/x"
     store = world.store
     version = world.inner.put(path, b"")
@@ -274,10 +274,10 @@ def test_metadata_must_not_come_near_it(world: World, folder: str) -> None:
         lambda: store.put(path, b""),
         lambda: store.put_if_absent(path, b""),
         lambda: store.put_if_match(path, b"", version),
-        lambda: store.copy(path, TABLE),
-        lambda: store.copy(TABLE, path),
+        lambda: store.copy(path, SST),
+        lambda: store.copy(SST, path),
         lambda: store.delete(path),
-        lambda: store.delete_many([TABLE, path]),
+        lambda: store.delete_many([SST, path]),
     ]
     for call in calls:
         with pytest.raises(InternalError, match="must not pass through a cache"):
@@ -285,40 +285,40 @@ def test_metadata_must_not_come_near_it(world: World, folder: str) -> None:
     assert world.requests() == {}
 
 
-def test_sizes_are_checked(tmp_path: Path) -> None:
+def test_a_cache_too_small_for_its_parts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="too small"):
         CachingStore(MemoryStore(), folder=tmp_path, max_bytes=1 << 20)
 
 
 def test_a_preload_fetches_what_is_missing_in_few_requests(world: World) -> None:
-    world.store.get_range(TABLE, 5 * PART, 5 * PART + 1)
+    world.store.get_range(SST, 5 * PART, 5 * PART + 1)
     world.requests()
 
-    assert world.store.preload(TABLE, len(CONTENT))
+    assert world.store.preload(SST, len(CONTENT))
 
     assert world.requests() == {"get_range": 4}, "parts 0-3, 4, 6-9, and the rest"
-    assert world.store.get_range(TABLE, 0, len(CONTENT)) == CONTENT
-    assert world.store.preload(TABLE, len(CONTENT))
+    assert world.store.get_range(SST, 0, len(CONTENT)) == CONTENT
+    assert world.store.preload(SST, len(CONTENT))
     assert world.requests() == {}
 
 
 def test_a_preload_evicts_nothing(tmp_path: Path) -> None:
     world = World(tmp_path, max_bytes=6 * PART)
-    assert not world.store.preload(TABLE, len(CONTENT))
+    assert not world.store.preload(SST, len(CONTENT))
     assert 0 < len(world.files()) <= 5
     assert world.metric("evicted_keys") == 0
 
 
-def test_a_preload_of_a_table_that_is_gone_says_so(world: World) -> None:
-    world.inner.delete(TABLE)
+def test_a_preload_of_a_missing_sst_raises_object_missing(world: World) -> None:
+    world.inner.delete(SST)
     with pytest.raises(ObjectMissing):
-        world.store.preload(TABLE, len(CONTENT))
+        world.store.preload(SST, len(CONTENT))
 
 
-def test_what_others_wrote_is_measured_after_the_scan_interval(tmp_path: Path) -> None:
+def test_parts_of_other_processes_are_counted_after_the_scan_interval(tmp_path: Path) -> None:
     clock, metrics = VirtualClock(), Metrics()
     inner = MemoryStore()
-    inner.put(TABLE, CONTENT)
+    inner.put(SST, CONTENT)
     ours, theirs = (
         CachingStore(
             inner,
@@ -331,13 +331,13 @@ def test_what_others_wrote_is_measured_after_the_scan_interval(tmp_path: Path) -
         )
         for seen in (metrics, Metrics())
     )
-    ours.get_range(TABLE, 0, 1)
-    theirs.get_range(TABLE, 5 * PART, 6 * PART)
-    ours.get_range(TABLE, PART, PART + 1)
+    ours.get_range(SST, 0, 1)
+    theirs.get_range(SST, 5 * PART, 6 * PART)
+    ours.get_range(SST, PART, PART + 1)
     held = "slatedb.object_store_cache.cache_keys"
     assert metrics.as_dict()[held] == 1, "measured at the first part, and not since"
     clock.advance(61_000)
-    ours.get_range(TABLE, 2 * PART, 2 * PART + 1)
+    ours.get_range(SST, 2 * PART, 2 * PART + 1)
     assert metrics.as_dict()[held] == 4
 
 

@@ -56,7 +56,7 @@ def test_a_store_with_a_commit_log_decides_by_it_and_pickles(tmp_path: Path) -> 
     assert resolve(folder).get("shop/a").data == b"one", "the layout is that of a plain store"
 
 
-def test_a_path_spent_in_the_log_is_a_lost_race_not_an_outage(tmp_path: Path) -> None:
+def test_creating_a_deleted_path_raises_object_exists_without_retries(tmp_path: Path) -> None:
     clock = VirtualClock()
     store = RetryingStore(TwoPhaseStore(MemoryStore(), SqliteCommitLog(tmp_path / "commits.db")), clock=clock)
     store.put_if_absent("a", b"one")

@@ -35,7 +35,7 @@ def test_requests_and_bytes_are_counted_by_verb() -> None:
     assert totals["bytes_read"] == 6 + 2 + 3 + 2
 
 
-def test_answers_are_no_errors_and_errors_are() -> None:
+def test_invalid_requests_are_counted_as_errors_and_refusals_are_not() -> None:
     store = CountingStore(MemoryStore(), component="db")
     store.put("x", b"")
     version = store.put("x", b"")
@@ -69,7 +69,7 @@ def test_metrics_have_slatedbs_names() -> None:
     assert found["flagstone.object_store.bytes{component=wal,direction=read,op=get}"] == 3
 
 
-def test_reset_starts_the_totals_anew_and_leaves_the_metrics() -> None:
+def test_reset_clears_the_totals_and_keeps_the_metrics() -> None:
     metrics = Metrics()
     store = CountingStore(MemoryStore(), component="db", metrics=metrics)
     store.put("x", b"123")

@@ -1,4 +1,4 @@
-"""What the folder store promises beyond the contract: durability, crashes, other processes, SlateDB beside it."""
+"""The local store beyond the contract: durability, crashes, other processes, and SlateDB on the same folder."""
 
 from __future__ import annotations
 
@@ -15,21 +15,11 @@ import pytest
 from obstore.store import LocalStore as SlateLocalStore
 
 from flagstone.errors import InvalidRequest, Unavailable
+from flagstone.runtime.clock import VirtualClock
 from flagstone.store import local
 from flagstone.store.local import LocalStore
 from flagstone.store.port import NotWritten, ObjectChanged, ObjectExists, ObjectMissing
 from flagstone.store.retrying import RetryingStore, RetryPolicy
-
-
-class StoppedClock:
-    def now_ms(self) -> int:
-        return 1_700_000_000_000
-
-    def monotonic(self) -> float:
-        return 0.0
-
-    def sleep(self, seconds: float) -> None:
-        """Nothing passes."""
 
 
 def failing(
@@ -71,7 +61,7 @@ def test_slatedbs_store_and_ours_see_the_same_objects(tmp_path: Path) -> None:
     assert len(listed) == len([file for file in tmp_path.rglob("*") if file.is_file()]) - 1
 
 
-def test_bytes_are_synced_before_the_name_and_the_name_before_the_answer(
+def test_a_write_syncs_its_bytes_before_the_name_and_the_folder_before_it_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
@@ -111,7 +101,7 @@ def test_a_write_whose_folder_could_not_be_synced_is_finished_by_the_retry(
     assert (store.get(path).data, store.head(path).version) == (b"1", version)
 
 
-def test_without_a_retry_that_is_unavailable_and_the_token_is_known(
+def test_a_write_whose_folder_could_not_be_synced_raises_unavailable_and_keeps_its_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = LocalStore(tmp_path)
@@ -145,7 +135,7 @@ def test_a_write_that_fails_before_its_name_leaves_nothing(
     assert [file.name for file in tmp_path.iterdir()] == ["x"]
 
 
-def test_permission_is_the_callers_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_permission_raises_invalid_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = LocalStore(tmp_path, fsync=False)
     store.put("x", b"")
 
@@ -161,7 +151,7 @@ def test_permission_is_the_callers_matter(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_versions_never_repeat_even_when_time_stands_still(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path, fsync=False, clock=StoppedClock())
+    store = LocalStore(tmp_path, fsync=False, clock=VirtualClock())
     seen = set()
     for round_number in range(300):
         seen.add(store.put("x", b"same"))
@@ -202,7 +192,7 @@ def test_staging_files_of_crashed_writers_are_hidden_skipped_and_swept(tmp_path:
     assert [file.name for file in (tmp_path / "db").iterdir()] == ["x"]
 
 
-def test_a_swept_writer_is_told_that_nothing_was_written(
+def test_a_write_whose_staging_file_was_swept_raises_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = LocalStore(tmp_path, fsync=False)
@@ -262,7 +252,7 @@ def test_a_folder_removed_from_under_the_store_is_made_again(tmp_path: Path) -> 
     assert store.get("a/x").data == b"2"
 
 
-def test_it_pickles_as_its_folder(tmp_path: Path) -> None:
+def test_an_unpickled_local_store_has_the_same_folder(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "with space", fsync=False)
     arrived = pickle.loads(pickle.dumps(store))
     assert repr(arrived) == repr(store)
@@ -291,7 +281,7 @@ def test_a_killed_holder_of_the_lock_does_not_block_others(tmp_path: Path) -> No
         store.put_if_match("x", b"3", version)
 
 
-def test_processes_do_not_lose_each_others_swaps(tmp_path: Path) -> None:
+def test_processes_lose_no_conditional_update(tmp_path: Path) -> None:
     store = LocalStore(tmp_path, fsync=False)
     store.put("counter", b"0")
     script = (

@@ -12,7 +12,7 @@ PATHS = DbPaths("some/db")
 ULID = Ulid(0x0123456789ABCDEF0123456789ABCDEF)
 
 
-def test_names_are_slatedbs() -> None:
+def test_object_names_are_those_of_slatedb() -> None:
     assert PATHS.manifest(ManifestId(1)) == "some/db/manifest/00000000000000000001.manifest"
     assert PATHS.compactions(CompactionsId(2)) == "some/db/compactions/00000000000000000002.compactions"
     assert PATHS.wal(WalId(2**64 - 1)) == "some/db/wal/18446744073709551615.sst"
@@ -21,7 +21,7 @@ def test_names_are_slatedbs() -> None:
     assert PATHS.boundary("compactions") == "some/db/gc/compactions.boundary"
 
 
-def test_names_parse_back() -> None:
+def test_parsing_an_object_name_returns_its_id() -> None:
     for paths in (PATHS, DbPaths("")):
         assert paths.parse_manifest(paths.manifest(ManifestId(7))) == 7
         assert paths.parse_compactions(paths.compactions(CompactionsId(7))) == 7
@@ -48,7 +48,7 @@ def test_names_parse_back() -> None:
         "deeper/00000000000000000001.sst",
     ],
 )
-def test_foreign_numbered_names_are_none(name: str) -> None:
+def test_parsing_a_foreign_wal_name_returns_none(name: str) -> None:
     assert PATHS.parse_wal(f"some/db/wal/{name}") is None
 
 
@@ -64,18 +64,18 @@ def test_foreign_numbered_names_are_none(name: str) -> None:
         "00000000000000000001.sst",
     ],
 )
-def test_foreign_table_names_are_none(name: str) -> None:
+def test_parsing_a_foreign_sst_name_returns_none(name: str) -> None:
     assert PATHS.parse_sst(f"some/db/compacted/{name}") is None
 
 
-def test_another_databases_objects_are_foreign() -> None:
+def test_names_of_another_database_are_foreign() -> None:
     other = DbPaths("some/db2")
     assert PATHS.parse_wal(other.wal(WalId(1))) is None
     assert PATHS.parse_manifest(PATHS.wal(WalId(1))) is None
     assert PATHS.parse_boundary("some/db/gc/wal.boundary") is None
 
 
-def test_bad_roots_and_numbers_are_refused() -> None:
+def test_invalid_roots_and_ids_are_refused() -> None:
     for root in ("/a", "a/", "a//b", "a/../b"):
         with pytest.raises(InvalidRequest):
             DbPaths(root)
@@ -85,7 +85,7 @@ def test_bad_roots_and_numbers_are_refused() -> None:
         PATHS.wal(WalId(2**64))
 
 
-def test_paths_are_values() -> None:
+def test_equal_paths_compare_hash_and_pickle_as_equal() -> None:
     assert pickle.loads(pickle.dumps(PATHS)) == PATHS
     assert len({PATHS, DbPaths("some/db"), DbPaths("x")}) == 2
     assert folder_of(PATHS.sst(ULID)) == "compacted"

@@ -13,7 +13,9 @@ RANGES = st.lists(
 
 
 @given(ranges=RANGES, gap=st.integers(0, 30), size=st.integers(0, 250))
-def test_pieces_are_what_was_asked_for(ranges: list[tuple[int, int]], gap: int, size: int) -> None:
+def test_pieces_cut_from_planned_fetches_equal_the_requested_ranges(
+    ranges: list[tuple[int, int]], gap: int, size: int
+) -> None:
     content = bytes(range(250))[:size]
 
     fetches = plan_fetches(ranges, max_gap_bytes=gap)
@@ -24,13 +26,13 @@ def test_pieces_are_what_was_asked_for(ranges: list[tuple[int, int]], gap: int, 
         assert after > before + gap
 
 
-def test_neighbours_join_and_strangers_do_not() -> None:
+def test_close_ranges_are_fetched_together_and_distant_ones_are_not() -> None:
     assert plan_fetches([(100, 200), (0, 50)], max_gap_bytes=50) == [(0, 200)]
     assert plan_fetches([(101, 200), (0, 50)], max_gap_bytes=50) == [(0, 50), (101, 200)]
     assert plan_fetches([(5, 5)]) == []
 
 
-def test_long_fetches_are_left_apart() -> None:
+def test_ranges_that_together_exceed_the_largest_fetch_stay_apart() -> None:
     half = MAX_FETCH_BYTES // 2 + 1
     assert plan_fetches([(0, half), (half, 2 * half)]) == [(0, half), (half, 2 * half)]
     assert plan_fetches([(0, half), (half - 1, 2 * half)]) == [(0, 2 * half)]

@@ -1,4 +1,4 @@
-"""The remote adapter without a remote: errors, secrets, pickles and forks."""
+"""The remote store without a server: errors, secrets, pickles and forks."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ OPTIONS = {
     "session_token": f"ST{SECRET}",
     "allow_http": True,
 }
-SAID = "Generic S3 error: Error performing PUT http://h/b/x?X-Sig=abc in 1ms - "
-STATUS = SAID + "Server returned non-2xx status code: "
+PREFIX = "Generic S3 error: Error performing PUT http://h/b/x?X-Sig=abc in 1ms - "
+STATUS = PREFIX + "Server returned non-2xx status code: "
 
 
 @pytest.fixture(autouse=True)
-def no_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the client from asking a metadata service for credentials: these tests talk to nobody."""
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the client from requesting credentials of a metadata service: these tests use no network."""
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "from-environment")
@@ -82,17 +82,19 @@ def store() -> RemoteStore:
             InvalidRequest,
         ),
         (raw.GenericError(STATUS + "501 Not Implemented"), "put_if_absent", InvalidRequest),
-        (raw.GenericError(SAID + "HTTP error: builder error"), "get", InvalidRequest),
-        (raw.GenericError(SAID + "HTTP error: error sending request"), "put", Unavailable),
-        (raw.GenericError(SAID + "operation timed out"), "put_if_absent", Unavailable),
+        (raw.GenericError(PREFIX + "HTTP error: builder error"), "get", InvalidRequest),
+        (raw.GenericError(PREFIX + "HTTP error: error sending request"), "put", Unavailable),
+        (raw.GenericError(PREFIX + "operation timed out"), "put_if_absent", Unavailable),
         (ConnectionResetError("reset"), "get", Unavailable),
     ],
 )
-def test_each_failure_has_one_meaning(error: Exception, verb: str, kind: type[FlagstoneError]) -> None:
+def test_every_error_of_the_client_becomes_one_of_our_errors(
+    error: Exception, verb: str, kind: type[FlagstoneError]
+) -> None:
     assert type(outcome(error, verb, "x")) is kind
 
 
-def test_only_the_first_line_is_told_without_queries_and_secrets() -> None:
+def test_an_error_text_is_the_first_line_without_queries_and_secrets() -> None:
     error = raw.GenericError(
         f"GET http://user:{SECRET}@h/x?sig=abc&se=1 failed for {SECRET}\n\nDebug source: more"
     )
@@ -100,7 +102,9 @@ def test_only_the_first_line_is_told_without_queries_and_secrets() -> None:
     assert first_line(error, [SECRET]) == "GET http://h/x failed for ***"
 
 
-def test_no_secret_gets_out(store: RemoteStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_reprs_errors_and_logs_contain_no_secret(
+    store: RemoteStore, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     shown = [repr(store), str(store), store.url]
     version = ObjectVersion(etag='"x"')
@@ -126,7 +130,7 @@ def test_no_secret_gets_out(store: RemoteStore, caplog: pytest.LogCaptureFixture
     assert "Debug source" not in "".join(shown)
 
 
-def test_secrets_do_not_travel_unless_told_to(store: RemoteStore) -> None:
+def test_a_pickled_store_has_no_secrets_without_pickle_secrets(store: RemoteStore) -> None:
     carried = pickle.dumps(store)
     arrived = pickle.loads(carried)
     again = pickle.loads(pickle.dumps(arrived))
@@ -136,15 +140,15 @@ def test_secrets_do_not_travel_unless_told_to(store: RemoteStore) -> None:
     assert "'region': 'us-east-1'" in repr(arrived)
     assert "secret_access_key" not in repr(arrived)
     for other in (arrived, again):
-        # The environment's credentials sign the request, which then finds nobody listening.
+        # The credentials of the environment sign the request, which then fails because no server listens.
         with pytest.raises(Unavailable, match=r"http://127.0.0.1:1/bucket/folder/x") as error:
             other.get("x")
         assert "secret_access_key" in error.value.__notes__[0]
-    told = RemoteStore("s3://bucket/folder", options=OPTIONS, pickle_secrets=True)
-    assert repr(pickle.loads(pickle.dumps(told))) == repr(told)
+    with_secrets = RemoteStore("s3://bucket/folder", options=OPTIONS, pickle_secrets=True)
+    assert repr(pickle.loads(pickle.dumps(with_secrets))) == repr(with_secrets)
 
 
-def test_refused_options_and_urls_name_what_is_right() -> None:
+def test_refused_options_and_urls_get_a_hint_and_show_no_secret() -> None:
     cases = {
         ("s3://b", "acess_key"): "did you mean 'access_key_id'",
         ("s3://b", "aws_secret_access_key"): "did you mean 'secret_access_key'",
@@ -165,7 +169,7 @@ def test_refused_options_and_urls_name_what_is_right() -> None:
     assert SECRET not in str(error.value)
 
 
-def test_urls_come_back_as_they_were_meant() -> None:
+def test_urls_are_normalized() -> None:
     cases = {
         "s3://b": "s3://b",
         "s3a://b/x/y/": "s3://b/x/y",
@@ -179,7 +183,7 @@ def test_urls_come_back_as_they_were_meant() -> None:
         assert RemoteStore(store.url).url == meant
 
 
-def test_a_generation_is_needed_to_swap_on_gcs() -> None:
+def test_a_conditional_update_on_gcs_needs_a_generation() -> None:
     with pytest.raises(InvalidRequest, match="listing"):
         RemoteStore("gs://b").put_if_match("x", b"", ObjectVersion(etag='"x"'))
 
@@ -222,14 +226,14 @@ def run_forking(before: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_fork_after_io_is_refused_instead_of_hanging() -> None:
-    told = run_forking("use(store)").stdout.splitlines()
+    lines = run_forking("use(store)").stdout.splitlines()
 
-    assert told[0].startswith("Unavailable")
-    assert [line.split()[0] for line in told[1:]] == ["InvalidRequest", "InvalidRequest"]
-    assert "spawn" in told[1]
+    assert lines[0].startswith("Unavailable")
+    assert [line.split()[0] for line in lines[1:]] == ["InvalidRequest", "InvalidRequest"]
+    assert "spawn" in lines[1]
 
 
 def test_a_fork_before_io_works() -> None:
-    told = run_forking("").stdout.splitlines()
+    lines = run_forking("").stdout.splitlines()
 
-    assert [line.split()[0] for line in told] == ["Unavailable", "Unavailable"]
+    assert [line.split()[0] for line in lines] == ["Unavailable", "Unavailable"]

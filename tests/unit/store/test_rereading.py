@@ -1,4 +1,4 @@
-"""A bad answer of the store, or of the disk: dropped from the cache, asked for once more, and never kept."""
+"""A bad answer of the store or of the disk cache is read once more and never kept."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import flagstone
-from flagstone import ReaderSettings, Settings
+from flagstone import ReaderSettings
 from flagstone.errors import CorruptData
 from flagstone.store.caching import CachingStore, read_checked
 from flagstone.store.memory import MemoryStore
+from kit.databases import MANUAL
 
-QUIET = {"compactor_options": None, "garbage_collector_options": None, "flush_interval": None}
 KEYS = [b"key%05d" % number for number in range(3000)]
 
 
@@ -41,7 +41,7 @@ class Lying(MemoryStore):
 @pytest.fixture
 def store() -> Lying:
     store = Lying()
-    with flagstone.open("db", store=store, settings=Settings(**QUIET)) as db:
+    with flagstone.open("db", store=store, settings=MANUAL) as db:
         for key in KEYS:
             db.put(key, b"value" * 4)
     return store
@@ -66,7 +66,7 @@ READS: list[Callable[[flagstone.DbReader], Any]] = [
 @pytest.mark.slow
 @pytest.mark.parametrize("short", [False, True])
 @pytest.mark.parametrize("read", READS)
-def test_one_bad_answer_is_not_noticed(
+def test_reads_survive_one_bad_answer_of_the_store(
     store: Lying, reader: flagstone.DbReader, read: Callable[[flagstone.DbReader], Any], short: bool
 ) -> None:
     expected = read(reader)
@@ -78,7 +78,7 @@ def test_one_bad_answer_is_not_noticed(
         assert read(reader) == expected
 
 
-def test_a_bad_answer_that_was_cached_does_not_stay(store: Lying, tmp_path: Path) -> None:
+def test_a_cached_bad_answer_is_replaced(store: Lying, tmp_path: Path) -> None:
     options = {"root_folder": str(tmp_path), "part_size_bytes": 32_768}
     settings = ReaderSettings(object_store_cache_options=options)
     store.lies = 2
@@ -92,7 +92,7 @@ def test_a_bad_answer_that_was_cached_does_not_stay(store: Lying, tmp_path: Path
         assert len(list(reader.scan())) == len(KEYS)
 
 
-def test_damage_of_the_object_itself_is_raised_after_the_second_look(store: Lying, tmp_path: Path) -> None:
+def test_damage_of_the_object_itself_is_raised_after_the_second_read(store: Lying, tmp_path: Path) -> None:
     path = next(iter(store.list("db/compacted"))).path
     data = bytearray(store.get(path).data)
     data[10] ^= 1
@@ -108,13 +108,11 @@ def test_damage_of_the_object_itself_is_raised_after_the_second_look(store: Lyin
                 reader.get(KEYS[0])
             assert caught.value.object == path
             assert store.asked == 2
-            assert not any(tmp_path.rglob("*.part")), "nothing of it is kept"
+            assert not any(tmp_path.rglob("*.part")), "no part of it is cached"
 
 
 @pytest.mark.parametrize("at", [0, 13, 40, -1])
-def test_damaged_files_of_the_cache_cost_a_request_and_nothing_else(
-    store: Lying, tmp_path: Path, at: int
-) -> None:
+def test_damaged_files_of_the_cache_change_no_row(store: Lying, tmp_path: Path, at: int) -> None:
     options = {"root_folder": str(tmp_path), "part_size_bytes": 32_768}
     settings = ReaderSettings(object_store_cache_options=options)
 
@@ -132,7 +130,7 @@ def test_damaged_files_of_the_cache_cost_a_request_and_nothing_else(
     assert rows() == expected
 
 
-def test_a_short_answer_is_not_kept(tmp_path: Path) -> None:
+def test_a_truncated_answer_is_not_cached(tmp_path: Path) -> None:
     inner = Lying()
     path = "db/compacted/00000000000000000000000001.sst"
     inner.put(path, bytes(range(256)) * 40)
@@ -142,7 +140,7 @@ def test_a_short_answer_is_not_kept(tmp_path: Path) -> None:
     assert cache.get_range(path, 0, 10_240) == bytes(range(256)) * 40
 
 
-def test_an_endless_range_of_a_damaged_record_ends(tmp_path: Path) -> None:
+def test_a_range_far_beyond_the_object_ends_with_it(tmp_path: Path) -> None:
     inner = MemoryStore()
     path = "db/compacted/00000000000000000000000001.sst"
     inner.put(path, b"x" * 10_000)
@@ -150,7 +148,7 @@ def test_an_endless_range_of_a_damaged_record_ends(tmp_path: Path) -> None:
     assert cache.get_range(path, 5_000, 2**60) == b"x" * 5_000
 
 
-def test_the_decoder_is_asked_twice_at_most() -> None:
+def test_a_refused_decoding_is_tried_twice() -> None:
     store = MemoryStore()
     store.put("a", b"abc")
     seen: list[bytes] = []

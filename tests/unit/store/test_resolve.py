@@ -45,7 +45,7 @@ def test_memory_stores_are_shared_by_name() -> None:
         ),
     ],
 )
-def test_remote_stores_come_with_patience(url: str, meant: str) -> None:
+def test_remote_stores_are_opened_with_retries(url: str, meant: str) -> None:
     store = resolve(url, retry=RetryPolicy(deadline_s=3), allow_http=True)
 
     assert isinstance(store, RetryingStore)
@@ -65,13 +65,13 @@ def test_remote_stores_come_with_patience(url: str, meant: str) -> None:
         ("abfs://c@acct.dfs.core.windows.net/a", "abfss://c@acct.dfs.core.windows.net", "a"),
     ],
 )
-def test_an_address_is_a_store_and_a_path(address: str, store: str, root: str) -> None:
+def test_an_address_resolves_to_a_store_and_a_path(address: str, store: str, root: str) -> None:
     found, path = resolve_database(address)
 
     assert (found.url, path) == (store, root)
 
 
-def test_with_a_store_the_path_is_inside_it(tmp_path: Path) -> None:
+def test_a_path_with_a_given_store_is_inside_it(tmp_path: Path) -> None:
     memory = MemoryStore()
     assert resolve_database("a/b", memory) == (memory, "a/b")
     found, root = resolve_database("shop", tmp_path, {"fsync": False})
@@ -100,14 +100,14 @@ def test_with_a_store_the_path_is_inside_it(tmp_path: Path) -> None:
         ("s3://b/x", {"aws_access_key_id": "x"}, "did you mean 'access_key_id'"),
     ],
 )
-def test_what_is_not_understood_is_refused_with_a_hint(
+def test_unknown_urls_and_options_are_refused_with_a_hint(
     address: str, options: dict[str, str], hint: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=hint):
         resolve_database(address, store_options=options)
 
 
-def test_a_store_url_must_not_reach_into_a_memory_store() -> None:
+def test_the_url_of_a_memory_store_with_a_path_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="memory://m"):
         resolve("memory://m/x")
 
@@ -121,5 +121,7 @@ def test_the_native_client_loads_only_when_it_is_needed() -> None:
         "resolve('s3://b')\n"
         "print('obstore' in sys.modules)\n"
     )
-    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert told.split() == ["False", "True"]
+    printed = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout
+    assert printed.split() == ["False", "True"]

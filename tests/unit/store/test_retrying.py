@@ -1,4 +1,4 @@
-"""Every way an answer can get lost, and what the caller must be told."""
+"""Every way in which an answer can get lost, and the result or error that the caller gets."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TypeVar
 import pytest
 
 from flagstone.errors import InvalidRequest, Unavailable
+from flagstone.runtime.clock import VirtualClock
 from flagstone.store.memory import MemoryStore
 from flagstone.store.port import (
     NotWritten,
@@ -24,28 +25,22 @@ from flagstone.store.retrying import RetryingStore, RetryPolicy
 _T = TypeVar("_T")
 
 
-class ScriptedClock:
-    """Time passes only by sleeping."""
+class PauseClock(VirtualClock):
+    """A clock that records how long its user sleeps."""
 
     def __init__(self) -> None:
-        self.now_s = 1000.0
+        super().__init__()
         self.pauses: list[float] = []
-
-    def now_ms(self) -> int:
-        return int(self.now_s * 1000)
-
-    def monotonic(self) -> float:
-        return self.now_s
 
     def sleep(self, seconds: float) -> None:
         self.pauses.append(seconds)
-        self.now_s += seconds
+        super().sleep(seconds)
 
 
 class Flaky(MemoryStore):
-    """Fails as scripted: "before" the effect, "after" it (the answer is lost), "refused" for sure, or "ok".
+    """Fails as scripted: "before" the effect, "after" it (the answer is lost), "refused" without effect, or "ok".
 
-    `then` runs once after a scripted failure, as the rest of the world would in that moment.
+    `then` runs once after a scripted failure, as another process does in that moment.
     """
 
     def __init__(self, *script: str, keeps_tokens: bool = True) -> None:
@@ -60,19 +55,19 @@ class Flaky(MemoryStore):
         self.calls.append(verb)
         match script.popleft() if script else "ok":
             case "before":
-                self._world()
+                self._run_then()
                 raise Unavailable("503")
             case "refused":
-                self._world()
+                self._run_then()
                 raise NotWritten("disk full")
             case "after":
                 act()
-                self._world()
+                self._run_then()
                 raise Unavailable("timed out")
             case _:
                 return act()
 
-    def _world(self) -> None:
+    def _run_then(self) -> None:
         then, self.then = self.then, None
         if then is not None:
             then()
@@ -107,18 +102,18 @@ class Flaky(MemoryStore):
 
 
 @pytest.fixture
-def clock() -> ScriptedClock:
-    return ScriptedClock()
+def clock() -> PauseClock:
+    return PauseClock()
 
 
-def with_retries(inner: Flaky, clock: ScriptedClock, **policy: float) -> RetryingStore:
+def with_retries(inner: Flaky, clock: PauseClock, **policy: float) -> RetryingStore:
     return RetryingStore(inner, policy=RetryPolicy(**policy), clock=clock)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("failures", [1, 3])
 @pytest.mark.parametrize("failure", ["before", "after"])
 def test_reads_and_puts_are_repeated_until_they_succeed(
-    clock: ScriptedClock, failure: str, failures: int
+    clock: PauseClock, failure: str, failures: int
 ) -> None:
     inner = Flaky(*[failure] * failures)
     store = with_retries(inner, clock)
@@ -130,7 +125,7 @@ def test_reads_and_puts_are_repeated_until_they_succeed(
     assert len(clock.pauses) == 2 * failures
 
 
-def test_pauses_double_up_to_the_longest_with_jitter(clock: ScriptedClock) -> None:
+def test_pauses_double_up_to_the_longest_with_jitter(clock: PauseClock) -> None:
     store = with_retries(Flaky(*["before"] * 6), clock, initial_backoff_s=1, max_backoff_s=4, jitter=0.5)
 
     store.put("x", b"")
@@ -139,7 +134,7 @@ def test_pauses_double_up_to_the_longest_with_jitter(clock: ScriptedClock) -> No
         assert longest / 2 <= pause <= longest
 
 
-def test_the_deadline_ends_in_unavailable_with_the_story(clock: ScriptedClock) -> None:
+def test_after_the_deadline_unavailable_has_attempts_time_and_cause(clock: PauseClock) -> None:
     store = with_retries(
         Flaky(*["before"] * 99), clock, deadline_s=10, initial_backoff_s=1, max_backoff_s=1, jitter=0
     )
@@ -150,7 +145,7 @@ def test_the_deadline_ends_in_unavailable_with_the_story(clock: ScriptedClock) -
         store.put("db/x", b"")
 
 
-def test_attempts_can_be_bounded(clock: ScriptedClock) -> None:
+def test_attempts_can_be_bounded(clock: PauseClock) -> None:
     inner = Flaky(*["before"] * 99)
 
     with pytest.raises(Unavailable, match="after 3 attempts"):
@@ -159,13 +154,13 @@ def test_attempts_can_be_bounded(clock: ScriptedClock) -> None:
     assert inner.calls == ["put"] * 3
 
 
-def test_wrong_requests_are_not_repeated(clock: ScriptedClock) -> None:
+def test_invalid_requests_are_not_repeated(clock: PauseClock) -> None:
     with pytest.raises(InvalidRequest):
         with_retries(Flaky(), clock).put("a//b", b"")
     assert clock.pauses == []
 
 
-def test_a_broken_listing_continues_where_it_was(clock: ScriptedClock) -> None:
+def test_a_broken_listing_continues_after_its_last_object(clock: PauseClock) -> None:
     inner = Flaky()
     for number in range(7):
         inner.put(f"f/{number}", b"")
@@ -181,7 +176,7 @@ def test_a_broken_listing_continues_where_it_was(clock: ScriptedClock) -> None:
     "script", [["after"], ["before"], ["before", "after"], ["after", "before"], ["refused"]]
 )
 def test_a_create_whose_answer_was_lost_succeeds(
-    clock: ScriptedClock, script: list[str], content: bytes
+    clock: PauseClock, script: list[str], content: bytes
 ) -> None:
     inner = Flaky(*script)
 
@@ -192,7 +187,7 @@ def test_a_create_whose_answer_was_lost_succeeds(
 
 
 @pytest.mark.parametrize("script", [["after"], ["before"], ["before", "after"]])
-def test_a_swap_whose_answer_was_lost_succeeds(clock: ScriptedClock, script: list[str]) -> None:
+def test_an_update_whose_answer_was_lost_succeeds(clock: PauseClock, script: list[str]) -> None:
     inner = Flaky()
     first = inner.put("x", b"1")
     inner.script.extend(script)
@@ -203,7 +198,7 @@ def test_a_swap_whose_answer_was_lost_succeeds(clock: ScriptedClock, script: lis
     assert MemoryStore.get(inner, "x").data == b"2"
 
 
-def test_a_conflict_the_layer_below_made_itself_is_recognised(clock: ScriptedClock) -> None:
+def test_a_create_that_the_layer_below_repeats_succeeds(clock: PauseClock) -> None:
     class RetriesBlindly(Flaky):
         def put_if_absent(self, path: str, data: bytes, *, token: str | None = None) -> ObjectVersion:
             super().put_if_absent(path, data, token=token)
@@ -215,7 +210,7 @@ def test_a_conflict_the_layer_below_made_itself_is_recognised(clock: ScriptedClo
 
 
 @pytest.mark.parametrize("script", [[], ["refused"]])
-def test_a_lost_create_is_lost(clock: ScriptedClock, script: list[str]) -> None:
+def test_a_create_of_an_existing_object_raises_object_exists(clock: PauseClock, script: list[str]) -> None:
     inner = Flaky(*script, keeps_tokens=False)
     MemoryStore.put_if_absent(inner, "x", b"", token="theirs")
 
@@ -223,7 +218,9 @@ def test_a_lost_create_is_lost(clock: ScriptedClock, script: list[str]) -> None:
         with_retries(inner, clock).put_if_absent("x", b"")
 
 
-def test_a_create_in_doubt_loses_to_a_foreign_token(clock: ScriptedClock) -> None:
+def test_an_uncertain_create_raises_object_exists_if_the_object_has_a_foreign_token(
+    clock: PauseClock,
+) -> None:
     inner = Flaky("before")
     inner.then = lambda: MemoryStore.put_if_absent(inner, "x", b"", token="theirs")
 
@@ -231,7 +228,9 @@ def test_a_create_in_doubt_loses_to_a_foreign_token(clock: ScriptedClock) -> Non
         with_retries(inner, clock).put_if_absent("x", b"")
 
 
-def test_without_tokens_different_bytes_mean_lost(clock: ScriptedClock) -> None:
+def test_without_tokens_an_uncertain_create_raises_object_exists_if_the_bytes_differ(
+    clock: PauseClock,
+) -> None:
     inner = Flaky("before", keeps_tokens=False)
     inner.then = lambda: MemoryStore.put_if_absent(inner, "x", b"theirs")
 
@@ -241,8 +240,8 @@ def test_without_tokens_different_bytes_mean_lost(clock: ScriptedClock) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"same"])
 @pytest.mark.parametrize("ours", [True, False])
-def test_without_tokens_equal_bytes_in_doubt_are_not_guessed_at(
-    clock: ScriptedClock, content: bytes, ours: bool
+def test_without_tokens_an_uncertain_create_raises_unavailable_if_the_bytes_are_equal(
+    clock: PauseClock, content: bytes, ours: bool
 ) -> None:
     inner = Flaky("after" if ours else "before", keeps_tokens=False)
     if not ours:
@@ -253,7 +252,7 @@ def test_without_tokens_equal_bytes_in_doubt_are_not_guessed_at(
 
 
 @pytest.mark.parametrize("failure", ["before", "after"])
-def test_a_swap_in_doubt_that_was_overtaken_is_unknown(clock: ScriptedClock, failure: str) -> None:
+def test_an_uncertain_update_that_was_overwritten_raises_unavailable(clock: PauseClock, failure: str) -> None:
     inner = Flaky()
     first = inner.put("x", b"1")
     inner.script.append(failure)
@@ -263,7 +262,7 @@ def test_a_swap_in_doubt_that_was_overtaken_is_unknown(clock: ScriptedClock, fai
         with_retries(inner, clock).put_if_match("x", b"2", first)
 
 
-def test_a_swap_not_in_doubt_that_was_overtaken_is_lost(clock: ScriptedClock) -> None:
+def test_a_refused_update_that_was_overwritten_raises_object_changed(clock: PauseClock) -> None:
     inner = Flaky()
     first = inner.put("x", b"1")
     inner.put("x", b"theirs")
@@ -273,7 +272,7 @@ def test_a_swap_not_in_doubt_that_was_overtaken_is_lost(clock: ScriptedClock) ->
         with_retries(inner, clock).put_if_match("x", b"2", first)
 
 
-def test_a_create_in_doubt_whose_object_is_gone_is_unknown(clock: ScriptedClock) -> None:
+def test_an_uncertain_create_whose_object_is_gone_raises_unavailable(clock: PauseClock) -> None:
     class Deletes(Flaky):
         def head(self, path: str) -> ObjectMeta:
             self.delete(path)
@@ -283,7 +282,7 @@ def test_a_create_in_doubt_whose_object_is_gone_is_unknown(clock: ScriptedClock)
         with_retries(Deletes("after"), clock).put_if_absent("x", b"")
 
 
-def test_a_conflict_without_an_object_is_tried_again(clock: ScriptedClock) -> None:
+def test_a_create_refused_although_there_is_no_object_is_tried_again(clock: PauseClock) -> None:
     class Undecided(Flaky):
         answers = 3
 
@@ -303,7 +302,7 @@ def test_a_conflict_without_an_object_is_tried_again(clock: ScriptedClock) -> No
         with_retries(never, clock).put_if_absent("x", b"1")
 
 
-def test_a_swap_refused_though_nothing_changed_is_tried_again(clock: ScriptedClock) -> None:
+def test_an_update_refused_although_nothing_changed_is_tried_again(clock: PauseClock) -> None:
     class Undecided(Flaky):
         answers = 3
 
@@ -326,7 +325,7 @@ def test_a_swap_refused_though_nothing_changed_is_tried_again(clock: ScriptedClo
         with_retries(never, clock).put_if_match("x", b"2", never.put("x", b"1"))
 
 
-def test_running_out_of_time_in_doubt_says_so(clock: ScriptedClock) -> None:
+def test_an_uncertain_create_after_the_deadline_raises_unavailable_as_unknown(clock: PauseClock) -> None:
     with pytest.raises(Unavailable, match="whether it was written is unknown: 503"):
         with_retries(Flaky(*["before"] * 99), clock).put_if_absent("x", b"")
     with pytest.raises(Unavailable) as certain:
@@ -334,7 +333,7 @@ def test_running_out_of_time_in_doubt_says_so(clock: ScriptedClock) -> None:
     assert "unknown" not in str(certain.value)
 
 
-def test_the_readback_is_patient_too(clock: ScriptedClock) -> None:
+def test_the_check_after_an_uncertain_create_is_retried(clock: PauseClock) -> None:
     inner = Flaky("after")
     inner.reads.extend(["before", "before"])
 
@@ -343,7 +342,7 @@ def test_the_readback_is_patient_too(clock: ScriptedClock) -> None:
     assert inner.calls == ["put_if_absent", "put_if_absent", "head", "head", "head"]
 
 
-def test_one_token_serves_all_tries(clock: ScriptedClock) -> None:
+def test_all_attempts_of_a_create_use_one_token(clock: PauseClock) -> None:
     seen: list[str | None] = []
 
     class Recorder(Flaky):
@@ -361,7 +360,7 @@ def test_one_token_serves_all_tries(clock: ScriptedClock) -> None:
     assert seen[3] != seen[0]
 
 
-def test_the_policy_is_checked_and_travels() -> None:
+def test_invalid_policies_are_refused_and_valid_ones_are_pickled() -> None:
     with pytest.raises(InvalidRequest):
         RetryPolicy(initial_backoff_s=2, max_backoff_s=1)
     with pytest.raises(InvalidRequest):

@@ -56,7 +56,7 @@ def test_a_pickled_commit_log_has_no_password() -> None:
         arrived.find("x")
 
 
-def test_a_pickled_commit_log_keeps_its_password_on_demand() -> None:
+def test_a_pickled_commit_log_keeps_its_password_with_pickle_secrets() -> None:
     log = open_commit_log(POSTGRES, namespace="s3://bucket", pickle_secrets=True)
     arrived = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(log))))
     assert arrived._url == log._url  # type: ignore[attr-defined]
@@ -65,7 +65,7 @@ def test_a_pickled_commit_log_keeps_its_password_on_demand() -> None:
 
 @pytest.mark.parametrize("flag", [False, True])
 @pytest.mark.parametrize("base", ["folder", "bucket"])
-def test_the_option_of_the_store_decides_for_its_commit_log(tmp_path: Path, base: str, flag: bool) -> None:
+def test_pickle_secrets_of_a_store_applies_to_its_commit_log(tmp_path: Path, base: str, flag: bool) -> None:
     url = "s3://bucket" if base == "bucket" else tmp_path
     options: dict[str, Any] = {"commit_log": POSTGRES, "pickle_secrets": flag}
     if base == "bucket":

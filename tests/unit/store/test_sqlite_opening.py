@@ -1,4 +1,4 @@
-"""Many connections that open a new SQLite commit log at once: all get it, none hears that it is locked."""
+"""Many connections open a new SQLite commit log at once: none of them finds it locked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def insert(log: SqliteCommitLog, go: Event, number: int, outcomes: list[object],
     go.wait(30)
     try:
         outcomes.append(log.insert(CommitRecord(f"d/{number}", f"s{number}", 1, RecordState.PENDING, 0)))
-    except Exception as error:  # noqa: BLE001 - the test looks at it
+    except Exception as error:  # noqa: BLE001 - the test compares it
         outcomes.append(error)
     if close:
         log.close()
@@ -50,7 +50,7 @@ def test_threads_that_share_a_new_log_open_it_once(tmp_path: Path) -> None:
 
 
 def open_and_close(file: str) -> list[str]:
-    """What several connections of this process hear that open the log at once, and close it again."""
+    """The errors of several connections of this process that open the commit log at once and close it."""
     logs = [SqliteCommitLog(file, synchronous="OFF") for _ in range(4)]
     outcomes = open_together(logs, close=True)
     return [repr(outcome) for outcome in outcomes if isinstance(outcome, Exception)]
@@ -60,8 +60,8 @@ def open_and_close(file: str) -> list[str]:
 def test_processes_that_open_and_close_a_new_log_together_never_find_it_locked(tmp_path: Path) -> None:
     with multiprocessing.get_context("spawn").Pool(4) as processes:
         for number in range(ROUNDS):
-            heard = processes.map(open_and_close, [str(tmp_path / f"{number}.db")] * 4, chunksize=1)
-            assert heard == [[]] * 4
+            errors = processes.map(open_and_close, [str(tmp_path / f"{number}.db")] * 4, chunksize=1)
+            assert errors == [[]] * 4
 
 
 def test_a_log_that_stays_locked_is_unavailable_after_the_busy_timeout(tmp_path: Path) -> None:

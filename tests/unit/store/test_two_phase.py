@@ -1,4 +1,4 @@
-"""What the two-phase store promises when nobody crashes."""
+"""The two-phase store without crashes."""
 
 from __future__ import annotations
 
@@ -12,40 +12,25 @@ from pathlib import Path
 import pytest
 
 from flagstone.errors import CorruptData, InvalidRequest
+from flagstone.runtime.clock import VirtualClock
 from flagstone.store.commit_log import CommitRecord, RecordState
 from flagstone.store.commit_log.sqlite import SqliteCommitLog
 from flagstone.store.memory import MemoryStore
 from flagstone.store.port import ObjectChanged, ObjectExists, ObjectMissing, ObjectVersion
 from flagstone.store.two_phase import TwoPhaseStore
-from unit.store.two_phase_rig import Stepped, World
+from kit.two_phase import Stepped, TwoPhaseWorld
 
 DAY_MS = 24 * 60 * 60 * 1000
 
 
-class SetClock:
-    """A clock that stands still until it is moved."""
-
-    def __init__(self) -> None:
-        self.ms = 10 * DAY_MS
-
-    def now_ms(self) -> int:
-        return self.ms
-
-    def monotonic(self) -> float:
-        return self.ms / 1000
-
-    def sleep(self, seconds: float) -> None:
-        self.ms += int(seconds * 1000)
-
-
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    world = World(SqliteCommitLog(tmp_path / "commits.db", synchronous="OFF"), clock=SetClock())
+def world(tmp_path: Path) -> Iterator[TwoPhaseWorld]:
+    world = TwoPhaseWorld(SqliteCommitLog(tmp_path / "commits.db", synchronous="OFF"), clock=VirtualClock())
     yield world
     world.log.close()
 
 
-def test_a_created_object_is_in_the_base_under_its_own_name(world: World) -> None:
+def test_a_created_object_is_in_the_base_under_its_own_name(world: TwoPhaseWorld) -> None:
     store = world.process()
     version = store.put_if_absent("wal/1", b"one", token="t1")
     assert world.base.contents() == {"wal/1": b"one"}
@@ -56,7 +41,7 @@ def test_a_created_object_is_in_the_base_under_its_own_name(world: World) -> Non
     assert store.get_if_changed("wal/1", version) is None
 
 
-def test_a_second_creator_is_refused_and_leaves_nothing(world: World) -> None:
+def test_a_second_creator_is_refused_and_leaves_nothing(world: TwoPhaseWorld) -> None:
     world.process().put_if_absent("wal/1", b"one")
     with pytest.raises(ObjectExists):
         world.process().put_if_absent("wal/1", b"two")
@@ -64,14 +49,14 @@ def test_a_second_creator_is_refused_and_leaves_nothing(world: World) -> None:
     assert world.base.temporaries() == []
 
 
-def test_an_object_written_before_the_log_existed_is_not_created_again(world: World) -> None:
+def test_an_object_without_a_commit_record_is_not_created_again(world: TwoPhaseWorld) -> None:
     world.base.put("manifest/1", b"old")
     with pytest.raises(ObjectExists):
         world.process().put_if_absent("manifest/1", b"new")
     assert world.process().get("manifest/1").data == b"old"
 
 
-def test_an_object_without_a_record_can_be_updated_in_place_once_per_version(world: World) -> None:
+def test_an_object_without_a_record_can_be_updated_in_place_once_per_version(world: TwoPhaseWorld) -> None:
     world.base.put("gc/boundary", b"0")
     store = world.process()
     seen = store.get("gc/boundary").meta.version
@@ -81,7 +66,7 @@ def test_an_object_without_a_record_can_be_updated_in_place_once_per_version(wor
     assert store.get("gc/boundary").data == b"1"
 
 
-def test_updates_in_place_keep_only_the_source_of_the_current_version(world: World) -> None:
+def test_updates_in_place_keep_only_the_source_of_the_current_version(world: TwoPhaseWorld) -> None:
     store = world.process()
     version = store.put_if_absent("gc/boundary", b"0")
     for number in range(1, 4):
@@ -100,12 +85,12 @@ def test_updates_in_place_keep_only_the_source_of_the_current_version(world: Wor
     world.check_settled()
 
 
-def test_put_if_match_of_a_missing_object_is_refused(world: World) -> None:
+def test_put_if_match_of_a_missing_object_is_refused(world: TwoPhaseWorld) -> None:
     with pytest.raises(ObjectChanged):
         world.process().put_if_match("gc/boundary", b"1", ObjectVersion(etag="x"))
 
 
-def test_a_version_never_comes_back_although_the_bytes_do(world: World) -> None:
+def test_a_version_never_comes_back_although_the_bytes_do(world: TwoPhaseWorld) -> None:
     store = world.process()
     first = store.put_if_absent("gc/boundary", b"same")
     second = store.put_if_match("gc/boundary", b"same", first)
@@ -114,7 +99,7 @@ def test_a_version_never_comes_back_although_the_bytes_do(world: World) -> None:
         store.put_if_match("gc/boundary", b"other", first)
 
 
-def test_a_deleted_path_is_refused_to_creators_until_its_record_is_forgotten(world: World) -> None:
+def test_a_deleted_path_is_refused_to_creators_until_its_record_is_forgotten(world: TwoPhaseWorld) -> None:
     store = world.process()
     store.put_if_absent("wal/1", b"one")
     store.delete("wal/1")
@@ -122,15 +107,15 @@ def test_a_deleted_path_is_refused_to_creators_until_its_record_is_forgotten(wor
     with pytest.raises(ObjectMissing):
         store.get("wal/1")
     with pytest.raises(ObjectExists):
-        store.put_if_absent("wal/1", b"zombie")
+        store.put_if_absent("wal/1", b"late")
     assert store.collect_garbage().records == []
     world.clock.sleep(DAY_MS / 1000)
     assert store.collect_garbage(dry_run=True).records == ["wal/1"]
     assert store.collect_garbage().records == ["wal/1"]
-    assert store.put_if_absent("wal/1", b"anew")
+    assert store.put_if_absent("wal/1", b"again")
 
 
-def test_a_plain_put_replaces_what_was_written_conditionally_or_deleted(world: World) -> None:
+def test_a_plain_put_replaces_what_was_written_conditionally_or_deleted(world: TwoPhaseWorld) -> None:
     store = world.process()
     first = store.put_if_absent("wal/1", b"one")
     store.put("wal/1", b"two")
@@ -144,14 +129,14 @@ def test_a_plain_put_replaces_what_was_written_conditionally_or_deleted(world: W
     world.check_settled()
 
 
-def test_a_plain_put_to_a_new_path_needs_no_temporary(world: World) -> None:
+def test_a_plain_put_to_a_new_path_needs_no_temporary(world: TwoPhaseWorld) -> None:
     calls: list[str] = []
     store = world.process(lambda name, moment: calls.append(name) if moment == "before" else None)
     store.put("compacted/a", b"table")
     assert calls == ["find", "put"]
 
 
-def test_range_reads_do_not_ask_the_log(world: World) -> None:
+def test_range_reads_do_not_read_the_commit_log(world: TwoPhaseWorld) -> None:
     world.process().put_if_absent("wal/1", b"0123456789")
     calls: list[str] = []
     store = world.process(lambda name, moment: calls.append(name) if moment == "before" else None)
@@ -161,7 +146,7 @@ def test_range_reads_do_not_ask_the_log(world: World) -> None:
     assert calls == ["get_range", "get_ranges", "get_tail"]
 
 
-def test_copy_reads_the_current_version_and_respects_the_record_of_its_target(world: World) -> None:
+def test_copy_reads_the_current_version_and_respects_the_record_of_its_target(world: TwoPhaseWorld) -> None:
     store = world.process()
     version = store.put_if_absent("a", b"1")
     store.copy("a", "b")
@@ -174,7 +159,7 @@ def test_copy_reads_the_current_version_and_respects_the_record_of_its_target(wo
         store.put_if_match("d", b"y", taken)
 
 
-def test_deleting_many_deletes_those_with_and_without_a_record(world: World) -> None:
+def test_deleting_many_deletes_those_with_and_without_a_record(world: TwoPhaseWorld) -> None:
     store = world.process()
     store.put("compacted/a", b"table")
     store.put_if_absent("wal/1", b"one")
@@ -184,7 +169,7 @@ def test_deleting_many_deletes_those_with_and_without_a_record(world: World) -> 
     assert list(world.base.list("")) == []
 
 
-def test_names_in_the_form_of_temporaries_are_refused(world: World) -> None:
+def test_names_in_the_form_of_temporaries_are_refused(world: TwoPhaseWorld) -> None:
     name = "wal/1.0b8f8a44-3d53-4c5f-8f1e-0d1f6a3b5c77.0123456789abcdef"
     store = world.process()
     for write in (store.put, store.put_if_absent):
@@ -192,7 +177,7 @@ def test_names_in_the_form_of_temporaries_are_refused(world: World) -> None:
             write(name, b"")
 
 
-def test_an_in_flight_copy_of_an_old_version_is_never_read_and_is_repaired(world: World) -> None:
+def test_an_in_flight_copy_of_an_old_version_is_never_read_and_is_repaired(world: TwoPhaseWorld) -> None:
     store = world.process()
     first = store.put_if_absent("gc/boundary", b"1")
     second = store.put_if_match("gc/boundary", b"2", first)
@@ -217,7 +202,7 @@ def test_an_in_flight_copy_of_an_old_version_is_never_read_and_is_repaired(world
     world.check_settled()
 
 
-def test_an_in_flight_copy_does_not_bring_back_a_deleted_object(world: World) -> None:
+def test_an_in_flight_copy_does_not_bring_back_a_deleted_object(world: TwoPhaseWorld) -> None:
     class LateCopies(Stepped):
         def copy(self, source: str, destination: str) -> None:
             data = self._target.get(source).data
@@ -233,7 +218,7 @@ def test_an_in_flight_copy_does_not_bring_back_a_deleted_object(world: World) ->
     assert list(world.base.list("")) == []
 
 
-def test_a_mirror_left_outdated_by_a_crash_is_repaired_by_recovery(world: World) -> None:
+def test_an_outdated_destination_left_by_a_crash_is_repaired_by_recovery(world: TwoPhaseWorld) -> None:
     store = world.process()
     store.put_if_match("gc/boundary", b"2", store.put_if_absent("gc/boundary", b"1"))
     world.base.put("gc/boundary", b"1")
@@ -243,7 +228,7 @@ def test_a_mirror_left_outdated_by_a_crash_is_repaired_by_recovery(world: World)
     assert store.recover().repaired == []
 
 
-def test_collection_spares_young_temporaries_and_named_ones(world: World) -> None:
+def test_collection_keeps_young_temporaries_and_sources_of_current_versions(world: TwoPhaseWorld) -> None:
     store = world.process()
     store.put_if_match("gc/boundary", b"2", store.put_if_absent("gc/boundary", b"1"))
     [kept] = world.base.temporaries()
@@ -257,7 +242,7 @@ def test_collection_spares_young_temporaries_and_named_ones(world: World) -> Non
     assert world.base.temporaries() == [kept]
 
 
-def test_a_writer_whose_temporary_was_collected_writes_it_again(world: World) -> None:
+def test_a_writer_whose_temporary_was_collected_writes_it_again(world: TwoPhaseWorld) -> None:
     def collect_while_stalled(name: str, moment: str) -> None:
         if (name, moment) == ("insert", "before"):
             world.process().collect_garbage(min_age_ms=0)
@@ -267,7 +252,7 @@ def test_a_writer_whose_temporary_was_collected_writes_it_again(world: World) ->
     world.check_settled()
 
 
-def test_a_decided_write_without_its_source_is_reported_as_damage(world: World) -> None:
+def test_a_decided_write_without_its_source_is_reported_as_damage(world: TwoPhaseWorld) -> None:
     record = CommitRecord("wal/1", "wal/1.gone", 1, RecordState.PENDING, 0)
     assert world.log.insert(record)
     with pytest.raises(CorruptData, match="gone"):
@@ -275,9 +260,9 @@ def test_a_decided_write_without_its_source_is_reported_as_damage(world: World) 
     assert world.process().recover().broken == ["wal/1"]
 
 
-def test_a_log_that_forgot_its_answer_does_not_make_the_winner_lose(world: World) -> None:
+def test_a_create_succeeds_although_the_answer_of_the_commit_log_was_lost(world: TwoPhaseWorld) -> None:
     class LostAnswers(Stepped):
-        """A client that repeats each insertion, as one does whose first answer was lost."""
+        """A client that repeats each insertion, as after a lost answer."""
 
         def insert(self, record: CommitRecord) -> bool:
             self._target.insert(record)
@@ -288,7 +273,7 @@ def test_a_log_that_forgot_its_answer_does_not_make_the_winner_lose(world: World
     assert store.get("wal/1").data == b"one"
 
 
-def test_four_threads_counting_in_one_object_lose_no_increment(world: World) -> None:
+def test_four_threads_counting_in_one_object_lose_no_increment(world: TwoPhaseWorld) -> None:
     world.process().put_if_absent("counter", b"0")
 
     def count(_: int) -> None:
@@ -309,7 +294,7 @@ def test_four_threads_counting_in_one_object_lose_no_increment(world: World) -> 
     world.check_settled()
 
 
-def test_the_store_pickles_by_reference_to_its_base_and_log(tmp_path: Path) -> None:
+def test_an_unpickled_two_phase_store_uses_the_same_base_and_commit_log(tmp_path: Path) -> None:
     base = MemoryStore.named("two-phase-pickle")
     store = TwoPhaseStore(base, SqliteCommitLog(tmp_path / "commits.db", synchronous="OFF"))
     store.put_if_absent("a", b"1")
@@ -318,7 +303,7 @@ def test_the_store_pickles_by_reference_to_its_base_and_log(tmp_path: Path) -> N
         copy.put_if_absent("a", b"2")
 
 
-def test_a_log_opened_before_a_fork_works_on_both_sides(tmp_path: Path) -> None:
+def test_a_commit_log_opened_before_a_fork_works_in_both_processes(tmp_path: Path) -> None:
     log = SqliteCommitLog(tmp_path / "commits.db")
     assert log.insert(CommitRecord("parent", "s", 1, RecordState.PENDING, 0))
     child = multiprocessing.get_context("fork").Process(target=_insert_or_die, args=(log, "child"))
@@ -335,6 +320,6 @@ def _insert_or_die(log: SqliteCommitLog, destination: str) -> None:
     os._exit(0 if won and log.find("parent") is not None else 1)
 
 
-def test_a_log_in_a_missing_folder_says_so(tmp_path: Path) -> None:
+def test_a_commit_log_in_a_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="folder of the commit log does not exist"):
         SqliteCommitLog(tmp_path / "nowhere" / "commits.db").find("a")

@@ -1,4 +1,4 @@
-"""A two-phase writer dies at every single step; whoever comes next finds the old state or the new one."""
+"""A two-phase writer crashes at every step; the next process finds the old object or the new one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from flagstone.store.commit_log.sqlite import SqliteCommitLog
 from flagstone.store.local import LocalStore
 from flagstone.store.port import ObjectExists, ObjectMissing
 from flagstone.store.two_phase import TwoPhaseStore
-from unit.store.two_phase_rig import Crash, CrashAt, World
+from kit.two_phase import Crash, FailAt, TwoPhaseWorld
 
 pytestmark = pytest.mark.slow
 
@@ -74,12 +75,12 @@ CASES = {
 
 
 @pytest.fixture
-def worlds(tmp_path: Path) -> Iterator[Callable[[], World]]:
-    """Makes fresh worlds, each with its own log."""
-    made: list[World] = []
+def worlds(tmp_path: Path) -> Iterator[Callable[[], TwoPhaseWorld]]:
+    """Makes worlds, each with a commit log of its own."""
+    made: list[TwoPhaseWorld] = []
 
-    def make() -> World:
-        made.append(World(SqliteCommitLog(tmp_path / f"{len(made)}.db", synchronous="OFF")))
+    def make() -> TwoPhaseWorld:
+        made.append(TwoPhaseWorld(SqliteCommitLog(tmp_path / f"{len(made)}.db", synchronous="OFF")))
         return made[-1]
 
     yield make
@@ -87,14 +88,16 @@ def worlds(tmp_path: Path) -> Iterator[Callable[[], World]]:
         world.log.close()
 
 
-def crashed(make: Callable[[], World], prepare: Write, write: Write) -> Iterator[tuple[World, bool]]:
-    """One world for each point at which the write can be stopped, and whether it was acknowledged."""
+def crashed(
+    make: Callable[[], TwoPhaseWorld], prepare: Write, write: Write
+) -> Iterator[tuple[TwoPhaseWorld, bool]]:
+    """One world for each point at which the write can crash, and whether the write was acknowledged."""
     for call in itertools.count():
         for moment in ("before", "after"):
             world = make()
             prepare(world.process())
             try:
-                write(world.process(CrashAt(call, moment)))
+                write(world.process(FailAt(call, moment)))
             except Crash:
                 yield world, False
             else:
@@ -109,8 +112,8 @@ def read(store: TwoPhaseStore) -> bytes | None:
         return None
 
 
-def check_final(world: World, expected: bytes | None) -> None:
-    """After repair and collection the base holds exactly what readers see."""
+def check_final(world: TwoPhaseWorld, expected: bytes | None) -> None:
+    """After recovery and collection the base has exactly the objects that readers see."""
     store = world.process()
     store.recover()
     store.collect_garbage(min_age_ms=0)
@@ -121,8 +124,8 @@ def check_final(world: World, expected: bytes | None) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_reader_after_the_crash_sees_old_or_new_and_stays_with_it(
-    worlds: Callable[[], World], case: str
+def test_readers_after_a_crash_see_the_old_or_the_new_object_and_never_the_other_later(
+    worlds: Callable[[], TwoPhaseWorld], case: str
 ) -> None:
     prepare, write, old, new = CASES[case]
     seen = []
@@ -131,14 +134,14 @@ def test_a_reader_after_the_crash_sees_old_or_new_and_stays_with_it(
         assert found == new if acknowledged else found in (old, new)
         seen.append(found)
         check_final(world, found)
-    # The commit point is a point: once the new state was seen, later crashes never show the old one.
+    # There is one commit point: from it on, no crash shows the old object.
     assert seen == sorted(seen, key=lambda found: found == new)
     assert {*seen} == {old, new}
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_recovery_after_the_crash_agrees_with_what_readers_then_see(
-    worlds: Callable[[], World], case: str
+def test_recovery_after_a_crash_leaves_the_object_that_readers_then_see(
+    worlds: Callable[[], TwoPhaseWorld], case: str
 ) -> None:
     prepare, write, old, new = CASES[case]
     for world, acknowledged in crashed(worlds, prepare, write):
@@ -150,33 +153,21 @@ def test_recovery_after_the_crash_agrees_with_what_readers_then_see(
         check_final(world, found)
 
 
+@pytest.mark.parametrize(
+    "repair",
+    [TwoPhaseStore.recover, partial(TwoPhaseStore.collect_garbage, min_age_ms=0)],
+    ids=["recover", "collect"],
+)
 @pytest.mark.parametrize("case", CASES)
-def test_recovery_may_itself_die_at_every_step(worlds: Callable[[], World], case: str) -> None:
-    prepare, write, old, new = CASES[case]
-    for point in itertools.count():
-        finished_all = True
-        for world, acknowledged in crashed(worlds, prepare, write):
-            finished = True
-            try:
-                world.process(CrashAt(point, "after")).recover()
-            except Crash:
-                finished = False
-            finished_all &= finished
-            found = read(world.process())
-            assert found == new if acknowledged else found in (old, new)
-            check_final(world, found)
-        if finished_all:
-            return
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_collection_may_itself_die_at_every_step(worlds: Callable[[], World], case: str) -> None:
+def test_a_recovery_or_collection_that_crashes_at_any_step_leaves_the_old_or_the_new_object(
+    worlds: Callable[[], TwoPhaseWorld], case: str, repair: Callable[[TwoPhaseStore], object]
+) -> None:
     prepare, write, old, new = CASES[case]
     for point in itertools.count():
         finished_all = True
         for world, acknowledged in crashed(worlds, prepare, write):
             try:
-                world.process(CrashAt(point, "after")).collect_garbage(min_age_ms=0)
+                repair(world.process(FailAt(point, "after")))
             except Crash:
                 finished_all = False
             found = read(world.process())
@@ -186,7 +177,9 @@ def test_collection_may_itself_die_at_every_step(worlds: Callable[[], World], ca
             return
 
 
-def test_a_rival_creator_after_the_crash_wins_or_finds_the_object(worlds: Callable[[], World]) -> None:
+def test_another_creator_after_a_crash_succeeds_or_finds_the_object(
+    worlds: Callable[[], TwoPhaseWorld],
+) -> None:
     for world, acknowledged in crashed(worlds, _absent, _create):
         rival = world.process()
         try:
@@ -200,14 +193,14 @@ def test_a_rival_creator_after_the_crash_wins_or_finds_the_object(worlds: Callab
             check_final(world, b"rival")
 
 
-def test_a_listing_after_the_crash_shows_every_decided_object(worlds: Callable[[], World]) -> None:
+def test_a_listing_after_a_crash_has_every_decided_object(worlds: Callable[[], TwoPhaseWorld]) -> None:
     for world, acknowledged in crashed(worlds, _absent, _create):
         listed = [meta.path for meta in world.process().list("gc")]
         assert listed == ([PATH] if read(world.process()) else [])
         assert listed or not acknowledged
 
 
-def test_range_reads_after_the_crash_find_every_decided_object(worlds: Callable[[], World]) -> None:
+def test_range_reads_after_a_crash_find_every_decided_object(worlds: Callable[[], TwoPhaseWorld]) -> None:
     for world, _ in crashed(worlds, _absent, _create):
         store = world.process()
         try:
@@ -253,7 +246,7 @@ for number in range(1_000_000):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("die_at", [2, 3, 4, 5, 25, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 48])
-def test_a_killed_process_loses_nothing_that_it_acknowledged(tmp_path: Path, die_at: int) -> None:
+def test_a_killed_process_loses_no_acknowledged_write(tmp_path: Path, die_at: int) -> None:
     (tmp_path / "objects").mkdir()
     child = subprocess.run(
         [sys.executable, "-c", CHILD, str(tmp_path), str(die_at)],

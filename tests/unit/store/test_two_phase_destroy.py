@@ -1,4 +1,4 @@
-"""Destroying a database on a two-phase store: its records and temporaries go with it, and its path is used again."""
+"""Destroying a database on a two-phase store deletes its records and temporaries and frees its path."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flagstone import Admin, InvalidRequest, Settings
+from flagstone import Admin, InvalidRequest
 from flagstone.db.open import open_database
 from flagstone.db.reader.feed import open_feed
 from flagstone.errors import Unavailable
@@ -23,8 +23,7 @@ from flagstone.store.memory import MemoryStore
 from flagstone.store.port import ObjectExists, ObjectMissing
 from flagstone.store.two_phase import TwoPhaseStore
 from flagstone.testing.faults import Crashed, Fault, FaultyStore
-
-QUIET = Settings(compactor_options=None, garbage_collector_options=None)
+from kit.databases import QUIET
 
 
 class Rig:
@@ -60,7 +59,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     made.log.close()
 
 
-def test_records_and_temporaries_die_with_the_database(rig: Rig) -> None:
+def test_destroy_deletes_the_records_and_temporaries_of_the_database(rig: Rig) -> None:
     rig.write("db", b"a", b"b")
     rig.write("db/nested", b"n")
     rig.write("neighbour", b"n")
@@ -85,7 +84,7 @@ def test_records_and_temporaries_die_with_the_database(rig: Rig) -> None:
     assert rig.keys("db/nested") == [b"n"]
 
 
-def test_a_database_is_created_again_and_again(rig: Rig) -> None:
+def test_one_path_can_have_many_databases_one_after_the_other(rig: Rig) -> None:
     for number in range(3):
         rig.write("db", b"%d" % number)
         assert rig.keys("db") == [b"%d" % number]
@@ -111,7 +110,7 @@ def test_a_purge_leaves_no_record(rig: Rig) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("effect", ["crash", "crash_after"])
-def test_a_destruction_that_died_is_finished_on_a_two_phase_store(tmp_path: Path, effect: Any) -> None:
+def test_a_crashed_destruction_is_completed_on_a_two_phase_store(tmp_path: Path, effect: Any) -> None:
     for nth in range(1, 80, 9):
         (tmp_path / str(nth)).mkdir()
         rig = Rig(tmp_path / str(nth))
@@ -120,7 +119,7 @@ def test_a_destruction_that_died_is_finished_on_a_two_phase_store(tmp_path: Path
         try:
             Admin("db", store=dying).destroy()
         except Crashed:
-            with suppress(InvalidRequest):  # it was finished before
+            with suppress(InvalidRequest):  # it was complete
                 Admin("db", store=rig.store).destroy()
         assert rig.temporaries("db") == []
         assert {record.state for record in rig.records("db")} == {RecordState.COMMITTED}
@@ -140,7 +139,7 @@ def test_an_intent_whose_temporary_is_gone_does_not_break_a_listing(rig: Rig) ->
 
 
 class Contradicting(MemoryStore):
-    """Says that an object exists when it is created, and that it is missing when it is read."""
+    """Refuses every create because the object exists, and every read because it is missing."""
 
     def put_if_absent(self, path: str, data: bytes, *, token: str | None = None) -> Any:
         raise ObjectExists(path)
@@ -149,24 +148,24 @@ class Contradicting(MemoryStore):
         raise ObjectMissing(path)
 
 
-def test_a_boundary_is_given_up_when_the_answers_of_the_store_contradict_each_other() -> None:
+def test_advancing_a_boundary_raises_unavailable_if_the_store_contradicts_itself() -> None:
     with pytest.raises(Unavailable, match="could not be advanced to 7"):
         Boundary(Contradicting(), "db/gc/manifest.boundary").advance(7)
 
 
 class Restless:
-    """A commit log in which another process changes every record after each look."""
+    """A commit log in which another process changes every record after each read."""
 
     def __init__(self, inner: SqliteCommitLog, state: RecordState) -> None:
         self.inner = inner
         self.state = state
-        self.looks = 0
+        self.reads = 0
 
     def find(self, destination: str) -> CommitRecord | None:
-        self.looks += 1
-        assert self.looks < 10_000, "this does not end"
+        self.reads += 1
+        assert self.reads < 10_000, "the call does not end"
         source = f"{destination}.{SYSTEM_IDS.uuid()}.{checksum(b'x')}"
-        return CommitRecord(destination, source, self.looks, self.state, 0)
+        return CommitRecord(destination, source, self.reads, self.state, 0)
 
     def replace(self, old: CommitRecord, new: CommitRecord) -> bool:
         return False
@@ -180,7 +179,7 @@ class Restless:
 
 @pytest.mark.parametrize("state", [RecordState.COMMITTED, RecordState.PENDING])
 @pytest.mark.parametrize("call", ["get", "head", "put", "delete", "delete_many", "put_if_absent"])
-def test_every_call_ends_although_its_record_never_stands_still(
+def test_every_call_ends_although_its_commit_record_keeps_changing(
     rig: Rig, call: str, state: RecordState
 ) -> None:
     store = TwoPhaseStore(rig.base, Restless(rig.log, state))

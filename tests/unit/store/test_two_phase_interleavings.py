@@ -1,4 +1,4 @@
-"""Processes interleaved call by call, some of them dying, some of their copies landing late: one register.
+"""Processes are interleaved call by call, some crash, and some copies arrive late: the object stays linearizable.
 
 A scheduler lets exactly one process take one step at a time, in an order drawn from a seed. A copy is two
 steps, the read and the write, so outdated copies do land. The history of answers must then be explainable by
@@ -19,7 +19,7 @@ import pytest
 from flagstone.store.commit_log.sqlite import SqliteCommitLog
 from flagstone.store.port import ObjectChanged, ObjectExists, ObjectMissing
 from flagstone.store.two_phase import TwoPhaseStore
-from unit.store.two_phase_rig import Crash, PlainStore, Stepped, World
+from kit.two_phase import Crash, PlainStore, Stepped, TwoPhaseWorld
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +30,7 @@ UNKNOWN = "unknown"
 
 @dataclass
 class Operation:
-    """One call by one process. `answer` is UNKNOWN when the process died; the write may happen at any time."""
+    """One call by one process. `answer` is UNKNOWN if the process crashed; the write may happen at any time."""
 
     kind: str
     value: str | None
@@ -65,7 +65,7 @@ class Scheduler:
                 self._dying.add(name)
             self.now += 1
             self._turns[name].release()
-            assert self._resume.acquire(timeout=20), "a process hangs"
+            assert self._resume.acquire(timeout=20), "a process does not end"
         for thread in threads:
             thread.join(20)
 
@@ -89,7 +89,7 @@ class Scheduler:
 
 
 class SlowCopies(Stepped):
-    """A base whose copies read now and write later, even when the process that asked has died meanwhile."""
+    """A base whose copies read now and write later, even if their process has crashed in between."""
 
     def copy(self, source: str, destination: str) -> None:
         self._hook("copy", "before")
@@ -125,7 +125,7 @@ def _perform(store: TwoPhaseStore, operation: Operation) -> str | None:
 
 
 def _process(
-    world: World, scheduler: Scheduler, history: list[Operation], name: str, kinds: list[str]
+    world: TwoPhaseWorld, scheduler: Scheduler, history: list[Operation], name: str, kinds: list[str]
 ) -> Callable[[Callable[..., None]], None]:
     def begin(kind: str, value: str | None, expected: str | None = None) -> Operation:
         operation = Operation(kind, value, expected, scheduler.now)
@@ -144,7 +144,7 @@ def _process(
                     read.answer, read.ended = None, scheduler.now
                     continue
                 read.answer, read.ended = seen.data.decode(), scheduler.now
-                # The version may be older than the bytes, then the update must lose; it may not be newer.
+                # The version may be older than the bytes, and then the update must be refused; it must not be newer.
                 swap = begin("update", value, read.answer)
                 try:
                     store.put_if_match(PATH, value.encode(), seen.meta.version, token=value)
@@ -177,7 +177,7 @@ def _apply(state: State, operation: Operation) -> State | None:
             return (operation.value, True) if unknown or operation.answer == "done" else None
         case "update":
             if operation.answer == "changed":
-                # Bytes newer than their label lose although the bytes still are current: allowed.
+                # An update with bytes newer than their version may be refused although the bytes are current.
                 return state
             return (operation.value, True) if value == operation.expected else (state if unknown else None)
         case "put":
@@ -223,9 +223,9 @@ MENUS = {
 
 @pytest.mark.parametrize("deaths", [0.0, 0.02])
 @pytest.mark.parametrize("menu", MENUS)
-def test_every_interleaving_looks_like_one_register(tmp_path: Path, menu: str, deaths: float) -> None:
+def test_every_interleaving_is_linearizable(tmp_path: Path, menu: str, deaths: float) -> None:
     exists, kinds = MENUS[menu]
-    world = World(SqliteCommitLog(tmp_path / "commits.db", synchronous="OFF"))
+    world = TwoPhaseWorld(SqliteCommitLog(tmp_path / "commits.db", synchronous="OFF"))
     for seed in range(120):
         world.base = PlainStore()
         for record in list(world.log.records("")):
@@ -248,14 +248,14 @@ def test_every_interleaving_looks_like_one_register(tmp_path: Path, menu: str, d
         final = world.base.contents().get(PATH)
         answer = _perform(survivor, Operation("get", None, None, scheduler.now))
         assert answer == (None if final is None else final.decode()), f"seed {seed}"
-        told = [operation for operation in history if operation.kind not in ("head", "recover")]
+        answered = [operation for operation in history if operation.kind not in ("head", "recover")]
         initial: State = ("first", True) if exists else (None, False)
-        assert _explainable(told, initial, answer), f"seed {seed}: {history}, finally {answer}"
+        assert _explainable(answered, initial, answer), f"seed {seed}: {history}, finally {answer}"
         world.check_settled()
     world.log.close()
 
 
-def test_the_judge_rejects_a_lost_update() -> None:
+def test_the_linearizability_check_rejects_a_lost_update() -> None:
     history = [
         Operation("get", None, None, 0, 1, "first"),
         Operation("update", "a", "first", 2, 3, "done"),

@@ -1,4 +1,4 @@
-"""What every commit log must do, and the two-phase protocol on each of them."""
+"""The contract of commit logs, and the two-phase protocol on each of them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from flagstone.errors import InvalidRequest, Unavailable
 from flagstone.store.commit_log import CommitRecord, RecordState, postgres, sqlite
 from flagstone.store.commit_log.dynamodb import DynamoDbCommitLog
 from flagstone.store.commit_log.postgres import PostgresCommitLog
+from kit.two_phase import TwoPhaseWorld
 from servers.commit_logs import NewLog
 from unit.store.test_two_phase_crashes import CASES, check_final, crashed, read
-from unit.store.two_phase_rig import World
 
 PENDING, COMMITTED, DELETED = RecordState.PENDING, RecordState.COMMITTED, RecordState.DELETED
 
@@ -71,7 +71,7 @@ def test_pending_records_are_found_below_whole_folders(new_log: NewLog) -> None:
     assert len(everything) == 9
 
 
-def test_namespaces_do_not_see_each_other(new_log: NewLog) -> None:
+def test_namespaces_have_separate_records(new_log: NewLog) -> None:
     log, other = new_log(), new_log()
     assert log.insert(_record("a"))
     assert other.insert(_record("a", source="s2"))
@@ -79,7 +79,7 @@ def test_namespaces_do_not_see_each_other(new_log: NewLog) -> None:
     assert [record.source for record in log.records("")] == ["s"]
 
 
-def test_a_pickled_log_sees_the_same_records(new_log: NewLog) -> None:
+def test_an_unpickled_commit_log_has_the_same_records(new_log: NewLog) -> None:
     log = new_log()
     assert log.insert(_record("a"))
     arrived = pickle.loads(pickle.dumps(log))
@@ -87,7 +87,7 @@ def test_a_pickled_log_sees_the_same_records(new_log: NewLog) -> None:
     arrived.close()
 
 
-def test_a_closed_log_opens_again(new_log: NewLog) -> None:
+def test_a_closed_commit_log_opens_again(new_log: NewLog) -> None:
     log = new_log()
     assert log.insert(_record("a"))
     log.close()
@@ -95,7 +95,9 @@ def test_a_closed_log_opens_again(new_log: NewLog) -> None:
     assert log.find("a") == _record("a")
 
 
-def test_records_come_page_by_page(new_log: NewLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_of_several_pages_are_listed_in_order(
+    new_log: NewLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in (sqlite, postgres):
         monkeypatch.setattr(module, "_PAGE_ROWS", 3)
     log = new_log()
@@ -108,10 +110,12 @@ def test_records_come_page_by_page(new_log: NewLog, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", ["create", "later update", "delete of an updated object"])
-def test_a_writer_may_die_at_every_step_on_every_log(new_log: NewLog, case: str) -> None:
+def test_a_crash_at_any_step_leaves_the_old_or_the_new_object_on_every_commit_log(
+    new_log: NewLog, case: str
+) -> None:
     prepare, write, old, new = CASES[case]
     seen = []
-    for world, acknowledged in crashed(lambda: World(new_log()), prepare, write):
+    for world, acknowledged in crashed(lambda: TwoPhaseWorld(new_log()), prepare, write):
         found = read(world.process())
         assert found == new if acknowledged else found in (old, new)
         seen.append(found)
@@ -127,7 +131,7 @@ def test_a_writer_may_die_at_every_step_on_every_log(new_log: NewLog, case: str)
     ],
     ids=["postgres", "dynamodb"],
 )
-def test_a_missing_driver_is_named(
+def test_a_missing_driver_is_refused_with_the_extra_to_install(
     monkeypatch: pytest.MonkeyPatch, log: PostgresCommitLog | DynamoDbCommitLog, module: str, extra: str
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
@@ -142,5 +146,5 @@ def test_a_database_that_does_not_answer_is_unavailable() -> None:
         PostgresCommitLog("postgresql+psycopg://user:password@127.0.0.1:1/none").find("a")
 
 
-def test_secrets_do_not_show() -> None:
+def test_the_repr_of_a_commit_log_has_no_password() -> None:
     assert "password" not in repr(PostgresCommitLog("postgresql+psycopg://user:password@localhost/none"))

@@ -1,4 +1,4 @@
-"""`verify` finds what is damaged, names object and offset, and cries wolf at nothing else."""
+"""`verify` reports damage with object and offset, and reports no damage of sound objects."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def verify(folder: Path) -> Report:
 
 @pytest.fixture
 def compaction(tmp_path: Path) -> Path:
-    """A copy of a database with runs, an L0, tombstones, a log and compactions files."""
+    """A copy of a database with sorted runs, an L0, tombstones, WAL files and compactions files."""
     shutil.copytree(DATA / "compaction", tmp_path / "store")
     return tmp_path / "store"
 
 
-def referenced_table(folder: Path) -> Path:
-    """A table that the latest manifest refers to: one whose loss is damage."""
-    for table in sorted((folder / "db/compacted").iterdir()):
-        hidden = table.rename(table.with_suffix(".hidden"))
+def referenced_sst(folder: Path) -> Path:
+    """An SST that the latest manifest refers to: its loss is damage."""
+    for sst in sorted((folder / "db/compacted").iterdir()):
+        hidden = sst.rename(sst.with_suffix(".hidden"))
         lost = not verify(folder).ok
-        hidden.rename(table)
+        hidden.rename(sst)
         if lost:
-            return table
-    raise AssertionError("no referenced table")
+            return sst
+    raise AssertionError("no referenced SST")
 
 
 def change_byte(file: Path, offset: int, bits: int = 0xFF) -> None:
@@ -47,15 +47,15 @@ def change_byte(file: Path, offset: int, bits: int = 0xFF) -> None:
     file.write_bytes(data)
 
 
-def test_a_flipped_byte_in_a_table_is_named_by_object_and_offset(compaction: Path) -> None:
-    table = referenced_table(compaction)
-    change_byte(table, 20)
+def test_a_flipped_byte_in_an_sst_is_reported_with_object_and_offset(compaction: Path) -> None:
+    sst = referenced_sst(compaction)
+    change_byte(sst, 20)
 
     report = verify(compaction)
 
     assert not report.ok
     finding = report.damage[0]
-    assert finding.object == f"db/compacted/{table.name}"
+    assert finding.object == f"db/compacted/{sst.name}"
     assert finding.offset == 0, "block 0 begins there; its checksum covers byte 20"
     assert "checksum" in finding.problem
 
@@ -63,7 +63,7 @@ def test_a_flipped_byte_in_a_table_is_named_by_object_and_offset(compaction: Pat
 @pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=40)
-def test_any_changed_byte_of_any_table_or_wal_file_is_found(data: st.DataObject) -> None:
+def test_any_changed_byte_of_an_sst_or_wal_file_is_reported(data: st.DataObject) -> None:
     files = sorted((DATA / "basic/db/wal").iterdir()) + sorted((DATA / "basic/db/compacted").iterdir())
     chosen = data.draw(st.sampled_from([file for file in files if file.stat().st_size > 10]))
     offset = data.draw(st.integers(0, chosen.stat().st_size - 1))
@@ -84,27 +84,27 @@ def test_any_changed_byte_of_any_table_or_wal_file_is_found(data: st.DataObject)
     assert {finding.object for finding in report.damage} == {str(chosen.relative_to(DATA / "basic"))}
 
 
-def test_a_missing_table_is_damage_and_names_who_needs_it(compaction: Path) -> None:
-    table = referenced_table(compaction)
-    table.unlink()
+def test_a_missing_sst_is_damage_that_names_the_manifest_referring_to_it(compaction: Path) -> None:
+    sst = referenced_sst(compaction)
+    sst.unlink()
     problems = [str(finding) for finding in verify(compaction).damage]
-    assert any(table.name in problem and "refers to it" in problem for problem in problems)
+    assert any(sst.name in problem and "refers to it" in problem for problem in problems)
 
 
-def test_a_truncated_table_is_damage(compaction: Path) -> None:
-    table = referenced_table(compaction)
-    table.write_bytes(table.read_bytes()[:-3])
-    assert [finding.object for finding in verify(compaction).damage] == [f"db/compacted/{table.name}"]
+def test_a_truncated_sst_is_damage(compaction: Path) -> None:
+    sst = referenced_sst(compaction)
+    sst.write_bytes(sst.read_bytes()[:-3])
+    assert [finding.object for finding in verify(compaction).damage] == [f"db/compacted/{sst.name}"]
 
 
-def test_a_table_swapped_for_another_is_damage(compaction: Path) -> None:
-    table = referenced_table(compaction)
-    other = next(file for file in sorted(table.parent.iterdir()) if file.read_bytes() != table.read_bytes())
-    shutil.copy(other, table)
+def test_an_sst_replaced_by_another_one_is_damage(compaction: Path) -> None:
+    sst = referenced_sst(compaction)
+    other = next(file for file in sorted(sst.parent.iterdir()) if file.read_bytes() != sst.read_bytes())
+    shutil.copy(other, sst)
     assert any("SsTableInfo differs" in finding.problem for finding in verify(compaction).damage)
 
 
-def test_a_hole_in_the_log_hides_what_is_behind_it(tmp_path: Path) -> None:
+def test_a_missing_wal_file_is_damage_that_counts_the_files_behind_it(tmp_path: Path) -> None:
     shutil.copytree(DATA / "crash", tmp_path / "store")
     (tmp_path / "store/db/wal/00000000000000000004.sst").unlink()
     problems = [str(finding) for finding in verify(tmp_path / "store").damage]
@@ -113,7 +113,7 @@ def test_a_hole_in_the_log_hides_what_is_behind_it(tmp_path: Path) -> None:
     ]
 
 
-def test_a_log_file_out_of_order_is_damage(tmp_path: Path) -> None:
+def test_a_wal_file_out_of_order_is_damage(tmp_path: Path) -> None:
     shutil.copytree(DATA / "crash", tmp_path / "store")
     wal = tmp_path / "store/db/wal"
     shutil.copy(wal / "00000000000000000004.sst", wal / "00000000000000000005.sst")
@@ -151,7 +151,7 @@ def test_orphans_and_foreign_files_are_notes(compaction: Path) -> None:
     assert {finding.severity for finding in report.findings} == {"note"}
 
 
-def test_a_lending_database_without_our_checkpoint_is_a_warning(tmp_path: Path) -> None:
+def test_a_lender_without_our_final_checkpoint_is_a_warning(tmp_path: Path) -> None:
     shutil.copytree(DATA / "clone", tmp_path / "store")
     newest = max((tmp_path / "store/parent/manifest").iterdir())
     shutil.copy(tmp_path / "store/parent/manifest/00000000000000000001.manifest", newest)
@@ -162,12 +162,12 @@ def test_a_lending_database_without_our_checkpoint_is_a_warning(tmp_path: Path) 
     )
 
 
-def test_no_database_is_a_bad_request_not_damage(tmp_path: Path) -> None:
+def test_verifying_an_empty_path_raises_invalid_request(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="no database at"):
         verify(tmp_path)
 
 
-def test_the_report_is_plain_data(compaction: Path) -> None:
+def test_a_report_as_a_dictionary_has_the_counts_of_objects_and_rows(compaction: Path) -> None:
     described = verify(compaction).to_dict()
     assert described["ok"] is True
     assert described["objects"]["table"] == 11
@@ -175,7 +175,7 @@ def test_the_report_is_plain_data(compaction: Path) -> None:
 
 
 class ElsewhereChecker:
-    """Checks as if on other machines: each object for itself, in any order, with results that travelled."""
+    """Checks as other machines do: each object on its own, in any order, with pickled results."""
 
     def __init__(self, folder: Path) -> None:
         store = resolve(folder)
@@ -186,14 +186,14 @@ class ElsewhereChecker:
         found: dict[str, SstCheck | None] = {}
         for subject in reversed(subjects):
             self.seen.append(subject.path)
-            travelled = pickle.dumps(next(self._local.check([subject])))
-            assert len(travelled) < 2_000, "what travels is small, whatever the table"
-            found[subject.path] = pickle.loads(travelled)
+            pickled = pickle.dumps(next(self._local.check([subject])))
+            assert len(pickled) < 2_000, "a result is small for an SST of any size"
+            found[subject.path] = pickle.loads(pickled)
         return [found[subject.path] for subject in subjects]
 
 
 @pytest.mark.parametrize("name", ["compaction", "crash", "checkpoints", "gc", "basic"])
-def test_whoever_reads_the_tables_the_report_is_the_same(name: str, tmp_path: Path) -> None:
+def test_a_remote_checker_gives_the_same_report(name: str, tmp_path: Path) -> None:
     shutil.copytree(DATA / name, tmp_path / "store")
     files = [file for file in (tmp_path / "store/db").rglob("*.sst") if file.stat().st_size > 10]
     for file in sorted(files)[::3]:
@@ -209,7 +209,7 @@ def test_whoever_reads_the_tables_the_report_is_the_same(name: str, tmp_path: Pa
 
 
 @given(sizes=st.lists(st.integers(0, 1 << 27), max_size=40))
-def test_few_objects_and_few_bytes_are_fetched_at_once(sizes: list[int]) -> None:
+def test_batches_have_at_most_eight_objects_and_64_mib(sizes: list[int]) -> None:
     subjects = [Subject(str(at), SstType.COMPACTED, size) for at, size in enumerate(sizes)]
     batches = list(plan_batches(subjects))
     assert [subject for batch in batches for subject in batch] == subjects

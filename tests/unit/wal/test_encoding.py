@@ -4,10 +4,11 @@ import pytest
 
 from flagstone.errors import CorruptData, InvalidRequest
 from flagstone.format.codec import Codec
-from flagstone.sst.builder import SstBuilder
+from flagstone.sst.builder import SstOptions
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple
 from flagstone.wal.replay import decode_wal
 from kit.databases import encode_wal
+from kit.ssts import build
 
 ROWS: list[EntryTuple] = [
     (b"b", 1, VALUE, b"1", 10, None),
@@ -17,35 +18,32 @@ ROWS: list[EntryTuple] = [
 
 
 @pytest.mark.parametrize("codec", list(Codec))
-def test_rows_come_back_in_commit_order(codec: Codec) -> None:
+def test_a_wal_file_decodes_to_its_rows_in_commit_order(codec: Codec) -> None:
     assert decode_wal(encode_wal(ROWS, codec=codec), "wal") == ROWS
 
 
-def test_a_file_of_many_blocks_comes_back_whole() -> None:
+def test_a_wal_file_of_many_blocks_decodes_to_all_rows() -> None:
     rows: list[EntryTuple] = [(b"%06d" % n, n, VALUE, bytes(200), n, None) for n in range(1, 2000)]
 
     assert decode_wal(encode_wal(rows), "wal") == rows
 
 
-def test_only_an_empty_file_is_a_fence() -> None:
+def test_an_empty_wal_file_decodes_as_a_fence() -> None:
     assert decode_wal(b"", "wal") == []
 
 
 @pytest.mark.parametrize("kept", [1, 9, 10, 11, 60, -1])
-def test_a_file_that_is_cut_short_is_damage(kept: int) -> None:
+def test_a_truncated_or_zeroed_wal_file_raises_corrupt_data(kept: int) -> None:
     for stored in (encode_wal(ROWS)[:kept], bytes(len(encode_wal(ROWS)[:kept]))):
         with pytest.raises(CorruptData, match="wal at byte"):
             decode_wal(stored, "wal")
 
 
-def test_a_file_without_rows_is_refused() -> None:
+def test_a_wal_file_without_rows_is_not_encoded() -> None:
     with pytest.raises(InvalidRequest):
         encode_wal([])
 
 
-def test_a_compacted_table_is_not_taken_for_a_wal_file() -> None:
-    builder = SstBuilder()
-    builder.add_rows(ROWS[:1])
-
+def test_a_compacted_sst_does_not_decode_as_a_wal_file() -> None:
     with pytest.raises(CorruptData, match="expected"):
-        decode_wal(builder.finish().data, "wal")
+        decode_wal(build(ROWS[:1], SstOptions()).data, "wal")

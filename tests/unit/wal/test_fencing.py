@@ -13,7 +13,7 @@ from flagstone.types import WalId
 from flagstone.wal.frontier import write_fence
 
 if TYPE_CHECKING:
-    from unit.wal.conftest import Log
+    from kit.wal import WalFiles
 
 PATHS = DbPaths("db")
 
@@ -22,69 +22,69 @@ def unneeded() -> Manifest:
     raise AssertionError("the manifest was read again without need")
 
 
-def test_the_fence_is_an_empty_file(log: Log) -> None:
-    assert write_fence(log.store, PATHS, WalId(1), Manifest(), refresh=unneeded) == 1
-    assert log.memory.get(PATHS.wal(WalId(1))).data == b""
-    assert log.requests == {"put_if_absent": 1}
+def test_the_fence_is_an_empty_wal_file(wal: WalFiles) -> None:
+    assert write_fence(wal.store, PATHS, WalId(1), Manifest(), refresh=unneeded) == 1
+    assert wal.memory.get(PATHS.wal(WalId(1))).data == b""
+    assert wal.requests == {"put_if_absent": 1}
 
 
-def test_files_that_came_first_are_passed_with_a_look_at_the_manifest_each(log: Log) -> None:
-    log.add_files(1, 4)
-    looks = 0
+def test_the_fence_goes_behind_existing_files_and_reads_the_manifest_for_each(wal: WalFiles) -> None:
+    wal.add_files(1, 4)
+    reads = 0
 
     def refresh() -> Manifest:
-        nonlocal looks
-        looks += 1
+        nonlocal reads
+        reads += 1
         return Manifest()
 
-    assert write_fence(log.store, PATHS, WalId(3), Manifest(), refresh=refresh) == 5
-    assert looks == 2
+    assert write_fence(wal.store, PATHS, WalId(3), Manifest(), refresh=refresh) == 5
+    assert reads == 2
 
 
-def test_whoever_claimed_the_database_later_stops_the_search(log: Log) -> None:
-    log.add(1)
+def test_a_newer_claim_stops_the_placing_of_a_fence(wal: WalFiles) -> None:
+    wal.add(1)
 
     def refresh() -> Manifest:
         raise Closed("a newer writer", reason="fenced")
 
     with pytest.raises(Closed, match="newer"):
-        write_fence(log.store, PATHS, WalId(1), Manifest(), refresh=refresh)
-    assert [meta.path for meta in log.memory.list("db/wal")] == [PATHS.wal(WalId(1))]
+        write_fence(wal.store, PATHS, WalId(1), Manifest(), refresh=refresh)
+    assert [meta.path for meta in wal.memory.list("db/wal")] == [PATHS.wal(WalId(1))]
 
 
-def test_a_candidate_that_replay_would_pass_over_is_not_used(log: Log) -> None:
-    # The former writer flushed and collected its log between our search for its end and our claim.
-    log.add_files(1, 8)
-    log.remove(1, 2, 3, 4)
+def test_a_fence_is_not_placed_where_replay_skips_it(wal: WalFiles) -> None:
+    # The former writer flushed and collected its WAL between our search for its end and our claim.
+    wal.add_files(1, 8)
+    wal.remove(1, 2, 3, 4)
     claimed = Manifest(replay_after_wal_id=WalId(6), wal_id_last_seen=WalId(8))
 
-    assert write_fence(log.store, PATHS, WalId(3), claimed, refresh=unneeded) == 9
+    assert write_fence(wal.store, PATHS, WalId(3), claimed, refresh=unneeded) == 9
 
 
-def test_the_last_file_that_replay_passes_over_is_not_used_either(log: Log) -> None:
+def test_a_fence_is_not_placed_at_the_last_file_that_replay_skips(wal: WalFiles) -> None:
     claimed = Manifest(replay_after_wal_id=WalId(3), wal_id_last_seen=WalId(3))
 
-    assert write_fence(log.store, PATHS, WalId(3), claimed, refresh=unneeded) == 4
+    assert write_fence(wal.store, PATHS, WalId(3), claimed, refresh=unneeded) == 4
 
 
-def test_the_log_may_move_on_while_the_fence_is_being_placed(log: Log) -> None:
-    log.add_files(1, 8)
+def test_a_fence_goes_behind_files_flushed_while_it_is_placed(wal: WalFiles) -> None:
+    wal.add_files(1, 8)
     moved = Manifest(replay_after_wal_id=WalId(8), wal_id_last_seen=WalId(8))
 
-    assert write_fence(log.store, PATHS, WalId(2), Manifest(), refresh=lambda: moved) == 9
+    assert write_fence(wal.store, PATHS, WalId(2), Manifest(), refresh=lambda: moved) == 9
 
 
-def test_a_fenced_writer_cannot_use_the_id_and_the_next_claimant_goes_behind_it(log: Log) -> None:
-    fence = write_fence(log.store, PATHS, WalId(1), Manifest(), refresh=unneeded)
+def test_a_fenced_writer_cannot_use_the_wal_id_and_the_next_fence_goes_behind_it(wal: WalFiles) -> None:
+    fence = write_fence(wal.store, PATHS, WalId(1), Manifest(), refresh=unneeded)
 
     with pytest.raises(ObjectExists):
-        log.memory.put_if_absent(PATHS.wal(fence), b"rows of the former writer")
-    assert write_fence(log.store, PATHS, fence, Manifest(), refresh=Manifest) == fence + 1
+        wal.memory.put_if_absent(PATHS.wal(fence), b"rows of the former writer")
+    assert write_fence(wal.store, PATHS, fence, Manifest(), refresh=Manifest) == fence + 1
 
 
-def test_a_busy_former_writer_is_overtaken() -> None:
+def test_a_fence_is_placed_behind_a_writer_that_keeps_flushing() -> None:
     class Busy(MemoryStore):
-        """Its owner flushes one more file right before each of the first three attempts."""
+        """The former writer flushes one more WAL file right before each of the first three attempts."""
 
         flushes = 3
 

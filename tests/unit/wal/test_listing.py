@@ -13,78 +13,78 @@ from golden.corpus import databases
 from golden.reading import PlainReader
 
 if TYPE_CHECKING:
-    from unit.wal.conftest import Log
+    from kit.wal import WalFiles
 
 PATHS = DbPaths("db")
 
 
-def test_a_log_without_files_ends_where_replay_begins(log: Log, pool: IoPool) -> None:
-    assert find_frontier(log.store, PATHS, WalId(0), pool=pool) == 0
-    assert log.requests == {"head": 1}
+def test_an_empty_wal_ends_at_the_replay_start(wal: WalFiles, pool: IoPool) -> None:
+    assert find_frontier(wal.store, PATHS, WalId(0), pool=pool) == 0
+    assert wal.requests == {"head": 1}
 
 
 @pytest.mark.parametrize(
     ("replay_after", "last", "expected", "requests"),
     [
-        (7, 7, 7, 1),  # a clean close with everything in tables
+        (7, 7, 7, 1),  # a clean close with all rows in SSTs
         (4, 7, 7, 2),  # a clean close without flushing memtables
-        (7, 8, 7, 5),  # a crash after one or two files that no manifest has seen
+        (7, 8, 7, 5),  # a crash after one or two files that no manifest records
         (7, 9, 7, 5),
         (4, 8, 7, 6),
         (4, 9, 7, 6),
     ],
 )
 def test_an_ordinary_open_takes_few_requests(
-    log: Log, pool: IoPool, replay_after: int, last: int, expected: int, requests: int
+    wal: WalFiles, pool: IoPool, replay_after: int, last: int, expected: int, requests: int
 ) -> None:
-    log.add_files(1, last)
+    wal.add_files(1, last)
 
-    found = find_frontier(log.store, PATHS, WalId(replay_after), expected=WalId(expected), pool=pool)
+    found = find_frontier(wal.store, PATHS, WalId(replay_after), expected=WalId(expected), pool=pool)
 
     assert found == last
-    assert log.requests == {"head": requests}
+    assert wal.requests == {"head": requests}
 
 
 @pytest.mark.parametrize(("last", "requests"), [(7, 1), (8, 2), (9, 4), (10, 4)])
-def test_without_a_pool_probing_stops_at_the_first_miss(log: Log, last: int, requests: int) -> None:
-    log.add_files(1, last)
+def test_without_a_pool_probing_stops_at_the_first_miss(wal: WalFiles, last: int, requests: int) -> None:
+    wal.add_files(1, last)
 
-    assert find_frontier(log.store, PATHS, WalId(7)) == last
-    assert log.requests == {"head": requests}
-
-
-def test_thousands_of_files_are_passed_in_a_few_rounds(log: Log, pool: IoPool) -> None:
-    log.add_files(1, 4096)
-
-    assert find_frontier(log.store, PATHS, WalId(3), expected=WalId(3), pool=pool) == 4096
-    assert log.requests["head"] < 50
+    assert find_frontier(wal.store, PATHS, WalId(7)) == last
+    assert wal.requests == {"head": requests}
 
 
-def test_the_end_is_found_when_the_expected_file_does_not_exist(log: Log, pool: IoPool) -> None:
-    log.add_files(1, 20)
+def test_the_end_of_thousands_of_wal_files_is_found_with_few_requests(wal: WalFiles, pool: IoPool) -> None:
+    wal.add_files(1, 4096)
 
-    assert find_frontier(log.store, PATHS, WalId(3), expected=WalId(90), pool=pool) == 20
-    assert find_frontier(log.store, PATHS, WalId(3), expected=WalId(90)) == 20
-
-
-def test_a_hole_hides_what_is_behind_it(log: Log) -> None:
-    log.add_files(1, 3)
-    log.remove(2)
-
-    assert find_frontier(log.store, PATHS, WalId(0)) == 1
+    assert find_frontier(wal.store, PATHS, WalId(3), expected=WalId(3), pool=pool) == 4096
+    assert wal.requests["head"] < 50
 
 
-def test_a_hole_below_an_expected_file_does_not_hide_it(log: Log) -> None:
-    # Replay then finds the hole and says so, instead of forgetting everything behind it.
-    log.add_files(1, 5)
-    log.remove(2)
+def test_the_end_is_found_when_the_expected_file_does_not_exist(wal: WalFiles, pool: IoPool) -> None:
+    wal.add_files(1, 20)
 
-    assert find_frontier(log.store, PATHS, WalId(0), expected=WalId(5)) == 5
+    assert find_frontier(wal.store, PATHS, WalId(3), expected=WalId(90), pool=pool) == 20
+    assert find_frontier(wal.store, PATHS, WalId(3), expected=WalId(90)) == 20
+
+
+def test_a_missing_wal_file_ends_the_wal(wal: WalFiles) -> None:
+    wal.add_files(1, 3)
+    wal.remove(2)
+
+    assert find_frontier(wal.store, PATHS, WalId(0)) == 1
+
+
+def test_a_missing_wal_file_below_the_expected_one_does_not_end_the_wal(wal: WalFiles) -> None:
+    # Replay then raises at the missing file, instead of ignoring the files behind it.
+    wal.add_files(1, 5)
+    wal.remove(2)
+
+    assert find_frontier(wal.store, PATHS, WalId(0), expected=WalId(5)) == 5
 
 
 @pytest.mark.parametrize(("name", "last"), [("crash", 5), ("fencing", 5), ("wal_store", 3), ("gc", 10)])
 @pytest.mark.parametrize("hinted", [True, False])
-def test_the_end_of_a_log_of_the_official_writer_is_found(name: str, last: int, hinted: bool) -> None:
+def test_the_end_of_a_wal_of_the_official_writer_is_found(name: str, last: int, hinted: bool) -> None:
     database = next(database for database in databases() if database.name == name)
     manifest = PlainReader(database).manifests.require_latest().value
     found = find_frontier(

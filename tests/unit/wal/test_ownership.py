@@ -1,4 +1,4 @@
-"""When a writer asks whether it still is the writer, and what becomes of a file it created too late."""
+"""When a writer reads the manifest to check its epoch, and the error for a lost WAL id."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ class Manifest:
         self.refresh = refresh
 
 
-def test_one_look_is_trusted_for_a_while() -> None:
-    clock, looks = VirtualClock(), []
-    ownership = Ownership(Manifest(lambda: looks.append(clock.monotonic())), clock=clock)
+def test_a_read_of_the_manifest_is_trusted_for_twenty_seconds() -> None:
+    clock, reads = VirtualClock(), []
+    ownership = Ownership(Manifest(lambda: reads.append(clock.monotonic())), clock=clock)
     for _ in range(100):
         ownership.ensure()
         clock.advance(1000)
-    assert looks == [0.0, 20.0, 40.0, 60.0, 80.0]
+    assert reads == [0.0, 20.0, 40.0, 60.0, 80.0]
 
 
-def test_time_is_counted_from_before_the_look() -> None:
-    clock, looks = VirtualClock(), []
+def test_the_twenty_seconds_count_from_before_the_read() -> None:
+    clock, reads = VirtualClock(), []
 
     def slow() -> None:
-        looks.append(clock.monotonic())
+        reads.append(clock.monotonic())
         clock.advance(1000 * TRUSTED_S)
 
     ownership = Ownership(Manifest(slow), clock=clock)
     ownership.ensure()
     ownership.ensure()
-    assert len(looks) == 2
+    assert len(reads) == 2
 
 
-def test_a_wall_clock_that_jumps_ahead_means_a_machine_that_slept() -> None:
-    clock, looks = VirtualClock(), []
-    ownership = Ownership(Manifest(lambda: looks.append(1)), clock=clock)
+def test_after_a_jump_of_the_wall_clock_the_manifest_is_read_again() -> None:
+    clock, reads = VirtualClock(), []
+    ownership = Ownership(Manifest(lambda: reads.append(1)), clock=clock)
     ownership.ensure()
     clock.shift_wall(60_000)
     ownership.ensure()
-    assert len(looks) == 2
+    assert len(reads) == 2
 
 
 @pytest.mark.parametrize("error", [Closed("replaced", reason="fenced"), Unavailable("no answer")])
-def test_without_a_good_answer_nothing_is_trusted(error: Exception) -> None:
+def test_a_failed_read_of_the_manifest_is_not_trusted(error: Exception) -> None:
     answers: list[Exception | None] = [error, error, None]
 
     def ask() -> None:
@@ -69,16 +69,16 @@ def test_without_a_good_answer_nothing_is_trusted(error: Exception) -> None:
     assert answers == []
 
 
-def test_who_has_fences_deleted_asks_after_every_file() -> None:
+def test_with_fences_deleted_the_manifest_is_read_after_every_wal_file() -> None:
     assert trusted_s(Settings()) == TRUSTED_S
     assert trusted_s(Settings(garbage_collector_options=None)) == TRUSTED_S
     deleting = GarbageCollectorOptions(wal_fence_options=GcFenceOptions(dry_run=False))
     assert trusted_s(Settings(garbage_collector_options=deleting)) == 0
-    looks: list[int] = []
-    ownership = Ownership(Manifest(lambda: looks.append(1)), clock=VirtualClock(), limit_s=0)
+    reads: list[int] = []
+    ownership = Ownership(Manifest(lambda: reads.append(1)), clock=VirtualClock(), limit_s=0)
     for _ in range(3):
         ownership.ensure()
-    assert len(looks) == 3
+    assert len(reads) == 3
 
 
 def test_a_lost_wal_id_names_the_newer_writer_if_the_manifest_does() -> None:

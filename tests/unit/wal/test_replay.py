@@ -17,10 +17,10 @@ from flagstone.wal.replay import WalTruncated, fetch_in_order, plan_window, repl
 from golden.corpus import databases
 from golden.reading import PlainReader, _visible
 from kit.databases import encode_wal
-from unit.wal.conftest import row
+from kit.wal import row
 
 if TYPE_CHECKING:
-    from unit.wal.conftest import Log
+    from kit.wal import WalFiles
 
 PATHS = DbPaths("db")
 
@@ -30,13 +30,15 @@ def maybe_pool(request: pytest.FixtureRequest, pool: IoPool) -> IoPool | None:
     return None if request.param == "one by one" else pool
 
 
-def test_files_come_in_order_with_fences_as_empty_ones(log: Log, maybe_pool: IoPool | None) -> None:
-    log.add(1)
-    log.add(2, row(1), row(2))
-    log.add(3)
-    log.add(4, row(3))
+def test_replay_returns_wal_files_in_order_and_fences_without_rows(
+    wal: WalFiles, maybe_pool: IoPool | None
+) -> None:
+    wal.add(1)
+    wal.add(2, row(1), row(2))
+    wal.add(3)
+    wal.add(4, row(3))
 
-    files = list(replay(log.store, PATHS, WalId(0), WalId(4), pool=maybe_pool))
+    files = list(replay(wal.store, PATHS, WalId(0), WalId(4), pool=maybe_pool))
 
     assert [(file.wal_id, file.rows) for file in files] == [
         (1, []),
@@ -45,40 +47,40 @@ def test_files_come_in_order_with_fences_as_empty_ones(log: Log, maybe_pool: IoP
         (4, [row(3)]),
     ]
     assert [file.size > 0 for file in files] == [False, True, False, True]
-    assert log.requests == {"get": 4}
+    assert wal.requests == {"get": 4}
 
 
-def test_files_outside_the_asked_range_are_not_read(log: Log, pool: IoPool) -> None:
-    log.add_files(1, 9)
+def test_wal_files_outside_of_the_requested_range_are_not_read(wal: WalFiles, pool: IoPool) -> None:
+    wal.add_files(1, 9)
 
-    files = list(replay(log.store, PATHS, WalId(3), WalId(6), pool=pool))
+    files = list(replay(wal.store, PATHS, WalId(3), WalId(6), pool=pool))
 
     assert [file.wal_id for file in files] == [4, 5, 6]
-    assert log.requests == {"get": 3}
+    assert wal.requests == {"get": 3}
 
 
-def test_rows_that_are_in_tables_already_are_left_out(log: Log) -> None:
-    log.add(1, row(1), row(2))
-    log.add(2, row(3), row(4, b"a"), row(4, b"b"))
-    log.add(3, row(5))
+def test_rows_that_are_already_in_ssts_are_left_out(wal: WalFiles) -> None:
+    wal.add(1, row(1), row(2))
+    wal.add(2, row(3), row(4, b"a"), row(4, b"b"))
+    wal.add(3, row(5))
 
-    files = list(replay(log.store, PATHS, WalId(0), WalId(3), skip_through_seq=3))
+    files = list(replay(wal.store, PATHS, WalId(0), WalId(3), skip_through_seq=3))
 
     assert [file.rows for file in files] == [[], [row(4, b"a"), row(4, b"b")], [row(5)]]
 
 
-def test_hundreds_of_files_come_in_order_through_a_pool(log: Log, pool: IoPool) -> None:
-    log.add_files(1, 300)
+def test_hundreds_of_wal_files_are_read_in_order_through_a_pool(wal: WalFiles, pool: IoPool) -> None:
+    wal.add_files(1, 300)
 
-    files = list(replay(log.store, PATHS, WalId(0), WalId(300), pool=pool))
+    files = list(replay(wal.store, PATHS, WalId(0), WalId(300), pool=pool))
 
     assert [file.rows[0][1] for file in files] == list(range(1, 301))
 
 
-def test_a_vanished_file_asks_for_a_new_look_at_the_manifest(log: Log, maybe_pool: IoPool | None) -> None:
-    log.add_files(1, 3)
-    log.remove(2)
-    files = replay(log.store, PATHS, WalId(0), WalId(3), pool=maybe_pool)
+def test_a_missing_wal_file_raises_wal_truncated(wal: WalFiles, maybe_pool: IoPool | None) -> None:
+    wal.add_files(1, 3)
+    wal.remove(2)
+    files = replay(wal.store, PATHS, WalId(0), WalId(3), pool=maybe_pool)
 
     assert next(files).wal_id == 1
     with pytest.raises(WalTruncated, match=r"00002\.sst has vanished"):
@@ -86,36 +88,38 @@ def test_a_vanished_file_asks_for_a_new_look_at_the_manifest(log: Log, maybe_poo
 
 
 @pytest.mark.parametrize("seq", [4, 5])
-def test_a_file_that_begins_before_the_one_in_front_ended_is_corrupt(log: Log, seq: int) -> None:
-    log.add(1, row(3), row(5))
-    log.add(2)
-    log.add(3, row(seq))
+def test_a_wal_file_that_begins_before_the_end_of_its_predecessor_raises_corrupt_data(
+    wal: WalFiles, seq: int
+) -> None:
+    wal.add(1, row(3), row(5))
+    wal.add(2)
+    wal.add(3, row(seq))
 
     with pytest.raises(CorruptData, match=r"00003\.sst: out-of-order .* 5 in file 1"):
-        list(replay(log.store, PATHS, WalId(0), WalId(3)))
+        list(replay(wal.store, PATHS, WalId(0), WalId(3)))
 
 
-def test_the_order_is_checked_over_rows_that_are_left_out_as_well(log: Log) -> None:
-    log.add(1, row(9))
-    log.add(2, row(8))
+def test_the_order_of_left_out_rows_is_checked(wal: WalFiles) -> None:
+    wal.add(1, row(9))
+    wal.add(2, row(8))
 
     with pytest.raises(CorruptData, match="out-of-order"):
-        list(replay(log.store, PATHS, WalId(0), WalId(2), skip_through_seq=50))
+        list(replay(wal.store, PATHS, WalId(0), WalId(2), skip_through_seq=50))
 
 
 @pytest.mark.parametrize("byte", [0, 30, -1])
-def test_a_damaged_file_is_named_with_the_place_of_the_damage(log: Log, byte: int) -> None:
+def test_a_damaged_wal_file_raises_corrupt_data_with_object_and_offset(wal: WalFiles, byte: int) -> None:
     stored = bytearray(encode_wal([row(1)]))
     stored[byte] ^= 0xFF
-    log.memory.put(PATHS.wal(WalId(1)), bytes(stored))
+    wal.memory.put(PATHS.wal(WalId(1)), bytes(stored))
 
     with pytest.raises(CorruptData) as caught:
-        list(replay(log.store, PATHS, WalId(0), WalId(1)))
+        list(replay(wal.store, PATHS, WalId(0), WalId(1)))
     assert caught.value.object == PATHS.wal(WalId(1))
     assert caught.value.offset is not None
 
 
-def test_an_outage_comes_through(pool: IoPool) -> None:
+def test_an_outage_during_a_replay_raises_unavailable(pool: IoPool) -> None:
     class Down(MemoryStore):
         def get(self, path: str) -> StoredObject:
             raise Unavailable("down")
@@ -125,7 +129,7 @@ def test_an_outage_comes_through(pool: IoPool) -> None:
 
 
 class Gauge(MemoryStore):
-    """Knows how many bytes were handed out and not yet used."""
+    """Counts the bytes that were returned and not used yet."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,7 +138,7 @@ class Gauge(MemoryStore):
 
     @property
     def url(self) -> str:
-        return "far://away"  # what is near is not read ahead
+        return "far://away"  # a local store is not read ahead
 
     def get(self, path: str) -> StoredObject:
         found = super().get(path)
@@ -144,7 +148,7 @@ class Gauge(MemoryStore):
         return found
 
 
-def test_what_is_read_ahead_stays_within_its_budget(pool: IoPool) -> None:
+def test_read_ahead_stays_within_its_budget(pool: IoPool) -> None:
     store = Gauge()
     for wal_id in range(1, 60):
         store.put(PATHS.wal(WalId(wal_id)), bytes(1000))
@@ -157,7 +161,7 @@ def test_what_is_read_ahead_stays_within_its_budget(pool: IoPool) -> None:
     assert 2000 <= store.most <= 5000
 
 
-def test_the_window_grows_with_what_was_learnt_and_is_never_empty() -> None:
+def test_the_read_ahead_window_grows_and_is_never_empty() -> None:
     def window(fetched: int, largest: int) -> int:
         return plan_window(fetched=fetched, largest_bytes=largest, parallelism=8, max_bytes=100)
 
@@ -165,9 +169,9 @@ def test_the_window_grows_with_what_was_learnt_and_is_never_empty() -> None:
     assert [window(9, largest) for largest in (0, 10, 25, 50, 99, 100, 1000)] == [8, 8, 4, 2, 1, 1, 1]
 
 
-def test_giving_up_halfway_cancels_what_has_not_started() -> None:
+def test_closing_a_replay_cancels_the_reads_that_have_not_started() -> None:
     class Slow(MemoryStore):
-        """From the seventh file on it answers only when told to."""
+        """From the seventh file on it answers only when `answer` is set."""
 
         answer = Event()
         asked = 0
@@ -194,7 +198,7 @@ def test_giving_up_halfway_cancels_what_has_not_started() -> None:
 
 
 @pytest.mark.parametrize("name", ["crash", "fencing", "wal_store", "gc", "codec_zstd", "merge", "ttl"])
-def test_a_log_of_the_official_writer_gives_back_its_rows(name: str, pool: IoPool) -> None:
+def test_replaying_a_wal_of_the_official_writer_gives_its_rows(name: str, pool: IoPool) -> None:
     database = next(database for database in databases() if database.name == name)
     reader = PlainReader(database)
     manifest = reader.manifests.require_latest().value
@@ -202,8 +206,8 @@ def test_a_log_of_the_official_writer_gives_back_its_rows(name: str, pool: IoPoo
     last = find_frontier(store, paths, manifest.replay_after_wal_id, pool=pool)
 
     rows: dict[bytes, dict[int, EntryTuple]] = {}
-    for table_row in reader._table_rows(manifest):
-        rows.setdefault(table_row[0], {})[table_row[1]] = table_row
+    for sst_row in reader._table_rows(manifest):
+        rows.setdefault(sst_row[0], {})[sst_row[1]] = sst_row
     for file in replay(
         store, paths, manifest.replay_after_wal_id, last, skip_through_seq=manifest.last_l0_seq, pool=pool
     ):

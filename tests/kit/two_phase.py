@@ -1,4 +1,4 @@
-"""What the tests of the two-phase store share: a base without conditional writes, and ways to stop a writer."""
+"""Two-phase stores over a base without conditional writes, and hooks that stop a writer at a call."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ Hook = Callable[[str, str], None]
 
 
 class PlainStore(MemoryStore):
-    """A store that cannot write conditionally, which proves that nobody asks it to."""
+    """A store without conditional writes: it proves that the two-phase store makes none."""
 
     def put_if_absent(self, path: str, data: bytes, *, token: str | None = None) -> ObjectVersion:
-        raise AssertionError("the base store was asked for a conditional write")
+        raise AssertionError("the base store got a conditional write")
 
     def put_if_match(
         self, path: str, data: bytes, version: ObjectVersion, *, token: str | None = None
     ) -> ObjectVersion:
-        raise AssertionError("the base store was asked for a conditional write")
+        raise AssertionError("the base store got a conditional write")
 
     def temporaries(self) -> list[str]:
         return [meta.path for meta in self.list("") if staged_destination(meta.path) is not None]
 
     def contents(self) -> dict[str, bytes]:
-        """Everything but the temporaries, read behind the wrapper's back."""
+        """Every object but the temporaries, read without the two-phase store."""
         return {
             meta.path: self.get(meta.path).data
             for meta in self.list("")
@@ -40,7 +40,7 @@ class PlainStore(MemoryStore):
 
 
 class Stepped:
-    """A store or a log whose every call passes a hook before and after it."""
+    """A store or a commit log that calls a hook before and after every call."""
 
     def __init__(self, target: Any, hook: Hook) -> None:
         self._target = target
@@ -61,26 +61,29 @@ class Stepped:
 
 
 class Crash(BaseException):
-    """The process died here. Not an `Exception`, so that no handler in the code under test survives it."""
+    """The process crashed here. Not an `Exception`, so that no handler of the code under test catches it."""
 
 
-class CrashAt:
-    """Dies before or after the n-th call, counted from 0."""
+class FailAt:
+    """A hook that raises an error once, before or after the n-th call, counted from 0."""
 
-    def __init__(self, call: int, moment: str) -> None:
+    def __init__(self, call: int, moment: str, error: type[BaseException] = Crash) -> None:
+        self.happened = False
         self._call = call
         self._moment = moment
+        self._error = error
         self._calls = 0
 
     def __call__(self, name: str, moment: str) -> None:
-        if moment == self._moment and self._calls == self._call:
-            raise Crash(f"{moment} call {self._call}: {name}")
+        if moment == self._moment and self._calls == self._call and not self.happened:
+            self.happened = True
+            raise self._error(f"{moment} call {self._call}: {name}")
         if moment == "after":
             self._calls += 1
 
 
-class World:
-    """One base, one log, and as many independent processes writing to them as a test likes."""
+class TwoPhaseWorld:
+    """One base and one commit log, for any number of independent processes."""
 
     def __init__(self, log: CommitLog, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self.clock = clock
@@ -93,7 +96,7 @@ class World:
         return TwoPhaseStore(Stepped(self.base, hook), Stepped(self.log, hook), clock=self.clock)  # type: ignore[arg-type]
 
     def check_settled(self) -> None:
-        """Nothing is half done: no pending intent, no temporary that is not the source of a current version."""
+        """No intent is pending, and every temporary is the source of a current version."""
         assert self.log.pending("") == []
         kept = {record.source for record in self.log.records("") if record.version > 1}
         assert set(self.base.temporaries()) <= kept

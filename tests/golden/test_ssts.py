@@ -15,12 +15,12 @@ from flagstone.format.sst_info import SstType
 from flagstone.kernels import block_writer
 from flagstone.sst.builder import WAL_BLOCK_BYTES, EncodedSst, SstBuilder, SstOptions
 from flagstone.sst.writer import OutputWriter
-from golden.corpus import DATA, tables
+from golden.corpus import DATA, ssts
 
 SMALL_BLOCKS = {"blocks_1k", "compaction_multi_sst"}
-IDS = {path: str(path.relative_to(DATA)) for path in tables()}
-VERSION_2 = [path for path in tables() if "handmade_v1" not in path.parts]
-every_table = pytest.mark.parametrize("path", tables(), ids=IDS.get)
+IDS = {path: str(path.relative_to(DATA)) for path in ssts()}
+VERSION_2 = [path for path in ssts() if "handmade_v1" not in path.parts]
+every_table = pytest.mark.parametrize("path", ssts(), ids=IDS.get)
 every_v2_table = pytest.mark.parametrize("path", VERSION_2, ids=IDS.get)
 
 
@@ -36,7 +36,7 @@ def block_bytes(path: Path, image: SstImage) -> int:
 
 
 def test_the_corpus_has_all_its_ssts() -> None:
-    assert len(tables()) == 150
+    assert len(ssts()) == 150
 
 
 @every_table

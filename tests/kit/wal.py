@@ -1,12 +1,7 @@
-"""A log in memory, and the requests made to read it."""
+"""WAL files in memory, and the requests made to read them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
-from flagstone.runtime.pool import IoPool
 from flagstone.store.counting import CountingStore
 from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
@@ -20,14 +15,15 @@ def row(seq: int, key: bytes = b"k", value: bytes = b"v") -> EntryTuple:
     return (key, seq, VALUE, value, 1_700_000_000_000 + seq, None)
 
 
-class Log:
-    """Files of a log, and a store that counts who asks for them."""
+class WalFiles:
+    """The WAL of a database, and a store that counts the requests to it."""
 
     def __init__(self) -> None:
         self.memory = MemoryStore()
         self.store = CountingStore(self.memory, component="test")
 
     def add(self, wal_id: int, *rows: EntryTuple) -> None:
+        """Add one WAL file; without rows it is a fence."""
         self.memory.put_if_absent(PATHS.wal(WalId(wal_id)), encode_wal(list(rows)) if rows else b"")
 
     def add_files(self, first: int, last: int) -> None:
@@ -41,15 +37,3 @@ class Log:
     @property
     def requests(self) -> dict[str, int]:
         return self.store.totals()["requests"]
-
-
-@pytest.fixture
-def log() -> Log:
-    return Log()
-
-
-@pytest.fixture
-def pool() -> Iterator[IoPool]:
-    pool = IoPool(max_workers=4, name="test")
-    yield pool
-    pool.close()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from flagstone.errors import InvalidRequest
 from flagstone.types import KeyRange
-from unit.clones.clones_rig import Rows, World
+from kit.databases import Rows, World
 
 KEYS = [
     start + rest
@@ -27,7 +27,7 @@ class Model:
 
     rows: Rows = field(default_factory=dict)
     keys: KeyRange = field(default_factory=KeyRange)
-    pinned: list[tuple[UUID, Rows]] = field(default_factory=list)
+    saved: list[tuple[UUID, Rows]] = field(default_factory=list)
 
 
 class Databases:
@@ -84,15 +84,15 @@ class Databases:
     def compact(self, number: int) -> None:
         self.world.admin(self.pick(number)[0]).compact(full=True)
 
-    def pin(self, number: int) -> None:
+    def checkpoint(self, number: int) -> None:
         path, model = self.pick(number)
-        model.pinned.append((self.world.admin(path).create_checkpoint().id, dict(model.rows)))
+        model.saved.append((self.world.admin(path).create_checkpoint().id, dict(model.rows)))
 
     def restore(self, number: int, which: int) -> None:
         path, model = self.pick(number)
-        if model.pinned:
-            pinned, rows = model.pinned[which % len(model.pinned)]
-            self.world.admin(path).restore(pinned)
+        if model.saved:
+            saved, rows = model.saved[which % len(model.saved)]
+            self.world.admin(path).restore(saved)
             model.rows = dict(rows)
             self.world.clock.advance(10)
 
@@ -111,8 +111,8 @@ class Databases:
                 batches = db.scan_arrow()
                 found = [(row["key"], row["value"]) for row in batches.read_all().to_pylist()]
                 assert found == expected
-            for pinned, rows in model.pinned:
-                assert self.world.scan(path, pinned) == rows
+            for saved, rows in model.saved:
+                assert self.world.scan(path, saved) == rows
             report = self.world.admin(path).verify()
             assert report.ok, report
 
@@ -130,7 +130,7 @@ steps = st.one_of(
     st.tuples(st.just("unite"), numbers, numbers),
     st.tuples(st.just("unite"), numbers, numbers),
     st.tuples(st.just("compact"), numbers),
-    st.tuples(st.just("pin"), numbers),
+    st.tuples(st.just("checkpoint"), numbers),
     st.tuples(st.just("restore"), numbers, numbers),
 )
 

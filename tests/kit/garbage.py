@@ -1,4 +1,4 @@
-"""A database without rows: manifests, tables and log files of a few bytes, on a store whose time a test moves."""
+"""A database without rows: manifests, SSTs and WAL files of a few bytes, on a clock that only a test moves."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from flagstone.types import RunId, Seq, Ulid, WalId
 DEFAULT = {kind: KindOptions(60_000) for kind in KINDS}
 
 
-class World:
-    """One database, its parts written by hand, and a collector for it."""
+class GarbageWorld:
+    """One database whose objects a test makes, and a collector for it."""
 
     def __init__(
         self, store: ObjectStore | None = None, *, root: str = "db", clock: VirtualClock | None = None
@@ -57,27 +57,27 @@ class World:
         self.clock.advance(1000 * seconds)
 
     def upload(self, ulid: Ulid | None = None) -> SsTable:
-        """A table that no manifest names."""
-        table = SsTable(self.ids.ulid() if ulid is None else ulid, SsTableInfo(b"a", b"z", 10, 5, 10, 0))
-        self.store.put(self.paths.sst(table.id), b"table" * 10)
-        return table
+        """Upload an SST that no manifest refers to."""
+        sst = SsTable(self.ids.ulid() if ulid is None else ulid, SsTableInfo(b"a", b"z", 10, 5, 10, 0))
+        self.store.put(self.paths.sst(sst.id), b"bytes" * 10)
+        return sst
 
-    def write_log(self, count: int = 1, *, data: bytes = b"rows of a log file") -> None:
+    def write_wal(self, count: int = 1, *, data: bytes = b"rows of a WAL file") -> None:
         for _ in range(count):
             self.last_wal += 1
             self.store.put(self.paths.wal(WalId(self.last_wal)), data)
 
     def fence(self) -> int:
-        self.write_log(data=b"")
+        self.write_wal(data=b"")
         return self.last_wal
 
-    def flush(self, table: SsTable | None = None) -> SsTable:
-        """One log file, then a table that makes all log files but the last one unneeded."""
-        table = table or self.upload()
-        self.write_log()
+    def flush(self, sst: SsTable | None = None) -> SsTable:
+        """Write one WAL file, then add an SST to L0, so that only the last WAL file is needed."""
+        sst = sst or self.upload()
+        self.write_wal()
         self.seq += 1
         change = Flush(
-            ssts=((b"", table),),
+            ssts=((b"", sst),),
             replay_after_wal_id=WalId(self.last_wal - 1),
             wal_id_last_seen=WalId(self.last_wal),
             last_clock_tick=self.clock.now_ms(),
@@ -85,10 +85,10 @@ class World:
             snapshot_min_seq=Seq(self.seq),
         )
         self.manifests.update(lambda now: apply_flush(now.value, change))
-        return table
+        return sst
 
     def compact(self, *, output: SsTable | None = None) -> SsTable:
-        """Everything becomes one run."""
+        """Replace all SSTs by one sorted run."""
         made = output or self.upload()
         tree = self.manifests.require_latest().value.tree
         self.manifests.update(
@@ -104,7 +104,7 @@ class World:
         return made
 
     def job(self, status: JobStatus = JobStatus.RUNNING, *, job_id: Ulid | None = None) -> Job:
-        """A compaction job in the compactions file, which is made when there is none."""
+        """Add a compaction job to the compactions file, which is created if there is none."""
         job = Job(self.ids.ulid() if job_id is None else job_id, TieredSpec((), (), RunId(0)), status)
         if self.compactions.latest() is None:
             self.compactions.create_next(Compactions(), None)
@@ -117,7 +117,7 @@ class World:
         )[0]
 
     def claim(self, times: int = 1) -> None:
-        """Manifests that differ in nothing that matters."""
+        """Write manifests that differ only in the epoch of the writer."""
         for _ in range(times):
             self.manifests.update(lambda now: replace(now.value, writer_epoch=now.value.writer_epoch + 1))
 
@@ -150,8 +150,8 @@ class World:
     def exists(self, path: str) -> bool:
         return any(meta.path == path for meta in self.store.list(self.paths.root))
 
-    def has(self, table: SsTable) -> bool:
-        return self.exists(self.paths.sst(table.id))
+    def has(self, sst: SsTable) -> bool:
+        return self.exists(self.paths.sst(sst.id))
 
     def manifest_ids(self) -> list[int]:
         return [entry.id for entry in self.manifests.list()]
@@ -164,5 +164,5 @@ class World:
         return [meta.path for meta in self.store.list(f"{self.paths.root}/{folder}")]
 
 
-def no_checkpoint(ids: Iterable[UUID], world: World) -> bool:
+def no_checkpoint(ids: Iterable[UUID], world: GarbageWorld) -> bool:
     return not {entry.id for entry in world.manifests.require_latest().value.checkpoints} & set(ids)

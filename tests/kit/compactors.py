@@ -1,6 +1,6 @@
-"""A database in memory with everything that compacts it, driven step by step, without threads.
+"""A database in memory with coordinators and workers that a test drives step by step, without threads.
 
-`RowExecutor` merges row by row with `retain`: slow, obvious, and an oracle for the real one.
+`RowExecutor` merges row by row with `retain`: a slow and simple model of the real executor.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from flagstone.runtime.clock import Clock, VirtualClock
 from flagstone.runtime.ids import Ids, ulid_ms
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.pool import IoPool
-from flagstone.sst.builder import SstBuilder, SstOptions
 from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
 from flagstone.types import MAX_SEQ, TOMBSTONE, VALUE, EntryTuple, Seq, Ulid, WalId
+from kit.ssts import SMALL_BLOCKS, build, ordered
 
 PATHS = DbPaths("db")
 
 
 class RowExecutor:
-    """Merges sources row by row into tables of at most `rows_per_table` rows.
+    """Merges sources row by row into SSTs of at most `rows_per_sst` rows.
 
-    `after_table` is called with the number of tables made so far in this run, and may raise.
+    `after_sst` is called with the number of SSTs made so far in this run, and may raise.
     """
 
     def __init__(
         self,
         store: ObjectStore,
         *,
-        rows_per_table: int = 4,
+        rows_per_sst: int = 4,
         ids: Ids | None = None,
         paths: DbPaths = PATHS,
-        after_table: Callable[[int], None] = lambda _: None,
+        after_sst: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.store = store
         self.paths = paths
-        self.rows_per_table = rows_per_table
+        self.rows_per_sst = rows_per_sst
         self.ids = ids or Ids()
-        self.after_table = after_table
+        self.after_sst = after_sst
         self.made = 0
         self.reused = 0
 
@@ -71,8 +71,7 @@ class RowExecutor:
         assert tree is not None
         views = [view for view in tree.l0 if view.id in task.spec.l0_view_ids]
         views += [view for run in tree.runs if run.id in task.spec.sorted_runs for view in run.views]
-        rows = [row for view in views for row in view_rows(self.store, manifest, view, self.paths)]
-        rows.sort(key=lambda row: (row[0], -row[1]))
+        rows = ordered(row for view in views for row in view_rows(self.store, manifest, view, self.paths))
         last = not tree.runs or tree.runs[-1].id == task.spec.destination
         policy = RetentionPolicy(
             min_seq=context.retention_min_seq, clock_ms=manifest.last_l0_clock_tick, keep_tombstones=not last
@@ -81,25 +80,23 @@ class RowExecutor:
         done = list(context.subcompactions[0].output_ssts)
         self.reused += len(done)
         if done:
-            ended = table_rows(self.store, done[-1], self.paths)[-1]
+            ended = sst_rows(self.store, done[-1], self.paths)[-1]
             kept = [row for row in kept if (row[0], -row[1]) > (ended[0], -ended[1])]
-        for made, start in enumerate(range(0, len(kept), self.rows_per_table), 1):
+        for made, start in enumerate(range(0, len(kept), self.rows_per_sst), 1):
             if cancelled():
                 raise Cancelled
-            builder = SstBuilder(SstOptions(block_bytes=1024))
-            builder.add_rows(kept[start : start + self.rows_per_table])
-            encoded = builder.finish()
-            table = SsTable(self.ids.ulid(ulid_ms(task.job_id)), encoded.info)
-            self.store.put(self.paths.sst(table.id), encoded.data)
-            done.append(table)
+            encoded = build(kept[start : start + self.rows_per_sst], SMALL_BLOCKS)
+            sst = SsTable(self.ids.ulid(ulid_ms(task.job_id)), encoded.info)
+            self.store.put(self.paths.sst(sst.id), encoded.data)
+            done.append(sst)
             self.made += 1
             record(replace(context, subcompactions=(Subcompaction(BytesRange(), tuple(done)),)))
-            self.after_table(made)
+            self.after_sst(made)
         return tuple(done)
 
 
-class World:
-    """One database; several coordinators and workers may come and go."""
+class CompactionWorld:
+    """One database with any number of coordinators and workers."""
 
     def __init__(
         self, store: ObjectStore | None = None, *, clock: Clock | None = None, seed: int = 7
@@ -113,32 +110,30 @@ class World:
         self.executors: list[RowExecutor] = []
         self.seq = 0
 
-    def create(self) -> World:
+    def create(self) -> CompactionWorld:
         self.manifests.create_next(new_manifest(), None)
         return self
 
     # -- a writer
 
     def flush(self, *rows: tuple[bytes, bytes | None], segment: bytes = b"") -> Ulid:
-        """Each row is a write of its own; the table enters L0 of the segment."""
+        """Add an SST to L0 of the segment; each row is a write of its own."""
         entries: list[EntryTuple] = []
         for key, value in rows:
             self.seq += 1
             kind = TOMBSTONE if value is None else VALUE
             entries.append((key, self.seq, kind, value or b"", self.seq, None))
-        builder = SstBuilder(SstOptions(block_bytes=1024))
-        builder.add_rows(sorted(entries, key=lambda row: (row[0], -row[1])))
-        encoded = builder.finish()
+        encoded = build(ordered(entries), SMALL_BLOCKS)
         newest = self.manifests.require_latest().value.newest_l0
-        table = SsTable(self.ids.ulid(0 if newest is None else ulid_ms(newest)), encoded.info)
-        self.store.put(PATHS.sst(table.id), encoded.data)
+        sst = SsTable(self.ids.ulid(0 if newest is None else ulid_ms(newest)), encoded.info)
+        self.store.put(PATHS.sst(sst.id), encoded.data)
         seq = Seq(self.seq)
-        done = Flush(((segment, table),), WalId(0), WalId(0), self.seq, seq, seq)
+        done = Flush(((segment, sst),), WalId(0), WalId(0), self.seq, seq, seq)
         self.manifests.update(lambda now: apply_flush(now.value, done))
-        return table.id
+        return sst.id
 
     def flush_many(self, count: int, *, start: int = 0, rows: int = 4) -> None:
-        """Tables that overlap: each writes some of its own keys and overwrites some of the one before."""
+        """Add SSTs that overlap: each has new keys and overwrites some keys of the one before."""
         for number in range(start, start + count):
             keys = [b"key%04d" % (number * rows // 2 + offset) for offset in range(rows)]
             self.flush(*((key, b"%d" % number) for key in keys), (b"gone%d" % (number % 3), None))
@@ -174,25 +169,25 @@ class World:
         )
 
     def pair(self, options: CompactorOptions | None = None, **more: Any) -> tuple[Coordinator, Worker]:
-        """Coordinator and worker of one process, around one board."""
+        """Coordinator and worker of one process, with one shared state."""
         board = self.board()
         worker = self.worker(board=board, polls=False, follows=lambda: True, **more)
         local = LocalWorker(worker.id, worker.slots)
         return self.coordinator(options, board=board, local=local), worker
 
     def settle(self, *services: Any, rounds: int = 50) -> None:
-        """Let the services take turns until none of them changes anything any more."""
+        """Run the services in turn until none of them changes anything."""
         quiet = 0
         while quiet < 2:
             rounds -= 1
-            assert rounds, f"never comes to rest: {self.jobs()}"
+            assert rounds, f"the services never stop making changes: {self.jobs()}"
             before = self.versions()
             for service in services:
                 service.run_once()
             self.clock.advance(6000)
             quiet = quiet + 1 if self.versions() == before else 0
 
-    # -- looking
+    # -- inspecting
 
     def versions(self) -> tuple[int, int]:
         jobs = self.compactions.latest()
@@ -213,8 +208,8 @@ class World:
     def statuses(self) -> list[JobStatus]:
         return [job.status for job in self.jobs()]
 
-    def edit_job(self, edit: Callable[[Job], Job], **_: Any) -> None:
-        """Edit the newest job, as some other process would."""
+    def edit_job(self, edit: Callable[[Job], Job]) -> None:
+        """Edit the newest job, as another process does."""
 
         def change(now: Any) -> Any:
             jobs = (*now.value.jobs[:-1], edit(now.value.jobs[-1]))
@@ -223,12 +218,12 @@ class World:
         self.compactions.update(change)
 
     def contents(self) -> dict[bytes, bytes]:
-        """What a reader sees in the tables of the current manifest."""
+        """The rows that a reader finds in the SSTs of the latest manifest."""
         return contents(self.store, self.manifest)
 
 
 def contents(store: ObjectStore, manifest: Manifest, paths: DbPaths = PATHS) -> dict[bytes, bytes]:
-    """Every visible row, found by asking the sources in reading order as point reads do: the first that has it."""
+    """Every visible row, taken from the first source in reading order that has its key, as point reads do."""
     found: dict[bytes, bytes] = {}
     seen: set[bytes] = set()
     for tree in manifest.trees:
@@ -251,11 +246,11 @@ def contents(store: ObjectStore, manifest: Manifest, paths: DbPaths = PATHS) -> 
 def view_rows(
     store: ObjectStore, manifest: Manifest, view: SstView, paths: DbPaths = PATHS
 ) -> list[EntryTuple]:
-    table = manifest.sst(view)
-    visible = view.effective_range(table.info)
-    return [row for row in table_rows(store, table, paths) if row[0] in visible]
+    sst = manifest.sst(view)
+    visible = view.effective_range(sst.info)
+    return [row for row in sst_rows(store, sst, paths) if row[0] in visible]
 
 
-def table_rows(store: ObjectStore, table: SsTable, paths: DbPaths = PATHS) -> list[EntryTuple]:
-    path = paths.sst(table.id)
+def sst_rows(store: ObjectStore, sst: SsTable, paths: DbPaths = PATHS) -> list[EntryTuple]:
+    path = paths.sst(sst.id)
     return [row for block in decode_sst(store.get(path).data, path).rows() for row in block]

@@ -33,7 +33,7 @@ SMALL = SstOptions(block_bytes=1024, min_filter_keys=3)
 
 
 @dataclass
-class Rig:
+class ExecutorRig:
     """A store with SSTs to compact: `l0` newest first, then sorted runs by descending id."""
 
     store: ObjectStore = field(default_factory=MemoryStore)
@@ -57,11 +57,11 @@ class Rig:
         return self.add_encoded(encoded, owner=owner)
 
     def add_encoded(self, encoded: EncodedSst, *, owner: str | None = None) -> SstView:
-        table_id = self.ids.ulid()
-        self.store.put((PATHS if owner is None else DbPaths(owner)).sst(table_id), encoded.data)
-        table = SsTable(table_id, encoded.info, encoded.format_version)
-        self.manifest = replace(self.manifest, ssts={**self.manifest.ssts, table_id: table})
-        return SstView.whole(table_id)
+        sst_id = self.ids.ulid()
+        self.store.put((PATHS if owner is None else DbPaths(owner)).sst(sst_id), encoded.data)
+        sst = SsTable(sst_id, encoded.info, encoded.format_version)
+        self.manifest = replace(self.manifest, ssts={**self.manifest.ssts, sst_id: sst})
+        return SstView.whole(sst_id)
 
     def set_tree(
         self, l0: Iterable[SstView] = (), runs: Iterable[tuple[int, Sequence[SstView]]] = ()
@@ -118,11 +118,11 @@ class Rig:
         task = CompactionTask(job_id=JOB, spec=spec or self.spec(), manifest=self.manifest, context=context)
         return self.executor().run(task, record=self.records.append, cancelled=cancelled)
 
-    def data(self, table: SsTable) -> bytes:
-        return self.store.get(PATHS.sst(table.id)).data
+    def data(self, sst: SsTable) -> bytes:
+        return self.store.get(PATHS.sst(sst.id)).data
 
-    def rows(self, tables: Iterable[SsTable]) -> list[EntryTuple]:
-        images = [decode_sst(self.data(table), "output") for table in tables]
+    def rows(self, ssts: Iterable[SsTable]) -> list[EntryTuple]:
+        images = [decode_sst(self.data(sst), "output") for sst in ssts]
         return [row for image in images for rows in image.rows() for row in rows]
 
 
@@ -135,17 +135,17 @@ def by_hand(
     ranges: Sequence[BytesRange] = (BytesRange(),),
 ) -> list[bytes]:
     """The SSTs that a slow and simple merge makes of the sources."""
-    tables = []
+    ssts = []
     for keys in ranges:
         builder = SstBuilder(options)
         for row in retain(rows_within(sources, keys.keys), policy):
             builder.add_rows([row])
             if builder.finished_bytes > max_bytes:
-                tables.append(builder.finish().data)
+                ssts.append(builder.finish().data)
                 builder = SstBuilder(options)
         if builder.rows:
-            tables.append(builder.finish().data)
-    return tables
+            ssts.append(builder.finish().data)
+    return ssts
 
 
 def rows_within(sources: Iterable[Iterable[EntryTuple]], keys: KeyRange) -> list[EntryTuple]:

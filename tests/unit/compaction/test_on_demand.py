@@ -1,4 +1,4 @@
-"""Compaction on demand beside a coordinator that answers, one that does not, and jobs that are in the way."""
+"""Compaction on demand beside a coordinator that answers, one that does not, and jobs of other processes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from flagstone.metadata.compactions import Job, JobStatus
 from flagstone.metadata.compactions import Worker as Claim
 from flagstone.metadata.fencing import claim_compactor
 from flagstone.runtime.pool import IoPool
-from unit.compaction.compaction_rig import RowExecutor, World
+from kit.compactors import CompactionWorld, RowExecutor
 
 
 @pytest.fixture
-def world() -> World:
-    return World().create()
+def world() -> CompactionWorld:
+    return CompactionWorld().create()
 
 
-def now(world: World, meanwhile: Callable[[Progress], None] = lambda _: None, **changes: Any) -> CompactNow:
+def now(
+    world: CompactionWorld, meanwhile: Callable[[Progress], None] = lambda _: None, **changes: Any
+) -> CompactNow:
     """A full compaction; `meanwhile` is what other processes do between two of its steps."""
     executor = RowExecutor(world.store, ids=world.ids)
     world.executors.append(executor)
@@ -44,7 +46,7 @@ def now(world: World, meanwhile: Callable[[Progress], None] = lambda _: None, **
     )
 
 
-def test_without_a_coordinator_ever_it_begins_at_once(world: World) -> None:
+def test_compacting_a_database_without_a_coordinator_begins_at_once(world: CompactionWorld) -> None:
     world.flush_many(3)
     before = world.contents()
     started = world.clock.monotonic()
@@ -57,7 +59,7 @@ def test_without_a_coordinator_ever_it_begins_at_once(world: World) -> None:
     assert is_released(world.compactions.require_latest().value)
 
 
-def test_after_one_that_left_it_begins_at_once_too(world: World) -> None:
+def test_compacting_after_a_coordinator_has_left_begins_at_once(world: CompactionWorld) -> None:
     world.flush_many(3)
     now(world).run()
     world.flush_many(3, start=3)
@@ -69,7 +71,7 @@ def test_after_one_that_left_it_begins_at_once_too(world: World) -> None:
     assert world.manifest.compactor_epoch == 2
 
 
-def test_with_nothing_to_do_it_writes_nothing(world: World) -> None:
+def test_compacting_a_compacted_database_writes_nothing(world: CompactionWorld) -> None:
     world.flush_many(3)
     now(world).run()
     before = world.versions()
@@ -77,7 +79,7 @@ def test_with_nothing_to_do_it_writes_nothing(world: World) -> None:
     assert world.versions() == before
 
 
-def test_one_that_left_without_having_done_a_job_says_so_too(world: World) -> None:
+def test_compacting_after_an_idle_coordinator_has_left_begins_at_once(world: CompactionWorld) -> None:
     idle = world.coordinator()
     idle.run_once()
     idle.stop()
@@ -90,7 +92,7 @@ def test_one_that_left_without_having_done_a_job_says_so_too(world: World) -> No
     assert world.clock.monotonic() - started < 5
 
 
-def test_a_coordinator_that_answers_keeps_its_role(world: World) -> None:
+def test_a_coordinator_that_answers_keeps_its_role(world: CompactionWorld) -> None:
     coordinator = world.coordinator()
     coordinator.run_once()
     world.flush_many(3)
@@ -101,7 +103,7 @@ def test_a_coordinator_that_answers_keeps_its_role(world: World) -> None:
     assert len(world.manifest.tree.runs) == 1
 
 
-def test_one_that_does_not_answer_loses_it(world: World) -> None:
+def test_a_coordinator_that_does_not_answer_for_twenty_seconds_loses_its_role(world: CompactionWorld) -> None:
     world.coordinator().run_once()
     world.flush_many(3)
     started = world.clock.monotonic()
@@ -112,7 +114,7 @@ def test_one_that_does_not_answer_loses_it(world: World) -> None:
     assert world.manifest.compactor_epoch == 2
 
 
-def test_when_the_role_is_lost_on_the_way_the_work_goes_on_under_the_new_one(world: World) -> None:
+def test_a_compaction_that_loses_the_role_continues_under_the_new_coordinator(world: CompactionWorld) -> None:
     world.flush_many(3)
     others: list[Coordinator] = []
 
@@ -129,8 +131,8 @@ def test_when_the_role_is_lost_on_the_way_the_work_goes_on_under_the_new_one(wor
     assert len(world.manifest.tree.runs) == 1
 
 
-def busy_elsewhere(world: World) -> tuple[Coordinator, Callable[[Progress], None]]:
-    """A coordinator whose worker is busy with L0 for ever."""
+def busy_elsewhere(world: CompactionWorld) -> tuple[Coordinator, Callable[[Progress], None]]:
+    """A coordinator whose worker never finishes a job of L0."""
     coordinator = world.coordinator()
     coordinator.run_once()
     assert [job.status for job in world.jobs()][-1] is JobStatus.SCHEDULED
@@ -153,7 +155,7 @@ def busy_elsewhere(world: World) -> tuple[Coordinator, Callable[[Progress], None
     return coordinator, meanwhile
 
 
-def test_jobs_that_never_end_are_gone_around(world: World) -> None:
+def test_the_sources_of_a_job_that_never_ends_are_left_out(world: CompactionWorld) -> None:
     for start in (0, 4, 8):
         world.flush_many(4, start=start)
         world.settle(*world.pair())
@@ -169,14 +171,16 @@ def test_jobs_that_never_end_are_gone_around(world: World) -> None:
     assert world.contents() == before
 
 
-def test_when_there_is_no_way_around_it_says_what_it_waits_for(world: World) -> None:
+def test_a_compaction_blocked_by_other_jobs_raises_unavailable_with_the_reason(
+    world: CompactionWorld,
+) -> None:
     world.flush_many(4)
     _, meanwhile = busy_elsewhere(world)
     with pytest.raises(Unavailable, match=r"not done after 100\.0 s: jobs of other processes come first"):
         now(world, meanwhile).run(timeout_s=100.0)
 
 
-def test_a_claim_in_the_middle_of_a_commit_costs_nothing(world: World) -> None:
+def test_claims_of_the_role_during_a_compaction_lose_no_row(world: CompactionWorld) -> None:
     world.flush_many(3)
     before = world.contents()
     claims = 0
