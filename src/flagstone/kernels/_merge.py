@@ -24,19 +24,33 @@ from array import array
 import cython
 from cython.cimports.cpython.buffer import PyBUF_READ
 from cython.cimports.cpython.memoryview import PyMemoryView_FromMemory
+from cython.cimports.flagstone.kernels._bytes import (
+    MASK64,
+    MAX_KEY_BYTES,
+    common_prefix,
+    compare,
+    copy,
+    get_i64,
+    get_u64,
+    put_little,
+)
+from cython.cimports.flagstone.kernels._rows import (
+    CREATE_FLAG,
+    EXPIRE_FLAG,
+    FLAGS_UNKNOWN,
+    KIND_MASK,
+    MERGE_KIND,
+    TOMBSTONE_KIND,
+    Entry,
+    entries_end,
+    new_entry,
+    read_flags,
+    read_lengths,
+)
 from cython.cimports.libc.stdlib import calloc, free, malloc, realloc
-from cython.cimports.libc.string import memcpy
 
 from flagstone.errors import CorruptData
 
-# Constants of more than 31 bits are declared, or compiled code would compute with them as Python integers.
-MASK64 = cython.declare(cython.ulonglong, 0xFFFFFFFFFFFFFFFF)
-MAX_LENGTH = cython.declare(cython.longlong, 0xFFFFFFFF)
-TOMBSTONE_KIND = cython.declare(cython.int, 0x01)
-EXPIRE_FLAG = cython.declare(cython.int, 0x02)
-CREATE_FLAG = cython.declare(cython.int, 0x04)
-MERGE_KIND = cython.declare(cython.int, 0x08)
-MAX_KEY_BYTES = cython.declare(cython.Py_ssize_t, 65_535)
 # Room for one key. Not a power of two, or the keys of all sources would compete for the same cache lines.
 STRIDE = cython.declare(cython.Py_ssize_t, 65_536 + 192)
 # How many rows Python gets at once: as soon as a key is complete, and at the latest.
@@ -74,98 +88,6 @@ _BAD_FLAGS = cython.declare(cython.int, 5)
 _BAD_TOMBSTONE = cython.declare(cython.int, 6)
 _LONG_KEY = cython.declare(cython.int, 7)
 _NO_MEMORY = cython.declare(cython.int, 8)
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-def _get_u64(data: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.ulonglong:
-    value: cython.ulonglong = 0
-    index: cython.int
-    for index in range(8):
-        value = (value << 8) | data[at + index]
-    return value
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-def _get_i64(data: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.longlong:
-    value: cython.ulonglong = _get_u64(data, at)
-    if not cython.compiled and value >= 1 << 63:
-        return value - (1 << 64)
-    return cython.cast(cython.longlong, value)
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-def _put_u64(out: cython.p_uchar, at: cython.Py_ssize_t, value: cython.ulonglong) -> cython.void:
-    index: cython.int
-    for index in range(8):
-        out[at + index] = (value >> (56 - 8 * index)) & 0xFF
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-def _copy(
-    out: cython.p_uchar,
-    at: cython.Py_ssize_t,
-    source: cython.p_const_uchar,
-    start: cython.Py_ssize_t,
-    size: cython.Py_ssize_t,
-) -> cython.void:
-    if cython.compiled:
-        memcpy(out + at, source + start, size)
-    else:
-        out[at : at + size] = source[start : start + size]
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-def _common(
-    one: cython.p_const_uchar,
-    one_at: cython.Py_ssize_t,
-    two: cython.p_const_uchar,
-    two_at: cython.Py_ssize_t,
-    size: cython.Py_ssize_t,
-) -> cython.Py_ssize_t:
-    """How many leading bytes are equal, of at most `size`."""
-    at: cython.Py_ssize_t = 0
-    while at + 8 <= size and _get_u64(one, one_at + at) == _get_u64(two, two_at + at):
-        at += 8
-    while at < size and one[one_at + at] == two[two_at + at]:
-        at += 1
-    return at
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-def _order(
-    one: cython.p_const_uchar,
-    one_at: cython.Py_ssize_t,
-    one_size: cython.Py_ssize_t,
-    two: cython.p_const_uchar,
-    two_at: cython.Py_ssize_t,
-    two_size: cython.Py_ssize_t,
-) -> cython.int:
-    """Below, at or above 0 as the first key is below, equal to or above the second."""
-    shortest: cython.Py_ssize_t = one_size if one_size < two_size else two_size
-    at: cython.Py_ssize_t = _common(one, one_at, two, two_at, shortest)
-    if at < shortest:
-        return -1 if one[one_at + at] < two[two_at + at] else 1
-    if one_size == two_size:
-        return 0
-    return -1 if one_size < two_size else 1
 
 
 @cython.cclass
@@ -409,36 +331,18 @@ class Merger:
     @cython.cfunc
     @cython.nogil
     @cython.exceptval(check=False)
-    def _length(self, data: cython.p_const_uchar, source: cython.Py_ssize_t) -> cython.longlong:
-        """The LEB128 u32 where the source stands, which moves behind it; -1 when there is none."""
-        value: cython.longlong = 0
-        shift: cython.int = 0
-        byte: cython.longlong
-        while shift < 35 and self.at[source] < self.stop[source]:
-            byte = data[self.at[source]]
-            self.at[source] += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value if value <= MAX_LENGTH else -1
-            shift += 7
-        return -1
-
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
     def _advance(self, source: cython.Py_ssize_t) -> cython.int:
         """Move a source to its next row: 0, `_NEED` or `_FAILED`."""
         data: cython.p_const_uchar = self.data[source]
         base: cython.Py_ssize_t = source * STRIDE
+        entry: Entry = new_entry()
         at: cython.Py_ssize_t
-        entry_at: cython.Py_ssize_t
         stop: cython.Py_ssize_t
-        shared: cython.longlong
-        unshared: cython.longlong
-        value_size: cython.longlong
-        flags: cython.int
+        key_size: cython.Py_ssize_t
+        problem: cython.int
         while True:
-            if self.at[source] >= self.stop[source]:
+            at = self.at[source]
+            if at >= self.stop[source]:
                 if self.block[source] >= self.blocks[source]:
                     return _NEED
                 at = self.bounds[source][2 * self.block[source]]
@@ -446,51 +350,32 @@ class Merger:
                 self.block[source] += 1
                 self.begin[source] = self.at[source] = at
                 self.shareable[source] = 0
-                if stop - at < 2:
-                    return self._fail(_BAD_BLOCK, source, at)
-                self.stop[source] = stop - 2 - 2 * ((data[stop - 2] << 8) | data[stop - 1])
-                if self.stop[source] <= at:
-                    return self._fail(_BAD_BLOCK, source, stop - 2)
+                self.stop[source] = entries_end(data, at, stop)
+                if self.stop[source] < 0:
+                    return self._fail(_BAD_BLOCK, source, at if stop - at < 2 else stop - 2)
                 continue
-            entry_at = at = self.at[source]
             stop = self.stop[source]
-            if at + 3 <= stop and (data[at] | data[at + 1] | data[at + 2]) < 0x80:
-                shared = data[at]
-                unshared = data[at + 1]
-                value_size = data[at + 2]
-                at += 3
-            else:
-                shared = self._length(data, source)
-                unshared = self._length(data, source)
-                value_size = self._length(data, source)
-                if shared < 0 or unshared < 0 or value_size < 0:
-                    return self._fail(_BAD_LENGTH, source, entry_at)
-                at = self.at[source]
-            if shared > self.shareable[source] or shared + unshared == 0:
-                return self._fail(_BAD_KEY, source, entry_at)
-            if shared + unshared > MAX_KEY_BYTES:
-                return self._fail(_LONG_KEY, source, entry_at)
-            if at + unshared + value_size + 8 >= stop:
-                return self._fail(_BAD_END, source, entry_at)
-            flags = data[at + unshared + value_size + 8]
-            if flags & 0xF0 or flags & 0x09 == 0x09:
-                return self._fail(_BAD_FLAGS, source, entry_at)
-            if flags & TOMBSTONE_KIND and value_size:
-                return self._fail(_BAD_TOMBSTONE, source, entry_at)
-            _copy(self.keys, base + shared, data, at, unshared)
-            at += unshared
-            self.value_at[source] = at
-            at += value_size
-            self.shareable[source] = self.key_sizes[source] = shared + unshared
-            self.value_sizes[source] = value_size
-            self.flags[source] = flags
-            self.seqs[source] = _get_u64(data, at)
-            at += 9 + 8 * (((flags & EXPIRE_FLAG) >> 1) + ((flags & CREATE_FLAG) >> 2))
-            if at > stop:
-                return self._fail(_BAD_END, source, entry_at)
-            self.at[source] = at
-            if shared < self.common + 8:
-                self.heads[source] = self._head(base + self.common, shared + unshared - self.common)
+            if read_lengths(data, at, stop, cython.address(entry)):
+                return self._fail(_BAD_LENGTH, source, at)
+            key_size = entry.shared + entry.unshared
+            if entry.shared > self.shareable[source] or key_size == 0:
+                return self._fail(_BAD_KEY, source, at)
+            if key_size > MAX_KEY_BYTES:
+                return self._fail(_LONG_KEY, source, at)
+            problem = read_flags(data, stop, cython.address(entry))
+            if problem:
+                return self._fail(_BAD_FLAGS if problem == FLAGS_UNKNOWN else _BAD_END, source, at)
+            if entry.flags & TOMBSTONE_KIND and entry.value_size:
+                return self._fail(_BAD_TOMBSTONE, source, at)
+            copy(self.keys, base + entry.shared, data, entry.suffix_at, entry.unshared)
+            self.value_at[source] = entry.value_at
+            self.shareable[source] = self.key_sizes[source] = key_size
+            self.value_sizes[source] = entry.value_size
+            self.flags[source] = entry.flags
+            self.seqs[source] = get_u64(data, entry.tail_at)
+            self.at[source] = entry.stop
+            if entry.shared < self.common + 8:
+                self.heads[source] = self._head(base + self.common, key_size - self.common)
             if self.low_sizes[source] > 0:
                 if self._beside(base, source, self.lows[source], self.low_sizes[source]) < 0:
                     continue
@@ -516,7 +401,7 @@ class Merger:
         key: cython.p_const_uchar,
         size: cython.Py_ssize_t,
     ) -> cython.int:
-        return _order(self.keys, base, self.key_sizes[source], key, 0, size)
+        return compare(self.keys, base, self.key_sizes[source], key, 0, size)
 
     @cython.cfunc
     @cython.inline
@@ -525,7 +410,7 @@ class Merger:
     def _head(self, base: cython.Py_ssize_t, size: cython.Py_ssize_t) -> cython.ulonglong:
         """Eight bytes of a key of which `size` are left, filled up with zeros, as a number that sorts like them."""
         if size >= 8:
-            return _get_u64(self.keys, base)
+            return get_u64(self.keys, base)
         value: cython.ulonglong = 0
         index: cython.Py_ssize_t
         for index in range(8):
@@ -545,7 +430,7 @@ class Merger:
             return self.heads[one] < self.heads[two]
         if self.key_sizes[one] < 0 or self.key_sizes[two] < 0:
             return self.key_sizes[two] < 0
-        order = _order(
+        order = compare(
             self.keys, one * STRIDE, self.key_sizes[one], self.keys, two * STRIDE, self.key_sizes[two]
         )
         if order:
@@ -623,7 +508,7 @@ class Merger:
         base: cython.Py_ssize_t = source * STRIDE
         return (
             size == self.group_size
-            and _common(self.keys, base, self.keys, self.sources * STRIDE, size) == size
+            and common_prefix(self.keys, base, self.keys, self.sources * STRIDE, size) == size
         )
 
     @cython.cfunc
@@ -632,7 +517,7 @@ class Merger:
     @cython.exceptval(check=False)
     def _begin_key(self, source: cython.Py_ssize_t) -> cython.void:
         self.group_size = self.key_sizes[source]
-        _copy(self.keys, self.sources * STRIDE, self.keys, source * STRIDE, self.group_size)
+        copy(self.keys, self.sources * STRIDE, self.keys, source * STRIDE, self.group_size)
         self.group_begun = self.group_closed = False
 
     @cython.cfunc
@@ -675,11 +560,11 @@ class Merger:
                 continue
             if self._for_python(source):
                 return _ROWS
-            kind = self.flags[source] & 0x09
+            kind = self.flags[source] & KIND_MASK
             tail_at = self.value_at[source] + self.value_sizes[source]
             expired = (
                 self.flags[source] & EXPIRE_FLAG != 0
-                and _get_i64(self.data[source], tail_at + 9) <= self.clock_ms
+                and get_i64(self.data[source], tail_at + 9) <= self.clock_ms
             )
             if not self.keep_tombstones and (expired or kind == TOMBSTONE_KIND) and kind != MERGE_KIND:
                 # Whether it is the oldest that stays, older rows decide; if none can stay, it has no purpose.
@@ -705,7 +590,6 @@ class Merger:
         """Append sizes and key, with room for the rest behind them: 0 or `_FAILED`."""
         at: cython.Py_ssize_t = self.used
         size: cython.Py_ssize_t = self.key_sizes[source]
-        index: cython.int
         room: cython.Py_ssize_t = self.room
         grown: cython.p_uchar
         out: cython.p_uchar
@@ -722,11 +606,9 @@ class Merger:
             self.room = room
         # By its own name: a byte written through it might be one of ours, as far as the C compiler knows.
         out = self.out
-        out[at] = size & 0xFF
-        out[at + 1] = size >> 8
-        for index in range(4):
-            out[at + 2 + index] = (value_size >> (8 * index)) & 0xFF
-        _copy(out, at + 6, self.keys, source * STRIDE, size)
+        put_little(out, at, size, 2)
+        put_little(out, at + 2, value_size, 4)
+        copy(out, at + 6, self.keys, source * STRIDE, size)
         self.used = at + 6 + size
         return 0
 
@@ -738,7 +620,7 @@ class Merger:
         size: cython.Py_ssize_t = self.at[source] - self.value_at[source]
         if self._begin_row(source, self.value_sizes[source]):
             return _FAILED
-        _copy(self.out, self.used, self.data[source], self.value_at[source], size)
+        copy(self.out, self.used, self.data[source], self.value_at[source], size)
         self.used += size
         return 0
 
@@ -749,11 +631,11 @@ class Merger:
         """An expired row becomes a tombstone and not nothing: an older version with a longer life may lie below."""
         if self._begin_row(source, 0):
             return _FAILED
-        _copy(self.out, self.used, self.data[source], tail_at, 8)
+        copy(self.out, self.used, self.data[source], tail_at, 8)
         self.out[self.used + 8] = TOMBSTONE_KIND | (self.flags[source] & CREATE_FLAG)
         self.used += 9
         if self.flags[source] & CREATE_FLAG:
-            _copy(self.out, self.used, self.data[source], tail_at + 17, 8)
+            copy(self.out, self.used, self.data[source], tail_at + 17, 8)
             self.used += 8
         return 0
 
@@ -789,10 +671,10 @@ class Merger:
                 (
                     bytes(self.keys[source * STRIDE : source * STRIDE + self.key_sizes[source]]),
                     self.seqs[source],
-                    flags & 0x09,
+                    flags & KIND_MASK,
                     bytes(data[self.value_at[source] : tail_at]),
-                    _get_i64(data, self.at[source] - 8) if flags & CREATE_FLAG else None,
-                    _get_i64(data, tail_at + 9) if flags & EXPIRE_FLAG else None,
+                    get_i64(data, self.at[source] - 8) if flags & CREATE_FLAG else None,
+                    get_i64(data, tail_at + 9) if flags & EXPIRE_FLAG else None,
                 )
             )
             self.group_seq = self.seqs[source]

@@ -14,194 +14,37 @@ from array import array
 import cython
 from cython.cimports.cpython.buffer import PyBUF_WRITE
 from cython.cimports.cpython.memoryview import PyMemoryView_FromMemory
+from cython.cimports.flagstone.kernels._bytes import (
+    MAX_KEY_BYTES,
+    common_prefix,
+    compare,
+    copy,
+    get_little,
+    get_u64,
+    put_u64,
+    put_varint,
+    varint_size,
+)
+from cython.cimports.flagstone.kernels._rows import (
+    CREATE_FLAG,
+    EXPIRE_FLAG,
+    TOMBSTONE_KIND,
+)
+from cython.cimports.flagstone.kernels._siphash import siphash
 from cython.cimports.libc.stdlib import free, malloc, realloc
-from cython.cimports.libc.string import memcpy, memmove
+from cython.cimports.libc.string import memmove
 
 from flagstone.errors import CorruptData, InvalidRequest
 
-# Constants of more than 31 bits are declared, or compiled code would compute with them as Python integers.
-MASK64 = cython.declare(cython.ulonglong, 0xFFFFFFFFFFFFFFFF)
-SEED0 = cython.declare(cython.ulonglong, 0x736F6D6570736575)
-SEED1 = cython.declare(cython.ulonglong, 0x646F72616E646F6D)
-SEED2 = cython.declare(cython.ulonglong, 0x6C7967656E657261)
-SEED3 = cython.declare(cython.ulonglong, 0x7465646279746573)
-TOMBSTONE_KIND = cython.declare(cython.int, 0x01)
-EXPIRE_FLAG = cython.declare(cython.int, 0x02)
-CREATE_FLAG = cython.declare(cython.int, 0x04)
 # Room for one key. Three are kept: the last one written, the first of the block, the first of the table.
 STRIDE = cython.declare(cython.Py_ssize_t, 65_536 + 192)
 # A block of 64 KiB has room for fewer; a larger one has a single row.
 MAX_RESTARTS = cython.declare(cython.Py_ssize_t, 512)
 RECORD = cython.declare(cython.Py_ssize_t, 6)
 
-MAX_KEY_BYTES = cython.declare(cython.Py_ssize_t, 65_535)
-
 _BAD_ORDER = cython.declare(cython.int, 1)
 _NO_MEMORY = cython.declare(cython.int, 2)
 _BAD_ROW = cython.declare(cython.int, 3)
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-def _get_u64(data: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.ulonglong:
-    value: cython.ulonglong = 0
-    index: cython.int
-    for index in range(8):
-        value = (value << 8) | data[at + index]
-    return value
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-def _get_little(data: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.int) -> cython.ulonglong:
-    value: cython.ulonglong = 0
-    index: cython.int
-    for index in range(size):
-        value |= cython.cast(cython.ulonglong, data[at + index]) << (8 * index)
-    return value
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-def _put_u64(out: cython.p_uchar, at: cython.Py_ssize_t, value: cython.ulonglong) -> cython.void:
-    index: cython.int
-    for index in range(8):
-        out[at + index] = (value >> (56 - 8 * index)) & 0xFF
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-def _varint_size(value: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    size: cython.Py_ssize_t = 1
-    while value >= 0x80:
-        value >>= 7
-        size += 1
-    return size
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-def _put_varint(out: cython.p_uchar, at: cython.Py_ssize_t, value: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    while value >= 0x80:
-        out[at] = (value & 0x7F) | 0x80
-        value >>= 7
-        at += 1
-    out[at] = value
-    return at + 1
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-def _copy(
-    out: cython.p_uchar,
-    at: cython.Py_ssize_t,
-    source: cython.p_const_uchar,
-    start: cython.Py_ssize_t,
-    size: cython.Py_ssize_t,
-) -> cython.void:
-    if cython.compiled:
-        memcpy(out + at, source + start, size)
-    else:
-        out[at : at + size] = source[start : start + size]
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-def _common(
-    one: cython.p_const_uchar,
-    one_at: cython.Py_ssize_t,
-    two: cython.p_const_uchar,
-    two_at: cython.Py_ssize_t,
-    size: cython.Py_ssize_t,
-) -> cython.Py_ssize_t:
-    """How many leading bytes are equal, of at most `size`."""
-    at: cython.Py_ssize_t = 0
-    while at + 8 <= size and _get_u64(one, one_at + at) == _get_u64(two, two_at + at):
-        at += 8
-    while at < size and one[one_at + at] == two[two_at + at]:
-        at += 1
-    return at
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-def _order(
-    one: cython.p_const_uchar,
-    one_at: cython.Py_ssize_t,
-    one_size: cython.Py_ssize_t,
-    two: cython.p_const_uchar,
-    two_at: cython.Py_ssize_t,
-    two_size: cython.Py_ssize_t,
-) -> cython.int:
-    """Below, at or above 0 as the first key is below, equal to or above the second."""
-    shortest: cython.Py_ssize_t = one_size if one_size < two_size else two_size
-    at: cython.Py_ssize_t = _common(one, one_at, two, two_at, shortest)
-    if at < shortest:
-        return -1 if one[one_at + at] < two[two_at + at] else 1
-    if one_size == two_size:
-        return 0
-    return -1 if one_size < two_size else 1
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-def _rotate(value: cython.ulonglong, bits: cython.int) -> cython.ulonglong:
-    return ((value << bits) | (value >> (64 - bits))) & MASK64
-
-
-@cython.cfunc
-@cython.nogil
-@cython.exceptval(check=False)
-def _siphash(data: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t) -> cython.ulonglong:
-    """SipHash-1-3 with an all-zero key, as in `_bloom`."""
-    v0: cython.ulonglong = SEED0
-    v1: cython.ulonglong = SEED1
-    v2: cython.ulonglong = SEED2
-    v3: cython.ulonglong = SEED3
-    word: cython.ulonglong
-    turn: cython.Py_ssize_t
-    words: cython.Py_ssize_t = size // 8
-    for turn in range(words + 4):
-        if turn < words:
-            word = _get_little(data, at + 8 * turn, 8)
-        elif turn == words:
-            word = _get_little(data, at + 8 * words, size & 7)
-            word |= cython.cast(cython.ulonglong, size & 0xFF) << 56
-        else:
-            word = 0
-            if turn == words + 1:
-                v2 ^= 0xFF
-        v3 ^= word
-        v0 = (v0 + v1) & MASK64
-        v2 = (v2 + v3) & MASK64
-        v1 = _rotate(v1, 13) ^ v0
-        v3 = _rotate(v3, 16) ^ v2
-        v0 = _rotate(v0, 32)
-        v2 = (v2 + v1) & MASK64
-        v0 = (v0 + v3) & MASK64
-        v1 = _rotate(v1, 17) ^ v2
-        v3 = _rotate(v3, 21) ^ v0
-        v2 = _rotate(v2, 32)
-        v0 ^= word
-    return v0 ^ v1 ^ v2 ^ v3
 
 
 @cython.cclass
@@ -440,16 +283,16 @@ class RowWriter:
         time: cython.longlong
         size: cython.Py_ssize_t = 9
         self._drop_taken()
-        _put_u64(out, 0, row[1])
+        put_u64(out, 0, row[1])
         if row[5] is not None:
             flags |= EXPIRE_FLAG
             time = row[5]
-            _put_u64(out, size, cython.cast(cython.ulonglong, time))
+            put_u64(out, size, cython.cast(cython.ulonglong, time))
             size += 8
         if row[4] is not None:
             flags |= CREATE_FLAG
             time = row[4]
-            _put_u64(out, size, cython.cast(cython.ulonglong, time))
+            put_u64(out, size, cython.cast(cython.ulonglong, time))
             size += 8
         out[8] = flags
         self._add(key, 0, len(key), value, 0, len(value), out, 0, size)
@@ -564,7 +407,7 @@ class RowWriter:
         tail_size: cython.Py_ssize_t
         while at < stop:
             key_size = data[at] | (data[at + 1] << 8)
-            value_size = _get_little(data, at + 2, 4)
+            value_size = get_little(data, at + 2, 4)
             tail_at = at + 6 + key_size + value_size
             tail_size = 9
             if data[tail_at + 8] & EXPIRE_FLAG:
@@ -609,7 +452,7 @@ class RowWriter:
         ending: cython.bint = len(expires) > 0
         some_end: cython.bint = len(has_expires) > 0
         with cython.nogil:
-            _put_u64(tail, 0, seq)
+            put_u64(tail, 0, seq)
             while at < stop:
                 key_at = key_offsets[at]
                 key_size = key_offsets[at + 1] - key_at
@@ -633,13 +476,13 @@ class RowWriter:
                     break
                 if ending and (not some_end or has_expires[at]):
                     tail[8] = kind | EXPIRE_FLAG | CREATE_FLAG
-                    _put_u64(tail, 9, cython.cast(cython.ulonglong, expires[at]))
-                    _put_u64(tail, 17, cython.cast(cython.ulonglong, created_ms))
+                    put_u64(tail, 9, cython.cast(cython.ulonglong, expires[at]))
+                    put_u64(tail, 17, cython.cast(cython.ulonglong, created_ms))
                     if self._add(keys, key_at, key_size, values, value_at, value_size, tail, 0, 25):
                         break
                 else:
                     tail[8] = kind | CREATE_FLAG
-                    _put_u64(tail, 9, cython.cast(cython.ulonglong, created_ms))
+                    put_u64(tail, 9, cython.cast(cython.ulonglong, created_ms))
                     if self._add(keys, key_at, key_size, values, value_at, value_size, tail, 0, 17):
                         break
                 at += 1
@@ -658,7 +501,7 @@ class RowWriter:
         seq: cython.ulonglong,
     ) -> cython.bint:
         """Whether an interrupted run has written this row."""
-        order: cython.int = _order(key, key_at, key_size, self.resume_at, 0, self.resume_size)
+        order: cython.int = compare(key, key_at, key_size, self.resume_at, 0, self.resume_size)
         if order > 0:
             self.resuming = False
         return order < 0 or (order == 0 and seq >= self.resume_seq)
@@ -684,11 +527,11 @@ class RowWriter:
         size: cython.Py_ssize_t = self.previous_size if self.previous_size < key_size else key_size
         at: cython.Py_ssize_t
         out: cython.p_uchar
-        seq: cython.ulonglong = _get_u64(tail, tail_at)
+        seq: cython.ulonglong = get_u64(tail, tail_at)
         kind: cython.int = tail[tail_at + 8] & 0x09
         if self.resuming and self._written_before(key, key_at, key_size, seq):
             return 0
-        common = _common(self.keys, 0, key, key_at, size)
+        common = common_prefix(self.keys, 0, key, key_at, size)
         # No key is empty, so before the first row there is none to compare with.
         if self.previous_size and (
             (key_size < self.previous_size or (key_size == self.previous_size and seq >= self.previous_seq))
@@ -699,7 +542,7 @@ class RowWriter:
             return self.error
         while True:
             shared = common if self.count & 15 else 0
-            size = _varint_size(shared) + _varint_size(key_size - shared) + _varint_size(value_size)
+            size = varint_size(shared) + varint_size(key_size - shared) + varint_size(value_size)
             size += key_size - shared + value_size + tail_size
             at = self.used - self.block_start + 2 * self.restart_count + 2 + size
             if self.count & 15 == 0:
@@ -711,7 +554,7 @@ class RowWriter:
         if self._reserve(size, key_size):
             return self.error
         if self.count == 0:
-            _copy(self.keys, STRIDE, key, key_at, key_size)
+            copy(self.keys, STRIDE, key, key_at, key_size)
             self.first_size = key_size
             self.separator_size = common + 1 if common < key_size else key_size
         at = self.used
@@ -720,25 +563,25 @@ class RowWriter:
             self.restart_count += 1
         # By its own name: a byte written through it might be one of ours, as far as the C compiler knows.
         out = self.out
-        at = _put_varint(out, at, shared)
-        at = _put_varint(out, at, key_size - shared)
-        at = _put_varint(out, at, value_size)
-        _copy(out, at, key, key_at + shared, key_size - shared)
+        at = put_varint(out, at, shared)
+        at = put_varint(out, at, key_size - shared)
+        at = put_varint(out, at, value_size)
+        copy(out, at, key, key_at + shared, key_size - shared)
         at += key_size - shared
         if value is tail and tail_at == value_at + value_size:
-            _copy(out, at, value, value_at, value_size + tail_size)
+            copy(out, at, value, value_at, value_size + tail_size)
         else:
-            _copy(out, at, value, value_at, value_size)
-            _copy(out, at + value_size, tail, tail_at, tail_size)
+            copy(out, at, value, value_at, value_size)
+            copy(out, at + value_size, tail, tail_at, tail_size)
         self.used = at + value_size + tail_size
-        self.hashes[self.hashed] = _siphash(key, key_at, key_size)
+        self.hashes[self.hashed] = siphash(key, key_at, key_size)
         self.hashed += 1
         if self.want_keys:
             self.column[self.column_used] = key_size >> 8
             self.column[self.column_used + 1] = key_size & 0xFF
-            _copy(self.column, self.column_used + 2, key, key_at, key_size)
+            copy(self.column, self.column_used + 2, key, key_at, key_size)
             self.column_used += 2 + key_size
-        _copy(self.keys, common, key, key_at + common, key_size - common)
+        copy(self.keys, common, key, key_at + common, key_size - common)
         self.previous_size = key_size
         self.previous_seq = seq
         self.count += 1
@@ -772,10 +615,10 @@ class RowWriter:
             # The first block needs no separator, and begins with the first key of the table.
             self.separator_size = 0
             self.lead_size = self.first_size
-            _copy(self.keys, 2 * STRIDE, self.keys, STRIDE, self.first_size)
+            copy(self.keys, 2 * STRIDE, self.keys, STRIDE, self.first_size)
         if self._reserve_record():
             return self.error
-        _copy(self.separators, self.separators_used, self.keys, STRIDE, self.separator_size)
+        copy(self.separators, self.separators_used, self.keys, STRIDE, self.separator_size)
         self.separators_used += self.separator_size
         self.records[record] = self.block_start
         self.records[record + 1] = at

@@ -14,16 +14,13 @@ Written in Cython's pure-Python mode; see `_block_writer` for how that works.
 from __future__ import annotations
 
 import cython
-from cython.cimports.libc.string import memcpy
+from cython.cimports.flagstone.kernels._bytes import MASK32, MASK64, MAX_KEY_BYTES, copy, get_big, put_big
 
 # Declared for C: an ordinary module constant would be looked up as a Python object in every row.
-MASK64 = cython.declare(cython.ulonglong, 0xFFFFFFFFFFFFFFFF)
-MASK32 = cython.declare(cython.ulonglong, 0xFFFFFFFF)
 SIGN64 = cython.declare(cython.ulonglong, 0x8000000000000000)
 SIGN32 = cython.declare(cython.ulonglong, 0x80000000)
 INFINITY = cython.declare(cython.ulonglong, 0x7FF0000000000000)
 NAN = cython.declare(cython.ulonglong, 0x7FF8000000000000)
-MAX_KEY_BYTES = cython.declare(cython.longlong, 65_535)
 MAX_COLUMN_BYTES = cython.declare(cython.longlong, 0x7FFFFFFF)
 
 # The type codes, as in `keys/codes`.
@@ -62,30 +59,6 @@ def _width(value: cython.ulonglong) -> cython.int:
 @cython.inline
 @cython.nogil
 @cython.exceptval(check=False)
-def _put_big(
-    out: cython.p_uchar, at: cython.longlong, value: cython.ulonglong, size: cython.int
-) -> cython.void:
-    index: cython.int
-    for index in range(size):
-        out[at + index] = (value >> (8 * (size - 1 - index))) & 0xFF
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-def _get_big(data: cython.p_const_uchar, at: cython.longlong, size: cython.int) -> cython.ulonglong:
-    value: cython.ulonglong = 0
-    index: cython.int
-    for index in range(size):
-        value = (value << 8) | data[at + index]
-    return value
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
 def _number_size(kind: cython.int, bits: cython.ulonglong) -> cython.int:
     if kind == SIGNED:
         return 1 + _width(bits ^ MASK64 if bits & SIGN64 else bits)
@@ -108,19 +81,19 @@ def _put_number(
     if kind == SIGNED and bits & SIGN64:
         width = _width(bits ^ MASK64)
         out[at] = NEGATIVE - width
-        _put_big(out, at + 1, bits, width)
+        put_big(out, at + 1, bits, width)
         return at + 1 + width
     if kind in (SIGNED, UNSIGNED):
         width = _width(bits)
         out[at] = POSITIVE + width
-        _put_big(out, at + 1, bits, width)
+        put_big(out, at + 1, bits, width)
         return at + 1 + width
     if kind == BOOLEAN:
         out[at] = FALSE + (bits & 1)
         return at + 1
     out[at] = kind
     if kind == DATE:
-        _put_big(out, at + 1, bits ^ SIGN32, 4)
+        put_big(out, at + 1, bits ^ SIGN32, 4)
         return at + 5
     if kind == FLOAT:
         if bits & (MASK64 ^ SIGN64) > INFINITY:
@@ -133,7 +106,7 @@ def _put_number(
             bits ^= SIGN64
     else:
         bits ^= SIGN64
-    _put_big(out, at + 1, bits, 8)
+    put_big(out, at + 1, bits, 8)
     return at + 9
 
 
@@ -269,10 +242,7 @@ def write_bytes(
             target[at] = kind
             at += 1
             if _escapes(source, start, stop) == 0:
-                if cython.compiled:
-                    memcpy(target + at, source + start, stop - start)
-                else:
-                    target[at : at + stop - start] = source[start:stop]
+                copy(target, at, source, start, stop - start)
                 at += stop - start
             else:
                 for spot in range(start, stop):
@@ -513,7 +483,7 @@ def read_numbers(
                 width = NEGATIVE - found if negative else found - POSITIVE
                 if width > 8 or width < 0 or width > room or (negative and kind == UNSIGNED):
                     break
-                bits = _get_big(source, at, width)
+                bits = get_big(source, at, width)
                 plain = bits
                 if negative:
                     if width < 8:
@@ -532,14 +502,14 @@ def read_numbers(
                 width = 4
                 if room < width:
                     break
-                bits = _get_big(source, at, 4) ^ SIGN32
+                bits = get_big(source, at, 4) ^ SIGN32
                 if bits & SIGN32:
                     bits |= MASK64 ^ MASK32
             else:
                 width = 8
                 if room < width:
                     break
-                bits = _get_big(source, at, 8)
+                bits = get_big(source, at, 8)
                 if kind != FLOAT or bits & SIGN64:
                     bits ^= SIGN64
                 else:

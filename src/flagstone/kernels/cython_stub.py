@@ -10,6 +10,7 @@ kernel the same guarantee.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -17,9 +18,12 @@ from contextlib import contextmanager
 from functools import wraps
 from threading import RLock
 from types import FunctionType, ModuleType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 Decorated = TypeVar("Decorated")
+
+SHARED: Final = tuple(f"flagstone.kernels.{name}" for name in ("_bytes", "_entries", "_rows", "_siphash"))
+"""The modules whose functions kernels share; compiled, their `.pxd` files take their place."""
 
 
 def _unchanged(thing: Decorated) -> Decorated:
@@ -51,6 +55,7 @@ def _build() -> dict[str, ModuleType]:
     cython.nogil = _NoGil()
     cython.int = cython.uint = cython.longlong = cython.ulonglong = cython.Py_ssize_t = int
     cython.cast = cython.declare = lambda _type, value: value
+    cython.address = _unchanged
     string: Any = ModuleType("cython.cimports.libc.string")
     # Only ever called behind `if cython.compiled`.
     string.memcpy = string.memcmp = string.memmove = None
@@ -67,8 +72,10 @@ def _build() -> dict[str, ModuleType]:
         "cython.cimports.libc.string": string,
         "cython.cimports.libc.stdlib": stdlib,
     }
-    for package in ("cython.cimports", "cython.cimports.cpython", "cython.cimports.libc"):
-        modules[package] = ModuleType(package)
+    for package in ("", ".cpython", ".flagstone", ".flagstone.kernels", ".libc"):
+        modules[f"cython.cimports{package}"] = ModuleType(f"cython.cimports{package}")
+    for shared in SHARED:
+        modules[f"cython.cimports.{shared}"] = importlib.import_module(shared)
     return modules
 
 

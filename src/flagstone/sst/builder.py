@@ -93,7 +93,7 @@ class SstBuilder:
         self._collect(self._writer.take())
 
     def add_log_rows(self, stream: memoryview) -> None:
-        """Append rows to a log file as a memtable hands them out (`Memtable.log_stream`)."""
+        """Append rows to a log file as a memtable hands them out (`Memtable.wal_stream`)."""
         self._writer.add_stream(stream)
         self._collect(self._writer.take())
 

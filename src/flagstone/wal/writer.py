@@ -235,7 +235,7 @@ class WalWriter:
             position = span.start
             while position != span.stop:
                 # In steps: other threads run in between.
-                position, used = span.table.log_stream(position, span.stop, self._stream)
+                position, used = span.table.wal_stream(position, span.stop, self._stream)
                 with memoryview(self._stream)[:used] as rows:
                     builder.add_log_rows(rows)
         if len(self._stream) > _STREAM_BYTES:
