@@ -28,6 +28,7 @@ from cython.cimports.flagstone.kernels._rows import (
     new_entry,
     read_flags,
     read_lengths,
+    row_of,
 )
 
 from flagstone.errors import CorruptData
@@ -101,28 +102,9 @@ class _Cursor:
         return get_u64(self.data, self.entry.tail_at)
 
     @cython.cfunc
-    @cython.inline
-    @cython.exceptval(check=False)
-    def expires(self) -> cython.longlong:
-        return expires_at(self.data, cython.address(self.entry))
-
-    @cython.cfunc
-    @cython.inline
-    @cython.exceptval(check=False)
-    def created(self) -> cython.longlong:
-        return created_at(self.data, cython.address(self.entry))
-
-    @cython.cfunc
     def row(self, key: bytes) -> tuple:
         """The entry tuple under the cursor, whose whole key the caller knows."""
-        return (
-            key,
-            self.seq(),
-            self.entry.flags & KIND_MASK,
-            piece(self.data, self.entry.value_at, self.entry.tail_at),
-            self.created() if self.entry.flags & CREATE_FLAG else None,
-            self.expires() if self.entry.flags & EXPIRE_FLAG else None,
-        )
+        return row_of(self.data, cython.address(self.entry), key)
 
     @cython.cfunc
     @cython.exceptval(-1)
@@ -351,8 +333,8 @@ def decode_columns(
             if with_times:
                 seqs[row] = cursor.seq()
                 kinds[row] = cursor.entry.flags & KIND_MASK
-                expires[row] = cursor.expires()
-                created[row] = cursor.created()
+                expires[row] = expires_at(cursor.data, cython.address(cursor.entry))
+                created[row] = created_at(cursor.data, cython.address(cursor.entry))
                 has_expires[row] = (cursor.entry.flags & EXPIRE_FLAG) >> 1
                 has_created[row] = (cursor.entry.flags & CREATE_FLAG) >> 2
             row += 1

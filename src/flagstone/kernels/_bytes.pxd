@@ -144,3 +144,13 @@ cdef inline int compare(
     if at < shortest:
         return -1 if one[one_at + at] < two[two_at + at] else 1
     return (one_size > two_size) - (one_size < two_size)
+
+
+cdef inline unsigned char* grow_bytes(unsigned char* memory, Py_ssize_t room, Py_ssize_t larger) noexcept nogil:
+    return <unsigned char*>realloc(memory, larger)
+
+
+cdef inline unsigned long long* grow_numbers(
+    unsigned long long* memory, Py_ssize_t room, Py_ssize_t larger
+) noexcept nogil:
+    return <unsigned long long*>realloc(memory, 8 * larger)

@@ -6,7 +6,7 @@ Entries lie in chunks of memory that never move. The address of an entry is the 
 offset: every entry begins in the first `CHUNK_BYTES` of its chunk. `chunks` is an array of the chunks' memory addresses
 when compiled, because asking a list costs more than reading the row, and the list of chunks here.
 
-The first entry of a key is its anchor. It links to the newest entry of the key, every newer entry to the next older one:
+The first entry of a key is its anchor. It links to the key's newest entry, every newer entry to the next older one:
 
     anchor.link -> newest -> … -> second -> anchor          (0: the anchor is the only version)
 """

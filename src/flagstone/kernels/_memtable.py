@@ -1,11 +1,11 @@
 """The memtable: recent rows in commit order, found by hash, and sorted when a scan or a flush needs order.
 
 Rows are appended to chunks of memory that never move (`_entries` has the layout), so that a row which a reader found
-stays valid while other threads write. Walking the chunks gives commit order, as the WAL needs it. The hash table and the
-sorted runs name only anchors, the first entries of keys; older versions are found by links.
+stays valid while other threads write. Walking the chunks gives commit order, as the WAL needs it. The hash table and
+the sorted runs name only anchors, the first entries of keys; links lead to the other versions.
 
-Order is kept as in a log-structured tree: a scan or a flush sorts the anchors that are in no run yet into a new run, and
-runs of similar size are merged (see `_key_runs`). Inserting compares no keys.
+Order is kept as in a log-structured tree: a scan or a flush sorts the anchors that are in no run yet into a new run,
+and runs of similar size are merged (see `_key_runs`). Inserting compares no keys.
 
 Writers must exclude each other. Readers need no lock, because every method runs under one: the interpreter's, or where
 the kernel is interpreted the lock of `cython_stub`.

@@ -32,7 +32,7 @@ from cython.cimports.flagstone.kernels._rows import (
 )
 
 WARM_STEP = cython.declare(cython.Py_ssize_t, 64)
-LONG_AGO = cython.declare(cython.longlong, -(1 << 63))
+LONG_AGO = cython.declare(cython.longlong, -0x7FFFFFFFFFFFFFFF - 1)
 # The sum of what `_warm` has read; without it the C compiler would drop the loop.
 _warmed = cython.declare(cython.uint, 0)
 

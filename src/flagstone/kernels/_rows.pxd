@@ -1,6 +1,6 @@
 # Rows as blocks and streams store them: the compiled form. `_rows.py` has the interpreted form and the layout.
 
-from flagstone.kernels._bytes cimport MASK32, get_i64, get_length, get_u16
+from flagstone.kernels._bytes cimport MASK32, get_i64, get_length, get_u16, get_u64, piece
 
 cdef enum:
     TOMBSTONE_KIND = 0x01
@@ -94,3 +94,14 @@ cdef inline long long expires_at(const unsigned char* data, Entry* entry) noexce
 
 cdef inline long long created_at(const unsigned char* data, Entry* entry) noexcept nogil:
     return get_i64(data, entry.stop - 8) if entry.flags & CREATE_FLAG else 0
+
+
+cdef inline tuple row_of(const unsigned char* data, Entry* entry, bytes key):
+    return (
+        key,
+        get_u64(data, entry.tail_at),
+        entry.flags & KIND_MASK,
+        piece(data, entry.value_at, entry.tail_at),
+        created_at(data, entry) if entry.flags & CREATE_FLAG else None,
+        expires_at(data, entry) if entry.flags & EXPIRE_FLAG else None,
+    )

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from flagstone.kernels._bytes import MASK32, get_i64, get_length, get_u16
+from flagstone.kernels._bytes import MASK32, get_i64, get_length, get_u16, get_u64, piece
+from flagstone.types import EntryTuple
 
 TOMBSTONE_KIND: Final = 0x01
 EXPIRE_FLAG: Final = 0x02
@@ -98,3 +99,15 @@ def expires_at(data: Any, entry: Entry) -> int:
 def created_at(data: Any, entry: Entry) -> int:
     """The time of creation of an entry; 0 without one."""
     return get_i64(data, entry.stop - 8) if entry.flags & CREATE_FLAG else 0
+
+
+def row_of(data: Any, entry: Entry, key: bytes) -> EntryTuple:
+    """The entry as an entry tuple; the caller knows its whole key."""
+    return (
+        key,
+        get_u64(data, entry.tail_at),
+        entry.flags & KIND_MASK,
+        piece(data, entry.value_at, entry.tail_at),
+        created_at(data, entry) if entry.flags & CREATE_FLAG else None,
+        expires_at(data, entry) if entry.flags & EXPIRE_FLAG else None,
+    )

@@ -23,7 +23,6 @@ from cython.cimports.flagstone.kernels._bytes import (
 from cython.cimports.flagstone.kernels._rows import (
     CREATE_FLAG,
     EXPIRE_FLAG,
-    KIND_MASK,
     MERGE_KIND,
     TOMBSTONE_KIND,
     Entry,
@@ -33,6 +32,7 @@ from cython.cimports.flagstone.kernels._rows import (
     new_entry,
     read_flags,
     read_lengths,
+    row_of,
 )
 
 from flagstone.errors import CorruptData
@@ -229,7 +229,7 @@ class Sieve:
                     # The usual row, without any detour.
                     out.append((piece(known, 0, key_size), piece(data, entry.value_at, entry.tail_at)))
                     continue
-            self._add_entry(data, cython.address(entry), seq, out)
+            self._add_entry(data, cython.address(entry), out)
         return 0
 
     @cython.cfunc
@@ -237,22 +237,19 @@ class Sieve:
         self,
         data: cython.p_const_uchar,
         entry: cython.pointer(Entry),
-        seq: cython.ulonglong,
         out: list,
     ) -> object:
         """One visible version of the current key that is not the plainest kind."""
-        kind: cython.int = entry.flags & KIND_MASK
-        key: bytes = piece(self.key, 0, self.key_size)
-        value: bytes = piece(data, entry.value_at, entry.tail_at)
-        expires = expires_at(data, entry) if entry.flags & EXPIRE_FLAG else None
-        created = created_at(data, entry) if entry.flags & CREATE_FLAG else None
-        if self.operands is not None or kind == MERGE_KIND:
-            self._collect((key, seq, kind, value, created, expires), out)
+        row: tuple = row_of(data, entry, piece(self.key, 0, self.key_size))
+        if self.operands is not None or entry.flags & MERGE_KIND:
+            self._collect(row, out)
             return None
         self.decided = True
-        if kind == TOMBSTONE_KIND or (self.hide_expired and expires is not None and expires <= self.now_ms):
+        if entry.flags & TOMBSTONE_KIND or (
+            self.hide_expired and entry.flags & EXPIRE_FLAG and expires_at(data, entry) <= self.now_ms
+        ):
             return None
-        out.append((key, value, seq, created, expires) if self.whole_rows else (key, value))
+        out.append((row[0], row[3], row[1], row[4], row[5]) if self.whole_rows else (row[0], row[3]))
         return None
 
 

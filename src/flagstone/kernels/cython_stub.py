@@ -22,8 +22,8 @@ from typing import Any, Final, TypeVar
 
 Decorated = TypeVar("Decorated")
 
-SHARED: Final = tuple(f"flagstone.kernels.{name}" for name in ("_bytes", "_entries", "_rows", "_siphash"))
-"""The modules whose functions kernels share; compiled, their `.pxd` files take their place."""
+SHARED: Final = ("_bytes", "_entries", "_merge_source", "_rows", "_siphash")
+"""The modules whose functions kernels share. When kernels are compiled, the `.pxd` files take their place."""
 
 
 def _unchanged(thing: Decorated) -> Decorated:
@@ -50,6 +50,7 @@ class _NoGil:
 def _build() -> dict[str, ModuleType]:
     cython: Any = ModuleType("cython")
     cython.compiled = False
+    cython.NULL = None
     cython.cfunc = cython.ccall = cython.inline = cython.cclass = _unchanged
     cython.exceptval = _decorator
     cython.nogil = _NoGil()
@@ -75,7 +76,8 @@ def _build() -> dict[str, ModuleType]:
     for package in ("", ".cpython", ".flagstone", ".flagstone.kernels", ".libc"):
         modules[f"cython.cimports{package}"] = ModuleType(f"cython.cimports{package}")
     for shared in SHARED:
-        modules[f"cython.cimports.{shared}"] = importlib.import_module(shared)
+        name = f"flagstone.kernels.{shared}"
+        modules[f"cython.cimports.{name}"] = importlib.import_module(name)
     return modules
 
 
