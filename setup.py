@@ -21,10 +21,10 @@ KERNELS = (
     "_memtable_streams",
     "_merge",
     "_probe",
-    "_row_writer",
     "_scan",
     "_sealing",
-    "_tuples",
+    "_tuple_reader",
+    "_tuple_writer",
     "_value_rows",
 )
 KERNEL_FOLDER = Path("src/flagstone/kernels")

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from flagstone.kernels import _memtable as memtable
     from flagstone.kernels import _merge as merge
     from flagstone.kernels import _probe as probe
-    from flagstone.kernels import _row_writer as row_writer
     from flagstone.kernels import _scan as scan
     from flagstone.kernels import _sealing as sealing
-    from flagstone.kernels import _tuples as tuples
+    from flagstone.kernels import _tuple_reader as tuple_reader
+    from flagstone.kernels import _tuple_writer as tuple_writer
     from flagstone.kernels import _value_rows as value_rows
 
 
@@ -63,10 +63,10 @@ NAMES = (
     "memtable",
     "merge",
     "probe",
-    "row_writer",
     "scan",
     "sealing",
-    "tuples",
+    "tuple_reader",
+    "tuple_writer",
     "value_rows",
 )
 
@@ -87,9 +87,9 @@ __all__ = [
     "memtable",
     "merge",
     "probe",
-    "row_writer",
     "scan",
     "sealing",
-    "tuples",
+    "tuple_reader",
+    "tuple_writer",
     "value_rows",
 ]

@@ -1,9 +1,8 @@
-# Integers, byte ranges and memory for every kernel: the compiled form. `_bytes.py` has the interpreted form.
+# Integers and byte ranges for every kernel: the compiled form. `_bytes.py` has the interpreted form.
 #
 # All functions are inline, so that each kernel compiles its own copy, and the C compiler joins them with the loops
 # that call them. Literals beyond 31 bits carry a C suffix: without it Cython computes with Python integers.
 
-from libc.stdlib cimport realloc
 from libc.string cimport memcmp, memcpy
 
 cdef extern from *:
@@ -144,13 +143,3 @@ cdef inline int compare(
     if at < shortest:
         return -1 if one[one_at + at] < two[two_at + at] else 1
     return (one_size > two_size) - (one_size < two_size)
-
-
-cdef inline unsigned char* grow_bytes(unsigned char* memory, Py_ssize_t room, Py_ssize_t larger) noexcept nogil:
-    return <unsigned char*>realloc(memory, larger)
-
-
-cdef inline unsigned long long* grow_numbers(
-    unsigned long long* memory, Py_ssize_t room, Py_ssize_t larger
-) noexcept nogil:
-    return <unsigned long long*>realloc(memory, 8 * larger)

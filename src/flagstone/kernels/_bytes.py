@@ -1,4 +1,4 @@
-"""Integers, byte ranges and memory for every kernel: the interpreted form. `_bytes.pxd` has the compiled form.
+"""Integers and byte ranges for every kernel: the interpreted form. `_bytes.pxd` has the compiled form.
 
 A kernel gets these functions by `from cython.cimports.flagstone.kernels._bytes import …`. The Cython compiler finds the
 `.pxd` file, and copies the inline functions into the kernel. Interpreted, `cython_stub` answers that import with this
@@ -124,15 +124,3 @@ def compare(one: Any, one_at: int, one_size: int, two: Any, two_at: int, two_siz
     """Below, at or above 0, as the first key is below, equal to or above the second."""
     left, right = bytes(one[one_at : one_at + one_size]), bytes(two[two_at : two_at + two_size])
     return (left > right) - (left < right)
-
-
-def grow_bytes(memory: bytearray, room: int, larger: int) -> bytearray:
-    """Enlarge memory of `room` bytes; compiled, NULL when there is none, and the old memory stays valid."""
-    memory.extend(bytes(larger - room))
-    return memory
-
-
-def grow_numbers(memory: list[int], room: int, larger: int) -> list[int]:
-    """Enlarge memory of `room` numbers of 64 bits, like `grow_bytes`."""
-    memory.extend([0] * (larger - room))
-    return memory

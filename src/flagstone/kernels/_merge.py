@@ -27,10 +27,10 @@ from cython.cimports.flagstone.kernels._bytes import (
     compare,
     copy,
     get_u64,
-    grow_bytes,
     piece,
     put_little,
 )
+from cython.cimports.flagstone.kernels._memory import Buffer, free_buffer, grow_buffer, new_buffer
 from cython.cimports.flagstone.kernels._merge_source import KEY_ROOM, Source
 from cython.cimports.flagstone.kernels._rows import (
     CREATE_FLAG,
@@ -118,9 +118,7 @@ class Merger:
     group_closed: cython.bint
     collecting: cython.bint
     collected: list
-    out: cython.p_uchar
-    used: cython.Py_ssize_t
-    room: cython.Py_ssize_t
+    out: Buffer
     error: cython.int
     error_source: cython.Py_ssize_t
     error_at: cython.Py_ssize_t
@@ -152,19 +150,17 @@ class Merger:
         self.by_rows = by_rows
         self.held = [None] * total
         self.collected = []
-        self.room = 2 * soft_limit + 256
+        self.out = new_buffer(2 * soft_limit + 256)
         self.built = self.consumed = self.group_begun = self.group_closed = self.collecting = False
-        self.winner = self.waiting_for = self.group_size = self.used = self.error_source = self.error_at = 0
+        self.winner = self.waiting_for = self.group_size = self.error_source = self.error_at = 0
         self.group_seq = self.error = self.purged = 0
         if not cython.compiled:
             self.sources = [Source(number) for number in range(total)]
             self.group_key = bytearray(KEY_ROOM)
-            self.out = bytearray(self.room)
             return
         self.sources = cython.cast(cython.pointer(Source), calloc(total, cython.sizeof(Source)))
         self.keys = cython.cast(cython.p_uchar, malloc((total + 1) * KEY_ROOM))
-        self.out = cython.cast(cython.p_uchar, malloc(self.room))
-        if self.sources == cython.NULL or self.keys == cython.NULL or self.out == cython.NULL:
+        if not (self.sources and self.keys and self.out.data):
             raise MemoryError
         for number in range(total):
             self.sources[number].number = number
@@ -175,7 +171,7 @@ class Merger:
         if cython.compiled:
             free(self.sources)
             free(self.keys)
-            free(self.out)
+            free_buffer(cython.address(self.out))
 
     def feed(self, source: int, chunk: bytes, bounds: array, low: bytes | None, high: bytes | None) -> None:
         """Give a source its next raw blocks: `bounds` has begin and end of each in the chunk.
@@ -251,11 +247,11 @@ class Merger:
 
     def take(self) -> memoryview | bytes:
         """The stream since the last call, valid until the next `run`."""
-        size: cython.Py_ssize_t = self.used
-        self.used = 0
+        size: cython.Py_ssize_t = self.out.used
+        self.out.used = 0
         if cython.compiled:
-            return PyMemoryView_FromMemory(cython.cast(cython.p_char, self.out), size, PyBUF_READ)
-        return bytes(self.out[:size])
+            return PyMemoryView_FromMemory(cython.cast(cython.p_char, self.out.data), size, PyBUF_READ)
+        return bytes(self.out.data[:size])
 
     def failed_at(self) -> tuple:
         """The source whose block raised `CorruptData`, and the block's number in its last chunk."""
@@ -495,7 +491,7 @@ class Merger:
             source = cython.address(self.sources[self.winner])
             if source.key_size < 0:
                 return _DONE
-            if self.used >= self.soft_limit:
+            if self.out.used >= self.soft_limit:
                 return _FULL
             if not self._same_key(source):
                 self._begin_key(source)
@@ -527,23 +523,19 @@ class Merger:
     @cython.exceptval(check=False)
     def _begin_row(self, source: cython.pointer(Source), value_size: cython.Py_ssize_t) -> cython.int:
         """Append sizes and key, with room for the rest behind them: 0 or `_FAILED`."""
-        at: cython.Py_ssize_t = self.used
-        room: cython.Py_ssize_t = self.room
+        at: cython.Py_ssize_t = self.out.used
+        room: cython.Py_ssize_t = self.out.room
         out: cython.p_uchar
         while room < at + source.key_size + value_size + 32:
             room *= 2
-        if room != self.room:
-            out = grow_bytes(self.out, self.room, room)
-            if not out:
-                return self._fail(_NO_MEMORY, source, 0)
-            self.out = out
-            self.room = room
-        # A local name: as far as the C compiler knows, a byte written through `self.out` might change `self`.
-        out = self.out
+        if room != self.out.room and not grow_buffer(cython.address(self.out), room):
+            return self._fail(_NO_MEMORY, source, 0)
+        # A local name: as far as the C compiler knows, a byte written through `data` might change `self`.
+        out = self.out.data
         put_little(out, at, source.key_size, 2)
         put_little(out, at + 2, value_size, 4)
         copy(out, at + 6, source.key, 0, source.key_size)
-        self.used = at + 6 + source.key_size
+        self.out.used = at + 6 + source.key_size
         return 0
 
     @cython.cfunc
@@ -554,8 +546,8 @@ class Merger:
         size: cython.Py_ssize_t = source.at - source.entry.value_at
         if self._begin_row(source, source.entry.tail_at - source.entry.value_at):
             return _FAILED
-        copy(self.out, self.used, source.data, source.entry.value_at, size)
-        self.used += size
+        copy(self.out.data, self.out.used, source.data, source.entry.value_at, size)
+        self.out.used += size
         return 0
 
     @cython.cfunc
@@ -565,12 +557,12 @@ class Merger:
         """Append a tombstone for an expired row: an older version that lives longer may lie below."""
         if self._begin_row(source, 0):
             return _FAILED
-        copy(self.out, self.used, source.data, source.entry.tail_at, 8)
-        self.out[self.used + 8] = TOMBSTONE_KIND | (source.entry.flags & CREATE_FLAG)
-        self.used += 9
+        copy(self.out.data, self.out.used, source.data, source.entry.tail_at, 8)
+        self.out.data[self.out.used + 8] = TOMBSTONE_KIND | (source.entry.flags & CREATE_FLAG)
+        self.out.used += 9
         if source.entry.flags & CREATE_FLAG:
-            copy(self.out, self.used, source.data, source.entry.tail_at + 17, 8)
-            self.used += 8
+            copy(self.out.data, self.out.used, source.data, source.entry.tail_at + 17, 8)
+            self.out.used += 8
         return 0
 
     @cython.cfunc

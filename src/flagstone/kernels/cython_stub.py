@@ -22,7 +22,16 @@ from typing import Any, Final, TypeVar
 
 Decorated = TypeVar("Decorated")
 
-SHARED: Final = ("_bytes", "_entries", "_merge_source", "_rows", "_siphash")
+SHARED: Final = (
+    "_block_notes",
+    "_bytes",
+    "_entries",
+    "_key_codes",
+    "_memory",
+    "_merge_source",
+    "_rows",
+    "_siphash",
+)
 """The modules whose functions kernels share. When kernels are compiled, the `.pxd` files take their place."""
 
 

@@ -237,7 +237,7 @@ class WalWriter:
                 # In steps: other threads run in between.
                 position, used = span.table.wal_stream(position, span.stop, self._stream)
                 with memoryview(self._stream)[:used] as rows:
-                    builder.add_log_rows(rows)
+                    builder.write(rows)
         if len(self._stream) > _STREAM_BYTES:
             # It grew for a large row, which may be the only one.
             self._stream = bytearray(_STREAM_BYTES)

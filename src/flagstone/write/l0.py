@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from itertools import chain, groupby
 from typing import Any, Final
@@ -10,8 +9,7 @@ from typing import Any, Final
 from flagstone.kernels import memtable as kernel
 from flagstone.lsm.retention import RetentionPolicy, apply_retention
 from flagstone.lsm.segments import SegmentExtractor, route
-from flagstone.sst.builder import EncodedSst, SstOptions
-from flagstone.sst.writer import OutputWriter
+from flagstone.sst.builder import EncodedSst, SstBuilder, SstOptions
 from flagstone.types import EntryTuple
 
 _STREAM_BYTES: Final = 1 << 19
@@ -46,7 +44,7 @@ def build_tables(
 def _one_table(
     table: kernel.Memtable, run: SortedKeys, options: SstOptions, policy: RetentionPolicy
 ) -> EncodedSst | None:
-    output = _unlimited(options)
+    output = SstBuilder(options)
     # One for all steps: fresh memory costs more than what is done with it.
     stream = bytearray(_STREAM_BYTES)
     at, total = 0, len(run[0])
@@ -54,13 +52,13 @@ def _one_table(
         at, used = table.sorted_stream(run, at, stream, policy.min_seq, policy.clock_ms)
         if used:
             with memoryview(stream)[:used] as rows:
-                output.write(rows, 0)
+                output.write(rows)
         elif at < total:
             # It stopped at a key with merge operands, which only the operator can fold.
             for row in apply_retention(table.versions_at(run, at), policy):
                 output.add_row(row)
             at += 1
-    return output.finish()
+    return output.finish_if_any()
 
 
 def _rows_by_segment(
@@ -73,12 +71,7 @@ def _rows_by_segment(
 
 
 def _table_of(rows: Iterator[EntryTuple], options: SstOptions) -> EncodedSst | None:
-    output = _unlimited(options)
+    output = SstBuilder(options)
     for row in rows:
         output.add_row(row)
-    return output.finish()
-
-
-def _unlimited(options: SstOptions) -> OutputWriter:
-    """A memtable becomes one table however large it is."""
-    return OutputWriter(options, max_bytes=sys.maxsize)
+    return output.finish_if_any()

@@ -18,7 +18,7 @@ from flagstone.metadata.manifest import SsTable
 from flagstone.spark.address import open_store
 from flagstone.spark.load.plan import LoadPlan, MadeSst, new_sst_id
 from flagstone.spark.options import WriteOptions
-from flagstone.sst.writer import OutputWriter, RowColumns, SpareBuffers
+from flagstone.sst.builder import RowColumns, SpareBuffers, SstBuilder
 from flagstone.types import MERGE, TOMBSTONE, VALUE
 
 _OPS: Final = pa.array(["put", "delete", "merge"])
@@ -39,8 +39,8 @@ def write_ssts(batches: Iterable[pa.RecordBatch], plan: LoadPlan, options: Write
     made: list[MadeSst] = []
     buffer = _SPARE.take()
 
-    def upload(writer: OutputWriter, *, has_merges: bool) -> None:
-        encoded = writer.finish()
+    def upload(writer: SstBuilder, *, has_merges: bool) -> None:
+        encoded = writer.finish_if_any()
         if encoded is not None:
             table = SsTable(new_sst_id(plan), encoded.info, encoded.format_version)
             store.put(paths.table(table.id), encoded.data)
@@ -50,7 +50,7 @@ def write_ssts(batches: Iterable[pa.RecordBatch], plan: LoadPlan, options: Write
     rows = (as_rows(batch, options, plan.created_ms) for batch in source)
     stretches = iter([check_sorted(rows)]) if options.presorted else ordered_stretches(rows)
     for stretch in stretches:
-        writer = OutputWriter(options.sst_options, max_bytes=options.max_sst_bytes, buffer=buffer)
+        writer = SstBuilder(options.sst_options, max_bytes=options.max_sst_bytes, buffer=buffer)
         merges = False
         for batch in one_per_key(stretch, refuse=options.duplicates == "error"):
             merges = merges or _has_merges(batch)
