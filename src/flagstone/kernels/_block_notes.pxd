@@ -23,10 +23,10 @@ cdef inline Notes new_notes(bint want_hashes, bint want_keys) noexcept nogil:
     cdef Notes notes
     notes.want_hashes = want_hashes
     notes.want_keys = want_keys
-    notes.records = new_numbers(256 * RECORD)
-    notes.index_keys = new_buffer(1 << 17)
-    notes.hashes = new_numbers(1 << 13)
-    notes.keys = new_buffer(1 << 17)
+    notes.records = new_numbers(16 * RECORD)
+    notes.index_keys = new_buffer(1 << 10)
+    notes.hashes = new_numbers(1 << 10)
+    notes.keys = new_buffer(1 << 10)
     return notes
 
 
@@ -48,8 +48,9 @@ cdef inline bint note_key(Notes* notes, const unsigned char* key, Py_ssize_t at,
         notes.hashes.data[notes.hashes.used] = siphash(key, at, size)
         notes.hashes.used += 1
     if notes.want_keys:
-        if notes.keys.used + size + 2 > notes.keys.room and not grow_buffer(&notes.keys, 2 * notes.keys.room):
-            return False
+        if notes.keys.used + size + 2 > notes.keys.room:
+            if not grow_buffer(&notes.keys, 2 * (notes.keys.used + size + 2)):
+                return False
         put_u16(notes.keys.data, notes.keys.used, size)
         copy(notes.keys.data, notes.keys.used + 2, key, at, size)
         notes.keys.used += 2 + size
@@ -64,7 +65,7 @@ cdef inline bint note_block(
     if notes.records.used == notes.records.room and not grow_numbers(&notes.records, 2 * notes.records.room):
         return False
     if notes.index_keys.used + size > notes.index_keys.room:
-        if not grow_buffer(&notes.index_keys, 2 * notes.index_keys.room):
+        if not grow_buffer(&notes.index_keys, 2 * (notes.index_keys.used + size)):
             return False
     copy(notes.index_keys.data, notes.index_keys.used, key, at, size)
     notes.index_keys.used += size

@@ -118,6 +118,8 @@ class BlockWriter:
     value_bytes: cython.longlong
     # What `take` hands out.
     notes: Notes
+    # Room for the tail of a row that comes as a tuple or in columns.
+    tail: bytearray
     error: cython.int
 
     def __init__(
@@ -146,9 +148,10 @@ class BlockWriter:
         self.puts = self.deletes = self.merges = 0
         self.previous_size = self.previous_seq = self.first_size = self.index_size = self.lead_size = 0
         self.blocks = self.rows = self.key_bytes = self.value_bytes = 0
-        self.out = new_buffer(2 * (soft_limit + block_bytes))
+        self.out = new_buffer(block_bytes + SLACK)
         self.restarts = new_numbers(MAX_RESTARTS)
         self.keys = new_buffer(3 * KEY_ROOM)
+        self.tail = bytearray(25)
         self.notes = new_notes(want_hashes, want_keys)
         if not (
             self.out.data
@@ -246,8 +249,7 @@ class BlockWriter:
         value_data: cython.p_const_uchar = nothing
         key_limit: cython.Py_ssize_t = len(keys)
         value_limit: cython.Py_ssize_t = len(values)
-        tail_bytes: bytearray = bytearray(25)
-        tail: cython.p_uchar = tail_bytes
+        tail: cython.p_uchar = self.tail
         at: cython.Py_ssize_t = start
         stop: cython.Py_ssize_t = total
         allowed: cython.Py_ssize_t = room if room < self.soft_limit else self.soft_limit
@@ -400,8 +402,7 @@ class BlockWriter:
     @cython.cfunc
     @cython.exceptval(-1)
     def _add_tuple(self, row: tuple) -> cython.int:
-        tail: bytearray = bytearray(25)
-        out: cython.p_uchar = tail
+        out: cython.p_uchar = self.tail
         key: bytes = row[0]
         value: bytes = row[3]
         flags: cython.int = row[2]

@@ -42,6 +42,7 @@ from cython.cimports.flagstone.kernels._rows import (
     Entry,
     entries_end,
     expires_at,
+    new_entry,
     read_flags,
     read_lengths,
     row_of,
@@ -106,7 +107,7 @@ class Merger:
     held: list
     # The tournament: the source whose row is next, and whether that row is used up.
     built: cython.bint
-    winner: cython.Py_ssize_t
+    winner: cython.pointer(Source)
     consumed: cython.bint
     waiting_for: cython.Py_ssize_t
     # The key whose versions are being read. Its bytes follow those of the sources in `keys`.
@@ -152,7 +153,7 @@ class Merger:
         self.collected = []
         self.out = new_buffer(2 * soft_limit + 256)
         self.built = self.consumed = self.group_begun = self.group_closed = self.collecting = False
-        self.winner = self.waiting_for = self.group_size = self.error_source = self.error_at = 0
+        self.waiting_for = self.group_size = self.error_source = self.error_at = 0
         self.group_seq = self.error = self.purged = 0
         if not cython.compiled:
             self.sources = [Source(number) for number in range(total)]
@@ -214,7 +215,7 @@ class Merger:
         self.sources[number].head = MASK64
         if self.built:
             self.consumed = False
-            self._replay(number)
+            self._replay(cython.address(self.sources[number]))
 
     def waiting(self) -> int:
         """The source that needs to be fed."""
@@ -276,7 +277,8 @@ class Merger:
     def _advance(self, source: cython.pointer(Source)) -> cython.int:
         """Move a source to its next row: 0, `_NEED` or `_FAILED`."""
         data: cython.p_const_uchar = source.data
-        entry: cython.pointer(Entry) = cython.address(source.entry)
+        # Not the source's own: as far as the C compiler knows, copying the key might change that.
+        entry: Entry = new_entry()
         at: cython.Py_ssize_t
         stop: cython.Py_ssize_t
         key_size: cython.Py_ssize_t
@@ -295,20 +297,21 @@ class Merger:
                 if source.stop < 0:
                     return self._fail(_BAD_BLOCK, source, at if stop - at < 2 else stop - 2)
                 continue
-            if read_lengths(data, at, source.stop, entry):
+            if read_lengths(data, at, source.stop, cython.address(entry)):
                 return self._fail(_BAD_LENGTH, source, at)
             key_size = entry.shared + entry.unshared
             if entry.shared > source.shareable or key_size == 0:
                 return self._fail(_BAD_KEY, source, at)
             if key_size > MAX_KEY_BYTES:
                 return self._fail(_LONG_KEY, source, at)
-            problem = read_flags(data, source.stop, entry)
+            problem = read_flags(data, source.stop, cython.address(entry))
             if problem:
                 return self._fail(_BAD_FLAGS if problem == FLAGS_UNKNOWN else _BAD_END, source, at)
             if entry.flags & TOMBSTONE_KIND and entry.value_size:
                 return self._fail(_BAD_TOMBSTONE, source, at)
             copy(source.key, entry.shared, data, entry.suffix_at, entry.unshared)
             source.shareable = source.key_size = key_size
+            source.entry = entry
             source.seq = get_u64(data, entry.tail_at)
             source.at = entry.stop
             if entry.shared < self.common + 8:
@@ -362,14 +365,14 @@ class Merger:
     @cython.cfunc
     @cython.nogil
     @cython.exceptval(check=False)
-    def _replay(self, source: cython.Py_ssize_t) -> cython.void:
+    def _replay(self, source: cython.pointer(Source)) -> cython.void:
         """Let a source whose row changed play its way up again."""
-        current: cython.Py_ssize_t = source
-        other: cython.Py_ssize_t
-        node: cython.Py_ssize_t = (source + self.count) >> 1
+        current: cython.pointer(Source) = source
+        other: cython.pointer(Source)
+        node: cython.Py_ssize_t = (source.number + self.count) >> 1
         while node > 0:
             other = self.sources[node].loser
-            if self._before(cython.address(self.sources[other]), cython.address(self.sources[current])):
+            if self._before(other, current):
                 self.sources[node].loser = current
                 current = other
             node >>= 1
@@ -381,8 +384,8 @@ class Merger:
     def _build(self) -> cython.int:
         """The first row of each source, then the first tournament: 0, `_NEED` or `_FAILED`."""
         number: cython.Py_ssize_t
-        current: cython.Py_ssize_t
-        other: cython.Py_ssize_t
+        current: cython.pointer(Source)
+        other: cython.pointer(Source)
         node: cython.Py_ssize_t
         code: cython.int
         for number in range(self.count):
@@ -392,19 +395,17 @@ class Merger:
                     self.waiting_for = number
                     return code
         for number in range(self.count):
-            self.sources[number].loser = -1
+            self.sources[number].loser = cython.NULL
         for number in range(self.count):
-            current = number
+            current = cython.address(self.sources[number])
             node = (number + self.count) >> 1
-            while node > 0 and current >= 0:
+            while node > 0 and current:
                 other = self.sources[node].loser
-                if other < 0 or self._before(
-                    cython.address(self.sources[other]), cython.address(self.sources[current])
-                ):
+                if not other or self._before(other, current):
                     self.sources[node].loser = current
                     current = other
                 node >>= 1
-            if current >= 0:
+            if current:
                 self.winner = current
         self.built = True
         return 0
@@ -417,9 +418,9 @@ class Merger:
         """Find the next row, `winner`, once the one before is consumed: 0, `_NEED`, `_FAILED`."""
         code: cython.int
         if self.consumed:
-            code = self._advance(cython.address(self.sources[self.winner]))
+            code = self._advance(self.winner)
             if code:
-                self.waiting_for = self.winner
+                self.waiting_for = self.winner.number
                 return code
             self.consumed = False
             self._replay(self.winner)
@@ -488,7 +489,7 @@ class Merger:
             code = self._step()
             if code:
                 return code
-            source = cython.address(self.sources[self.winner])
+            source = self.winner
             if source.key_size < 0:
                 return _DONE
             if self.out.used >= self.soft_limit:
@@ -575,7 +576,7 @@ class Merger:
             code = self._step()
             if code:
                 return code
-            source = cython.address(self.sources[self.winner])
+            source = self.winner
             if source.key_size < 0:
                 break
             if len(self.collected) >= HARD_ROWS:

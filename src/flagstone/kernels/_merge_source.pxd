@@ -25,4 +25,4 @@ cdef struct Source:
     unsigned long long head
     unsigned long long seq
     Entry entry
-    Py_ssize_t loser
+    Source* loser

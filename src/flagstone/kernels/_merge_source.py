@@ -32,5 +32,6 @@ class Source:
         self.high: bytes | None = None
         self.key = bytearray(KEY_ROOM)
         self.low_size = self.high_size = self.block = self.blocks = self.begin = self.at = self.stop = 0
-        self.shareable = self.key_size = self.head = self.seq = self.loser = 0
+        self.shareable = self.key_size = self.head = self.seq = 0
+        self.loser: Source | None = None
         self.entry = Entry()

@@ -57,16 +57,21 @@ cdef inline int read_lengths(
         entry.value_size = data[at + 2]
         at += 3
     else:
-        length = get_length(data, at, end)
-        if length < 0:
-            return <int>length
-        entry.shared = length & <long long>MASK32
-        at += length >> 32
-        length = get_length(data, at, end)
-        if length < 0:
-            return <int>length
-        entry.unshared = length & <long long>MASK32
-        at += length >> 32
+        if at + 2 <= end and (data[at] | data[at + 1]) < 0x80:
+            entry.shared = data[at]
+            entry.unshared = data[at + 1]
+            at += 2
+        else:
+            length = get_length(data, at, end)
+            if length < 0:
+                return <int>length
+            entry.shared = length & <long long>MASK32
+            at += length >> 32
+            length = get_length(data, at, end)
+            if length < 0:
+                return <int>length
+            entry.unshared = length & <long long>MASK32
+            at += length >> 32
         length = get_length(data, at, end)
         if length < 0:
             return <int>length

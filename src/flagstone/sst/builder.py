@@ -18,7 +18,7 @@ from io import SEEK_END, BytesIO
 from typing import Final
 
 from flagstone.errors import InvalidRequest
-from flagstone.format.codec import CHECKSUM_BYTES, Codec, seal
+from flagstone.format.codec import CHECKSUM_BYTES, Codec, seal, seal_parts
 from flagstone.format.filter import DEFAULT_MIN_FILTER_KEYS, BloomPolicy, FilterBuilder, encode_filters
 from flagstone.format.sst import BLOCK_SIZES, DEFAULT_BLOCK_BYTES, FORMAT_V2
 from flagstone.format.sst_info import SsTableInfo, SstType
@@ -32,6 +32,9 @@ RowColumns = tuple[int, memoryview, memoryview, memoryview, memoryview, memoryvi
 
 WAL_BLOCK_BYTES: Final = 64 * 1024
 """SlateDB writes its WAL in blocks of this size whatever other SSTs use: a WAL file is read from end to end."""
+
+SST_STEP_BYTES: Final = 256 * 1024
+"""How many bytes of blocks the kernel finishes before the builder takes them."""
 
 SPARE_BYTES: Final = 64 * 1024 * 1024
 """How much memory an idle executor keeps."""
@@ -113,16 +116,18 @@ class SstBuilder:
         self._compacted = sst_type is SstType.COMPACTED
         self._policies = self.options.filters if self._compacted else ()
         self._max_bytes = max_bytes
-        self._stored_as_written = self.options.codec is Codec.NONE
+        # A kernel adds the checksums of many small blocks at once. For large ones zlib is faster.
+        self._stamped = self._compacted and self.options.codec is Codec.NONE
         resume_key, resume_seq = resume or (b"", 0)
         self._writer = block_writer.BlockWriter(
             self.options.block_bytes if self._compacted else WAL_BLOCK_BYTES,
-            CHECKSUM_BYTES if self._stored_as_written else 0,
+            CHECKSUM_BYTES if self._stamped else 0,
             ordered=self._compacted,
             want_hashes=any(policy.extractor is None for policy in self._policies),
             want_keys=any(policy.extractor is not None for policy in self._policies),
             resume_key=resume_key,
             resume_seq=resume_seq,
+            soft_limit=SST_STEP_BYTES if self._compacted else WAL_BLOCK_BYTES,
         )
         # Unlike joined pieces it never holds an SST twice, and its memory serves one SST after the other.
         self._data = BytesIO() if buffer is None else buffer
@@ -172,7 +177,8 @@ class SstBuilder:
         at = start
         while at < len(stream) and not self.full:
             at = self._writer.write(stream, at, self._max_bytes - self._size)
-            self._collect()
+            if self._writer.finished():
+                self._collect()
         return at
 
     def write_columns(self, columns: RowColumns, start: int, *, seq: int, created_ms: int) -> int:
@@ -218,20 +224,22 @@ class SstBuilder:
     def _collect(self) -> None:
         """Take over the blocks that are finished."""
         data, bounds, offsets, index_keys, counts, hashes, keys = self._writer.take(self._size)
-        if self._stored_as_written:
+        if self._stamped:
             sealing.stamp(data, bounds)
             self._data.write(data)
             self._offsets += offsets
             self._size += len(data)
         else:
             for at in range(0, len(bounds), 2):
-                stored = seal(bytes(data[bounds[at] : bounds[at + 1]]), self.options.codec)
+                stored, checksum = seal_parts(bytes(data[bounds[at] : bounds[at + 1]]), self.options.codec)
                 self._data.write(stored)
+                self._data.write(checksum)
                 self._offsets.append(self._size)
-                self._size += len(stored)
+                self._size += len(stored) + CHECKSUM_BYTES
         self._index_keys += index_keys
         self._counts += counts
-        self._hashes.frombytes(hashes)
+        if hashes:
+            self._hashes.frombytes(hashes)
         for builder in self._filters:
             builder.add_keys(keys)
 
