@@ -7,7 +7,7 @@ from flagstone.kernels._memory cimport (
 from flagstone.kernels._siphash cimport siphash
 
 cdef enum:
-    RECORD = 6
+    _RECORD = 6
 
 
 cdef struct Notes:
@@ -23,7 +23,7 @@ cdef inline Notes new_notes(bint want_hashes, bint want_keys) noexcept nogil:
     cdef Notes notes
     notes.want_hashes = want_hashes
     notes.want_keys = want_keys
-    notes.records = new_numbers(16 * RECORD)
+    notes.records = new_numbers(16 * _RECORD)
     notes.index_keys = new_buffer(1 << 10)
     notes.hashes = new_numbers(1 << 10)
     notes.keys = new_buffer(1 << 10)
@@ -76,12 +76,12 @@ cdef inline bint note_block(
     record[3] = puts
     record[4] = deletes
     record[5] = merges
-    notes.records.used += RECORD
+    notes.records.used += _RECORD
     return True
 
 
 cdef inline Py_ssize_t noted_blocks(Notes* notes) noexcept nogil:
-    return notes.records.used // RECORD
+    return notes.records.used // _RECORD
 
 
 cdef inline tuple take_notes(Notes* notes, long long base, long long[::1] bounds):
@@ -98,7 +98,7 @@ cdef inline tuple take_notes(Notes* notes, long long base, long long[::1] bounds
         index_keys.append(piece(notes.index_keys.data, at, at + size))
         at += size
         counts.append((record[3], record[4], record[5]))
-        record += RECORD
+        record += _RECORD
     at = 0
     while at < notes.keys.used:
         size = get_u16(notes.keys.data, at)

@@ -306,7 +306,7 @@ def decode_columns(
                     offset=cursor.entry_at,
                 )
             if row >= room or key_at + cursor.entry.shared + cursor.entry.unshared > len(keys):
-                raise ValueError("the columns are smaller than measure() said")
+                raise ValueError("the columns are smaller than measure() returned")
             if cython.compiled:
                 if cursor.entry.shared:
                     copy(
@@ -326,7 +326,7 @@ def decode_columns(
             key_at += previous_size
             if with_values:
                 if value_at + cursor.entry.value_size > len(values):
-                    raise ValueError("the columns are smaller than measure() said")
+                    raise ValueError("the columns are smaller than measure() returned")
                 _fill(values, value_at, cursor.data, cursor.entry.value_at, cursor.entry.value_size)
                 value_at += cursor.entry.value_size
                 value_offsets[row + 1] = value_at

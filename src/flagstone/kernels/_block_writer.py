@@ -320,7 +320,7 @@ class BlockWriter:
             value_size = value_offsets[at + 1] - value_offsets[at]
             raise invalid_column_row(self.rows, key_size, value_size, kinds[at] if with_kinds else 0)
         if self.error == _BAD_KEY or self.error == _BAD_SEQ:
-            raise InvalidRequest(f"row {self.rows} of the table: its key is not above the one before")
+            raise InvalidRequest(f"row {self.rows} of the SST: its key is not above the one before")
         if self.error:
             self._raise()
         return at

@@ -3,7 +3,7 @@
     bloom = k(u16 BE) bits        bit p is bit p % 8, least significant first, of byte p // 8
 
 The 64-bit hash is cut into two halves that walk the bit array: position and stride, the stride growing by
-one more each step. Written in Cython's pure-Python mode; see `_block` for how that works.
+one more each step.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def hash_keys(keys: list[Any]) -> array[int]:
 def build(hashes: array[int], size: int, probes: int) -> bytes:
     """The bit array of `size` bytes in which every hash of the array has its `probes` bits set.
 
-    Does not hold the interpreter's lock: a large table has millions of hashes.
+    Does not hold the interpreter's lock: a large SST has millions of hashes.
     """
     bits: bytearray = bytearray(size)
     out: cython.p_uchar = bits

@@ -46,6 +46,10 @@ cdef inline void put_u16(unsigned char* out, Py_ssize_t at, Py_ssize_t value) no
     out[at + 1] = value & 0xFF
 
 
+cdef inline unsigned int get_u32(const unsigned char* data, Py_ssize_t at) noexcept nogil:
+    return data[at] | (data[at + 1] << 8) | (data[at + 2] << 16) | (<unsigned int>data[at + 3] << 24)
+
+
 cdef inline unsigned long long get_big(const unsigned char* data, Py_ssize_t at, int size) noexcept nogil:
     cdef unsigned long long value = 0
     cdef int index

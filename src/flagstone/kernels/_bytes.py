@@ -39,6 +39,11 @@ def put_u16(out: Any, at: int, value: int) -> None:
     out[at + 1] = value & 0xFF
 
 
+def get_u32(data: Any, at: int) -> int:
+    """An unsigned integer of 4 bytes, the low byte first."""
+    return int.from_bytes(data[at : at + 4], "little")
+
+
 def get_big(data: Any, at: int, size: int) -> int:
     """An unsigned integer of up to 8 bytes, the high byte first."""
     return int.from_bytes(data[at : at + size], "big")

@@ -122,7 +122,7 @@ class Memtable:
         """
         if seq <= self.largest_seq:
             return -1
-        # First of all: whatever is raised from here on, the number tells that this row may be half made.
+        # First of all: if anything is raised from here on, the sequence number shows that this row may be incomplete.
         self.largest_seq = seq
         self._add(key, seq, kind, value, created, expires)
         return self.total_bytes

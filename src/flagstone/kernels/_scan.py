@@ -1,12 +1,8 @@
 """Turns stored rows into what a scan shows: of each key the newest version a reader may see, or nothing.
 
-Rows come in key order, the versions of a key from new to old, as whole blocks of format version 2 or as entry
-tuples, mixed as the merge above likes. State is carried from call to call, because the versions of a key may
-continue in the next block. Blocks are walked here and not through `_block_reader`: only within one module does
-the C compiler melt reading, choosing and building into one loop, and this one makes millions of rows a second.
-Everything read from a block is bounds-checked first, as there.
-
-Written in Cython's pure-Python mode; see `_block_writer` for how that works.
+Rows come in key order, the versions of a key from new to old, as whole blocks or as entry tuples, in any mixture. State
+is carried from call to call, because the versions of a key may continue in the next block. Everything read from a block
+is bounds-checked first.
 """
 
 from __future__ import annotations
@@ -85,7 +81,7 @@ class Sieve:
         return self.operands is not None
 
     def pass_over(self, key: bytes) -> None:
-        """Know that all visible versions of `key` were dealt with elsewhere."""
+        """Skip all versions of `key`: another source has decided what is visible of it."""
         self.key[: len(key)] = key
         self.key_size = len(key)
         self.decided = True
@@ -226,7 +222,7 @@ class Sieve:
             if self.operands is None and not entry.flags & (MERGE_KIND | EXPIRE_FLAG | TOMBSTONE_KIND):
                 self.decided = True
                 if not self.whole_rows:
-                    # The usual row, without any detour.
+                    # The usual row, built at once.
                     out.append((piece(known, 0, key_size), piece(data, entry.value_at, entry.tail_at)))
                     continue
             self._add_entry(data, cython.address(entry), out)
@@ -239,7 +235,7 @@ class Sieve:
         entry: cython.pointer(Entry),
         out: list,
     ) -> object:
-        """One visible version of the current key that is not the plainest kind."""
+        """One visible version of the current key that is not a plain value without an end."""
         row: tuple = row_of(data, entry, piece(self.key, 0, self.key_size))
         if self.operands is not None or entry.flags & MERGE_KIND:
             self._collect(row, out)
@@ -306,8 +302,8 @@ class ChunkIterator:
 class ColumnSieve:
     """Chooses like `Sieve`, and writes what is visible into columns; for blocks that hold no operands.
 
-    Stateless between calls but for `decided_key`, and without the interpreter's lock. Damage is not told here but left
-    to `Sieve`, which words it for everybody.
+    Keeps no state between calls but `decided_key`, and works without the interpreter's lock. It does not raise for
+    damage: `Sieve` then reads the same blocks, and raises the detailed error.
     """
 
     max_seq: cython.ulonglong
@@ -414,7 +410,7 @@ class ColumnSieve:
             if end < 0:
                 return False
             while at < end:
-                # Checked here already: `fill` allocates what a damaged share would claim.
+                # Checked here already: the caller allocates the key bytes that a damaged share would claim.
                 if (
                     read_lengths(data, at, end, cython.address(entry))
                     or read_flags(data, end, cython.address(entry))
@@ -456,7 +452,7 @@ class ColumnSieve:
         data: cython.p_const_uchar = chunk
         low: cython.p_const_uchar = start
         high: cython.p_const_uchar = stop
-        # The key before: the one decided last, or the last in the column, or behind that one that is not to be seen.
+        # The key before: the one decided last, or the last in the column, or a hidden one behind it.
         before: cython.p_const_uchar = decided
         before_at: cython.Py_ssize_t = 0
         before_size: cython.Py_ssize_t = len(decided)
@@ -574,7 +570,7 @@ class ColumnSieve:
                     break
         if outcome:
             return outcome
-        # A key at or behind `stop` belongs to others, and one without a version old enough is still open.
+        # A key at or behind `stop` is not in the range, and one without a version old enough is still open.
         self.decided = b"" if over or not known else piece(before, before_at, before_at + before_size)
         return row
 

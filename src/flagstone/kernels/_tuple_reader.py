@@ -191,7 +191,7 @@ def read_bytes(
     spot: cython.longlong
     source: cython.p_const_uchar
     if len(found) <= rows or len(valid) < rows or len(out) < found[rows]:
-        raise ValueError("the columns are smaller than find_bytes() said")
+        raise ValueError("the columns are smaller than find_bytes() found")
     if cython.compiled:
         source = cython.address(data[0])
     else:

@@ -1,7 +1,7 @@
 """Order-preserving keys from columns: `docs/keys.md` has the layout, `keys/scalars` the same for one tuple.
 
 Encoding takes two rounds over the columns: `measure_…` adds up what each row needs, `lay_out` gives each its place,
-`write_…` appends one part to every row. `cursors` says where each row stands; it is the only state.
+`write_…` appends one part to every row. `cursors` has the place of each row; it is the only state.
 
 Numbers travel as 64-bit patterns (`Q`), whatever they mean. A `valid` with no element means that no row is null. The
 loops are free of Python, and run without its lock. `_tuple_reader` reads the keys.
@@ -98,7 +98,7 @@ def measure_numbers(
     valid: cython.const[cython.uchar][::1],
     sizes: cython.longlong[::1],
 ) -> None:
-    """Add to each row's size what its number takes; `code` says what the numbers are."""
+    """Add to each row's size what its number takes; `code` is the kind of the numbers."""
     kind: cython.int = code
     row: cython.Py_ssize_t
     rows: cython.Py_ssize_t = len(sizes)
@@ -120,7 +120,7 @@ def write_numbers(
     cursors: cython.longlong[::1],
     out: cython.uchar[::1],
 ) -> None:
-    """Append its number to each row. The room must be what `measure_numbers` said."""
+    """Append its number to each row. The room must be what `measure_numbers` added up."""
     kind: cython.int = code
     row: cython.Py_ssize_t
     rows: cython.Py_ssize_t = len(cursors)
@@ -190,7 +190,7 @@ def write_bytes(
     cursors: cython.longlong[::1],
     out: cython.uchar[::1],
 ) -> None:
-    """Append its string to each row. The room must be what `measure_bytes` said."""
+    """Append its string to each row. The room must be what `measure_bytes` added up."""
     kind: cython.int = code
     row: cython.Py_ssize_t
     rows: cython.Py_ssize_t = len(cursors)
@@ -288,7 +288,7 @@ def _put_decimal(
     at: cython.longlong,
     writing: cython.bint,
 ) -> cython.longlong:
-    """Write one part, or only act as if; returns where it ends. `digits` is scratch."""
+    """Write one part, or with `writing` False only measure it; returns where it ends. `digits` is scratch."""
     negative: cython.bint = high & SIGN64 != 0
     first: cython.int
     last: cython.int = DIGITS - 1
@@ -359,7 +359,7 @@ def write_decimals(
     cursors: cython.longlong[::1],
     out: cython.uchar[::1],
 ) -> None:
-    """Append its decimal to each row. The room must be what `measure_decimals` said."""
+    """Append its decimal to each row. The room must be what `measure_decimals` added up."""
     row: cython.Py_ssize_t
     rows: cython.Py_ssize_t = len(cursors)
     checked: cython.bint = len(valid) > 0

@@ -9,8 +9,6 @@ every row. Reading first locates one item of every row, then gathers the items i
 
 Nothing is raised for bad bytes: locating answers with the first row that is damaged, or -1. The loops are free of
 Python, and run without its lock. A `valid` with no element means that no row is null.
-
-Written in Cython's pure-Python mode; see `_block_writer` for how that works.
 """
 
 from __future__ import annotations
@@ -211,7 +209,7 @@ def write_lists(
     cursors: cython.longlong[::1],
     out: cython.uchar[::1],
 ) -> None:
-    """Append the content of a list to each row, see `measure_lists`; `valid` tells which elements are null."""
+    """Append the content of a list to each row, see `measure_lists`; `valid` has a 0 for each null element."""
     row: cython.Py_ssize_t
     rows: cython.Py_ssize_t = len(cursors)
     checked: cython.bint = len(valid) > 0

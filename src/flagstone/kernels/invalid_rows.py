@@ -20,6 +20,6 @@ def invalid_row(number: int, key_size: int, value_size: int, flags: int) -> Inva
 def invalid_column_row(number: int, key_size: int, value_size: int, kind: int) -> InvalidRequest:
     """The error for the `number`-th row of an SST, which columns describe wrongly."""
     return InvalidRequest(
-        f"row {number} of the table has a key of {key_size} bytes, a value of {value_size}, and kind {kind}; a key has "
+        f"row {number} of the SST has a key of {key_size} bytes, a value of {value_size}, and kind {kind}; a key has "
         f"1 to {MAX_KEY_BYTES} bytes, and a deletion no value"
     )

@@ -171,7 +171,7 @@ class SstStore:
 
     def fetch_request(self, need: Need, *, admit: bool = True) -> Pinned:
         """One of `plan_requests`. What somebody else is already fetching is waited for and not asked again."""
-        table: Sst = need.table
+        table: Sst = need.sst
         fetched: Pinned = {}
         mine: list[int] = []
         others: dict[int, _Flight] = {}
@@ -278,9 +278,9 @@ def plan_requests(needs: Iterable[Need]) -> list[Need]:
     """The same needs, each the work of one request: none twice, neighbouring blocks together."""
     by_table: dict[Sst, tuple[BlockIndex | None, set[int]]] = {}
     for need in needs:
-        index, numbers = by_table.get(need.table, (None, set()))
+        index, numbers = by_table.get(need.sst, (None, set()))
         numbers.update(need.numbers or (META,))
-        by_table[need.table] = (index or need.index, numbers)
+        by_table[need.sst] = (index or need.index, numbers)
     requests = []
     for table, (index, numbers) in by_table.items():
         if META in numbers:
