@@ -56,22 +56,23 @@ cdef inline int read_lengths(
         entry.unshared = data[at + 1]
         entry.value_size = data[at + 2]
         at += 3
+    elif at + 4 <= end and (data[at] | data[at + 1] | data[at + 3]) < 0x80:
+        # Values of 128 bytes to 16 KiB, which are common enough for a path of their own.
+        entry.shared = data[at]
+        entry.unshared = data[at + 1]
+        entry.value_size = (data[at + 2] & 0x7F) | (data[at + 3] << 7)
+        at += 4
     else:
-        if at + 2 <= end and (data[at] | data[at + 1]) < 0x80:
-            entry.shared = data[at]
-            entry.unshared = data[at + 1]
-            at += 2
-        else:
-            length = get_length(data, at, end)
-            if length < 0:
-                return <int>length
-            entry.shared = length & <long long>MASK32
-            at += length >> 32
-            length = get_length(data, at, end)
-            if length < 0:
-                return <int>length
-            entry.unshared = length & <long long>MASK32
-            at += length >> 32
+        length = get_length(data, at, end)
+        if length < 0:
+            return <int>length
+        entry.shared = length & <long long>MASK32
+        at += length >> 32
+        length = get_length(data, at, end)
+        if length < 0:
+            return <int>length
+        entry.unshared = length & <long long>MASK32
+        at += length >> 32
         length = get_length(data, at, end)
         if length < 0:
             return <int>length

@@ -175,7 +175,8 @@ class SstBuilder:
         Raises `CorruptData` when rows are out of order.
         """
         at = start
-        while at < len(stream) and not self.full:
+        size = len(stream)
+        while at < size and self._size <= self._max_bytes:
             at = self._writer.write(stream, at, self._max_bytes - self._size)
             if self._writer.finished():
                 self._collect()
