@@ -20,7 +20,7 @@ help: ## show this list
 setup: $(STAMP) ## create .venv and install everything into it
 
 # Kernels are rebuilt when their sources change: they are compiled from the .py files.
-$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/flagstone/kernels/_*.py)
+$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/flagstone/kernels/_*.py src/flagstone/kernels/_*.pxd)
 	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@$(BIN)/python -m flagstone.kernels

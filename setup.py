@@ -16,13 +16,15 @@ KERNELS = (
     "_block_writer",
     "_bloom",
     "_index",
+    "_key_runs",
     "_memtable",
+    "_memtable_streams",
     "_merge",
     "_probe",
-    "_row_writer",
     "_scan",
     "_sealing",
-    "_tuples",
+    "_tuple_reader",
+    "_tuple_writer",
     "_value_rows",
 )
 KERNEL_FOLDER = Path("src/flagstone/kernels")
@@ -69,6 +71,8 @@ def kernel_extensions():
     return cythonize(
         extensions,
         build_dir="build/kernels",
+        # Where the `.pxd` files of `cython.cimports.flagstone.kernels` are; an installed Flagstone has others.
+        include_path=["src"],
         compiler_directives={
             "language_level": 3,
             "boundscheck": False,

@@ -16,8 +16,7 @@ from flagstone.format import columns
 from flagstone.format.sst import decode_sst
 from flagstone.kernels import load_compiled, load_interpreted
 from flagstone.spark.load.task import row_columns
-from flagstone.sst.builder import SstOptions
-from flagstone.sst.writer import OutputWriter
+from flagstone.sst.builder import SstBuilder
 from flagstone.types import MAX_SEQ
 
 ROWS = sized(200_000, quickly=20_000)
@@ -30,9 +29,10 @@ _rows = [
 
 
 def encode(kernel: ModuleType, count: int) -> list[bytes]:
-    writer = kernel.BlockWriter(4096, True)
+    writer = kernel.BlockWriter(4096, want_hashes=False)
     writer.add_rows(_rows[:count])
-    return [block[0] for block in writer.finish()]
+    blocks: list[bytes] = writer.finish_blocks()
+    return blocks
 
 
 def run() -> str:
@@ -66,11 +66,9 @@ def run() -> str:
         return work
 
     def sst() -> bytes:
-        output = OutputWriter(SstOptions(), max_bytes=sys.maxsize)
-        output.write_columns(row_columns(batch), 0, seq=1, created_ms=1)
-        built = output.finish()
-        assert built is not None
-        return built.data
+        builder = SstBuilder()
+        builder.write_columns(row_columns(batch), 0, seq=1, created_ms=1)
+        return builder.finish().data
 
     reader, writer, index = "block_reader", "block_writer", "index"
     data = sst()

@@ -103,7 +103,8 @@ def test_the_source_distribution_contains_everything_for_building_and_testing(sd
     needed = {
         "LICENSE", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile", "constraints.txt", "mkdocs.yml",
         "pyproject.toml", "setup.py", "docs/quickstart.md", "docs/images/write-path.svg", "tests/conftest.py",
-        "src/flagstone/py.typed", "src/flagstone/kernels/_probe.py", "src/pyspark_flagstone/__init__.py",
+        "src/flagstone/py.typed", "src/flagstone/kernels/_probe.py", "src/flagstone/kernels/_bytes.pxd",
+        "src/pyspark_flagstone/__init__.py",
     }  # fmt: skip
 
     assert needed <= set(sdist), needed - set(sdist)
@@ -112,7 +113,11 @@ def test_the_source_distribution_contains_everything_for_building_and_testing(sd
 
 def test_the_wheel_contains_both_packages_their_types_and_the_licence(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
-    sources = {str(path.relative_to(PROJECT / "src")) for path in (PROJECT / "src").rglob("*.py")}
+    sources = {
+        str(path.relative_to(PROJECT / "src"))
+        for pattern in ("*.py", "*.pxd")
+        for path in (PROJECT / "src").rglob(pattern)
+    }
 
     assert sources <= set(names) or RELEASE is not None, sources - set(names)
     assert "flagstone/py.typed" in names

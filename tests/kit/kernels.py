@@ -56,6 +56,7 @@ def damaged(raw: bytes, changes: Sequence[tuple[int, int]], cut: int) -> bytes:
 
 def blocks_of(rows: list[EntryTuple], size: int = 1024) -> list[bytes]:
     """The rows as encoded blocks."""
-    writer = load_interpreted("block_writer").BlockWriter(size, True)
+    writer = load_interpreted("block_writer").BlockWriter(size)
     writer.add_rows(rows)
-    return [block[0] for block in writer.finish()]
+    blocks: list[bytes] = writer.finish_blocks()
+    return blocks

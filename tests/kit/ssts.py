@@ -100,7 +100,7 @@ class VanishingSsts:
     def _count(self, need: Any) -> None:
         self.fetches += 1
         if self.fetches in self._gone:
-            raise SstGone(need.table.id, need.table.path)
+            raise SstGone(need.sst.id, need.sst.path)
 
 
 @dataclass

@@ -18,7 +18,7 @@ from flagstone.kernels import load_compiled, load_interpreted
 from flagstone.read import arrow
 from flagstone.read.scan_cursor import ScanRequest
 from flagstone.spark.load.task import row_columns
-from flagstone.sst import writer as output
+from flagstone.sst import builder as output
 from flagstone.sst.builder import SstBuilder, SstOptions
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple
 from kit.databases import Append
@@ -27,7 +27,7 @@ from kit.ssts import NOW_MS, oracle
 from kit.strategies import keys, seqs, sorted_entries
 
 FORMS = forms_of("scan")
-KERNELS: dict[tuple[Any, str], str] = {(arrow, "scan"): "scan", (output, "row_writer"): "row_writer"}
+KERNELS: dict[tuple[Any, str], str] = {(arrow, "scan"): "scan", (output, "block_writer"): "block_writer"}
 COLUMNS = ("key", "value", "seq", "created_ms", "expires_ms")
 
 bounds = st.one_of(st.none(), keys)
@@ -157,17 +157,17 @@ def batches(draw: st.DrawFn) -> pa.RecordBatch:
     max_bytes=st.sampled_from([1, 3000, 1 << 30]),
     cut=st.integers(0, 60),
 )
-def test_ssts_of_the_bulk_load_writer_equal_those_of_the_sst_builder(
+def test_ssts_written_from_columns_equal_those_written_from_rows(
     form: str, batch: pa.RecordBatch, codec: Codec, max_bytes: int, cut: int
 ) -> None:
     options = SstOptions(block_bytes=1024, codec=codec, min_filter_keys=3)
     found: list[bytes] = []
     splits: list[int] = []
     with replaced_kernels(form, KERNELS):
-        writer = output.OutputWriter(options, max_bytes=max_bytes)
+        writer = output.SstBuilder(options, max_bytes=max_bytes)
 
         def take() -> None:
-            table = writer.finish()
+            table = writer.finish_if_any()
             if table is not None:
                 found.append(table.data)
                 splits.append(table.rows)
@@ -212,6 +212,6 @@ def test_columns_with_invalid_rows_are_refused(form: str, cells: dict[str, list[
     types = {"key": pa.binary(), "value": pa.binary(), "kind": pa.uint8()}
     batch = pa.RecordBatch.from_pydict({name: pa.array(cells[name], types[name]) for name in cells})
     with replaced_kernels(form, KERNELS):
-        writer = output.OutputWriter(SstOptions(), max_bytes=1 << 30)
+        writer = output.SstBuilder()
         with pytest.raises(InvalidRequest, match="row 1 "):
             writer.write_columns(row_columns(batch), 0, seq=7, created_ms=123)

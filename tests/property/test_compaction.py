@@ -17,7 +17,7 @@ from flagstone.kernels import load_compiled, load_interpreted
 from flagstone.lsm.retention import RetentionPolicy, condense, retain
 from flagstone.lsm.tree import BytesRange, SstView
 from flagstone.metadata.compactions import JobContext, Subcompaction
-from flagstone.sst import writer as output
+from flagstone.sst import builder as output
 from flagstone.sst.builder import SstOptions
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, KeyRange
 from kit.databases import Append
@@ -32,7 +32,7 @@ CLOCK_MS = 50
 FORMS = forms_of("merge")
 KERNELS = {
     (merging, "merge"): "merge",
-    (output, "row_writer"): "row_writer",
+    (output, "block_writer"): "block_writer",
     (output, "sealing"): "sealing",
     (inputs, "sealing"): "sealing",
 }
@@ -173,9 +173,9 @@ def test_a_damaged_source_raises_corrupt_data(
         return
     kernel = (load_compiled if form == "compiled" else load_interpreted)("merge")
     assert kernel is not None
-    writer = load_interpreted("block_writer").BlockWriter(1024, True)
+    writer = load_interpreted("block_writer").BlockWriter(1024)
     writer.add_rows(ordered(pieces))
-    block = bytearray(writer.finish()[0][0])
+    block = bytearray(writer.finish_blocks()[0])
     for _ in range(data.draw(st.integers(1, 3))):
         block[data.draw(st.integers(0, len(block) - 1))] = data.draw(st.integers(0, 255))
     raw = bytes(block[: data.draw(st.integers(0, len(block)))])

@@ -243,7 +243,7 @@ def test_a_schema_encodes_and_decodes_as_columns_do(batch: pa.RecordBatch) -> No
         assert all(same(one, other) for one, other in zip(schema.decode(key), row.values(), strict=True))
 
 
-@pytest.mark.skipif(load_compiled("tuples") is None, reason="kernels were not compiled here")
+@pytest.mark.skipif(load_compiled("tuple_writer") is None, reason="kernels were not compiled here")
 @given(batches(), st.data())
 def test_compiled_and_interpreted_kernel_agree_on_valid_and_damaged_keys(
     batch: pa.RecordBatch, data: st.DataObject
@@ -251,9 +251,10 @@ def test_compiled_and_interpreted_kernel_agree_on_valid_and_damaged_keys(
     results = []
     damage = data.draw(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 255)), max_size=2))
     cut = data.draw(st.integers(0, 1))
-    for kernel in (load_compiled("tuples"), load_interpreted("tuples")):
+    for load in (load_compiled, load_interpreted):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(columnar, "tuples", kernel)
+            for name in ("tuple_writer", "tuple_reader"):
+                patch.setattr(columnar, name, load(name))
             encoded = keys.encode_arrow(batch).to_pylist()
             stored = pa.array([damaged(key, damage, cut) for key in encoded], pa.binary())
             fate = outcome(keys.decode_arrow, stored, batch.schema)

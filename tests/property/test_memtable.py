@@ -142,7 +142,7 @@ def test_the_wal_gets_rows_in_commit_order(
     memtable.insert(b"later", 1000, VALUE, b"", None, None)
     position, found, stream = (0, 0), [], bytearray(max_bytes)
     while position != end:
-        position, used = memtable.log_stream(position, end, stream)
+        position, used = memtable.wal_stream(position, end, stream)
         found += unpack(bytes(stream[:used]))
     assert found == rows
 

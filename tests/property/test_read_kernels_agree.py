@@ -129,7 +129,7 @@ def test_probes_of_both_kernels_equal_a_linear_search(
             pinned: dict[Any, Any] = {}
             found = kernel.find((), [layer], key, max_seq, pinned)
             while isinstance(found, kernel.Need):
-                wanted = [(found.table, number) for number in found.numbers or [-1]]
+                wanted = [(found.sst, number) for number in found.numbers or [-1]]
                 assert not resident
                 assert not set(wanted) <= set(pinned)
                 pinned.update({place: everything[place] for place in wanted})

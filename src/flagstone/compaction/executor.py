@@ -37,8 +37,7 @@ from flagstone.runtime.ids import SYSTEM_IDS, Ids, ulid_ms
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.pool import IoPool, shared_pool
 from flagstone.runtime.sync import Lock
-from flagstone.sst.builder import EncodedSst, SstOptions
-from flagstone.sst.writer import OutputWriter, SpareBuffers
+from flagstone.sst.builder import EncodedSst, SpareBuffers, SstBuilder, SstOptions
 from flagstone.store.caching import CachingStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
@@ -179,7 +178,7 @@ class LocalExecutor:
             for parts in inputs
         ]
         buffer = self._buffers.take()
-        output = OutputWriter(self._options, max_bytes=self._work.max_sst_size, buffer=buffer, resume=resume)
+        output = SstBuilder(self._options, max_bytes=self._work.max_sst_size, buffer=buffer, resume=resume)
         try:
             purged = merge_sources(
                 sources,

@@ -269,9 +269,9 @@ class SstFetcher:
             rows = decode_rows(raw, version)
         except CorruptData as error:
             raise damaged_block(error, number, object=part.path, offset=start) from None
-        writer = block_writer.BlockWriter(BLOCK_SIZES[-1], False)
+        writer = block_writer.BlockWriter(BLOCK_SIZES[-1], ordered=False, want_hashes=False)
         writer.add_rows(rows)
-        return [block[0] for block in writer.finish()]
+        return writer.finish_blocks()
 
     def _read(self, sst: SsTable, path: str, start: int, stop: int, decode: Callable[[bytes], T]) -> T:
         try:

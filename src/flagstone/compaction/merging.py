@@ -13,14 +13,13 @@ from flagstone.errors import CorruptData, InvalidRequest
 from flagstone.kernels import merge
 from flagstone.lsm.compaction_filter import CompactionFilter, Decision, Outcome, Replace
 from flagstone.lsm.retention import RetentionPolicy, apply_retention, condense
-from flagstone.sst.builder import EncodedSst
-from flagstone.sst.writer import OutputWriter
+from flagstone.sst.builder import EncodedSst, SstBuilder
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, Row
 
 
 def merge_sources(
     sources: Sequence[Source],
-    output: OutputWriter,
+    output: SstBuilder,
     *,
     policy: RetentionPolicy,
     chosen: CompactionFilter | None,
@@ -45,7 +44,7 @@ def merge_sources(
     )
 
     def cut() -> None:
-        sst = output.finish()
+        sst = output.finish_if_any()
         if sst is not None:
             check()
             finished(sst)

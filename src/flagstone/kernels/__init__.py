@@ -1,8 +1,13 @@
-"""The compiled part of the format: the same functions, ahead-of-time compiled where a C compiler was there.
+"""The compiled part of the format: the same functions, compiled ahead of time where there was a C compiler.
 
-Import kernels from here (`from flagstone.kernels import bloom`), never from their files: this module
-chooses the compiled form when it is installed, and the interpreted one otherwise or when the environment
-says ``FLAGSTONE_KERNELS=interpreted``. Both forms give the same answers; a property test holds them to it.
+Import kernels from here (`from flagstone.kernels import bloom`), never from their files. This module chooses the
+compiled form when it is installed, and the interpreted form otherwise or with ``FLAGSTONE_KERNELS=interpreted`` in the
+environment. Both forms give the same answers; property tests compare them.
+
+Kernels are written in Cython's pure-Python mode: a file runs as it is, and compiles to C. A `bytes` object assigned to
+a name annotated as a C pointer is that pointer when compiled and stays the object when interpreted; indexing means the
+same in both. Constants of more than 31 bits are declared, because otherwise compiled code computes with them as Python
+integers. Functions that several kernels use are inline functions in `.pxd` files, see `_bytes`.
 """
 
 from __future__ import annotations
@@ -22,15 +27,15 @@ if TYPE_CHECKING:
     from flagstone.kernels import _memtable as memtable
     from flagstone.kernels import _merge as merge
     from flagstone.kernels import _probe as probe
-    from flagstone.kernels import _row_writer as row_writer
     from flagstone.kernels import _scan as scan
     from flagstone.kernels import _sealing as sealing
-    from flagstone.kernels import _tuples as tuples
+    from flagstone.kernels import _tuple_reader as tuple_reader
+    from flagstone.kernels import _tuple_writer as tuple_writer
     from flagstone.kernels import _value_rows as value_rows
 
 
 _SHARED_BY_THREADS: Final = ("memtable", "probe")
-"""Kernels whose objects are read by some threads while others change them; the others' belong to one thread each."""
+"""Kernels whose objects some threads read while others change them. Objects of other kernels belong to one thread."""
 
 
 def load_interpreted(name: str) -> ModuleType:
@@ -63,10 +68,10 @@ NAMES = (
     "memtable",
     "merge",
     "probe",
-    "row_writer",
     "scan",
     "sealing",
-    "tuples",
+    "tuple_reader",
+    "tuple_writer",
     "value_rows",
 )
 
@@ -87,9 +92,9 @@ __all__ = [
     "memtable",
     "merge",
     "probe",
-    "row_writer",
     "scan",
     "sealing",
-    "tuples",
+    "tuple_reader",
+    "tuple_writer",
     "value_rows",
 ]

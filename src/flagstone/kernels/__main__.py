@@ -1,4 +1,4 @@
-"""Says which form of the kernels this installation runs."""
+"""Prints which form of the kernels this installation runs."""
 
 from __future__ import annotations
 

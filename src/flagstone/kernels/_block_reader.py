@@ -9,53 +9,37 @@ from __future__ import annotations
 from typing import Any
 
 import cython
-from cython.cimports.libc.string import memcpy
+from cython.cimports.flagstone.kernels._bytes import (
+    common_prefix,
+    compare,
+    copy,
+    get_u16,
+    get_u64,
+    piece,
+)
+from cython.cimports.flagstone.kernels._rows import (
+    CREATE_FLAG,
+    EXPIRE_FLAG,
+    KIND_MASK,
+    TOMBSTONE_KIND,
+    Entry,
+    created_at,
+    expires_at,
+    new_entry,
+    read_flags,
+    read_lengths,
+    row_of,
+)
 
 from flagstone.errors import CorruptData
-
-# Declared for C: an ordinary module constant would be looked up as a Python object in every row.
-# Constants of more than 31 bits are declared, or compiled code would compute with them as Python integers.
-MAX_LENGTH = cython.declare(cython.longlong, 0xFFFFFFFF)
-TOMBSTONE_FLAG = cython.declare(cython.int, 0x01)
-EXPIRE_FLAG = cython.declare(cython.int, 0x02)
-CREATE_FLAG = cython.declare(cython.int, 0x04)
-
-
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
-def _get_u64(data: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.ulonglong:
-    value: cython.ulonglong = 0
-    index: cython.int
-    for index in range(8):
-        value = (value << 8) | data[at + index]
-    return value
-
-
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
-def _get_i64(data: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.longlong:
-    value: cython.ulonglong = _get_u64(data, at)
-    if not cython.compiled and value >= 1 << 63:
-        return value - (1 << 64)
-    return cython.cast(cython.longlong, value)
-
-
-@cython.cfunc
-@cython.inline
-def _piece(data: cython.p_const_uchar, start: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> bytes:
-    """A part of the memory as bytes. Compiled, a slice is that already, and `bytes()` would cost as much again."""
-    if cython.compiled:
-        return data[start:stop]
-    return bytes(data[start:stop])
+from flagstone.kernels.damage import damaged_entry
 
 
 @cython.cclass
 class _Cursor:
-    """Walks the entries of one block. After `step()` the fields describe the entry it stands on.
+    """Walks the entries of one block. After `step()` it stands on `entry`, which begins at `entry_at`.
 
-    The cursor keeps the block alive; `data` is its memory. `shared` is unchecked, because only the caller
+    The cursor keeps the block alive; `data` is its memory. It does not check `entry.shared`, because only the caller
     knows the key before.
     """
 
@@ -66,12 +50,7 @@ class _Cursor:
     restarts: cython.Py_ssize_t
     at: cython.Py_ssize_t
     entry_at: cython.Py_ssize_t
-    shared: cython.Py_ssize_t
-    unshared: cython.Py_ssize_t
-    suffix_at: cython.Py_ssize_t
-    value_at: cython.Py_ssize_t
-    value_size: cython.Py_ssize_t
-    flags: cython.int
+    entry: Entry
 
     @cython.cfunc
     @cython.exceptval(-1)
@@ -81,9 +60,10 @@ class _Cursor:
         self.data = block
         self.size = len(block)
         self.at = 0
+        self.entry = new_entry()
         if self.size < 2:
             raise CorruptData(f"block of {self.size} bytes, too short for its restart count", offset=0)
-        self.restarts = (self.data[self.size - 2] << 8) | self.data[self.size - 1]
+        self.restarts = get_u16(self.data, self.size - 2)
         self.end = self.size - 2 - 2 * self.restarts
         if self.restarts == 0 and self.end == 0:
             raise CorruptData("block without a row", offset=0)
@@ -97,80 +77,34 @@ class _Cursor:
     @cython.cfunc
     @cython.inline
     @cython.exceptval(-1)
-    def length(self) -> cython.Py_ssize_t:
-        """The LEB128 u32 under the cursor, which moves behind it."""
-        value: cython.longlong = 0
-        shift: cython.int = 0
-        byte: cython.int
-        while shift < 35:
-            if self.at >= self.end:
-                raise CorruptData("a length runs past the entries of the block", offset=self.entry_at)
-            byte = self.data[self.at]
-            self.at += 1
-            value |= cython.cast(cython.longlong, byte & 0x7F) << shift
-            if byte < 0x80:
-                break
-            shift += 7
-        if shift == 35 or value > MAX_LENGTH:
-            raise CorruptData("a length does not fit into 32 bits", offset=self.entry_at)
-        return value
-
-    @cython.cfunc
-    @cython.inline
-    @cython.exceptval(-1)
     def step(self) -> cython.int:
         """Stand on the next entry and return 1, or return 0 at the end of the block."""
-        flags_at: cython.Py_ssize_t
+        problem: cython.int
         if self.at >= self.end:
             return 0
         self.entry_at = self.at
-        self.shared = self.length()
-        self.unshared = self.length()
-        self.value_size = self.length()
-        self.suffix_at = self.at
-        self.value_at = self.suffix_at + self.unshared
-        flags_at = self.value_at + self.value_size + 8
-        if flags_at >= self.end:
-            raise CorruptData("a row runs past the entries of the block", offset=self.entry_at)
-        self.flags = self.data[flags_at]
-        if self.flags & 0xF0 or self.flags & 0x09 == 0x09:
-            raise CorruptData(f"row flags 0x{self.flags:02x} are not a known combination", offset=flags_at)
-        if self.flags & TOMBSTONE_FLAG and self.value_size:
-            raise CorruptData(f"a tombstone carries {self.value_size} bytes of value", offset=self.entry_at)
-        self.at = flags_at + 1 + 8 * (((self.flags & EXPIRE_FLAG) >> 1) + ((self.flags & CREATE_FLAG) >> 2))
-        if self.at > self.end:
-            raise CorruptData("a row runs past the entries of the block", offset=self.entry_at)
+        problem = read_lengths(self.data, self.at, self.end, cython.address(self.entry))
+        if problem == 0:
+            problem = read_flags(self.data, self.end, cython.address(self.entry))
+        if problem:
+            raise damaged_entry(problem, self.entry_at, self.entry.tail_at + 8, self.entry.flags)
+        if self.entry.flags & TOMBSTONE_KIND and self.entry.value_size:
+            raise CorruptData(
+                f"a tombstone carries {self.entry.value_size} bytes of value", offset=self.entry_at
+            )
+        self.at = self.entry.stop
         return 1
 
     @cython.cfunc
     @cython.inline
     @cython.exceptval(check=False)
     def seq(self) -> cython.ulonglong:
-        return _get_u64(self.data, self.value_at + self.value_size)
-
-    @cython.cfunc
-    @cython.inline
-    @cython.exceptval(check=False)
-    def expires(self) -> cython.longlong:
-        return _get_i64(self.data, self.value_at + self.value_size + 9) if self.flags & EXPIRE_FLAG else 0
-
-    @cython.cfunc
-    @cython.inline
-    @cython.exceptval(check=False)
-    def created(self) -> cython.longlong:
-        return _get_i64(self.data, self.at - 8) if self.flags & CREATE_FLAG else 0
+        return get_u64(self.data, self.entry.tail_at)
 
     @cython.cfunc
     def row(self, key: bytes) -> tuple:
         """The entry tuple under the cursor, whose whole key the caller knows."""
-        return (
-            key,
-            self.seq(),
-            self.flags & 0x09,
-            _piece(self.data, self.value_at, self.value_at + self.value_size),
-            self.created() if self.flags & CREATE_FLAG else None,
-            self.expires() if self.flags & EXPIRE_FLAG else None,
-        )
+        return row_of(self.data, cython.address(self.entry), key)
 
     @cython.cfunc
     @cython.exceptval(-1)
@@ -181,12 +115,10 @@ class _Cursor:
         middle: cython.Py_ssize_t
         found: cython.Py_ssize_t = 0
         restart: cython.Py_ssize_t
-        index: cython.Py_ssize_t
-        limit: cython.Py_ssize_t
         target: cython.p_const_uchar = key
         while low < high:
             middle = (low + high) // 2
-            restart = (self.data[self.end + 2 * middle] << 8) | self.data[self.end + 2 * middle + 1]
+            restart = get_u16(self.data, self.end + 2 * middle)
             if restart >= self.end or self.data[restart] != 0:
                 raise CorruptData(
                     f"restart point {middle} does not name an entry with a whole key",
@@ -194,13 +126,7 @@ class _Cursor:
                 )
             self.at = restart
             self.step()
-            limit = self.unshared if self.unshared < len(key) else len(key)
-            index = 0
-            while index < limit and self.data[self.suffix_at + index] == target[index]:
-                index += 1
-            if index < len(key) and (
-                index == self.unshared or self.data[self.suffix_at + index] < target[index]
-            ):
+            if compare(self.data, self.entry.suffix_at, self.entry.unshared, target, 0, len(key)) < 0:
                 found = restart
                 low = middle + 1
             else:
@@ -230,19 +156,20 @@ def decode_rows(block: bytes) -> list[Any]:
             restart_at = cursor.end + 2 * (count >> 4)
             if (
                 restart_at + 2 > cursor.size - 2
-                or ((cursor.data[restart_at] << 8) | cursor.data[restart_at + 1]) != cursor.entry_at
-                or cursor.shared
+                or get_u16(cursor.data, restart_at) != cursor.entry_at
+                or cursor.entry.shared
             ):
                 raise CorruptData(
                     f"entry {count} is not the restart point it should be", offset=cursor.entry_at
                 )
-        elif cursor.shared > len(previous):
+        elif cursor.entry.shared > len(previous):
             raise CorruptData(
-                f"a key shares {cursor.shared} bytes with one of {len(previous)}", offset=cursor.entry_at
+                f"a key shares {cursor.entry.shared} bytes with one of {len(previous)}",
+                offset=cursor.entry_at,
             )
-        key = _piece(cursor.data, cursor.suffix_at, cursor.value_at)
-        if cursor.shared:
-            key = previous[: cursor.shared] + key
+        key = piece(cursor.data, cursor.entry.suffix_at, cursor.entry.value_at)
+        if cursor.entry.shared:
+            key = previous[: cursor.entry.shared] + key
         rows.append(cursor.row(key))
         previous = key
         count += 1
@@ -293,22 +220,20 @@ def _search(block: bytes, key: bytes, max_seq: cython.ulonglong, collect: list |
     index: cython.Py_ssize_t
     cursor.seek_before(key)
     while cursor.step():
-        if cursor.shared > matched:
+        if cursor.entry.shared > matched:
             continue
-        limit = size - cursor.shared
-        if limit > cursor.unshared:
-            limit = cursor.unshared
-        index = 0
-        while index < limit and cursor.data[cursor.suffix_at + index] == target[cursor.shared + index]:
-            index += 1
-        matched = cursor.shared + index
-        if matched == size and index == cursor.unshared:
+        limit = size - cursor.entry.shared
+        if limit > cursor.entry.unshared:
+            limit = cursor.entry.unshared
+        index = common_prefix(cursor.data, cursor.entry.suffix_at, target, cursor.entry.shared, limit)
+        matched = cursor.entry.shared + index
+        if matched == size and index == cursor.entry.unshared:
             if cursor.seq() <= max_seq:
                 if collect is None:
                     return cursor.row(key)
                 collect.append(cursor.row(key))
         elif matched == size or (
-            index < cursor.unshared and cursor.data[cursor.suffix_at + index] > target[matched]
+            index < cursor.entry.unshared and cursor.data[cursor.entry.suffix_at + index] > target[matched]
         ):
             return None
     return None
@@ -327,13 +252,14 @@ def measure(blocks: list[Any]) -> tuple[int, int, int]:
         while cursor.step():
             rows += 1
             # Checked here already: what a damaged length claims would be allocated before `decode_columns` sees it.
-            if cursor.shared > previous_size:
+            if cursor.entry.shared > previous_size:
                 raise CorruptData(
-                    f"a key shares {cursor.shared} bytes with one of {previous_size}", offset=cursor.entry_at
+                    f"a key shares {cursor.entry.shared} bytes with one of {previous_size}",
+                    offset=cursor.entry_at,
                 )
-            previous_size = cursor.shared + cursor.unshared
+            previous_size = cursor.entry.shared + cursor.entry.unshared
             key_bytes += previous_size
-            value_bytes += cursor.value_size
+            value_bytes += cursor.entry.value_size
     return rows, key_bytes, value_bytes
 
 
@@ -374,34 +300,43 @@ def decode_columns(
         cursor = _cursor(block)
         previous_at = previous_size = 0
         while cursor.step():
-            if cursor.shared > previous_size:
+            if cursor.entry.shared > previous_size:
                 raise CorruptData(
-                    f"a key shares {cursor.shared} bytes with one of {previous_size}", offset=cursor.entry_at
+                    f"a key shares {cursor.entry.shared} bytes with one of {previous_size}",
+                    offset=cursor.entry_at,
                 )
-            if row >= room or key_at + cursor.shared + cursor.unshared > len(keys):
-                raise ValueError("the columns are smaller than measure() said")
+            if row >= room or key_at + cursor.entry.shared + cursor.entry.unshared > len(keys):
+                raise ValueError("the columns are smaller than measure() returned")
             if cython.compiled:
-                if cursor.shared:
-                    memcpy(cython.address(keys[key_at]), cython.address(keys[previous_at]), cursor.shared)
+                if cursor.entry.shared:
+                    copy(
+                        cython.address(keys[key_at]),
+                        0,
+                        cython.address(keys[previous_at]),
+                        0,
+                        cursor.entry.shared,
+                    )
             else:
-                keys[key_at : key_at + cursor.shared] = keys[previous_at : previous_at + cursor.shared]
-            _fill(keys, key_at + cursor.shared, cursor.data, cursor.suffix_at, cursor.unshared)
+                copy(keys, key_at, keys, previous_at, cursor.entry.shared)
+            _fill(
+                keys, key_at + cursor.entry.shared, cursor.data, cursor.entry.suffix_at, cursor.entry.unshared
+            )
             previous_at = key_at
-            previous_size = cursor.shared + cursor.unshared
+            previous_size = cursor.entry.shared + cursor.entry.unshared
             key_at += previous_size
             if with_values:
-                if value_at + cursor.value_size > len(values):
-                    raise ValueError("the columns are smaller than measure() said")
-                _fill(values, value_at, cursor.data, cursor.value_at, cursor.value_size)
-                value_at += cursor.value_size
+                if value_at + cursor.entry.value_size > len(values):
+                    raise ValueError("the columns are smaller than measure() returned")
+                _fill(values, value_at, cursor.data, cursor.entry.value_at, cursor.entry.value_size)
+                value_at += cursor.entry.value_size
                 value_offsets[row + 1] = value_at
             if with_times:
                 seqs[row] = cursor.seq()
-                kinds[row] = cursor.flags & 0x09
-                expires[row] = cursor.expires()
-                created[row] = cursor.created()
-                has_expires[row] = (cursor.flags & EXPIRE_FLAG) >> 1
-                has_created[row] = (cursor.flags & CREATE_FLAG) >> 2
+                kinds[row] = cursor.entry.flags & KIND_MASK
+                expires[row] = expires_at(cursor.data, cython.address(cursor.entry))
+                created[row] = created_at(cursor.data, cython.address(cursor.entry))
+                has_expires[row] = (cursor.entry.flags & EXPIRE_FLAG) >> 1
+                has_created[row] = (cursor.entry.flags & CREATE_FLAG) >> 2
             row += 1
             key_offsets[row] = key_at
     return row
@@ -417,8 +352,7 @@ def _fill(
     start: cython.Py_ssize_t,
     size: cython.Py_ssize_t,
 ) -> cython.void:
-    if cython.compiled:
-        if size:
-            memcpy(cython.address(out[at]), data + start, size)
-    else:
-        out[at : at + size] = data[start : start + size]
+    if not cython.compiled:
+        copy(out, at, data, start, size)
+    elif size:
+        copy(cython.address(out[at]), 0, data, start, size)

@@ -1,243 +1,454 @@
-"""Fills data blocks of format version 2 from rows or from the stream of a memtable.
+"""Cuts rows into the blocks of SSTs: from tuples, from the stream of a merge or a memtable, or from columns.
 
-    block  = entry* restart(u16 BE)* count(u16 BE)
-    entry  = shared unshared value_len (LEB128 u32 each) key_suffix value seq(u64 BE) flags(u8)
-             [expire_ms(i64 BE)] [create_ms(i64 BE)]
+Beside the blocks the writer keeps what an SST needs of them: an index key and row counts per block, and the hash of
+every key. A block is closed when the next entry would push it past its size; an entry larger than a block gets a block
+of its own. `_rows` has the layout of blocks and streams.
 
-Every sixteenth entry is a restart point: its key is stored whole, so that a search can begin there. All
-other entries share a prefix with their predecessor. A block is closed when the next entry would push it past
-its size; an entry larger than a block gets a block of its own.
-
-Written in Cython's pure-Python mode: the file runs as it is, and compiles to C. A `bytes` object assigned to
-a name annotated as a C pointer is that pointer when compiled and stays the object when interpreted; indexing
-means the same in both.
+Streams and columns are written without the interpreter's lock. Therefore everything that grows is plain C memory;
+interpreted, it is byte arrays and lists.
 """
 
 from __future__ import annotations
 
+from array import array
+from typing import Any
+
 import cython
-from cython.cimports.libc.string import memcpy
+from cython.cimports.cpython.buffer import PyBUF_WRITE
+from cython.cimports.cpython.memoryview import PyMemoryView_FromMemory
+from cython.cimports.flagstone.kernels._block_notes import (
+    Notes,
+    free_notes,
+    have_memory,
+    new_notes,
+    note_block,
+    note_key,
+    noted_blocks,
+    take_notes,
+)
+from cython.cimports.flagstone.kernels._bytes import (
+    MASK32,
+    MAX_KEY_BYTES,
+    common_prefix,
+    compare,
+    copy,
+    get_little,
+    get_u64,
+    piece,
+    put_u16,
+    put_u64,
+    put_varint,
+    varint_size,
+)
+from cython.cimports.flagstone.kernels._memory import (
+    Buffer,
+    Numbers,
+    free_buffer,
+    free_numbers,
+    grow_buffer,
+    new_buffer,
+    new_numbers,
+)
+from cython.cimports.flagstone.kernels._rows import (
+    CREATE_FLAG,
+    EXPIRE_FLAG,
+    KIND_MASK,
+    TOMBSTONE_KIND,
+    known_flags,
+    times_size,
+)
+from cython.cimports.libc.string import memmove
 
-from flagstone.errors import InvalidRequest
+from flagstone.errors import CorruptData, InvalidRequest
+from flagstone.kernels.invalid_rows import invalid_column_row, invalid_row
 
-# Declared for C: an ordinary module constant would be looked up as a Python object in every row.
-TOMBSTONE_FLAG = cython.declare(cython.int, 0x01)
-EXPIRE_FLAG = cython.declare(cython.int, 0x02)
-CREATE_FLAG = cython.declare(cython.int, 0x04)
-MAX_KEY_BYTES = cython.declare(cython.Py_ssize_t, 65_535)
-MAX_VALUE_BYTES = cython.declare(cython.longlong, 0xFFFFFFFF)
+# Room for one key. Three are kept: the last one written, the first of the block, the first of the SST.
+KEY_ROOM = cython.declare(cython.Py_ssize_t, 65_536 + 192)
+# A block of 64 KiB has room for fewer; a larger one has a single row.
+MAX_RESTARTS = cython.declare(cython.Py_ssize_t, 512)
+# Room behind the last entry for the restart points of its block and for lengths.
+SLACK = cython.declare(cython.Py_ssize_t, 2 * 512 + 64)
 
-
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
-def _varint_size(value: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    if value < 0x80:
-        return 1
-    if value < 0x4000:
-        return 2
-    if value < 0x200000:
-        return 3
-    if value < 0x10000000:
-        return 4
-    return 5
-
-
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
-def _put_varint(out: cython.p_uchar, at: cython.Py_ssize_t, value: cython.Py_ssize_t) -> cython.Py_ssize_t:
-    while value >= 0x80:
-        out[at] = (value & 0x7F) | 0x80
-        value >>= 7
-        at += 1
-    out[at] = value
-    return at + 1
-
-
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
-def _get_little(data: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.int) -> cython.ulonglong:
-    value: cython.ulonglong = 0
-    index: cython.int
-    for index in range(size):
-        value |= cython.cast(cython.ulonglong, data[at + index]) << (8 * index)
-    return value
-
-
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
-def _get_u64(data: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.ulonglong:
-    value: cython.ulonglong = 0
-    index: cython.int
-    for index in range(8):
-        value = (value << 8) | data[at + index]
-    return value
-
-
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
-def _put_u64(out: cython.p_uchar, at: cython.Py_ssize_t, value: cython.ulonglong) -> cython.Py_ssize_t:
-    index: cython.int
-    for index in range(8):
-        out[at + index] = (value >> (56 - 8 * index)) & 0xFF
-    return at + 8
-
-
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
-def _put_bytes(
-    out: cython.p_uchar,
-    at: cython.Py_ssize_t,
-    source: cython.p_const_uchar,
-    start: cython.Py_ssize_t,
-    size: cython.Py_ssize_t,
-) -> cython.Py_ssize_t:
-    if cython.compiled:
-        memcpy(out + at, source + start, size)
-    else:
-        out[at : at + size] = source[start : start + size]
-    return at + size
-
-
-@cython.cfunc
-@cython.inline
-def _piece(data: cython.p_const_uchar, start: cython.Py_ssize_t, stop: cython.Py_ssize_t) -> bytes:
-    """A part of the memory as bytes. Compiled, a slice is that already, and `bytes()` would cost as much again."""
-    if cython.compiled:
-        return data[start:stop]
-    return bytes(data[start:stop])
+_BAD_KEY = cython.declare(cython.int, 1)
+_BAD_SEQ = cython.declare(cython.int, 2)
+_BAD_ROW = cython.declare(cython.int, 3)
+_NO_MEMORY = cython.declare(cython.int, 4)
 
 
 @cython.cclass
 class BlockWriter:
-    """Takes rows in order and cuts them into blocks.
+    """Takes rows in order and cuts them into blocks, and blocks into SSTs where the caller calls `finish_sst`.
 
-    A finished block is a tuple `(raw, first_key, last_key, first_seq, puts, deletes, merges)`. With `ordered`,
-    rows must come sorted by key, then by descending sequence number; `InvalidRequest` names one that does not.
+    With `ordered` rows must be sorted by key, then by descending sequence number, and the index key of a block
+    separates it from the block before. Without it rows come in commit order, as in a WAL file, and the index key of a
+    block is its first sequence number.
+
+    Behind each block `gap` bytes are left free, for a checksum. Rows up to `resume_seq` of `resume_key`, with which an
+    interrupted run ended, are not written again. `want_hashes` and `want_keys` keep the hashes of keys and the keys.
     """
 
-    blocks: list
-    restarts: list
-    buffer: bytearray
-    first_key: bytes
-    first_seq: cython.ulonglong
-    previous: bytearray
+    limit: cython.Py_ssize_t
+    soft_limit: cython.Py_ssize_t
+    gap: cython.Py_ssize_t
+    ordered: cython.bint
+    resuming: cython.bint
+    resume_key: bytes
+    resume_at: cython.p_const_uchar
+    resume_size: cython.Py_ssize_t
+    resume_seq: cython.ulonglong
+    # The block being filled, behind the finished ones.
+    out: Buffer
+    taken: cython.Py_ssize_t
+    block_start: cython.Py_ssize_t
+    restarts: Numbers
+    count: cython.Py_ssize_t
+    puts: cython.longlong
+    deletes: cython.longlong
+    merges: cython.longlong
+    keys: Buffer
     previous_size: cython.Py_ssize_t
     previous_seq: cython.ulonglong
-    limit: cython.Py_ssize_t
-    ordered: cython.bint
-    used: cython.Py_ssize_t
-    count: cython.Py_ssize_t
-    puts: cython.Py_ssize_t
-    deletes: cython.Py_ssize_t
-    merges: cython.Py_ssize_t
+    first_size: cython.Py_ssize_t
+    index_size: cython.Py_ssize_t
+    lead_size: cython.Py_ssize_t
+    # The SST it belongs to.
+    blocks: cython.longlong
     rows: cython.longlong
     key_bytes: cython.longlong
     value_bytes: cython.longlong
+    # What `take` hands out.
+    notes: Notes
+    # Room for the tail of a row that comes as a tuple or in columns.
+    tail: bytearray
+    error: cython.int
 
-    def __init__(self, block_size: int, ordered: bool) -> None:
-        self.blocks = []
-        self.restarts = []
-        self.buffer = bytearray(block_size + 1024)
-        self.first_key = b""
-        self.first_seq = 0
-        self.previous = bytearray(256)
-        self.previous_size = 0
-        self.previous_seq = 0
-        self.limit = block_size
+    def __init__(
+        self,
+        block_bytes: int,
+        gap: int = 0,
+        *,
+        ordered: bool = True,
+        want_hashes: bool = True,
+        want_keys: bool = False,
+        resume_key: bytes = b"",
+        resume_seq: int = 0,
+        soft_limit: int = 1 << 18,
+    ) -> None:
+        self.limit = block_bytes
+        self.soft_limit = soft_limit
+        self.gap = gap
         self.ordered = ordered
-        self.used = self.count = self.puts = self.deletes = self.merges = 0
-        self.rows = self.key_bytes = self.value_bytes = 0
+        # No key is empty.
+        self.resuming = resume_key != b""
+        self.resume_key = resume_key
+        self.resume_at = self.resume_key
+        self.resume_size = len(resume_key)
+        self.resume_seq = resume_seq
+        self.taken = self.block_start = self.count = self.error = 0
+        self.puts = self.deletes = self.merges = 0
+        self.previous_size = self.previous_seq = self.first_size = self.index_size = self.lead_size = 0
+        self.blocks = self.rows = self.key_bytes = self.value_bytes = 0
+        self.out = new_buffer(block_bytes + SLACK)
+        self.restarts = new_numbers(MAX_RESTARTS)
+        self.keys = new_buffer(3 * KEY_ROOM)
+        self.tail = bytearray(25)
+        self.notes = new_notes(want_hashes, want_keys)
+        if not (
+            self.out.data
+            and self.restarts.data
+            and self.keys.data
+            and have_memory(cython.address(self.notes))
+        ):
+            raise MemoryError
+
+    def __dealloc__(self) -> None:
+        if cython.compiled:
+            free_buffer(cython.address(self.out))
+            free_numbers(cython.address(self.restarts))
+            free_buffer(cython.address(self.keys))
+            free_notes(cython.address(self.notes))
 
     def add_rows(self, rows: list) -> None:
-        """Append entry tuples (see `flagstone.types`)."""
-        flags: cython.int
-        created: cython.longlong
-        expires: cython.longlong
+        """Append entry tuples. Raises `InvalidRequest` for one that is no row or out of order."""
         row: tuple
-        key: bytes
-        value: bytes
+        self._drop_taken()
         for row in rows:
-            key = row[0]
-            value = row[3]
-            flags = row[2]
-            created = expires = 0
-            if row[5] is not None:
-                flags |= EXPIRE_FLAG
-                expires = row[5]
-            if row[4] is not None:
-                flags |= CREATE_FLAG
-                created = row[4]
-            self._add(key, 0, len(key), value, 0, len(value), row[1], flags, created, expires)
+            self._add_tuple(row)
+            if self.error == _BAD_KEY:
+                raise InvalidRequest(f"row {self.rows}: its key is below the one before; rows must be sorted")
+            if self.error == _BAD_SEQ:
+                raise InvalidRequest(f"row {self.rows}: versions of a key must be in descending order of seq")
+            if self.error:
+                self._raise()
 
-    def add_stream(self, stream: cython.const[cython.uchar][::1]) -> None:
-        """Append the rows of a memtable's stream (see `_merge` for its form)."""
+    def add_row(self, row: tuple) -> None:
+        """Append one entry tuple that comes from a merge. Raises `CorruptData` when rows do not ascend, as `write`."""
+        self._drop_taken()
+        self._add_tuple(row)
+        if self.error:
+            self._raise()
+
+    def write(self, stream: cython.const[cython.uchar][::1], start: int, room: int) -> int:
+        """Append the rows of a stream from byte `start` on; returns where it stopped.
+
+        That is the end, or the row after which more than `room` bytes of blocks, or simply enough, were finished since
+        the last `take`. Raises `CorruptData` when rows do not ascend.
+        """
         data: cython.p_const_uchar
-        at: cython.Py_ssize_t = 0
+        at: cython.Py_ssize_t = start
         size: cython.Py_ssize_t = len(stream)
-        key_at: cython.Py_ssize_t
-        value_at: cython.Py_ssize_t
+        allowed: cython.Py_ssize_t = room if room < self.soft_limit else self.soft_limit
+        key_size: cython.Py_ssize_t
+        value_size: cython.Py_ssize_t
         tail_at: cython.Py_ssize_t
-        seq: cython.ulonglong
-        flags: cython.int
-        created: cython.ulonglong
-        expires: cython.ulonglong
-        if size == 0:
-            return
+        tail_size: cython.Py_ssize_t
+        self._drop_taken()
+        if at >= size:
+            return at
         if cython.compiled:
             data = cython.address(stream[0])
         else:
             data = stream
-        while at < size:
-            key_at = at + 6
-            value_at = key_at + _get_little(data, at, 2)
-            tail_at = value_at + _get_little(data, at + 2, 4)
-            seq = _get_u64(data, tail_at)
-            flags = data[tail_at + 8]
-            at = tail_at + 9
-            created = expires = 0
-            if flags & EXPIRE_FLAG:
-                expires = _get_u64(data, at)
-                at += 8
-            if flags & CREATE_FLAG:
-                created = _get_u64(data, at)
-                at += 8
-            self._add(
-                data,
-                key_at,
-                value_at - key_at,
-                data,
-                value_at,
-                tail_at - value_at,
-                seq,
-                flags,
-                created,
-                expires,
+        with cython.nogil:
+            while at < size and self.block_start <= allowed:
+                key_size = get_little(data, at, 2)
+                value_size = get_little(data, at + 2, 4)
+                at += 6
+                tail_at = at + key_size + value_size
+                tail_size = 9 + times_size(data[tail_at + 8])
+                if self._add(data, at, key_size, data, at + key_size, value_size, data, tail_at, tail_size):
+                    break
+                at = tail_at + tail_size
+        if self.error:
+            self._raise()
+        return at
+
+    def write_columns(
+        self,
+        start: int,
+        total: int,
+        key_offsets: cython.const[cython.int][::1],
+        keys: cython.const[cython.uchar][::1],
+        value_offsets: cython.const[cython.int][::1],
+        values: cython.const[cython.uchar][::1],
+        kinds: cython.const[cython.uchar][::1],
+        expires: cython.const[cython.longlong][::1],
+        has_expires: cython.const[cython.uchar][::1],
+        seq: int,
+        created_ms: int,
+        room: int,
+    ) -> int:
+        """Append the rows from number `start` on of `total` in columns; returns where it stopped, as `write` does.
+
+        Keys and values are Arrow-style: `offsets[i]` to `offsets[i + 1]` of one run of bytes. All rows have the same
+        sequence number and time of creation. Empty `kinds` mean values only, empty `expires` rows without end, an empty
+        `has_expires` one in every row. Raises `InvalidRequest` for what is no row, and when keys do not ascend.
+        """
+        nothing: bytes = b"\0"
+        key_data: cython.p_const_uchar = nothing
+        value_data: cython.p_const_uchar = nothing
+        key_limit: cython.Py_ssize_t = len(keys)
+        value_limit: cython.Py_ssize_t = len(values)
+        tail: cython.p_uchar = self.tail
+        at: cython.Py_ssize_t = start
+        stop: cython.Py_ssize_t = total
+        allowed: cython.Py_ssize_t = room if room < self.soft_limit else self.soft_limit
+        number: cython.ulonglong = seq
+        created: cython.longlong = created_ms
+        key_at: cython.Py_ssize_t
+        key_size: cython.Py_ssize_t
+        value_at: cython.Py_ssize_t
+        value_size: cython.Py_ssize_t
+        tail_size: cython.Py_ssize_t
+        flags: cython.int
+        kind: cython.int = 0
+        with_kinds: cython.bint = len(kinds) > 0
+        ending: cython.bint = len(expires) > 0
+        some_end: cython.bint = len(has_expires) > 0
+        if min(len(key_offsets), len(value_offsets)) <= total:
+            raise InvalidRequest(f"a column has fewer than {total} rows")
+        for size in (len(kinds), len(expires), len(has_expires)):
+            if 0 < size < total:
+                raise InvalidRequest(f"a column has {size} rows instead of {total}")
+        self._drop_taken()
+        if cython.compiled:
+            if key_limit:
+                key_data = cython.address(keys[0])
+            if value_limit:
+                value_data = cython.address(values[0])
+        else:
+            key_data = keys
+            value_data = values
+        with cython.nogil:
+            put_u64(tail, 0, number)
+            while at < stop and self.block_start <= allowed:
+                key_at = key_offsets[at]
+                key_size = key_offsets[at + 1] - key_at
+                value_at = value_offsets[at]
+                value_size = value_offsets[at + 1] - value_at
+                if with_kinds:
+                    kind = kinds[at]
+                if (
+                    key_at < 0
+                    or key_size < 1
+                    or key_size > MAX_KEY_BYTES
+                    or key_at + key_size > key_limit
+                    or value_at < 0
+                    or value_size < 0
+                    or value_at + value_size > value_limit
+                    or kind & 0xF6
+                    or kind == KIND_MASK
+                    or (kind == TOMBSTONE_KIND and value_size)
+                ):
+                    self.error = _BAD_ROW
+                    break
+                flags = kind | CREATE_FLAG
+                tail_size = 17
+                if ending and (not some_end or has_expires[at]):
+                    flags |= EXPIRE_FLAG
+                    tail_size = 25
+                    put_u64(tail, 9, cython.cast(cython.ulonglong, expires[at]))
+                tail[8] = flags
+                put_u64(tail, tail_size - 8, cython.cast(cython.ulonglong, created))
+                if self._add(
+                    key_data, key_at, key_size, value_data, value_at, value_size, tail, 0, tail_size
+                ):
+                    break
+                at += 1
+        if self.error == _BAD_ROW:
+            key_size = key_offsets[at + 1] - key_offsets[at]
+            value_size = value_offsets[at + 1] - value_offsets[at]
+            raise invalid_column_row(self.rows, key_size, value_size, kinds[at] if with_kinds else 0)
+        if self.error == _BAD_KEY or self.error == _BAD_SEQ:
+            raise InvalidRequest(f"row {self.rows} of the SST: its key is not above the one before")
+        if self.error:
+            self._raise()
+        return at
+
+    def row_count(self) -> int:
+        """How many rows the SST has so far."""
+        return self.rows
+
+    def finished(self) -> int:
+        """How many bytes of blocks are finished since the last `take`."""
+        return self.block_start - self.taken
+
+    def take(self, base: int) -> tuple:
+        """What is finished since the last call: `(data, bounds, offsets, index_keys, counts, hashes, keys)`.
+
+        `data` may be written to, and is valid until the next call of any method. `bounds` is an array of begin and
+        end of each block in it, `offsets` has the begins plus `base`, `counts` puts, deletes and merges per block,
+        `hashes` and `keys`, where wanted, one 64-bit number and one key per row.
+        """
+        bounds = array("q", bytes(16 * noted_blocks(cython.address(self.notes))))
+        self._drop_taken()
+        notes: tuple = take_notes(cython.address(self.notes), base, bounds)
+        if cython.compiled:
+            data = PyMemoryView_FromMemory(
+                cython.cast(cython.p_char, self.out.data), self.block_start, PyBUF_WRITE
             )
+        else:
+            data = self.out.data[: self.block_start]
+        self.taken = self.block_start
+        return data, bounds, *notes
 
-    def take(self) -> list:
-        """The blocks finished since the last call."""
-        blocks: list = self.blocks
-        self.blocks = []
-        return blocks
+    @cython.cfunc
+    @cython.exceptval(check=False)
+    def _drop_taken(self) -> cython.void:
+        """Reuse the memory of what `take` handed out, which is valid until the next call."""
+        rest: cython.Py_ssize_t = self.out.used - self.taken
+        if self.taken == 0:
+            return
+        if cython.compiled:
+            memmove(self.out.data, self.out.data + self.taken, rest)
+        else:
+            self.out.data[:rest] = self.out.data[self.taken : self.out.used]
+        self.out.used = rest
+        self.block_start -= self.taken
+        self.taken = 0
 
-    def finish(self) -> list:
-        """Close the block that is still open, and `take`."""
-        if self.count:
-            self._close()
-        return self.take()
+    def finish_sst(self) -> tuple:
+        """Close the open block and begin another SST: `(rows, key_bytes, value_bytes, first_entry, last_key)`.
 
-    def totals(self) -> tuple:
-        """Rows, key bytes and value bytes so far."""
-        return self.rows, self.key_bytes, self.value_bytes
+        `take` afterwards. The first entry is the first key, or without `ordered` the first sequence number. Both are
+        empty when there is no row.
+        """
+        self._drop_taken()
+        if self.count and self._close():
+            self._raise()
+        totals = (
+            self.rows,
+            self.key_bytes,
+            self.value_bytes,
+            piece(self.keys.data, 2 * KEY_ROOM, 2 * KEY_ROOM + self.lead_size) if self.rows else b"",
+            piece(self.keys.data, 0, self.previous_size) if self.rows else b"",
+        )
+        self.rows = self.blocks = self.key_bytes = self.value_bytes = 0
+        return totals
+
+    def finish_blocks(self) -> list[Any]:
+        """Close the open block and return all blocks since the last `take`, without gaps."""
+        self.finish_sst()
+        data, bounds = self.take(0)[:2]
+        return [bytes(data[bounds[at] : bounds[at + 1]]) for at in range(0, len(bounds), 2)]
 
     @cython.cfunc
     @cython.exceptval(-1)
+    def _raise(self) -> cython.int:
+        if self.error == _NO_MEMORY:
+            raise MemoryError
+        raise CorruptData("rows do not ascend by key, then descend by sequence number")
+
+    @cython.cfunc
+    @cython.exceptval(-1)
+    def _add_tuple(self, row: tuple) -> cython.int:
+        out: cython.p_uchar = self.tail
+        key: bytes = row[0]
+        value: bytes = row[3]
+        flags: cython.int = row[2]
+        time: cython.longlong
+        size: cython.Py_ssize_t = 9
+        if (
+            len(key) < 1
+            or len(key) > MAX_KEY_BYTES
+            or cython.cast(cython.ulonglong, len(value)) > MASK32
+            or not known_flags(flags)
+            or (flags & TOMBSTONE_KIND and len(value))
+        ):
+            raise invalid_row(self.rows, len(key), len(value), flags)
+        put_u64(out, 0, row[1])
+        if row[5] is not None:
+            flags |= EXPIRE_FLAG
+            time = row[5]
+            put_u64(out, size, cython.cast(cython.ulonglong, time))
+            size += 8
+        if row[4] is not None:
+            flags |= CREATE_FLAG
+            time = row[4]
+            put_u64(out, size, cython.cast(cython.ulonglong, time))
+            size += 8
+        out[8] = flags
+        return self._add(key, 0, len(key), value, 0, len(value), out, 0, size)
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def _written_before(
+        self,
+        key: cython.p_const_uchar,
+        key_at: cython.Py_ssize_t,
+        key_size: cython.Py_ssize_t,
+        seq: cython.ulonglong,
+    ) -> cython.bint:
+        """Whether an interrupted run has written this row."""
+        order: cython.int = compare(key, key_at, key_size, self.resume_at, 0, self.resume_size)
+        if order > 0:
+            self.resuming = False
+        return order < 0 or (order == 0 and seq >= self.resume_seq)
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
     def _add(
         self,
         key: cython.p_const_uchar,
@@ -246,134 +457,129 @@ class BlockWriter:
         value: cython.p_const_uchar,
         value_at: cython.Py_ssize_t,
         value_size: cython.Py_ssize_t,
-        seq: cython.ulonglong,
-        flags: cython.int,
-        created: cython.longlong,
-        expires: cython.longlong,
+        tail: cython.p_const_uchar,
+        tail_at: cython.Py_ssize_t,
+        tail_size: cython.Py_ssize_t,
     ) -> cython.int:
-        """Append one row, closing the block before it when it does not fit."""
-        out: cython.p_uchar
-        previous: cython.p_uchar = self.previous
-        common: cython.Py_ssize_t = 0
-        shortest: cython.Py_ssize_t = self.previous_size if self.previous_size < key_size else key_size
+        """Append one row, closing the block before it when it does not fit: 0, or the error."""
+        common: cython.Py_ssize_t
         shared: cython.Py_ssize_t
-        unshared: cython.Py_ssize_t
-        size: cython.Py_ssize_t
+        size: cython.Py_ssize_t = self.previous_size if self.previous_size < key_size else key_size
         at: cython.Py_ssize_t
-        kind: cython.int = flags & 0x09
-        if key_size < 1 or key_size > MAX_KEY_BYTES:
-            raise InvalidRequest(
-                f"row {self.rows}: a key has 1 to {MAX_KEY_BYTES} bytes, this one has {key_size}"
-            )
-        if value_size > MAX_VALUE_BYTES:
-            raise InvalidRequest(
-                f"row {self.rows}: a value has at most {MAX_VALUE_BYTES} bytes, not {value_size}"
-            )
-        if kind == 0x09 or flags & 0xF0 or (kind == TOMBSTONE_FLAG and value_size):
-            raise InvalidRequest(
-                f"row {self.rows}: kind {kind} with a value of {value_size} bytes is not a row"
-            )
-        # The common prefix is needed twice: to check the order, and (except at restarts) to leave it out.
-        while common < shortest and previous[common] == key[key_at + common]:
-            common += 1
-        if self.ordered and self.rows:
-            if common == shortest:
-                if key_size < self.previous_size:
-                    raise InvalidRequest(
-                        f"row {self.rows}: its key is below the one before; rows must be sorted"
-                    )
-                if key_size == self.previous_size and seq >= self.previous_seq:
-                    raise InvalidRequest(
-                        f"row {self.rows}: versions of a key must be in descending order of seq"
-                    )
-            elif key[key_at + common] < previous[common]:
-                raise InvalidRequest(f"row {self.rows}: its key is below the one before; rows must be sorted")
+        out: cython.p_uchar
+        seq: cython.ulonglong = get_u64(tail, tail_at)
+        kind: cython.int = tail[tail_at + 8] & KIND_MASK
+        if self.resuming and self._written_before(key, key_at, key_size, seq):
+            return 0
+        common = common_prefix(self.keys.data, 0, key, key_at, size)
+        # No key is empty, so before the first row there is none to compare with.
+        if self.ordered and self.previous_size:
+            if common < size:
+                if key[key_at + common] < self.keys.data[common]:
+                    self.error = _BAD_KEY
+            elif key_size < self.previous_size:
+                self.error = _BAD_KEY
+            elif key_size == self.previous_size and seq >= self.previous_seq:
+                self.error = _BAD_SEQ
+            if self.error:
+                return self.error
         while True:
             shared = common if self.count & 15 else 0
-            unshared = key_size - shared
-            size = (
-                _varint_size(shared)
-                + _varint_size(unshared)
-                + _varint_size(value_size)
-                + unshared
-                + value_size
-                + 9
-            )
-            if flags & EXPIRE_FLAG:
-                size += 8
-            if flags & CREATE_FLAG:
-                size += 8
-            at = self.used + 2 * len(self.restarts) + 2 + size
+            size = varint_size(shared) + varint_size(key_size - shared) + varint_size(value_size)
+            size += key_size - shared + value_size + tail_size
+            at = self.out.used - self.block_start + 2 * self.restarts.used + 2 + size
             if self.count & 15 == 0:
                 at += 2
             if self.count == 0 or at <= self.limit:
                 break
-            self._close()
-        if at > len(self.buffer):
-            self.buffer.extend(bytes(at - len(self.buffer)))
-        out = self.buffer
+            if self._close():
+                return self.error
+        if (
+            self.out.used + size + SLACK > self.out.room
+            and not grow_buffer(cython.address(self.out), 2 * (self.out.used + size + SLACK))
+        ) or not note_key(cython.address(self.notes), key, key_at, key_size):
+            self.error = _NO_MEMORY
+            return self.error
         if self.count == 0:
-            self.first_key = _piece(key, key_at, key_at + key_size)
-            self.first_seq = seq
-        at = self.used
+            self._begin_block(key, key_at, key_size, common, seq)
+        at = self.out.used
         if self.count & 15 == 0:
-            self.restarts.append(at)
-        at = _put_varint(out, at, shared)
-        at = _put_varint(out, at, unshared)
-        at = _put_varint(out, at, value_size)
-        at = _put_bytes(out, at, key, key_at + shared, unshared)
-        at = _put_bytes(out, at, value, value_at, value_size)
-        at = _put_u64(out, at, seq)
-        out[at] = flags
-        at += 1
-        if flags & EXPIRE_FLAG:
-            at = _put_u64(out, at, cython.cast(cython.ulonglong, expires))
-        if flags & CREATE_FLAG:
-            at = _put_u64(out, at, cython.cast(cython.ulonglong, created))
-        self.used = at
+            self.restarts.data[self.restarts.used] = at - self.block_start
+            self.restarts.used += 1
+        # A local name: as far as the C compiler knows, a byte written through `data` might change `self`.
+        out = self.out.data
+        at = put_varint(out, at, shared)
+        at = put_varint(out, at, key_size - shared)
+        at = put_varint(out, at, value_size)
+        copy(out, at, key, key_at + shared, key_size - shared)
+        at += key_size - shared
+        if value is tail and tail_at == value_at + value_size:
+            copy(out, at, value, value_at, value_size + tail_size)
+        else:
+            copy(out, at, value, value_at, value_size)
+            copy(out, at + value_size, tail, tail_at, tail_size)
+        self.out.used = at + value_size + tail_size
+        copy(self.keys.data, common, key, key_at + common, key_size - common)
+        self.previous_size = key_size
+        self.previous_seq = seq
         self.count += 1
         if kind == 0:
             self.puts += 1
-        elif kind == TOMBSTONE_FLAG:
+        elif kind == TOMBSTONE_KIND:
             self.deletes += 1
         else:
             self.merges += 1
         self.rows += 1
         self.key_bytes += key_size
         self.value_bytes += value_size
-        if key_size > len(self.previous):
-            self.previous = bytearray(2 * key_size)
-        _put_bytes(self.previous, 0, key, key_at, key_size)
-        self.previous_size = key_size
-        self.previous_seq = seq
         return 0
 
     @cython.cfunc
-    @cython.exceptval(-1)
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def _begin_block(
+        self,
+        key: cython.p_const_uchar,
+        key_at: cython.Py_ssize_t,
+        key_size: cython.Py_ssize_t,
+        common: cython.Py_ssize_t,
+        seq: cython.ulonglong,
+    ) -> cython.void:
+        """Keep the first entry of a block; its first `index_size` bytes are the index key."""
+        if self.ordered:
+            copy(self.keys.data, KEY_ROOM, key, key_at, key_size)
+            self.first_size = key_size
+            # The shortest prefix above the key before. The first block needs none.
+            self.index_size = common + 1 if common < key_size else key_size
+            if self.blocks == 0:
+                self.index_size = 0
+        else:
+            put_u64(self.keys.data, KEY_ROOM, seq)
+            self.first_size = self.index_size = 8
+        if self.blocks == 0:
+            self.lead_size = self.first_size
+            copy(self.keys.data, 2 * KEY_ROOM, self.keys.data, KEY_ROOM, self.first_size)
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
     def _close(self) -> cython.int:
-        """End the block: its entries, then the restart points and their number."""
-        at: cython.Py_ssize_t = self.used
-        out: cython.p_uchar = self.buffer
-        previous: cython.p_uchar = self.previous
-        offset: cython.Py_ssize_t
-        for offset in self.restarts:
-            out[at] = (offset >> 8) & 0xFF
-            out[at + 1] = offset & 0xFF
+        """End the block: its entries, then the restart points and their number. 0, or the error."""
+        at: cython.Py_ssize_t = self.out.used
+        index: cython.Py_ssize_t
+        for index in range(self.restarts.used):
+            put_u16(self.out.data, at, self.restarts.data[index])
             at += 2
-        out[at] = (len(self.restarts) >> 8) & 0xFF
-        out[at + 1] = len(self.restarts) & 0xFF
-        last_key: bytes = _piece(previous, 0, self.previous_size)
-        self.blocks.append(
-            (
-                _piece(out, 0, at + 2),
-                self.first_key,
-                last_key,
-                self.first_seq,
-                self.puts,
-                self.deletes,
-                self.merges,
-            )
-        )
-        self.restarts = []
-        self.used = self.count = self.puts = self.deletes = self.merges = 0
+        put_u16(self.out.data, at, self.restarts.used)
+        at += 2
+        if not note_block(
+            cython.address(self.notes), self.block_start, at, self.keys.data, KEY_ROOM, self.index_size,
+            self.puts, self.deletes, self.merges,
+        ):  # fmt: skip
+            self.error = _NO_MEMORY
+            return self.error
+        self.blocks += 1
+        self.out.used = self.block_start = at + self.gap
+        self.restarts.used = self.count = 0
+        self.puts = self.deletes = self.merges = 0
         return 0

@@ -1,6 +1,6 @@
-"""The two parts of a table that have an entry per data block: the index and the statistics.
+"""The two parts of an SST that have an entry per data block: the index and the statistics.
 
-The index tells where each block begins, and a key that separates it from the one before. Both are FlatBuffers,
+The index has the offset of each block, and a key that separates it from the block before. Both are FlatBuffers,
 written by hand because the generic writer costs twenty times as much per entry. The layout equals the official
 writer's to the byte: buffers grow from the back, each entry adds its key, its table and (when no earlier table
 had the same shape) its vtable.
@@ -8,8 +8,6 @@ had the same shape) its vtable.
     SsTableIndex { block_meta: [BlockMeta] }      BlockMeta { offset: u64 = 0, first_key: [u8] }
     SstStats { puts, deletes, merges, key_bytes, value_bytes: u64, [BlockStats] }
     BlockStats { puts, deletes, merges: u16 }
-
-Written in Cython's pure-Python mode; see `_block_writer` for how that works.
 """
 
 from __future__ import annotations
@@ -17,21 +15,12 @@ from __future__ import annotations
 from typing import Any
 
 import cython
-from cython.cimports.libc.string import memcpy
+from cython.cimports.flagstone.kernels._bytes import copy, get_little, put_little
 
 from flagstone.errors import CorruptData
 
 # Constants of more than 31 bits are declared, or compiled code would compute with them as Python integers.
 SIGN_BIT = cython.declare(cython.longlong, 0x80000000)
-
-
-def separator(last: bytes, first: bytes) -> bytes:
-    """The shortest prefix of `first` that is greater than `last`; all of it when the keys are equal."""
-    limit: cython.Py_ssize_t = min(len(last), len(first))
-    at: cython.Py_ssize_t = 0
-    while at < limit and last[at] == first[at]:
-        at += 1
-    return first[: at + 1]
 
 
 @cython.cclass
@@ -61,12 +50,8 @@ class _Backwards:
     @cython.exceptval(check=False)
     def put(self, value: cython.ulonglong, size: cython.int) -> cython.void:
         """A little-endian integer in front of everything written so far."""
-        index: cython.int
-        at: cython.Py_ssize_t
         self.used += size
-        at = self.capacity - self.used
-        for index in range(size):
-            self.out[at + index] = (value >> (8 * index)) & 0xFF
+        put_little(self.out, self.capacity - self.used, value, size)
 
 
 def encode_index(offsets: list[Any], first_keys: list[Any]) -> bytes:
@@ -86,7 +71,6 @@ def encode_index(offsets: list[Any], first_keys: list[Any]) -> bytes:
     table_used: cython.Py_ssize_t
     table_size: cython.Py_ssize_t
     offset: cython.ulonglong
-    source: cython.p_const_uchar
     alignment: cython.Py_ssize_t = 4
     index: cython.Py_ssize_t
     for index in range(total):
@@ -95,11 +79,7 @@ def encode_index(offsets: list[Any], first_keys: list[Any]) -> bytes:
         size = len(key)
         buffer.pad(size, 4)
         buffer.used += size
-        if cython.compiled:
-            source = key
-            memcpy(buffer.out + (buffer.capacity - buffer.used), source, size)
-        else:
-            buffer.out[buffer.capacity - buffer.used : buffer.capacity - buffer.used + size] = key
+        copy(buffer.out, buffer.capacity - buffer.used, key, 0, size)
         buffer.put(size, 4)
         key_used = buffer.used
         start = buffer.used
@@ -166,7 +146,7 @@ def encode_stats(totals: tuple[Any, ...], blocks: list[Any]) -> bytes:
         table_used = buffer.used
         tables.append(table_used)
         fields = tuple([table_used - end if end else 0 for end in ends])
-        # Tables with the same fields may differ in size: it counts the padding that their place asked for.
+        # Tables with the same fields may differ in size: the size includes padding, which depends on the position.
         shape = (fields, table_used - start)
         if shape not in vtables:
             _put_vtable(buffer, fields, slots, table_used - start)
@@ -213,10 +193,7 @@ def _put_vtable(
 @cython.exceptval(check=False)
 def _set_i32(buffer: _Backwards, used: cython.Py_ssize_t, value: cython.longlong) -> cython.void:
     """Fill in the table's signed distance to its vtable, left open when the table was written."""
-    index: cython.int
-    at: cython.Py_ssize_t = buffer.capacity - used
-    for index in range(4):
-        buffer.out[at + index] = (value >> (8 * index)) & 0xFF
+    put_little(buffer.out, buffer.capacity - used, cython.cast(cython.ulonglong, value), 4)
 
 
 @cython.cclass
@@ -235,15 +212,11 @@ class _Bounded:
     @cython.cfunc
     @cython.exceptval(check=True)
     def get(self, at: cython.Py_ssize_t, size: cython.int) -> cython.ulonglong:
-        value: cython.ulonglong = 0
-        index: cython.int
         if at < 0 or at + size > self.size:
             raise CorruptData(
                 f"index names byte {at} of {self.size}", offset=0 if at < 0 else min(at, self.size)
             )
-        for index in range(size):
-            value |= cython.cast(cython.ulonglong, self.data[at + index]) << (8 * index)
-        return value
+        return get_little(self.data, at, size)
 
     @cython.cfunc
     @cython.exceptval(-2)

@@ -1,20 +1,16 @@
 """Merges sorted sources into one stream of the rows that stay: the first half of compaction's inner loop.
 
-A source is a run of raw blocks of format version 2, fed chunk by chunk. The smallest (key, then newest) row of all
-sources is found with a tournament of losers, judged by the retention rules, and appended to the stream that
-`_row_writer` makes blocks of:
+A source is a run of raw blocks, fed chunk by chunk. The merger finds the smallest (key, then newest) row of all sources
+with a tournament of losers, applies the retention rules, and appends the row to a stream, which `_block_writer` cuts
+into blocks. `_rows` has the layout of blocks and streams.
 
-    row = key_size(u16 LE) value_size(u32 LE) key value tail     tail = seq(u64 BE) flags(u8) [expire_ms] [create_ms]
+The merger needs neither Python objects nor the interpreter's lock, so that several mergers run at once and foreground
+threads do not wait. Two kinds of rows need Python: operands that must be folded, and tombstones that may be the oldest
+row of their key in the last run. They come out as entry tuples, together with the older versions of their keys. With
+`by_rows` every row that no snapshot needs on its own goes to Python, too.
 
-All of that happens without Python objects and without the interpreter's lock, so that several mergers run at once
-and nobody in the foreground waits for them. Two kinds of rows need Python: operands that must be folded, and
-deletions that may turn out to be the oldest row of their key in the last run. Those come out as entry tuples,
-together with the older versions of their keys. With `by_rows` all others go there, too, that no snapshot needs apart.
-
-Everything read from a block is bounds-checked first. The stream is plain C memory, because only that can be
-enlarged without the lock; interpreted, it is a byte array.
-
-Written in Cython's pure-Python mode; see `_block_writer` for how that works.
+Everything read from a block is bounds-checked first. The stream is plain C memory, because only that can grow without
+the lock; interpreted, it is a byte array.
 """
 
 from __future__ import annotations
@@ -24,21 +20,38 @@ from array import array
 import cython
 from cython.cimports.cpython.buffer import PyBUF_READ
 from cython.cimports.cpython.memoryview import PyMemoryView_FromMemory
-from cython.cimports.libc.stdlib import calloc, free, malloc, realloc
-from cython.cimports.libc.string import memcpy
+from cython.cimports.flagstone.kernels._bytes import (
+    MASK64,
+    MAX_KEY_BYTES,
+    common_prefix,
+    compare,
+    copy,
+    get_u64,
+    piece,
+    put_little,
+)
+from cython.cimports.flagstone.kernels._memory import Buffer, free_buffer, grow_buffer, new_buffer
+from cython.cimports.flagstone.kernels._merge_source import KEY_ROOM, Source
+from cython.cimports.flagstone.kernels._rows import (
+    CREATE_FLAG,
+    EXPIRE_FLAG,
+    FLAGS_UNKNOWN,
+    KIND_MASK,
+    MERGE_KIND,
+    TOMBSTONE_KIND,
+    Entry,
+    entries_end,
+    expires_at,
+    new_entry,
+    read_flags,
+    read_lengths,
+    row_of,
+)
+from cython.cimports.libc.stdlib import calloc, free, malloc
 
 from flagstone.errors import CorruptData
+from flagstone.kernels.damage import MERGE_PROBLEMS
 
-# Constants of more than 31 bits are declared, or compiled code would compute with them as Python integers.
-MASK64 = cython.declare(cython.ulonglong, 0xFFFFFFFFFFFFFFFF)
-MAX_LENGTH = cython.declare(cython.longlong, 0xFFFFFFFF)
-TOMBSTONE_KIND = cython.declare(cython.int, 0x01)
-EXPIRE_FLAG = cython.declare(cython.int, 0x02)
-CREATE_FLAG = cython.declare(cython.int, 0x04)
-MERGE_KIND = cython.declare(cython.int, 0x08)
-MAX_KEY_BYTES = cython.declare(cython.Py_ssize_t, 65_535)
-# Room for one key. Not a power of two, or the keys of all sources would compete for the same cache lines.
-STRIDE = cython.declare(cython.Py_ssize_t, 65_536 + 192)
 # How many rows Python gets at once: as soon as a key is complete, and at the latest.
 SOFT_ROWS = cython.declare(cython.Py_ssize_t, 512)
 HARD_ROWS = cython.declare(cython.Py_ssize_t, 4096)
@@ -56,16 +69,7 @@ _FULL = cython.declare(cython.int, 2)
 _ROWS = cython.declare(cython.int, 3)
 _FAILED = cython.declare(cython.int, 4)
 
-_PROBLEMS = (
-    "",
-    "a block is too short for its restart points",
-    "a length runs past the entries of the block or does not fit into 32 bits",
-    "a key is empty or shares more bytes with the key before than that has",
-    "a row runs past the entries of the block",
-    "row flags are not a known combination",
-    "a tombstone carries a value",
-    "a key of more than 65,535 bytes, which SlateDB writes and this engine only reads: let SlateDB compact it",
-)
+# Positions in `damage.MERGE_PROBLEMS`.
 _BAD_BLOCK = cython.declare(cython.int, 1)
 _BAD_LENGTH = cython.declare(cython.int, 2)
 _BAD_KEY = cython.declare(cython.int, 3)
@@ -74,98 +78,6 @@ _BAD_FLAGS = cython.declare(cython.int, 5)
 _BAD_TOMBSTONE = cython.declare(cython.int, 6)
 _LONG_KEY = cython.declare(cython.int, 7)
 _NO_MEMORY = cython.declare(cython.int, 8)
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-def _get_u64(data: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.ulonglong:
-    value: cython.ulonglong = 0
-    index: cython.int
-    for index in range(8):
-        value = (value << 8) | data[at + index]
-    return value
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-def _get_i64(data: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.longlong:
-    value: cython.ulonglong = _get_u64(data, at)
-    if not cython.compiled and value >= 1 << 63:
-        return value - (1 << 64)
-    return cython.cast(cython.longlong, value)
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-def _put_u64(out: cython.p_uchar, at: cython.Py_ssize_t, value: cython.ulonglong) -> cython.void:
-    index: cython.int
-    for index in range(8):
-        out[at + index] = (value >> (56 - 8 * index)) & 0xFF
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-def _copy(
-    out: cython.p_uchar,
-    at: cython.Py_ssize_t,
-    source: cython.p_const_uchar,
-    start: cython.Py_ssize_t,
-    size: cython.Py_ssize_t,
-) -> cython.void:
-    if cython.compiled:
-        memcpy(out + at, source + start, size)
-    else:
-        out[at : at + size] = source[start : start + size]
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-def _common(
-    one: cython.p_const_uchar,
-    one_at: cython.Py_ssize_t,
-    two: cython.p_const_uchar,
-    two_at: cython.Py_ssize_t,
-    size: cython.Py_ssize_t,
-) -> cython.Py_ssize_t:
-    """How many leading bytes are equal, of at most `size`."""
-    at: cython.Py_ssize_t = 0
-    while at + 8 <= size and _get_u64(one, one_at + at) == _get_u64(two, two_at + at):
-        at += 8
-    while at < size and one[one_at + at] == two[two_at + at]:
-        at += 1
-    return at
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-def _order(
-    one: cython.p_const_uchar,
-    one_at: cython.Py_ssize_t,
-    one_size: cython.Py_ssize_t,
-    two: cython.p_const_uchar,
-    two_at: cython.Py_ssize_t,
-    two_size: cython.Py_ssize_t,
-) -> cython.int:
-    """Below, at or above 0 as the first key is below, equal to or above the second."""
-    shortest: cython.Py_ssize_t = one_size if one_size < two_size else two_size
-    at: cython.Py_ssize_t = _common(one, one_at, two, two_at, shortest)
-    if at < shortest:
-        return -1 if one[one_at + at] < two[two_at + at] else 1
-    if one_size == two_size:
-        return 0
-    return -1 if one_size < two_size else 1
 
 
 @cython.cclass
@@ -182,7 +94,7 @@ class Merger:
     first `common` bytes in common, or a few more.
     """
 
-    sources: cython.Py_ssize_t
+    count: cython.Py_ssize_t
     common: cython.Py_ssize_t
     soft_limit: cython.Py_ssize_t
     min_seq: cython.ulonglong
@@ -190,44 +102,24 @@ class Merger:
     keep_tombstones: cython.bint
     has_operator: cython.bint
     by_rows: cython.bint
-    # Per source: where it stands in which chunk, and the row it stands on.
+    sources: cython.pointer(Source)
+    # What keeps the memory alive that the sources point to.
     held: list
-    slab: cython.p_longlong
-    data: cython.pp_uchar
-    bounds: cython.pp_longlong
-    lows: cython.pp_uchar
-    highs: cython.pp_uchar
-    low_sizes: cython.p_longlong
-    high_sizes: cython.p_longlong
-    block: cython.p_longlong
-    blocks: cython.p_longlong
-    begin: cython.p_longlong
-    at: cython.p_longlong
-    stop: cython.p_longlong
-    shareable: cython.p_longlong
-    key_sizes: cython.p_longlong
-    value_at: cython.p_longlong
-    value_sizes: cython.p_longlong
-    flags: cython.p_longlong
-    losers: cython.p_longlong
-    seqs: cython.p_ulonglong
-    heads: cython.p_ulonglong
-    keys: cython.p_uchar
-    # The tournament: who leads, and whether that row is used up.
+    # The tournament: the source whose row is next, and whether that row is used up.
     built: cython.bint
-    winner: cython.Py_ssize_t
+    winner: cython.pointer(Source)
     consumed: cython.bint
     waiting_for: cython.Py_ssize_t
-    # The key whose versions pass by; its bytes follow those of the sources in `keys`.
+    # The key whose versions are being read. Its bytes follow those of the sources in `keys`.
+    keys: cython.p_uchar
+    group_key: cython.p_uchar
     group_size: cython.Py_ssize_t
     group_seq: cython.ulonglong
     group_begun: cython.bint
     group_closed: cython.bint
     collecting: cython.bint
     collected: list
-    out: cython.p_uchar
-    used: cython.Py_ssize_t
-    room: cython.Py_ssize_t
+    out: Buffer
     error: cython.int
     error_source: cython.Py_ssize_t
     error_at: cython.Py_ssize_t
@@ -246,9 +138,10 @@ class Merger:
         soft_limit: int = 1 << 18,
     ) -> None:
         total: cython.Py_ssize_t = sources
+        number: cython.Py_ssize_t
         if sources < 1:
             raise ValueError("a merge needs a source")
-        self.sources = total
+        self.count = total
         self.common = common
         self.soft_limit = soft_limit
         self.min_seq = min_seq
@@ -258,99 +151,71 @@ class Merger:
         self.by_rows = by_rows
         self.held = [None] * total
         self.collected = []
-        self.room = 2 * soft_limit + 256
+        self.out = new_buffer(2 * soft_limit + 256)
+        self.built = self.consumed = self.group_begun = self.group_closed = self.collecting = False
+        self.waiting_for = self.group_size = self.error_source = self.error_at = 0
+        self.group_seq = self.error = self.purged = 0
         if not cython.compiled:
-            self._lay_out(total)
+            self.sources = [Source(number) for number in range(total)]
+            self.group_key = bytearray(KEY_ROOM)
             return
-        self.slab = cython.cast(cython.p_longlong, calloc(19 * total, 8))
-        self.keys = cython.cast(cython.p_uchar, malloc((total + 1) * STRIDE))
-        self.out = cython.cast(cython.p_uchar, malloc(self.room))
-        if self.slab == cython.NULL or self.keys == cython.NULL or self.out == cython.NULL:
+        self.sources = cython.cast(cython.pointer(Source), calloc(total, cython.sizeof(Source)))
+        self.keys = cython.cast(cython.p_uchar, malloc((total + 1) * KEY_ROOM))
+        if not (self.sources and self.keys and self.out.data):
             raise MemoryError
-        self.low_sizes = self.slab
-        self.high_sizes = self.slab + total
-        self.block = self.slab + 2 * total
-        self.blocks = self.slab + 3 * total
-        self.begin = self.slab + 4 * total
-        self.at = self.slab + 5 * total
-        self.stop = self.slab + 6 * total
-        self.shareable = self.slab + 7 * total
-        self.key_sizes = self.slab + 8 * total
-        self.value_at = self.slab + 9 * total
-        self.value_sizes = self.slab + 10 * total
-        self.flags = self.slab + 11 * total
-        self.losers = self.slab + 12 * total
-        self.seqs = cython.cast(cython.p_ulonglong, self.slab + 13 * total)
-        self.heads = cython.cast(cython.p_ulonglong, self.slab + 14 * total)
-        self.data = cython.cast(cython.pp_uchar, self.slab + 15 * total)
-        self.bounds = cython.cast(cython.pp_longlong, self.slab + 16 * total)
-        self.lows = cython.cast(cython.pp_uchar, self.slab + 17 * total)
-        self.highs = cython.cast(cython.pp_uchar, self.slab + 18 * total)
-
-    def _lay_out(self, total: int) -> None:
-        """The interpreted form of the memory above, and the zeros that C objects begin with."""
-        for name in (  # noqa: SIM905 - a third of the lines
-            "low_sizes high_sizes block blocks begin at stop shareable key_sizes value_at value_sizes flags losers "
-            "seqs heads data bounds lows highs"
-        ).split():
-            setattr(self, name, [0] * total)
-        for name in (  # noqa: SIM905 - a third of the lines
-            "winner consumed waiting_for built group_size group_seq group_begun group_closed collecting used error "
-            "error_source error_at purged"
-        ).split():
-            setattr(self, name, 0)
-        for name, size in (("keys", (total + 1) * STRIDE), ("out", self.room)):
-            setattr(self, name, bytearray(size))
+        for number in range(total):
+            self.sources[number].number = number
+            self.sources[number].key = self.keys + number * KEY_ROOM
+        self.group_key = self.keys + total * KEY_ROOM
 
     def __dealloc__(self) -> None:
         if cython.compiled:
-            free(self.slab)
+            free(self.sources)
             free(self.keys)
-            free(self.out)
+            free_buffer(cython.address(self.out))
 
     def feed(self, source: int, chunk: bytes, bounds: array, low: bytes | None, high: bytes | None) -> None:
         """Give a source its next raw blocks: `bounds` has begin and end of each in the chunk.
 
-        Rows with keys below `low`, or at or above `high`, are passed over.
+        The source passes over rows with keys below `low`, or at or above `high`.
         """
         number: cython.Py_ssize_t = source
         index: cython.Py_ssize_t
         pairs: cython.longlong[::1] = bounds
-        if not 0 <= number < self.sources or len(bounds) == 0:
+        fed: cython.pointer(Source)
+        if not 0 <= number < self.count or len(bounds) == 0:
             raise ValueError("no such source, or no block for it")
         for index in range(0, len(bounds), 2):
             if not 0 <= pairs[index] <= pairs[index + 1] <= len(chunk):
                 raise ValueError("a block lies outside its chunk")
         self.held[number] = (chunk, bounds, low, high)
-        self.low_sizes[number] = 0
-        self.high_sizes[number] = -1
+        fed = cython.address(self.sources[number])
+        fed.data = chunk
         if cython.compiled:
-            self.data[number] = cython.cast(cython.p_uchar, chunk)
-            self.bounds[number] = cython.address(pairs[0])
-            if low is not None:
-                self.lows[number] = cython.cast(cython.p_uchar, low)
-            if high is not None:
-                self.highs[number] = cython.cast(cython.p_uchar, high)
+            fed.bounds = cython.address(pairs[0])
         else:
-            self.data[number], self.bounds[number] = chunk, bounds
-            self.lows[number], self.highs[number] = low, high
+            fed.bounds = bounds
+        fed.low_size = 0
+        fed.high_size = -1
         if low is not None:
-            self.low_sizes[number] = len(low)
+            fed.low = low
+            fed.low_size = len(low)
         if high is not None:
-            self.high_sizes[number] = len(high)
-        self.blocks[number] = len(bounds) // 2
+            fed.high = high
+            fed.high_size = len(high)
+        fed.blocks = len(bounds) // 2
         # It stands on no row, even if it did on one beyond the end of the last chunk.
-        self.block[number] = self.at[number] = self.stop[number] = self.key_sizes[number] = 0
+        fed.block = fed.at = fed.stop = fed.key_size = 0
 
     def end(self, source: int) -> None:
         """The source `waiting` named has no more rows."""
         number: cython.Py_ssize_t = source
         self.held[number] = None
-        self.key_sizes[number] = -1
-        self.heads[number] = MASK64
+        self.sources[number].key_size = -1
+        self.sources[number].head = MASK64
         if self.built:
             self.consumed = False
-            self._replay(number)
+            self._replay(cython.address(self.sources[number]))
 
     def waiting(self) -> int:
         """The source that needs to be fed."""
@@ -378,20 +243,20 @@ class Merger:
         if code == _FAILED:
             if self.error == _NO_MEMORY:
                 raise MemoryError
-            raise CorruptData(_PROBLEMS[self.error], offset=self.error_at)
+            raise CorruptData(MERGE_PROBLEMS[self.error], offset=self.error_at)
         return code
 
     def take(self) -> memoryview | bytes:
         """The stream since the last call, valid until the next `run`."""
-        size: cython.Py_ssize_t = self.used
-        self.used = 0
+        size: cython.Py_ssize_t = self.out.used
+        self.out.used = 0
         if cython.compiled:
-            return PyMemoryView_FromMemory(cython.cast(cython.p_char, self.out), size, PyBUF_READ)
-        return bytes(self.out[:size])
+            return PyMemoryView_FromMemory(cython.cast(cython.p_char, self.out.data), size, PyBUF_READ)
+        return bytes(self.out.data[:size])
 
     def failed_at(self) -> tuple:
         """The source whose block raised `CorruptData`, and the block's number in its last chunk."""
-        return self.error_source, self.block[self.error_source] - 1
+        return self.error_source, self.sources[self.error_source].block - 1
 
     def expired(self) -> int:
         """How many of the rows that did not go to Python had expired."""
@@ -400,108 +265,68 @@ class Merger:
     @cython.cfunc
     @cython.nogil
     @cython.exceptval(check=False)
-    def _fail(self, error: cython.int, source: cython.Py_ssize_t, at: cython.Py_ssize_t) -> cython.int:
+    def _fail(self, error: cython.int, source: cython.pointer(Source), at: cython.Py_ssize_t) -> cython.int:
         self.error = error
-        self.error_source = source
-        self.error_at = at - self.begin[source]
+        self.error_source = source.number
+        self.error_at = at - source.begin
         return _FAILED
 
     @cython.cfunc
     @cython.nogil
     @cython.exceptval(check=False)
-    def _length(self, data: cython.p_const_uchar, source: cython.Py_ssize_t) -> cython.longlong:
-        """The LEB128 u32 where the source stands, which moves behind it; -1 when there is none."""
-        value: cython.longlong = 0
-        shift: cython.int = 0
-        byte: cython.longlong
-        while shift < 35 and self.at[source] < self.stop[source]:
-            byte = data[self.at[source]]
-            self.at[source] += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value if value <= MAX_LENGTH else -1
-            shift += 7
-        return -1
-
-    @cython.cfunc
-    @cython.nogil
-    @cython.exceptval(check=False)
-    def _advance(self, source: cython.Py_ssize_t) -> cython.int:
+    def _advance(self, source: cython.pointer(Source)) -> cython.int:
         """Move a source to its next row: 0, `_NEED` or `_FAILED`."""
-        data: cython.p_const_uchar = self.data[source]
-        base: cython.Py_ssize_t = source * STRIDE
+        data: cython.p_const_uchar = source.data
+        # Not the source's own: as far as the C compiler knows, copying the key might change that.
+        entry: Entry = new_entry()
         at: cython.Py_ssize_t
-        entry_at: cython.Py_ssize_t
         stop: cython.Py_ssize_t
-        shared: cython.longlong
-        unshared: cython.longlong
-        value_size: cython.longlong
-        flags: cython.int
+        key_size: cython.Py_ssize_t
+        problem: cython.int
         while True:
-            if self.at[source] >= self.stop[source]:
-                if self.block[source] >= self.blocks[source]:
+            at = source.at
+            if at >= source.stop:
+                if source.block >= source.blocks:
                     return _NEED
-                at = self.bounds[source][2 * self.block[source]]
-                stop = self.bounds[source][2 * self.block[source] + 1]
-                self.block[source] += 1
-                self.begin[source] = self.at[source] = at
-                self.shareable[source] = 0
-                if stop - at < 2:
-                    return self._fail(_BAD_BLOCK, source, at)
-                self.stop[source] = stop - 2 - 2 * ((data[stop - 2] << 8) | data[stop - 1])
-                if self.stop[source] <= at:
-                    return self._fail(_BAD_BLOCK, source, stop - 2)
+                at = source.bounds[2 * source.block]
+                stop = source.bounds[2 * source.block + 1]
+                source.block += 1
+                source.begin = source.at = at
+                source.shareable = 0
+                source.stop = entries_end(data, at, stop)
+                if source.stop < 0:
+                    return self._fail(_BAD_BLOCK, source, at if stop - at < 2 else stop - 2)
                 continue
-            entry_at = at = self.at[source]
-            stop = self.stop[source]
-            if at + 3 <= stop and (data[at] | data[at + 1] | data[at + 2]) < 0x80:
-                shared = data[at]
-                unshared = data[at + 1]
-                value_size = data[at + 2]
-                at += 3
-            else:
-                shared = self._length(data, source)
-                unshared = self._length(data, source)
-                value_size = self._length(data, source)
-                if shared < 0 or unshared < 0 or value_size < 0:
-                    return self._fail(_BAD_LENGTH, source, entry_at)
-                at = self.at[source]
-            if shared > self.shareable[source] or shared + unshared == 0:
-                return self._fail(_BAD_KEY, source, entry_at)
-            if shared + unshared > MAX_KEY_BYTES:
-                return self._fail(_LONG_KEY, source, entry_at)
-            if at + unshared + value_size + 8 >= stop:
-                return self._fail(_BAD_END, source, entry_at)
-            flags = data[at + unshared + value_size + 8]
-            if flags & 0xF0 or flags & 0x09 == 0x09:
-                return self._fail(_BAD_FLAGS, source, entry_at)
-            if flags & TOMBSTONE_KIND and value_size:
-                return self._fail(_BAD_TOMBSTONE, source, entry_at)
-            _copy(self.keys, base + shared, data, at, unshared)
-            at += unshared
-            self.value_at[source] = at
-            at += value_size
-            self.shareable[source] = self.key_sizes[source] = shared + unshared
-            self.value_sizes[source] = value_size
-            self.flags[source] = flags
-            self.seqs[source] = _get_u64(data, at)
-            at += 9 + 8 * (((flags & EXPIRE_FLAG) >> 1) + ((flags & CREATE_FLAG) >> 2))
-            if at > stop:
-                return self._fail(_BAD_END, source, entry_at)
-            self.at[source] = at
-            if shared < self.common + 8:
-                self.heads[source] = self._head(base + self.common, shared + unshared - self.common)
-            if self.low_sizes[source] > 0:
-                if self._beside(base, source, self.lows[source], self.low_sizes[source]) < 0:
+            if read_lengths(data, at, source.stop, cython.address(entry)):
+                return self._fail(_BAD_LENGTH, source, at)
+            key_size = entry.shared + entry.unshared
+            if entry.shared > source.shareable or key_size == 0:
+                return self._fail(_BAD_KEY, source, at)
+            if key_size > MAX_KEY_BYTES:
+                return self._fail(_LONG_KEY, source, at)
+            problem = read_flags(data, source.stop, cython.address(entry))
+            if problem:
+                return self._fail(_BAD_FLAGS if problem == FLAGS_UNKNOWN else _BAD_END, source, at)
+            if entry.flags & TOMBSTONE_KIND and entry.value_size:
+                return self._fail(_BAD_TOMBSTONE, source, at)
+            copy(source.key, entry.shared, data, entry.suffix_at, entry.unshared)
+            source.shareable = source.key_size = key_size
+            source.entry = entry
+            source.seq = get_u64(data, entry.tail_at)
+            source.at = entry.stop
+            if entry.shared < self.common + 8:
+                source.head = self._head(source)
+            if source.low_size > 0:
+                if compare(source.key, 0, key_size, source.low, 0, source.low_size) < 0:
                     continue
                 # In range as soon as one key is: they ascend.
-                self.low_sizes[source] = 0
+                source.low_size = 0
             if (
-                self.high_sizes[source] >= 0
-                and self._beside(base, source, self.highs[source], self.high_sizes[source]) >= 0
+                source.high_size >= 0
+                and compare(source.key, 0, key_size, source.high, 0, source.high_size) >= 0
             ):
-                self.at[source] = self.stop[source]
-                self.block[source] = self.blocks[source]
+                source.at = source.stop
+                source.block = source.blocks
                 return _NEED
             return 0
 
@@ -509,61 +334,46 @@ class Merger:
     @cython.inline
     @cython.nogil
     @cython.exceptval(check=False)
-    def _beside(
-        self,
-        base: cython.Py_ssize_t,
-        source: cython.Py_ssize_t,
-        key: cython.p_const_uchar,
-        size: cython.Py_ssize_t,
-    ) -> cython.int:
-        return _order(self.keys, base, self.key_sizes[source], key, 0, size)
-
-    @cython.cfunc
-    @cython.inline
-    @cython.nogil
-    @cython.exceptval(check=False)
-    def _head(self, base: cython.Py_ssize_t, size: cython.Py_ssize_t) -> cython.ulonglong:
-        """Eight bytes of a key of which `size` are left, filled up with zeros, as a number that sorts like them."""
-        if size >= 8:
-            return _get_u64(self.keys, base)
+    def _head(self, source: cython.pointer(Source)) -> cython.ulonglong:
+        """Eight bytes behind the common ones, filled up with zeros, as a number that sorts like them."""
+        if source.key_size >= self.common + 8:
+            return get_u64(source.key, self.common)
         value: cython.ulonglong = 0
         index: cython.Py_ssize_t
-        for index in range(8):
+        for index in range(self.common, self.common + 8):
             value <<= 8
-            if index < size:
-                value |= self.keys[base + index]
+            if index < source.key_size:
+                value |= source.key[index]
         return value
 
     @cython.cfunc
     @cython.inline
     @cython.nogil
     @cython.exceptval(check=False)
-    def _before(self, one: cython.Py_ssize_t, two: cython.Py_ssize_t) -> cython.bint:
+    def _before(self, one: cython.pointer(Source), two: cython.pointer(Source)) -> cython.bint:
         """Whether the row of source `one` comes before that of `two`."""
         order: cython.int
-        if self.heads[one] != self.heads[two]:
-            return self.heads[one] < self.heads[two]
-        if self.key_sizes[one] < 0 or self.key_sizes[two] < 0:
-            return self.key_sizes[two] < 0
-        order = _order(
-            self.keys, one * STRIDE, self.key_sizes[one], self.keys, two * STRIDE, self.key_sizes[two]
-        )
+        if one.head != two.head:
+            return one.head < two.head
+        if one.key_size < 0 or two.key_size < 0:
+            return two.key_size < 0
+        order = compare(one.key, 0, one.key_size, two.key, 0, two.key_size)
         if order:
             return order < 0
-        return self.seqs[one] > self.seqs[two] or (self.seqs[one] == self.seqs[two] and one < two)
+        return one.seq > two.seq or (one.seq == two.seq and one.number < two.number)
 
     @cython.cfunc
     @cython.nogil
     @cython.exceptval(check=False)
-    def _replay(self, source: cython.Py_ssize_t) -> cython.void:
+    def _replay(self, source: cython.pointer(Source)) -> cython.void:
         """Let a source whose row changed play its way up again."""
-        current: cython.Py_ssize_t = source
-        other: cython.Py_ssize_t
-        node: cython.Py_ssize_t = (source + self.sources) >> 1
+        current: cython.pointer(Source) = source
+        other: cython.pointer(Source)
+        node: cython.Py_ssize_t = (source.number + self.count) >> 1
         while node > 0:
-            other = self.losers[node]
+            other = self.sources[node].loser
             if self._before(other, current):
-                self.losers[node] = current
+                self.sources[node].loser = current
                 current = other
             node >>= 1
         self.winner = current
@@ -573,26 +383,29 @@ class Merger:
     @cython.exceptval(check=False)
     def _build(self) -> cython.int:
         """The first row of each source, then the first tournament: 0, `_NEED` or `_FAILED`."""
-        source: cython.Py_ssize_t
-        current: cython.Py_ssize_t
+        number: cython.Py_ssize_t
+        current: cython.pointer(Source)
+        other: cython.pointer(Source)
         node: cython.Py_ssize_t
         code: cython.int
-        for source in range(self.sources):
-            if self.key_sizes[source] == 0:
-                code = self._advance(source)
+        for number in range(self.count):
+            if self.sources[number].key_size == 0:
+                code = self._advance(cython.address(self.sources[number]))
                 if code:
-                    self.waiting_for = source
+                    self.waiting_for = number
                     return code
-        for node in range(self.sources):
-            self.losers[node] = -1
-        for source in range(self.sources):
-            current = source
-            node = (source + self.sources) >> 1
-            while node > 0 and current >= 0:
-                if self.losers[node] < 0 or self._before(self.losers[node], current):
-                    self.losers[node], current = current, self.losers[node]
+        for number in range(self.count):
+            self.sources[number].loser = cython.NULL
+        for number in range(self.count):
+            current = cython.address(self.sources[number])
+            node = (number + self.count) >> 1
+            while node > 0 and current:
+                other = self.sources[node].loser
+                if not other or self._before(other, current):
+                    self.sources[node].loser = current
+                    current = other
                 node >>= 1
-            if current >= 0:
+            if current:
                 self.winner = current
         self.built = True
         return 0
@@ -607,7 +420,7 @@ class Merger:
         if self.consumed:
             code = self._advance(self.winner)
             if code:
-                self.waiting_for = self.winner
+                self.waiting_for = self.winner.number
                 return code
             self.consumed = False
             self._replay(self.winner)
@@ -617,42 +430,56 @@ class Merger:
     @cython.inline
     @cython.nogil
     @cython.exceptval(check=False)
-    def _same_key(self, source: cython.Py_ssize_t) -> cython.bint:
-        """Whether the source stands on another version of the key whose versions pass by."""
-        size: cython.Py_ssize_t = self.key_sizes[source]
-        base: cython.Py_ssize_t = source * STRIDE
-        return (
-            size == self.group_size
-            and _common(self.keys, base, self.keys, self.sources * STRIDE, size) == size
-        )
+    def _same_key(self, source: cython.pointer(Source)) -> cython.bint:
+        """Whether the source stands on another version of the key whose versions are being read."""
+        size: cython.Py_ssize_t = source.key_size
+        return size == self.group_size and common_prefix(source.key, 0, self.group_key, 0, size) == size
 
     @cython.cfunc
     @cython.inline
     @cython.nogil
     @cython.exceptval(check=False)
-    def _begin_key(self, source: cython.Py_ssize_t) -> cython.void:
-        self.group_size = self.key_sizes[source]
-        _copy(self.keys, self.sources * STRIDE, self.keys, source * STRIDE, self.group_size)
+    def _begin_key(self, source: cython.pointer(Source)) -> cython.void:
+        self.group_size = source.key_size
+        copy(self.group_key, 0, source.key, 0, source.key_size)
         self.group_begun = self.group_closed = False
 
     @cython.cfunc
     @cython.inline
     @cython.nogil
     @cython.exceptval(check=False)
-    def _for_python(self, source: cython.Py_ssize_t) -> cython.bint:
-        """Whether Python wants the row: to filter it, to fold it, or to say that it cannot."""
-        if self.seqs[source] <= self.min_seq:
-            return self.by_rows or self.flags[source] & MERGE_KIND != 0
-        return not self.has_operator and self.flags[source] & MERGE_KIND != 0
+    def _end_row(self, source: cython.pointer(Source)) -> cython.void:
+        """Note that the row was used; below a row that is no operand, and that all snapshots see, none is needed."""
+        self.group_seq = source.seq
+        self.group_begun = True
+        self.group_closed = not source.entry.flags & MERGE_KIND and source.seq <= self.min_seq
+        self.consumed = True
+
+    @cython.cfunc
+    @cython.inline
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def _repeated(self, source: cython.pointer(Source)) -> cython.bint:
+        """Whether no reader needs the row: it is too old, or the same row came from another source."""
+        return self.group_closed or (self.group_begun and source.seq == self.group_seq)
+
+    @cython.cfunc
+    @cython.inline
+    @cython.nogil
+    @cython.exceptval(check=False)
+    def _for_python(self, source: cython.pointer(Source)) -> cython.bint:
+        """Whether Python must get the row: to filter it, to fold it, or to raise that there is no operator."""
+        if source.seq <= self.min_seq:
+            return self.by_rows or source.entry.flags & MERGE_KIND != 0
+        return not self.has_operator and source.entry.flags & MERGE_KIND != 0
 
     @cython.cfunc
     @cython.nogil
     @cython.exceptval(check=False)
     def _run(self) -> cython.int:
-        source: cython.Py_ssize_t
+        source: cython.pointer(Source)
         code: cython.int
         kind: cython.int
-        tail_at: cython.Py_ssize_t
         expired: cython.bint
         if not self.built:
             code = self._build()
@@ -663,98 +490,80 @@ class Merger:
             if code:
                 return code
             source = self.winner
-            if self.key_sizes[source] < 0:
+            if source.key_size < 0:
                 return _DONE
-            if self.used >= self.soft_limit:
+            if self.out.used >= self.soft_limit:
                 return _FULL
             if not self._same_key(source):
                 self._begin_key(source)
-            elif self.group_closed or (self.group_begun and self.seqs[source] == self.group_seq):
-                # Older than anybody may look, or one row that came from two sources.
+            elif self._repeated(source):
                 self.consumed = True
                 continue
             if self._for_python(source):
                 return _ROWS
-            kind = self.flags[source] & 0x09
-            tail_at = self.value_at[source] + self.value_sizes[source]
+            kind = source.entry.flags & KIND_MASK
             expired = (
-                self.flags[source] & EXPIRE_FLAG != 0
-                and _get_i64(self.data[source], tail_at + 9) <= self.clock_ms
+                source.entry.flags & EXPIRE_FLAG != 0
+                and expires_at(source.data, cython.address(source.entry)) <= self.clock_ms
             )
             if not self.keep_tombstones and (expired or kind == TOMBSTONE_KIND) and kind != MERGE_KIND:
-                # Whether it is the oldest that stays, older rows decide; if none can stay, it has no purpose.
-                if self.seqs[source] > self.min_seq:
+                # Older rows decide whether it is the oldest row that stays. If none can stay, it has no purpose.
+                if source.seq > self.min_seq:
                     return _ROWS
-                code = 0
             elif not expired:
                 code = self._append(source)
             elif kind != MERGE_KIND:
-                code = self._append_tombstone(source, tail_at)
+                code = self._append_tombstone(source)
             if code:
                 return code
             self.purged += expired
-            self.group_seq = self.seqs[source]
-            self.group_begun = True
-            self.group_closed = kind != MERGE_KIND and self.seqs[source] <= self.min_seq
-            self.consumed = True
+            self._end_row(source)
 
     @cython.cfunc
     @cython.nogil
     @cython.exceptval(check=False)
-    def _begin_row(self, source: cython.Py_ssize_t, value_size: cython.longlong) -> cython.int:
+    def _begin_row(self, source: cython.pointer(Source), value_size: cython.Py_ssize_t) -> cython.int:
         """Append sizes and key, with room for the rest behind them: 0 or `_FAILED`."""
-        at: cython.Py_ssize_t = self.used
-        size: cython.Py_ssize_t = self.key_sizes[source]
-        index: cython.int
-        room: cython.Py_ssize_t = self.room
-        grown: cython.p_uchar
+        at: cython.Py_ssize_t = self.out.used
+        room: cython.Py_ssize_t = self.out.room
         out: cython.p_uchar
-        while room < at + size + value_size + 32:
+        while room < at + source.key_size + value_size + 32:
             room *= 2
-        if room != self.room:
-            if cython.compiled:
-                grown = cython.cast(cython.p_uchar, realloc(self.out, room))
-                if grown == cython.NULL:
-                    return self._fail(_NO_MEMORY, source, 0)
-                self.out = grown
-            else:
-                self.out.extend(bytes(room - self.room))
-            self.room = room
-        # By its own name: a byte written through it might be one of ours, as far as the C compiler knows.
-        out = self.out
-        out[at] = size & 0xFF
-        out[at + 1] = size >> 8
-        for index in range(4):
-            out[at + 2 + index] = (value_size >> (8 * index)) & 0xFF
-        _copy(out, at + 6, self.keys, source * STRIDE, size)
-        self.used = at + 6 + size
+        if room != self.out.room and not grow_buffer(cython.address(self.out), room):
+            return self._fail(_NO_MEMORY, source, 0)
+        # A local name: as far as the C compiler knows, a byte written through `data` might change `self`.
+        out = self.out.data
+        put_little(out, at, source.key_size, 2)
+        put_little(out, at + 2, value_size, 4)
+        copy(out, at + 6, source.key, 0, source.key_size)
+        self.out.used = at + 6 + source.key_size
         return 0
 
     @cython.cfunc
     @cython.nogil
     @cython.exceptval(check=False)
-    def _append(self, source: cython.Py_ssize_t) -> cython.int:
+    def _append(self, source: cython.pointer(Source)) -> cython.int:
         """Append the row as it is: value and tail stand side by side already."""
-        size: cython.Py_ssize_t = self.at[source] - self.value_at[source]
-        if self._begin_row(source, self.value_sizes[source]):
+        size: cython.Py_ssize_t = source.at - source.entry.value_at
+        if self._begin_row(source, source.entry.tail_at - source.entry.value_at):
             return _FAILED
-        _copy(self.out, self.used, self.data[source], self.value_at[source], size)
-        self.used += size
+        copy(self.out.data, self.out.used, source.data, source.entry.value_at, size)
+        self.out.used += size
         return 0
 
     @cython.cfunc
     @cython.nogil
     @cython.exceptval(check=False)
-    def _append_tombstone(self, source: cython.Py_ssize_t, tail_at: cython.Py_ssize_t) -> cython.int:
-        """An expired row becomes a tombstone and not nothing: an older version with a longer life may lie below."""
+    def _append_tombstone(self, source: cython.pointer(Source)) -> cython.int:
+        """Append a tombstone for an expired row: an older version that lives longer may lie below."""
         if self._begin_row(source, 0):
             return _FAILED
-        _copy(self.out, self.used, self.data[source], tail_at, 8)
-        self.out[self.used + 8] = TOMBSTONE_KIND | (self.flags[source] & CREATE_FLAG)
-        self.used += 9
-        if self.flags[source] & CREATE_FLAG:
-            _copy(self.out, self.used, self.data[source], tail_at + 17, 8)
-            self.used += 8
+        copy(self.out.data, self.out.used, source.data, source.entry.tail_at, 8)
+        self.out.data[self.out.used + 8] = TOMBSTONE_KIND | (source.entry.flags & CREATE_FLAG)
+        self.out.used += 9
+        if source.entry.flags & CREATE_FLAG:
+            copy(self.out.data, self.out.used, source.data, source.entry.tail_at + 17, 8)
+            self.out.used += 8
         return 0
 
     @cython.cfunc
@@ -762,16 +571,13 @@ class Merger:
     def _collect(self) -> cython.int:
         """Take rows out for Python: all that decide about the keys at hand, while the keys need Python."""
         code: cython.int
-        source: cython.Py_ssize_t
-        flags: cython.int
-        tail_at: cython.Py_ssize_t
-        data: cython.p_const_uchar
+        source: cython.pointer(Source)
         while True:
             code = self._step()
             if code:
                 return code
             source = self.winner
-            if self.key_sizes[source] < 0:
+            if source.key_size < 0:
                 break
             if len(self.collected) >= HARD_ROWS:
                 return _ROWS
@@ -779,25 +585,12 @@ class Merger:
                 if len(self.collected) >= SOFT_ROWS or not self._for_python(source):
                     break
                 self._begin_key(source)
-            elif self.group_closed or (self.group_begun and self.seqs[source] == self.group_seq):
+            elif self._repeated(source):
                 self.consumed = True
                 continue
-            data = self.data[source]
-            flags = self.flags[source]
-            tail_at = self.value_at[source] + self.value_sizes[source]
             self.collected.append(
-                (
-                    bytes(self.keys[source * STRIDE : source * STRIDE + self.key_sizes[source]]),
-                    self.seqs[source],
-                    flags & 0x09,
-                    bytes(data[self.value_at[source] : tail_at]),
-                    _get_i64(data, self.at[source] - 8) if flags & CREATE_FLAG else None,
-                    _get_i64(data, tail_at + 9) if flags & EXPIRE_FLAG else None,
-                )
+                row_of(source.data, cython.address(source.entry), piece(source.key, 0, source.key_size))
             )
-            self.group_seq = self.seqs[source]
-            self.group_begun = True
-            self.group_closed = not flags & MERGE_KIND and self.seqs[source] <= self.min_seq
-            self.consumed = True
+            self._end_row(source)
         self.collecting = False
         return _ROWS

@@ -1,10 +1,8 @@
-"""Point lookups in what is in memory: which table, which block, which row. Never blocks, never fetches.
+"""Point lookups in what is in memory: which SST, which block, which row. Never blocks, never fetches.
 
-This kernel knows where to look. How a block or a filter is read is the table's own knowledge, given to it as
-functions, so that every format version is searched the same way. Counts are kept here because a plain addition
-under the interpreter lock costs nothing, and are collected now and then by whoever owns the metrics.
-
-Written in Cython's pure-Python mode; see `_block_writer` for how that works.
+This kernel finds the SST and the block. An SST brings the functions that read its blocks and filters, so that every
+format version is searched the same way. Counts are kept here, because a plain addition under the interpreter lock costs
+nothing; the SST store collects them now and then.
 """
 
 from __future__ import annotations
@@ -12,30 +10,29 @@ from __future__ import annotations
 from typing import Any
 
 import cython
-from cython.cimports.libc.string import memcmp
+from cython.cimports.flagstone.kernels._bytes import compare
+from cython.cimports.flagstone.kernels._rows import MERGE_KIND
 
 from flagstone.errors import CorruptData
 
-MERGE_KIND = cython.declare(cython.int, 0x08)
-
 
 class Need:
-    """What must be fetched before a read can go on: blocks of one table, or its index and filters.
+    """What must be fetched before a read can go on: blocks of one SST, or its index and filters.
 
-    `numbers` is empty when the index and filters are needed; otherwise `index` tells where the blocks lie.
+    `numbers` is empty when the index and filters are needed; otherwise `index` has the places of the blocks.
     """
 
-    __slots__ = ("index", "numbers", "table")
+    __slots__ = ("index", "numbers", "sst")
 
-    def __init__(self, table: Any, index: Any, numbers: list[int]) -> None:
-        self.table: Any = table
+    def __init__(self, sst: Any, index: Any, numbers: list[int]) -> None:
+        self.sst: Any = sst
         self.index: Any = index
         self.numbers: list[int] = numbers
 
 
 @cython.cclass
 class Resident:
-    """What of one table is in memory. Readers take no lock: each field is replaced as a whole.
+    """What of one SST is in memory. Readers take no lock: each field is replaced as a whole.
 
     `may_contain(bloom, key)`, `find_row(block, key, max_seq)` and `find_versions(block, key, max_seq)` read
     filters and blocks. A touched block or index was used since the flag was last cleared.
@@ -92,7 +89,7 @@ class Resident:
         return self.index
 
     def hold_block(self, number: cython.Py_ssize_t, raw: bytes, count: cython.Py_ssize_t) -> None:
-        """Keep one block of a table that has `count` of them."""
+        """Keep one block of an SST that has `count` of them."""
         if self.blocks is None:
             self.touched = bytearray(count)
             self.blocks = [None] * count
@@ -170,29 +167,29 @@ class Resident:
         return counts
 
     def damaged(self, number: int, error: CorruptData) -> CorruptData:
-        """The same finding, told with the name of the object; tables that know their name say it."""
+        """The same error with the number of the block; an SST that knows its object adds the name."""
         return CorruptData(f"block {number}: {error.problem}")
 
 
 @cython.cclass
 class Layer:
-    """Tables in key order that do not overlap, but for a key whose versions straddle a border.
+    """SSTs in key order that do not overlap, but for a key whose versions straddle a border.
 
-    Table `i` is asked for keys in [starts[i], stops[i]); a stop of None leaves that side open.
+    SST `i` is asked for keys in [starts[i], stops[i]); a stop of None leaves that side open.
     """
 
     starts: list
     stops: list
-    tables: list
+    ssts: list
 
-    def __init__(self, starts: list, stops: list, tables: list) -> None:
+    def __init__(self, starts: list, stops: list, ssts: list) -> None:
         self.starts = starts
         self.stops = stops
-        self.tables = tables
+        self.ssts = ssts
 
     def parts(self) -> tuple:
-        """The three lists `(starts, stops, tables)`; nobody changes them."""
-        return self.starts, self.stops, self.tables
+        """The three lists `(starts, stops, ssts)`, which are never changed."""
+        return self.starts, self.stops, self.ssts
 
 
 @cython.cfunc
@@ -200,19 +197,7 @@ class Layer:
 @cython.exceptval(check=False)
 def _compare(one: bytes, two: bytes) -> cython.int:
     """Below 0, 0 or above 0, as `one` is below, equal to or above `two`."""
-    first: cython.p_const_uchar
-    second: cython.p_const_uchar
-    shorter: cython.Py_ssize_t
-    order: cython.int
-    if cython.compiled:
-        first = one
-        second = two
-        shorter = len(one) if len(one) < len(two) else len(two)
-        order = memcmp(first, second, shorter)
-        if order:
-            return order
-        return (len(one) > len(two)) - (len(one) < len(two))
-    return (one > two) - (one < two)
+    return compare(one, 0, len(one), two, 0, len(two))
 
 
 @cython.cfunc
@@ -246,15 +231,15 @@ def _collect(rows: list, versions: list) -> cython.int:
 
 
 def find(
-    memtables: tuple[Any, ...], layers: list[Any], key: bytes, max_seq: object, pinned: dict[Any, Any] | None
+    memtables: tuple[Any, ...], layers: list[Any], key: bytes, max_seq: object, fetched: dict[Any, Any] | None
 ) -> Any:
     """The newest row of `key` with seq <= `max_seq`; None when there is none; a `Need` when memory lacks something.
 
     Memtables and layers are asked newest first, and the first that has the key answers. Only a merge operand
     is not an answer: then the result is the list of rows, newest first, down to the first that is none.
 
-    `pinned` holds what was fetched for this read, whatever the cache did with it since: under `(table, number)`
-    a block, under `(table, -1)` the tuple `(index, first_keys, bloom)`.
+    `fetched` holds what was fetched for this read, whatever the cache did with it since: under `(sst, number)`
+    a block, under `(sst, -1)` the tuple `(index, first_keys, bloom)`.
     """
     rows: list | None = None
     layer: Layer
@@ -274,14 +259,14 @@ def find(
             return rows
     for layer in layers:
         count = len(layer.starts)
-        # The last table that starts below the key, and those that start with it.
+        # The last SST that starts below the key, and those that start with it.
         at = _below(layer.starts, key) - 1
         if at < 0:
             at = 0
         while at < count and _compare(cython.cast(bytes, layer.starts[at]), key) <= 0:
             stop = layer.stops[at]
             if stop is None or _compare(key, cython.cast(bytes, stop)) < 0:
-                row = _search(layer.tables[at], key, max_seq, pinned, rows)
+                row = _search(layer.ssts[at], key, max_seq, fetched, rows)
                 if row is not None:
                     if not isinstance(row, list):
                         return row
@@ -293,8 +278,8 @@ def find(
 
 
 @cython.cfunc
-def _search(table: Resident, key: bytes, max_seq: object, pinned: dict | None, rows: list | None) -> Any:
-    """`find` in one table. `rows` are the operands collected so far; the list that comes back extends them."""
+def _search(sst: Resident, key: bytes, max_seq: object, fetched: dict | None, rows: list | None) -> Any:
+    """`find` in one SST. `rows` are the operands collected so far; the list that comes back extends them."""
     first_keys: list | None = None
     bloom: object = None
     index: object = None
@@ -304,58 +289,58 @@ def _search(table: Resident, key: bytes, max_seq: object, pinned: dict | None, r
     raw: object
     found: cython.bint = False
     # What was fetched for this very read comes first: it is no hit, and using it once is no second use.
-    meta = None if pinned is None else pinned.get((table, -1))
+    meta = None if fetched is None else fetched.get((sst, -1))
     if meta is not None:
         index, first_keys, bloom = meta
     else:
-        first_keys = table.first_keys
+        first_keys = sst.first_keys
         if first_keys is None:
-            return Need(table, None, [])
-        index = table.index
-        bloom = table.bloom
-        table.meta_touched = True
-        table.index_hits += 1
+            return Need(sst, None, [])
+        index = sst.index
+        bloom = sst.bloom
+        sst.meta_touched = True
+        sst.index_hits += 1
     if bloom is not None:
-        if not table.may_contain(bloom, key):
-            table.filter_negatives += 1
+        if not sst.may_contain(bloom, key):
+            sst.filter_negatives += 1
             return None
-        table.filter_positives += 1
+        sst.filter_positives += 1
     count = len(first_keys)
     # A separator equal to the key may open a block that continues the key's versions from the block before.
     number = _below(first_keys, key) - 1
     while True:
         if number >= 0:
-            raw = None if pinned is None else pinned.get((table, number))
+            raw = None if fetched is None else fetched.get((sst, number))
             if raw is None:
-                raw = None if table.blocks is None else table.blocks[number]
-                if raw is None or table.touched is None:
+                raw = None if sst.blocks is None else sst.blocks[number]
+                if raw is None or sst.touched is None:
                     if number + 1 < count and first_keys[number + 1] == key:
-                        return Need(table, index, [number, number + 1])
-                    return Need(table, index, [number])
-                table.touched[number] = 1
-                table.block_hits += 1
+                        return Need(sst, index, [number, number + 1])
+                    return Need(sst, index, [number])
+                sst.touched[number] = 1
+                sst.block_hits += 1
             try:
                 if rows is None:
-                    row = table.find_row(raw, key, max_seq)
+                    row = sst.find_row(raw, key, max_seq)
                     if row is not None:
                         if cython.cast(tuple, row)[2] != MERGE_KIND:
                             return row
                         rows = []
                 if rows is not None:
-                    versions: list = table.find_versions(raw, key, max_seq)
+                    versions: list = sst.find_versions(raw, key, max_seq)
                     if versions:
                         found = True
-                        # A list of its own: a Need may still come, and then the read begins anew.
+                        # A list of its own: a Need may still come, and then the read begins again.
                         rows = list(rows)
                         if _collect(rows, versions):
                             return rows
             except CorruptData as error:
-                raise table.damaged(number, error) from None
+                raise sst.damaged(number, error) from None
         number += 1
         if number >= count or _compare(cython.cast(bytes, first_keys[number]), key) > 0:
             break
     if found:
         return rows
     if bloom is not None:
-        table.false_positives += 1
+        sst.false_positives += 1
     return None

@@ -1,9 +1,6 @@
 """Checksums of many blocks at once.
 
-The same values as `format.checksum` computes. Compaction handles ten thousands of blocks at a time, so here it is
-done without the interpreter's lock.
-
-Written in Cython's pure-Python mode; see `_block_writer` for how that works.
+Compaction handles ten thousands of blocks at a time, so they are computed without the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -13,24 +10,14 @@ from array import array
 from typing import Any
 
 import cython
+from cython.cimports.flagstone.kernels._bytes import MASK32, get_big, get_u32, put_big
 
 # Constants of more than 31 bits are declared, or compiled code would compute with them as Python integers.
-MASK32 = cython.declare(cython.ulonglong, 0xFFFFFFFF)
 POLYNOMIAL = cython.declare(cython.uint, 0xEDB88320)
 
 
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-def _get_u32(data: cython.p_const_uchar, at: cython.Py_ssize_t) -> cython.uint:
-    return (
-        data[at] | (data[at + 1] << 8) | (data[at + 2] << 16) | (cython.cast(cython.uint, data[at + 3]) << 24)
-    )
-
-
 def _crc_tables() -> array:
-    """Sixteen tables of CRC-32: the n-th tells what a byte becomes after n more bytes of zeros."""
+    """Sixteen tables of CRC-32: the n-th has what a byte becomes after n more bytes of zeros."""
     tables = array("I", bytes(4 * 16 * 256))
     for byte in range(256):
         value = byte
@@ -51,7 +38,7 @@ _TABLES = _crc_tables() if cython.compiled else None
 def _crc32(
     table: cython.p_const_uint, data: cython.p_const_uchar, at: cython.Py_ssize_t, size: cython.Py_ssize_t
 ) -> cython.uint:
-    """The CRC-32 of zlib, sixteen bytes a step: as fast as zlib's own, and free of the lock."""
+    """The CRC-32 of zlib, sixteen bytes a step, without the lock."""
     crc: cython.uint
     one: cython.uint
     two: cython.uint
@@ -62,10 +49,10 @@ def _crc32(
         return zlib.crc32(data[at:stop])
     crc = MASK32
     while at + 16 <= stop:
-        one = crc ^ _get_u32(data, at)
-        two = _get_u32(data, at + 4)
-        three = _get_u32(data, at + 8)
-        four = _get_u32(data, at + 12)
+        one = crc ^ get_u32(data, at)
+        two = get_u32(data, at + 4)
+        three = get_u32(data, at + 8)
+        four = get_u32(data, at + 12)
         crc = (
             table[3840 + (one & 0xFF)]
             ^ table[3584 + ((one >> 8) & 0xFF)]
@@ -134,12 +121,7 @@ def first_damaged(chunk: bytes, bounds: cython.const[cython.longlong][::1]) -> i
     with cython.nogil:
         for number in range(blocks):
             stop = bounds[2 * number + 1]
-            expected = (
-                (cython.cast(cython.uint, data[stop]) << 24)
-                | (data[stop + 1] << 16)
-                | (data[stop + 2] << 8)
-                | data[stop + 3]
-            )
+            expected = get_big(data, stop, 4)
             if _crc32(table, data, bounds[2 * number], stop - bounds[2 * number]) != expected:
                 found = number
                 break
@@ -170,7 +152,4 @@ def stamp(chunk: cython.uchar[::1], bounds: cython.const[cython.longlong][::1]) 
         for number in range(blocks):
             stop = bounds[2 * number + 1]
             crc = _crc32(table, data, bounds[2 * number], stop - bounds[2 * number])
-            data[stop] = crc >> 24
-            data[stop + 1] = (crc >> 16) & 0xFF
-            data[stop + 2] = (crc >> 8) & 0xFF
-            data[stop + 3] = crc & 0xFF
+            put_big(data, stop, crc, 4)

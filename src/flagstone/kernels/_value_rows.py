@@ -9,43 +9,15 @@ every row. Reading first locates one item of every row, then gathers the items i
 
 Nothing is raised for bad bytes: locating answers with the first row that is damaged, or -1. The loops are free of
 Python, and run without its lock. A `valid` with no element means that no row is null.
-
-Written in Cython's pure-Python mode; see `_block_writer` for how that works.
 """
 
 from __future__ import annotations
 
 import cython
-from cython.cimports.libc.string import memcpy
+from cython.cimports.flagstone.kernels._bytes import MASK32, copy, get_length, put_varint, varint_size
 
 # Declared for C: an ordinary module constant would be looked up as a Python object in every row.
 MAX_COLUMN_BYTES = cython.declare(cython.longlong, 0x7FFFFFFF)
-MAX_LENGTH = cython.declare(cython.longlong, 0xFFFFFFFF)
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-def _varint_size(value: cython.longlong) -> cython.longlong:
-    size: cython.longlong = 1
-    while value >= 0x80:
-        value >>= 7
-        size += 1
-    return size
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-def _put_varint(out: cython.p_uchar, at: cython.longlong, value: cython.longlong) -> cython.longlong:
-    while value >= 0x80:
-        out[at] = (value & 0x7F) | 0x80
-        value >>= 7
-        at += 1
-    out[at] = value
-    return at + 1
 
 
 @cython.cfunc
@@ -53,35 +25,10 @@ def _put_varint(out: cython.p_uchar, at: cython.longlong, value: cython.longlong
 @cython.nogil
 @cython.exceptval(check=False)
 def _get_varint(data: cython.p_const_uchar, at: cython.longlong, end: cython.longlong) -> cython.longlong:
-    """The number at `at`, or -1 when it is damaged. Only the shortest form counts: see `_varint_size`."""
-    value: cython.longlong = 0
-    shift: cython.int = 0
-    byte: cython.int
-    while at < end and shift < 35:
-        byte = data[at]
-        at += 1
-        value |= cython.cast(cython.longlong, byte & 0x7F) << shift
-        if byte < 0x80:
-            return -1 if (byte == 0 and shift) or value > MAX_LENGTH else value
-        shift += 7
-    return -1
-
-
-@cython.cfunc
-@cython.inline
-@cython.nogil
-@cython.exceptval(check=False)
-def _copy(
-    out: cython.p_uchar,
-    at: cython.longlong,
-    source: cython.p_const_uchar,
-    start: cython.longlong,
-    size: cython.longlong,
-) -> cython.void:
-    if cython.compiled:
-        memcpy(out + at, source + start, size)
-    else:
-        out[at : at + size] = source[start : start + size]
+    """The number at `at`; -1 when it is damaged, or not in the shortest form that `varint_size` measures."""
+    length: cython.longlong = get_length(data, at, end)
+    value: cython.longlong = length & MASK32
+    return value if length >= 0 and length >> 32 == varint_size(value) else -1
 
 
 def measure_fixed(width: int, valid: cython.const[cython.uchar][::1], sizes: cython.longlong[::1]) -> None:
@@ -114,7 +61,7 @@ def measure_delimited(
         for row in range(rows):
             if not checked or valid[row]:
                 size = offsets[row + 1] - offsets[row]
-                sizes[row] += size + _varint_size(size)
+                sizes[row] += size + varint_size(size)
 
 
 def measure_lists(
@@ -131,7 +78,7 @@ def measure_lists(
     with cython.nogil:
         for row in range(rows):
             count = lists[row + 1] - lists[row]
-            sizes[row] += _varint_size(count) + (count + 7) // 8
+            sizes[row] += varint_size(count) + (count + 7) // 8
             sizes[row] += offsets[lists[row + 1]] - offsets[lists[row]]
 
 
@@ -166,7 +113,7 @@ def write_headers(header: bytes, cursors: cython.longlong[::1], out: cython.ucha
         target = out
     with cython.nogil:
         for row in range(rows):
-            _copy(target, cursors[row], source, 0, size)
+            copy(target, cursors[row], source, 0, size)
             cursors[row] += size
 
 
@@ -207,7 +154,7 @@ def write_fixed(
     with cython.nogil:
         for row in range(rows):
             if not checked or valid[row]:
-                _copy(target, cursors[row], source, row * step, size)
+                copy(target, cursors[row], source, row * step, size)
                 cursors[row] += size
             elif marking:
                 target[bitmaps[row] + byte] |= bit
@@ -247,8 +194,8 @@ def write_delimited(
         for row in range(rows):
             if not checked or valid[row]:
                 size = offsets[row + 1] - offsets[row]
-                at = _put_varint(target, cursors[row], size)
-                _copy(target, at, source, offsets[row], size)
+                at = put_varint(target, cursors[row], size)
+                copy(target, at, source, offsets[row], size)
                 cursors[row] = at + size
             elif marking:
                 target[bitmaps[row] + byte] |= bit
@@ -262,7 +209,7 @@ def write_lists(
     cursors: cython.longlong[::1],
     out: cython.uchar[::1],
 ) -> None:
-    """Append the content of a list to each row, see `measure_lists`; `valid` tells which elements are null."""
+    """Append the content of a list to each row, see `measure_lists`; `valid` has a 0 for each null element."""
     row: cython.Py_ssize_t
     rows: cython.Py_ssize_t = len(cursors)
     checked: cython.bint = len(valid) > 0
@@ -285,7 +232,7 @@ def write_lists(
     with cython.nogil:
         for row in range(rows):
             count = lists[row + 1] - lists[row]
-            at = _put_varint(target, cursors[row], count)
+            at = put_varint(target, cursors[row], count)
             bits = 0
             for element in range(count):
                 if checked and not valid[lists[row] + element]:
@@ -295,7 +242,7 @@ def write_lists(
                     at += 1
                     bits = 0
             count = offsets[lists[row + 1]] - offsets[lists[row]]
-            _copy(target, at, source, offsets[lists[row]], count)
+            copy(target, at, source, offsets[lists[row]], count)
             cursors[row] = at + count
 
 
@@ -343,7 +290,7 @@ def read_headers(
             count = _get_varint(source, at, stops[row])
             if count < 0:
                 break
-            at += _varint_size(count)
+            at += varint_size(count)
             if (count + 7) // 8 > stops[row] - at:
                 break
             counts[row] = count
@@ -399,7 +346,7 @@ def locate_items(
                 size = _get_varint(source, at, stops[row])
                 if size < 0:
                     break
-                at += _varint_size(size)
+                at += varint_size(size)
             if size > stops[row] - at:
                 break
             valid[row] = 1
@@ -452,7 +399,7 @@ def locate_elements(
                     size = fixed
                     if fixed == 0:
                         size = _get_varint(source, at, stops[row])
-                        at += _varint_size(size)
+                        at += varint_size(size)
                     if size < 0 or size > stops[row] - at:
                         at = -1
                         break
@@ -502,7 +449,7 @@ def gather_fixed(
             index = 0
             fill = 0
             if valid[row]:
-                _copy(target, at, source, starts[row], size)
+                copy(target, at, source, starts[row], size)
                 index = size
                 if size < step and target[at + size - 1] & 0x80:
                     fill = 0xFF
@@ -535,7 +482,7 @@ def gather_bytes(
         target = out
     with cython.nogil:
         for row in range(rows):
-            _copy(target, offsets[row], source, starts[row], stops[row] - starts[row])
+            copy(target, offsets[row], source, starts[row], stops[row] - starts[row])
 
 
 def measure_items(

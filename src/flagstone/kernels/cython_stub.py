@@ -10,6 +10,7 @@ kernel the same guarantee.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -17,9 +18,21 @@ from contextlib import contextmanager
 from functools import wraps
 from threading import RLock
 from types import FunctionType, ModuleType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 Decorated = TypeVar("Decorated")
+
+SHARED: Final = (
+    "_block_notes",
+    "_bytes",
+    "_entries",
+    "_key_codes",
+    "_memory",
+    "_merge_source",
+    "_rows",
+    "_siphash",
+)
+"""The modules whose functions kernels share. When kernels are compiled, the `.pxd` files take their place."""
 
 
 def _unchanged(thing: Decorated) -> Decorated:
@@ -46,11 +59,13 @@ class _NoGil:
 def _build() -> dict[str, ModuleType]:
     cython: Any = ModuleType("cython")
     cython.compiled = False
+    cython.NULL = None
     cython.cfunc = cython.ccall = cython.inline = cython.cclass = _unchanged
     cython.exceptval = _decorator
     cython.nogil = _NoGil()
     cython.int = cython.uint = cython.longlong = cython.ulonglong = cython.Py_ssize_t = int
     cython.cast = cython.declare = lambda _type, value: value
+    cython.address = _unchanged
     string: Any = ModuleType("cython.cimports.libc.string")
     # Only ever called behind `if cython.compiled`.
     string.memcpy = string.memcmp = string.memmove = None
@@ -67,8 +82,11 @@ def _build() -> dict[str, ModuleType]:
         "cython.cimports.libc.string": string,
         "cython.cimports.libc.stdlib": stdlib,
     }
-    for package in ("cython.cimports", "cython.cimports.cpython", "cython.cimports.libc"):
-        modules[package] = ModuleType(package)
+    for package in ("", ".cpython", ".flagstone", ".flagstone.kernels", ".libc"):
+        modules[f"cython.cimports{package}"] = ModuleType(f"cython.cimports{package}")
+    for shared in SHARED:
+        name = f"flagstone.kernels.{shared}"
+        modules[f"cython.cimports.{name}"] = importlib.import_module(name)
     return modules
 
 

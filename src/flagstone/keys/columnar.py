@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flagstone.errors import CorruptData, InternalError, InvalidRequest
-from flagstone.kernels import tuples
+from flagstone.kernels import tuple_reader, tuple_writer
 from flagstone.kernels.columns import bitmap, present, room, strings, view, words, zeros
 from flagstone.keys.schema import KeySchema, KeyType, arrow_type_name
 from flagstone.keys.tuples import BINARY, DATE, FALSE, FLOAT, INSTANT, LOCAL_TIME, NEGATIVE, POSITIVE, TEXT
@@ -76,7 +76,7 @@ def encode_arrow(columns: Any) -> Any:
     for part in parts:
         part.measure(cursors)
     offsets = room(4 * (rows + 1))
-    bad = tuples.lay_out(cursors, view(offsets, "i"))
+    bad = tuple_writer.lay_out(cursors, view(offsets, "i"))
     if bad >= 0:
         raise InvalidRequest(_explain_size(bad, cursors[bad], names, parts, rows))
     data = room(view(offsets, "i")[rows])
@@ -145,10 +145,10 @@ class _Numbers:
         self._arguments = code, values, valid
 
     def measure(self, sizes: memoryview) -> None:
-        tuples.measure_numbers(*self._arguments, sizes)
+        tuple_writer.measure_numbers(*self._arguments, sizes)
 
     def write(self, cursors: memoryview, out: memoryview) -> None:
-        tuples.write_numbers(*self._arguments, cursors, out)
+        tuple_writer.write_numbers(*self._arguments, cursors, out)
 
 
 class _Decimals:
@@ -156,10 +156,10 @@ class _Decimals:
         self._arguments = scale, values, valid
 
     def measure(self, sizes: memoryview) -> None:
-        tuples.measure_decimals(*self._arguments, sizes)
+        tuple_writer.measure_decimals(*self._arguments, sizes)
 
     def write(self, cursors: memoryview, out: memoryview) -> None:
-        tuples.write_decimals(*self._arguments, cursors, out)
+        tuple_writer.write_decimals(*self._arguments, cursors, out)
 
 
 class _Strings:
@@ -168,10 +168,10 @@ class _Strings:
         self._arguments = offsets, data, valid
 
     def measure(self, sizes: memoryview) -> None:
-        tuples.measure_bytes(*self._arguments, sizes)
+        tuple_writer.measure_bytes(*self._arguments, sizes)
 
     def write(self, cursors: memoryview, out: memoryview) -> None:
-        tuples.write_bytes(self._code, *self._arguments, cursors, out)
+        tuple_writer.write_bytes(self._code, *self._arguments, cursors, out)
 
 
 def _part(name: str, column: Any) -> _Part:
@@ -250,7 +250,7 @@ class _Reader:
         values, flags = room(8 * self._rows), room(self._rows)
         limit = kind.bounds[1] if kind.kind in {"int", "uint"} else 0
         self._check(
-            tuples.read_numbers(
+            tuple_reader.read_numbers(
                 _CODES[kind.kind],
                 limit,
                 self._offsets,
@@ -280,7 +280,7 @@ class _Reader:
     def _decimals(self, kind: KeyType) -> Any:
         values, flags = room(16 * self._rows), room(self._rows)
         self._check(
-            tuples.read_decimals(
+            tuple_reader.read_decimals(
                 kind.size,
                 kind.scale,
                 self._offsets,
@@ -296,10 +296,10 @@ class _Reader:
         offsets, flags = room(4 * (self._rows + 1)), room(self._rows)
         found, valid = view(offsets, "i"), view(flags, "B")
         self._check(
-            tuples.find_bytes(_CODES[kind.kind], self._offsets, self._data, self._cursors, found, valid)
+            tuple_reader.find_bytes(_CODES[kind.kind], self._offsets, self._data, self._cursors, found, valid)
         )
         data = room(found[self._rows])
-        tuples.read_bytes(self._data, self._cursors, found, valid, view(data, "B"))
+        tuple_reader.read_bytes(self._data, self._cursors, found, valid, view(data, "B"))
         column = pa.Array.from_buffers(pa.binary(), self._rows, [bitmap(flags, self._rows), offsets, data])
         try:
             return column.cast(_arrow_type(kind))

@@ -218,7 +218,7 @@ class SstStore:
 
     def fetch_request(self, need: Need, *, admit: bool = True) -> Pinned:
         """Make one request of `plan_requests`. Parts that another read is fetching are awaited, not fetched again."""
-        sst: Sst = need.table
+        sst: Sst = need.sst
         fetched: Pinned = {}
         mine: list[int] = []
         others: dict[int, _Flight] = {}
@@ -325,9 +325,9 @@ def plan_requests(needs: Iterable[Need]) -> list[Need]:
     """The same needs, one per request: none twice, adjacent blocks together."""
     by_sst: dict[Sst, tuple[BlockIndex | None, set[int]]] = {}
     for need in needs:
-        index, numbers = by_sst.get(need.table, (None, set()))
+        index, numbers = by_sst.get(need.sst, (None, set()))
         numbers.update(need.numbers or (META,))
-        by_sst[need.table] = (index or need.index, numbers)
+        by_sst[need.sst] = (index or need.index, numbers)
     requests = []
     for sst, (index, numbers) in by_sst.items():
         if META in numbers:

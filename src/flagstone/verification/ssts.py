@@ -93,7 +93,7 @@ def _check_rows(check: SstCheck, image: SstImage) -> list[_Block]:
     """Decode all rows and check their order. WAL rows are in order of their sequence numbers."""
     ordered = image.info.sst_type is SstType.COMPACTED
     # The block writer checks the order of rows, faster than a comparison in Python.
-    judge = block_writer.BlockWriter(65536, ordered)
+    judge = block_writer.BlockWriter(65536, ordered=ordered, want_hashes=False)
     blocks: list[_Block] = []
     for number, rows in enumerate(image.rows()):
         offset = image.index.offsets[number]
@@ -102,14 +102,14 @@ def _check_rows(check: SstCheck, image: SstImage) -> list[_Block]:
             continue
         if any(len(row[0]) > MAX_KEY_BYTES for row in rows):
             _check_long(check, rows, number, offset, ordered=ordered)
-            judge = block_writer.BlockWriter(65536, ordered)
+            judge = block_writer.BlockWriter(65536, ordered=ordered, want_hashes=False)
         else:
             try:
                 judge.add_rows(rows)
-                judge.take()
+                judge.take(0)
             except InvalidRequest as error:
                 check.fail(f"block {number}: {error}", offset)
-                judge = block_writer.BlockWriter(65536, ordered)
+                judge = block_writer.BlockWriter(65536, ordered=ordered, want_hashes=False)
         _note_rows(check, rows)
         seqs = [row[1] for row in rows]
         if not ordered and seqs != sorted(seqs):

@@ -235,9 +235,9 @@ class WalWriter:
             position = span.start
             while position != span.stop:
                 # In steps: other threads run in between.
-                position, used = span.memtable.log_stream(position, span.stop, self._stream)
+                position, used = span.memtable.wal_stream(position, span.stop, self._stream)
                 with memoryview(self._stream)[:used] as rows:
-                    builder.add_log_rows(rows)
+                    builder.write(rows)
         if len(self._stream) > _STREAM_BYTES:
             # It grew for a large row, which may be the only one.
             self._stream = bytearray(_STREAM_BYTES)

@@ -11,7 +11,6 @@ rows are still in the WAL.
 from __future__ import annotations
 
 import logging
-import sys
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,8 +29,7 @@ from flagstone.runtime.ids import Ids, ulid_ms
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.pool import Future, IoPool
 from flagstone.runtime.service import Supervisor
-from flagstone.sst.builder import EncodedSst, SstOptions
-from flagstone.sst.writer import OutputWriter
+from flagstone.sst.builder import EncodedSst, SstBuilder, SstOptions
 from flagstone.types import EntryTuple, KeyRange, Seq, Ulid
 from flagstone.write.backpressure import L0Pressure, Pause, plan_upload_pause
 from flagstone.write.manifest import WriterManifest
@@ -263,7 +261,7 @@ def build_ssts(
 def _one_sst(
     memtable: kernel.Memtable, run: SortedKeys, options: SstOptions, policy: RetentionPolicy
 ) -> EncodedSst | None:
-    output = _unlimited(options)
+    output = SstBuilder(options)
     # One buffer for all steps: allocating it costs more than filling it.
     stream = bytearray(_STREAM_BYTES)
     at, total = 0, len(run[0])
@@ -271,13 +269,13 @@ def _one_sst(
         at, used = memtable.sorted_stream(run, at, stream, policy.min_seq, policy.clock_ms)
         if used:
             with memoryview(stream)[:used] as rows:
-                output.write(rows, 0)
+                output.write(rows)
         elif at < total:
             # The stream stops at a key with merge operands: only the operator can fold them.
             for row in apply_retention(memtable.versions_at(run, at), policy):
                 output.add_row(row)
             at += 1
-    return output.finish()
+    return output.finish_if_any()
 
 
 def _rows_by_segment(
@@ -290,12 +288,7 @@ def _rows_by_segment(
 
 
 def _sst_of(rows: Iterator[EntryTuple], options: SstOptions) -> EncodedSst | None:
-    output = _unlimited(options)
+    output = SstBuilder(options)
     for row in rows:
         output.add_row(row)
-    return output.finish()
-
-
-def _unlimited(options: SstOptions) -> OutputWriter:
-    """A writer that never splits: a memtable becomes one SST, however large."""
-    return OutputWriter(options, max_bytes=sys.maxsize)
+    return output.finish_if_any()

@@ -68,9 +68,9 @@ def test_an_index_that_decompresses_beyond_the_ratio_of_zlib_raises_corrupt_data
 def test_a_single_row_of_any_size_is_read(codec: Codec, version: int) -> None:
     value = bytes(5 * FREE_BYTES)
     if version == 2:
-        writer = block_writer.BlockWriter(4096, True)
+        writer = block_writer.BlockWriter(4096)
         writer.add_rows([(b"key", 1, 0, value, 5, None)])
-        raw = writer.finish()[0][0]
+        raw = writer.finish_blocks()[0]
     else:
         sizes = b"\0\0" + len(b"key").to_bytes(2, "big")
         tail = (1).to_bytes(8, "big") + b"\x04" + (5).to_bytes(8, "big") + len(value).to_bytes(4, "big")

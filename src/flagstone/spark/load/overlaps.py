@@ -21,8 +21,7 @@ from flagstone.runtime.pool import shared_pool
 from flagstone.spark.address import open_store
 from flagstone.spark.load.plan import LoadPlan, MadeSst, upload_sst
 from flagstone.spark.options import WriteOptions
-from flagstone.sst.builder import EncodedSst
-from flagstone.sst.writer import OutputWriter, SpareBuffers
+from flagstone.sst.builder import EncodedSst, SpareBuffers, SstBuilder
 from flagstone.types import KeyRange
 
 _FETCH_BYTES: Final = 2 * 1024 * 1024
@@ -85,7 +84,7 @@ def merge_overlaps(plan: LoadPlan, options: WriteOptions, made: Sequence[MadeSst
         for layer in layers
     ]
     buffers = SpareBuffers()
-    output = OutputWriter(
+    output = SstBuilder(
         options.sst_options, max_bytes=options.max_sst_bytes, buffer=buffers.take(), resume=None
     )
     try:

@@ -17,7 +17,7 @@ from flagstone.kernels.columns import NOTHING, fixed, present, view, words
 from flagstone.spark.address import open_store
 from flagstone.spark.load.plan import LoadPlan, MadeSst, upload_sst
 from flagstone.spark.options import WriteOptions
-from flagstone.sst.writer import OutputWriter, RowColumns, SpareBuffers
+from flagstone.sst.builder import RowColumns, SpareBuffers, SstBuilder
 from flagstone.types import MERGE, TOMBSTONE, VALUE
 
 _OPS: Final = pa.array(["put", "delete", "merge"])
@@ -38,8 +38,8 @@ def write_ssts(batches: Iterable[pa.RecordBatch], plan: LoadPlan, options: Write
     made: list[MadeSst] = []
     buffer = _SPARE.take()
 
-    def upload(writer: OutputWriter, *, has_merges: bool) -> None:
-        encoded = writer.finish()
+    def upload(writer: SstBuilder, *, has_merges: bool) -> None:
+        encoded = writer.finish_if_any()
         if encoded is not None:
             made.append(upload_sst(store, paths, plan, encoded, has_merges=has_merges))
 
@@ -47,7 +47,7 @@ def write_ssts(batches: Iterable[pa.RecordBatch], plan: LoadPlan, options: Write
     rows = (as_rows(batch, options, plan.created_ms) for batch in source)
     stretches = iter([check_sorted(rows)]) if options.presorted else ordered_stretches(rows)
     for stretch in stretches:
-        writer = OutputWriter(options.sst_options, max_bytes=options.max_sst_bytes, buffer=buffer)
+        writer = SstBuilder(options.sst_options, max_bytes=options.max_sst_bytes, buffer=buffer)
         merges = False
         for batch in one_per_key(stretch, refuse=options.duplicates == "error"):
             merges = merges or _has_merges(batch)
@@ -122,7 +122,7 @@ def one_per_key(batches: Iterable[pa.RecordBatch], *, refuse: bool = False) -> I
 
 
 def row_columns(batch: pa.RecordBatch) -> RowColumns:
-    """The rows of `as_rows` in the form of `OutputWriter.write_columns`, without a copy."""
+    """The rows of `as_rows` in the form of `SstBuilder.write_columns`, without a copy."""
     names = batch.schema.names
     kinds = fixed(batch["kind"], 1) if "kind" in names else NOTHING
     expires, has_expires = NOTHING.cast("q"), NOTHING

@@ -1,0 +1,177 @@
+"""The rows of a memtable as streams (see `_rows`): in key order for a flush, in commit order for a WAL file.
+
+Both functions fill about half of the caller's buffer and return where they stopped, so that other threads run between
+two calls. `chunks` is the memory of the memtable, see `_entries`.
+"""
+
+from __future__ import annotations
+
+import cython
+from cython.cimports.flagstone.kernels._bytes import MASK64, copy, put_little, put_u64
+from cython.cimports.flagstone.kernels._entries import (
+    CHUNK_BYTES,
+    HEADER,
+    chunk_of,
+    entry_created,
+    entry_expires,
+    entry_flags,
+    entry_link,
+    entry_seq,
+    entry_size,
+    key_size,
+    newest,
+    offset_of,
+    value_size,
+)
+from cython.cimports.flagstone.kernels._rows import (
+    CREATE_FLAG,
+    EXPIRE_FLAG,
+    KIND_MASK,
+    MERGE_KIND,
+    TOMBSTONE_KIND,
+)
+
+WARM_STEP = cython.declare(cython.Py_ssize_t, 64)
+LONG_AGO = cython.declare(cython.longlong, -0x7FFFFFFFFFFFFFFF - 1)
+# The sum of what `_warm` has read; without it the C compiler would drop the loop.
+_warmed = cython.declare(cython.uint, 0)
+
+
+def sorted_stream(
+    chunks: cython.ulonglong[::1],
+    anchors: cython.ulonglong[::1],
+    start: cython.Py_ssize_t,
+    stream: bytearray,
+    min_seq: cython.ulonglong,
+    now_ms: cython.longlong,
+) -> tuple:
+    """Fill `stream` with rows in key order from the `start`-th anchor of a sorted run on.
+
+    Leaves out what a flush need not keep: values expired at `now_ms` become tombstones, and of each key only versions
+    above `min_seq` and the newest one not above it are kept. Stops before a key with merge operands, which need the
+    operator. Returns `(next key, bytes used)`. The stream grows when the versions of a key do not fit into it.
+    """
+    total: cython.Py_ssize_t = len(anchors)
+    out: cython.p_uchar = stream
+    room: cython.Py_ssize_t = len(stream)
+    enough: cython.Py_ssize_t = room // 2
+    used: cython.Py_ssize_t = 0
+    before: cython.Py_ssize_t
+    index: cython.Py_ssize_t = start
+    entry: cython.ulonglong
+    data: cython.p_const_uchar
+    at: cython.Py_ssize_t
+    size: cython.Py_ssize_t
+    while index < total and used < enough:
+        if cython.compiled and (index - start) % WARM_STEP == 0:
+            _warm(chunks, anchors, index, min(index + WARM_STEP, total))
+        before = used
+        entry = newest(chunks, anchors[index], MASK64)
+        while entry:
+            data = chunk_of(chunks, entry)
+            at = offset_of(entry)
+            if entry_flags(data, at) & MERGE_KIND:
+                return index, before
+            # The header of an entry is larger than all that a row of the stream has besides key and value.
+            size = entry_size(data, at)
+            if used + size > room:
+                room = used + size
+                stream.extend(bytes(room - len(stream)))
+                out = stream
+            used = _append(out, used, data, at, now_ms)
+            if entry_seq(data, at) <= min_seq or entry == anchors[index]:
+                break
+            entry = entry_link(data, at)
+        index += 1
+    return index, used
+
+
+def wal_stream(chunks: list, ends: list, position: tuple, end: tuple, stream: bytearray) -> tuple:
+    """Fill `stream` with rows in commit order from one `Memtable.position()` to another; `(0, 0)` is the beginning.
+
+    `chunks` are the chunks themselves, `ends` where the rows of each end. Returns `(next position, bytes used)`; when
+    the next position is `end`, the stream has all rows. The stream grows when a row does not fit into it.
+    """
+    out: cython.p_uchar = stream
+    room: cython.Py_ssize_t = len(stream)
+    enough: cython.Py_ssize_t = room // 2
+    chunk: cython.Py_ssize_t = position[0]
+    at: cython.Py_ssize_t = position[1]
+    used: cython.Py_ssize_t = 0
+    size: cython.Py_ssize_t
+    data: cython.p_const_uchar
+    last: cython.Py_ssize_t = end[0]
+    last_at: cython.Py_ssize_t = end[1]
+    while used < enough and (chunk < last or (chunk == last and at < last_at)):
+        if at >= ends[chunk]:
+            chunk += 1
+            at = 0
+            continue
+        data = cython.cast(bytearray, chunks[chunk])
+        size = entry_size(data, at)
+        if used + size > room:
+            room = used + size
+            stream.extend(bytes(room - len(stream)))
+            out = stream
+        # The WAL has every row as it was written, expired or not.
+        used = _append(out, used, data, at, LONG_AGO)
+        at += size
+    return (chunk, at), used
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _append(
+    out: cython.p_uchar,
+    used: cython.Py_ssize_t,
+    data: cython.p_const_uchar,
+    at: cython.Py_ssize_t,
+    now_ms: cython.longlong,
+) -> cython.Py_ssize_t:
+    """Append the entry at `at` of a chunk as a row of a stream; returns its end."""
+    key_bytes: cython.Py_ssize_t = key_size(data, at)
+    value_bytes: cython.Py_ssize_t = value_size(data, at)
+    flags: cython.int = entry_flags(data, at) & 0x0F
+    if flags & EXPIRE_FLAG and flags & KIND_MASK == 0 and entry_expires(data, at) <= now_ms:
+        flags = (flags & CREATE_FLAG) | TOMBSTONE_KIND
+        value_bytes = 0
+    put_little(out, used, key_bytes, 2)
+    put_little(out, used + 2, value_bytes, 4)
+    copy(out, used + 6, data, at + HEADER, key_bytes + value_bytes)
+    used += 6 + key_bytes + value_bytes
+    put_u64(out, used, entry_seq(data, at))
+    out[used + 8] = flags
+    used += 9
+    if flags & EXPIRE_FLAG:
+        put_u64(out, used, cython.cast(cython.ulonglong, entry_expires(data, at)))
+        used += 8
+    if flags & CREATE_FLAG:
+        put_u64(out, used, cython.cast(cython.ulonglong, entry_created(data, at)))
+        used += 8
+    return used
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _warm(
+    chunks: cython.ulonglong[::1],
+    anchors: cython.ulonglong[::1],
+    start: cython.Py_ssize_t,
+    stop: cython.Py_ssize_t,
+) -> cython.void:
+    """Touch rows that will be needed next.
+
+    Rows in key order lie all over memory. A loop that does nothing but touch them keeps many cache misses in flight at
+    once. The loop that copies them would wait for each in turn, which is three times as slow.
+    """
+    global _warmed  # noqa: PLW0603
+    row: cython.Py_ssize_t
+    at: cython.Py_ssize_t
+    data: cython.p_const_uchar
+    for row in range(start, stop):
+        data = chunk_of(chunks, anchors[row])
+        at = offset_of(anchors[row])
+        # No chunk is smaller than this, so all three bytes lie inside.
+        if at + 192 < CHUNK_BYTES:
+            _warmed += data[at] + data[at + 64] + data[at + 128]
