@@ -79,7 +79,7 @@ def _open_rocksdict(folder: Path) -> Any:
 
 
 def compact_flagstone(folder: Path, **changes: int) -> Callable[[], None]:
-    from flagstone.compaction.executor import LocalExecutor
+    from flagstone.compaction.executor import LocalExecutor, Merging
     from flagstone.compaction.extensions import CompactionTask
     from flagstone.config import CompactionWorkerOptions
     from flagstone.metadata.compactions import TieredSpec
@@ -93,7 +93,7 @@ def compact_flagstone(folder: Path, **changes: int) -> Callable[[], None]:
     store, paths = LocalStore(folder, fsync=False), DbPaths("db")
     manifest = ManifestStore(store, paths).require_latest().value
     work = CompactionWorkerOptions().replace(**changes)
-    executor = LocalExecutor(store, paths, options=SstOptions(), work=work)
+    executor = LocalExecutor(store, paths, Merging(work=work, sst=SstOptions()))
     task = CompactionTask(
         job_id=SYSTEM_IDS.ulid(),
         spec=TieredSpec(tuple(view.id for view in manifest.tree.l0), (), RunId(0)),

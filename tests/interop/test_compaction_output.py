@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flagstone.compaction.executor import LocalExecutor
+from flagstone.compaction.executor import LocalExecutor, Merging
 from flagstone.compaction.extensions import CompactionTask
 from flagstone.config import CompactionWorkerOptions
 from flagstone.format.codec import Codec
@@ -95,7 +95,7 @@ def compact_ours(inputs: Inputs, folder: Path, spec: TieredSpec, **limits: int) 
     """Compact with our executor and commit the result; returns the last record."""
     store = LocalStore(folder, fsync=False)
     work = CompactionWorkerOptions().replace(**limits)
-    executor = LocalExecutor(store, PATHS, options=inputs.options, work=work, merge_operator=Append())
+    executor = LocalExecutor(store, PATHS, Merging(work=work, sst=inputs.options, merge_operator=Append()))
     records: list[JobContext] = []
     newest = max(inputs.manifest.ssts)
     task = CompactionTask(job_id=Ids().ulid(ulid_ms(newest)), spec=spec, manifest=inputs.manifest)

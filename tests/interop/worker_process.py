@@ -14,7 +14,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from flagstone.compaction.executor import LocalExecutor
+from flagstone.compaction.executor import LocalExecutor, Merging
 from flagstone.compaction.extensions import CompactionTask
 from flagstone.config import CompactionWorkerOptions
 from flagstone.db.admin.admin import Admin
@@ -57,14 +57,16 @@ def local_executor(folder: str, path: str, *, max_subcompactions: int = 1, **opt
     return LocalExecutor(
         LocalStore(folder),
         DbPaths(path),
-        options=SstOptions(block_bytes=1024),
-        work=CompactionWorkerOptions(
-            max_sst_size=MAX_SST_BYTES,
-            max_subcompactions=max_subcompactions,
-            max_fetch_tasks=1,
-            bytes_to_fetch=65_536,
+        Merging(
+            work=CompactionWorkerOptions(
+                max_sst_size=MAX_SST_BYTES,
+                max_subcompactions=max_subcompactions,
+                max_fetch_tasks=1,
+                bytes_to_fetch=65_536,
+            ),
+            sst=SstOptions(block_bytes=1024),
+            merge_operator=Concatenate(),
         ),
-        merge_operator=Concatenate(),
         **options,
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from flagstone.compaction.executor import LocalExecutor
+from flagstone.compaction.executor import LocalExecutor, Merging
 from flagstone.compaction.extensions import CompactionTask
 from flagstone.config import CompactionWorkerOptions
 from flagstone.format.sst import decode_sst
@@ -94,15 +94,17 @@ class ExecutorRig:
         return LocalExecutor(
             self.store,
             PATHS,
-            options=self.options,
-            work=CompactionWorkerOptions(
-                max_sst_size=self.max_sst_bytes,
-                max_subcompactions=self.max_subcompactions,
-                max_fetch_tasks=2,
-                bytes_to_fetch=self.bytes_to_fetch,
+            Merging(
+                work=CompactionWorkerOptions(
+                    max_sst_size=self.max_sst_bytes,
+                    max_subcompactions=self.max_subcompactions,
+                    max_fetch_tasks=2,
+                    bytes_to_fetch=self.bytes_to_fetch,
+                ),
+                sst=self.options,
+                merge_operator=self.merge_operator,
+                compaction_filter=self.compaction_filter,
             ),
-            merge_operator=self.merge_operator,
-            compaction_filter=self.compaction_filter,
             pool=self.pool,
             ids=self.ids,
             metrics=self.metrics,

@@ -32,7 +32,6 @@ from flagstone.lsm.tree import BytesRange
 from flagstone.metadata.compactions import JobContext, Subcompaction
 from flagstone.metadata.manifest import SsTable
 from flagstone.runtime import metric_names
-from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.ids import SYSTEM_IDS, Ids, ulid_ms
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.pool import IoPool, shared_pool
@@ -50,12 +49,21 @@ ROWS_WRITTEN: Final = "flagstone.compactor.rows_written"
 """How many rows the uploaded SSTs hold."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merging:
+    """How an executor merges: `work` limits SSTs and requests, `sst` is the format, the rest is the user's."""
+
+    work: CompactionWorkerOptions
+    sst: SstOptions
+    merge_operator: MergeOperator | None = None
+    compaction_filter: CompactionFilterFactory | None = None
+
+
 class LocalExecutor:
     """Merges with threads of this process. Several jobs may run at once, each called from its own thread.
 
     That thread must not belong to `pool`: requests of the job run there, and the thread waits for them. The caller's
-    thread merges a job of one range; of jobs with several ranges, `work.max_subcompactions` are merged at a time in
-    all. `work` limits the SSTs and the requests; the format of the SSTs follows `options`.
+    thread merges a job of one range; of jobs with several ranges, `max_subcompactions` are merged at a time in all.
 
     Each running range has an SST of up to `max_sst_size` in memory, and for each source one chunk of at most
     `bytes_to_fetch` being merged and one to `max_fetch_tasks` being fetched. An idle executor keeps 64 MiB.
@@ -66,31 +74,25 @@ class LocalExecutor:
         self,
         store: ObjectStore,
         paths: DbPaths,
+        merging: Merging,
         *,
-        options: SstOptions,
-        work: CompactionWorkerOptions,
-        merge_operator: MergeOperator | None = None,
-        compaction_filter: CompactionFilterFactory | None = None,
         cache: CachingStore | None = None,
         pool: IoPool | None = None,
         ids: Ids = SYSTEM_IDS,
-        clock: Clock = SYSTEM_CLOCK,
         metrics: Metrics | None = None,
     ) -> None:
         self._store = store
         self._cache = cache
         self._paths = paths
-        self._options = options
-        self._work = work
-        self._merge_operator = merge_operator
-        self._compaction_filter = compaction_filter
+        self._merging = merging
+        self._work: Final = merging.work
         self._pool = pool or shared_pool()
         self._ids = ids
         self._buffers = SpareBuffers()
         # Not threads of the shared pool: a range would wait there for requests that wait for a thread.
-        threads = 0 if self._pool.max_workers == 0 else work.max_subcompactions
+        threads = 0 if self._pool.max_workers == 0 else self._work.max_subcompactions
         self._ranges = IoPool(max_workers=threads, name="flagstone-merge")
-        registry = metrics or Metrics(clock=clock)
+        registry = metrics or Metrics()
         self._purged = registry.counter(metric_names.COMPACTOR_EXPIRED_ENTRIES_PURGED, entry_type="value")
         self._seconds = registry.histogram(MERGE_SECONDS)
         self._rows = registry.counter(ROWS_WRITTEN)
@@ -165,7 +167,7 @@ class LocalExecutor:
             min_seq=job.progress.context.retention_min_seq,
             clock_ms=job.task.manifest.last_l0_clock_tick,
             keep_tombstones=not is_last_run(job.task.manifest, job.task.spec),
-            merge_operator=self._merge_operator,
+            merge_operator=self._merging.merge_operator,
         )
         sources = [
             Source(
@@ -178,7 +180,9 @@ class LocalExecutor:
             for parts in inputs
         ]
         buffer = self._buffers.take()
-        output = SstBuilder(self._options, max_bytes=self._work.max_sst_size, buffer=buffer, resume=resume)
+        output = SstBuilder(
+            self._merging.sst, max_bytes=self._work.max_sst_size, buffer=buffer, resume=resume
+        )
         try:
             purged = merge_sources(
                 sources,
@@ -196,9 +200,10 @@ class LocalExecutor:
         self._purged.add(purged)
 
     def _new_filter(self, task: CompactionTask, policy: RetentionPolicy) -> CompactionFilter | None:
-        if self._compaction_filter is None:
+        new_filter = self._merging.compaction_filter
+        if new_filter is None:
             return None
-        return self._compaction_filter(
+        return new_filter(
             CompactionJob(
                 job_id=task.job_id,
                 segment=task.spec.segment,

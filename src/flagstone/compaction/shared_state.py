@@ -48,7 +48,7 @@ class Board:
         self.compactions = compactions
         self.clock = clock
         self.ids = ids
-        self.metrics = metrics or Metrics()
+        self.metrics: Metrics = metrics or Metrics()
         self.changed: Callable[[], None] = lambda: None
         self.publish = publish
         self._timeout_s = update_timeout_s

@@ -149,7 +149,7 @@ class WriterState:
         self.committed_seq: int = recovered.last_seq
         self.last_wal_id: WalId = recovered.last_wal_id
         self.synchronous_commit: bool = settings.synchronous_commit
-        self.merge_operator = merge_operator
+        self.merge_operator: MergeOperator | None = merge_operator
         self.conflicts: ConflictTracker = ConflictTracker()
         self._pending: deque[int] = deque()
         self._waiters: list[Waiter] = []

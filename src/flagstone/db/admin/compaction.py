@@ -9,7 +9,7 @@ from typing import Final
 from flagstone.clones.origin import refuse_destroyed
 from flagstone.compaction.compactor import Compactor
 from flagstone.compaction.coordinator import mint_job
-from flagstone.compaction.executor import LocalExecutor
+from flagstone.compaction.executor import LocalExecutor, Merging
 from flagstone.compaction.extensions import Executor, Scheduler
 from flagstone.compaction.on_demand import PATIENCE_S, CompactNow, Progress
 from flagstone.compaction.picker import plan_compactions, plan_full
@@ -239,12 +239,13 @@ class AdminCompaction:
         return LocalExecutor(
             self._store,
             self._paths,
-            options=SstOptions(codec=codec, min_filter_keys=work.min_filter_keys),
-            work=work,
-            merge_operator=merge_operator,
-            compaction_filter=compaction_filter,
+            Merging(
+                work=work,
+                sst=SstOptions(codec=codec, min_filter_keys=work.min_filter_keys),
+                merge_operator=merge_operator,
+                compaction_filter=compaction_filter,
+            ),
             ids=self._ids,
-            clock=self._clock,
             metrics=metrics,
         )
 

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 from flagstone.compaction.compactor import Compactor
 from flagstone.compaction.coordinator import release_taken_role
-from flagstone.compaction.executor import LocalExecutor
+from flagstone.compaction.executor import LocalExecutor, Merging
 from flagstone.compaction.extensions import Executor, PooledExecutor
 from flagstone.compaction.shared_state import Board
 from flagstone.config import CompactionWorkerOptions
@@ -125,14 +125,15 @@ def local_executor(env: Environment, options: CompactionWorkerOptions) -> LocalE
     return LocalExecutor(
         env.store,
         env.paths,
-        options=env.sst_options,
-        work=options,
-        merge_operator=env.counted_operator("compact"),
-        compaction_filter=env.compaction_filter,
+        Merging(
+            work=options,
+            sst=env.sst_options,
+            merge_operator=env.counted_operator("compact"),
+            compaction_filter=env.compaction_filter,
+        ),
         cache=env.disk_cache if env.settings.object_store_cache_options.cache_on_compaction else None,
         pool=env.pool,
         ids=env.ids,
-        clock=env.clock,
         metrics=env.metrics,
     )
 

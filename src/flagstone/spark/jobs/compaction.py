@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from flagstone.compaction.commit import source_bytes
-from flagstone.compaction.executor import ROWS_WRITTEN, LocalExecutor
+from flagstone.compaction.executor import ROWS_WRITTEN, LocalExecutor, Merging
 from flagstone.compaction.extensions import Cancelled, CompactionTask
 from flagstone.compaction.inputs import SstFetcher, plan_ranges, plan_sources, sample_view
 from flagstone.compaction.on_demand import PATIENCE_S, Progress
@@ -279,12 +279,14 @@ class _RangeMerge:
         executor = LocalExecutor(
             store,
             paths,
-            options=SstOptions(
-                codec=Codec.NONE if codec is None else Codec[codec.upper()],
-                min_filter_keys=self.work.min_filter_keys,
+            Merging(
+                work=self.work.replace(max_subcompactions=1),
+                sst=SstOptions(
+                    codec=Codec.NONE if codec is None else Codec[codec.upper()],
+                    min_filter_keys=self.work.min_filter_keys,
+                ),
+                merge_operator=self.merge_operator,
             ),
-            work=self.work.replace(max_subcompactions=1),
-            merge_operator=self.merge_operator,
             metrics=metrics,
         )
         ssts = executor.run(self.task, record=lambda _: None, cancelled=lambda: False)
