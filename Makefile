@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test quick check format long faults fuzz damage model crash histories interleavings interrupts gc-soak spark-long bench demo docs dist clean
+.PHONY: help setup test quick check format long faults fuzz sanitize damage model crash histories interleavings interrupts gc-soak spark-long bench demo docs dist clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -54,6 +54,13 @@ faults: setup ## a fault at every store call of every operation, long races on e
 fuzz: setup ## 10,000 damaged inputs against every decoder, compiled and interpreted
 	HYPOTHESIS_PROFILE=fuzz timeout 3000 $(PYTEST) -n $(WORKERS) tests/property --timeout 1500
 	HYPOTHESIS_PROFILE=fuzz FLAGSTONE_KERNELS=interpreted timeout 3000 $(PYTEST) -n $(WORKERS) tests/property --timeout 1500
+
+# Kernels with checks live in a tree of their own: the ordinary ones stay as they are.
+SANITIZED := build/sanitized
+sanitize: setup ## property tests and fuzzing of kernels that check every memory access and every overflow, at most 40 minutes
+	FLAGSTONE_SANITIZE=1 $(BIN)/python setup.py --quiet build --build-base build/sanitizing --build-lib $(SANITIZED)
+	PYTHONPATH=$(SANITIZED) PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so.6)" \
+		HYPOTHESIS_PROFILE=$(or $(PROFILE),long) timeout 2400 $(PYTEST) -p no:cacheprovider -q tests/property tests/unit/kernels tests/unit/format tests/unit/sst tests/golden --timeout 1200
 
 damage: setup ## 20,000 damaged objects of real databases and parts of a disk cache, compiled and interpreted kernels, at most an hour
 	DAMAGE_CASES=$(or $(CASES),20004) timeout 1800 $(PYTEST) -rP tests/damage --timeout 1700
