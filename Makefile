@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test quick check format long faults fuzz sanitize damage model crash histories interleavings interrupts gc-soak spark-long bench demo docs dist clean
+.PHONY: help setup test quick check format long faults fuzz fuzz-coverage sanitize damage model crash histories interleavings interrupts gc-soak spark-long bench demo docs dist clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -54,6 +54,10 @@ faults: setup ## a fault at every store call of every operation, long races on e
 fuzz: setup ## 10,000 damaged inputs against every decoder, compiled and interpreted
 	HYPOTHESIS_PROFILE=fuzz timeout 3000 $(PYTEST) -n $(WORKERS) tests/property --timeout 1500
 	HYPOTHESIS_PROFILE=fuzz FLAGSTONE_KERNELS=interpreted timeout 3000 $(PYTEST) -n $(WORKERS) tests/property --timeout 1500
+
+fuzz-coverage: setup ## coverage-guided fuzzing of every decoder from the golden databases, `SECONDS=600`
+	$(BIN)/python -m pip install --quiet -c constraints.txt atheris
+	mkdir -p build/fuzz && cd build/fuzz && PYTHONPATH=../../tests ../../$(BIN)/python ../../tests/fuzz/decoders.py -max_total_time=$(or $(SECONDS),600) corpus
 
 # Kernels with checks live in a tree of their own: the ordinary ones stay as they are.
 SANITIZED := build/sanitized
