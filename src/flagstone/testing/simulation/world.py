@@ -16,33 +16,27 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final
-from uuid import UUID
 
-from flagstone.config import CompactorOptions, ReaderSettings
+from flagstone.config import CompactorOptions
 from flagstone.db.admin.admin import Admin
 from flagstone.db.open import open_database
-from flagstone.db.reader.reader import open_reader
+from flagstone.db.reader.reader import DbReader, open_reader
 from flagstone.db.writer.database import Db
-from flagstone.errors import Closed, InvalidRequest, TransactionConflict, Unavailable
+from flagstone.errors import Closed, FlagstoneError, InvalidRequest, Unavailable
 from flagstone.runtime import sync
 from flagstone.runtime.ids import Ids
 from flagstone.store.memory import MemoryStore
+from flagstone.testing.simulation.databases import MAIN_PATH, Concatenation, TrackedDatabase
 from flagstone.testing.simulation.network import Conditions, Link, Network
-from flagstone.testing.simulation.oracle import Oracle, Violation
-from flagstone.testing.simulation.plan import GARBAGE_AGE, Plan, plan_world
+from flagstone.testing.simulation.operators import operate, require_no_damage
+from flagstone.testing.simulation.oracle import Violation
+from flagstone.testing.simulation.plan import Plan, plan_world
+from flagstone.testing.simulation.readers import read, reread
 from flagstone.testing.simulation.scheduler import Crashed, Machine, Process, Scheduler, Task, describe
 from flagstone.testing.simulation.session import Session
 
-PATH: Final = "db"
 _QUIET_LIMIT_S: Final = 4 * 3600.0
 """How long the quiet time may take until everything works again."""
-
-
-class Concatenation:
-    """The merge operator of simulated databases."""
-
-    def merge(self, key: bytes, existing: bytes | None, operand: bytes) -> bytes:  # noqa: ARG002
-        return (existing or b"") + operand
 
 
 @dataclass(slots=True)
@@ -71,7 +65,7 @@ class World:
         self.random = self.scheduler.random
         self.store = MemoryStore(clock=Machine(self.scheduler, "store"))
         self.network = Network(self.scheduler, self.store)
-        self.oracle = Oracle()
+        self.main = TrackedDatabase()
         self.outcome = Outcome(plan.seed)
         self.done = self.outcome.operations
         self.quiet = False
@@ -80,7 +74,6 @@ class World:
         self._latest_ms = 0
         self._machines: list[Machine] = []
         self._processes: dict[str, Process] = {}
-        self.checkpoints: dict[UUID, dict[bytes, bytes]] = {}
 
     # -- running ------------------------------------------------------------------------------------------
 
@@ -100,8 +93,8 @@ class World:
         outcome.digest = scheduler.digest
         outcome.faults = self.network.faults
         outcome.requests = self.network.requests.total()
-        outcome.acknowledged = self.oracle.acknowledged
-        outcome.reads = self.oracle.reads
+        outcome.acknowledged = self.main.oracle.acknowledged
+        outcome.reads = self.main.oracle.reads
         outcome.store = self.store
         return outcome
 
@@ -111,8 +104,8 @@ class World:
         for number in range(plan.writers):
             self._start(f"w{number}", self._write)
         for number in range(plan.readers):
-            self._start(f"r{number}", self._read)
-        self._start("op", self._operate)
+            self._start(f"r{number}", partial(read, self))
+        self._start("op", partial(operate, self))
         self._disturb("crash", plan.crash_every_s, self._crash_one)
         self._disturb("pause", plan.pause_every_s, self._pause_one)
         self._disturb("clock", plan.jump_every_s, self._shift_one)
@@ -251,32 +244,29 @@ class World:
         while self.network.in_flight or any(each.paused for each in self._machines):
             machine.sleep(60)
         started_s = machine.monotonic()
-        with self._open(process) as db:
-            session = Session(self, process, db)
+        with self.open(process) as db:
+            session = Session(self, self.main, process, db)
             for number in range(5):
                 session.put_durably(b"judge %d" % number)
             session.scan()
             db.flush()
             machine.sleep(600)  # compactions come to an end
-        admin = self._admin(process)
-        for checkpoint, rows in self.checkpoints.items():
-            self._reread(process, checkpoint, rows)
+        admin = self.admin(process)
+        for checkpoint in self.main.checkpoints:
+            reread(self, process, self.main, checkpoint)
             admin.delete_checkpoint(checkpoint, force=True)
-        report = admin.verify()
-        damage = [finding for finding in report.findings if finding.severity == "damage"]
-        if damage:
-            raise Violation(f"verify: {damage[0]}")
+        require_no_damage(admin)
         if machine.monotonic() - started_s > _QUIET_LIMIT_S:
             raise Violation(f"recovery took {machine.monotonic() - started_s:.0f} s")
         self._require_clean_store(process)
 
     def _require_clean_store(self, process: Process) -> None:
         """After some rounds of garbage collection nothing is left that no manifest refers to."""
-        machine, admin = process.machine, self._admin(process)
+        machine, admin = process.machine, self.admin(process)
         # Past the checkpoints that crashed processes left behind, and past every clock that ran ahead.
         machine.sleep(50_000)
-        with self._open(process, compactor=False) as db:
-            session = Session(self, process, db)
+        with self.open(process, compactor=False) as db:
+            session = Session(self, self.main, process, db)
             # SSTs that are not older than the newest of L0 may belong to a flush under way.
             session.put_durably(b"judge")
             db.flush()
@@ -297,12 +287,12 @@ class World:
         while True:
             machine.sleep(self.random.expovariate(1 / self.plan.idle_s))
             try:
-                db = self._open(process)
+                db = self.open(process)
             except (Closed, Unavailable) as error:
                 self.scheduler.note(f"cannot open: {describe(error)}")
                 continue
             self.done["open"] += 1
-            serve = partial(self._guarded, Session(self, process, db).serve)
+            serve = partial(self._guarded, Session(self, self.main, process, db).serve)
             clients = [
                 sync.start_thread(serve, name=f"client{number}") for number in range(self.plan.clients)
             ]
@@ -314,127 +304,48 @@ class World:
                 self.scheduler.note(f"close: {describe(error)}")
             self.done["close"] += 1
 
-    def _open(self, process: Process, *, compactor: bool = True) -> Db:
+    def open(self, process: Process, path: str = MAIN_PATH, *, compactor: bool = True) -> Db:
         settings = self.plan.settings
         if self.quiet:
             # A full L0 stops flushes until a compactor makes room.
             options = (settings.compactor_options or CompactorOptions()) if compactor else None
             settings = replace(settings, compactor_options=options)
         return open_database(
-            PATH,
-            store=Link(self.network, process),
+            path,
+            store=self.link(process),
             settings=settings,
             merge_operator=Concatenation(),
             clock=process.machine,
-            ids=self._ids(process),
+            ids=self.ids(process),
         )
-
-    # -- readers and the operator -------------------------------------------------------------------------
-
-    def rows_of(self, process: Process, checkpoint: UUID) -> dict[bytes, bytes]:
-        with (
-            open_reader(
-                PATH,
-                store=Link(self.network, process),
-                checkpoint=checkpoint,
-                merge_operator=Concatenation(),
-                clock=process.machine,
-                ids=self._ids(process),
-            ) as reader,
-            reader.scan(include_expired=True) as rows,
-        ):
-            return dict(rows)
-
-    def _reread(self, process: Process, checkpoint: UUID, rows: dict[bytes, bytes]) -> None:
-        found = self.rows_of(process, checkpoint)
-        if found != rows:
-            changed = sorted(key for key in {*found, *rows} if found.get(key) != rows.get(key))
-            raise Violation(f"checkpoint {checkpoint} shows other rows than before: {changed[:3]}")
-        self.done["reread"] += 1
-
-    def _read(self, process: Process) -> None:
-        machine = process.machine
-        while True:
-            machine.sleep(self.random.expovariate(1 / self.plan.idle_s))
-            try:
-                self._follow(process)
-            except (Closed, Unavailable, InvalidRequest) as error:
-                if (
-                    isinstance(error, InvalidRequest)
-                    and self.done["open"]
-                    and "no database" not in str(error)
-                ):
-                    raise
-                self.scheduler.note(f"reader: {describe(error)}")
-
-    def _follow(self, process: Process) -> None:
-        machine = process.machine
-        settings = ReaderSettings(
-            manifest_poll_interval=timedelta(seconds=1), checkpoint_lifetime=timedelta(seconds=60)
-        )
-        with open_reader(
-            PATH,
-            store=Link(self.network, process),
-            mode=self.random.choice(("managed", "latest")),
-            settings=settings,
-            merge_operator=Concatenation(),
-            clock=machine,
-            ids=self._ids(process),
-        ) as reader:
-            shown = 0
-            for _ in range(self.random.randrange(1, 8)):
-                machine.sleep(self.random.expovariate(0.5))
-                low, before_ms = reader.status()["last_seq"], machine.now_ms()
-                rows = dict(reader.scan())
-                high = reader.status()["last_seq"]
-                if low < shown:
-                    raise Violation(f"a reader showed sequence number {shown}, and then {low}")
-                shown = low
-                branch = self.oracle.latest
-                if branch is not None and low == high:
-                    self.oracle.expect_all(branch, rows, (low, low), self.window(before_ms, machine))
-                self.done["reader scan"] += 1
-
-    def _operate(self, process: Process) -> None:
-        machine = process.machine
-        while True:
-            machine.sleep(self.random.expovariate(1 / (10 * self.plan.idle_s)))
-            try:
-                self._maintain(process)
-            except (Closed, Unavailable, TransactionConflict) as error:
-                self.scheduler.note(f"operator: {describe(error)}")
-            except InvalidRequest as error:
-                if self.done["open"] and "no database" not in str(error):
-                    raise
-
-    def _maintain(self, process: Process) -> None:
-        admin, choice = self._admin(process), self.random.randrange(4)
-        if choice == 0:
-            admin.collect_garbage(min_age=GARBAGE_AGE)
-            self.done["collect"] += 1
-        elif choice == 1:
-            admin.compact(full=self.random.random() < 0.5, merge_operator=Concatenation())
-            self.done["compact"] += 1
-        elif choice == 2 and self.checkpoints:
-            checkpoint = self.random.choice(list(self.checkpoints))
-            self._reread(process, checkpoint, self.checkpoints[checkpoint])
-            if self.random.random() < 0.3:
-                del self.checkpoints[checkpoint]
-                admin.delete_checkpoint(checkpoint)
-        else:
-            report = admin.verify()
-            damage = [finding for finding in report.findings if finding.severity == "damage"]
-            if damage:
-                raise Violation(f"verify: {damage[0]}")
-            self.done["verify"] += 1
 
     # -- small things -------------------------------------------------------------------------------------
 
-    def _admin(self, process: Process) -> Admin:
-        return Admin(PATH, store=Link(self.network, process), clock=process.machine, ids=self._ids(process))
+    def link(self, process: Process) -> Link:
+        """The store as that process reaches it."""
+        return Link(self.network, process)
 
-    def _ids(self, process: Process) -> Ids:
+    def ids(self, process: Process) -> Ids:
         return Ids(self.random.getrandbits(64), clock=process.machine)
+
+    def admin(self, process: Process, path: str = MAIN_PATH) -> Admin:
+        return Admin(path, store=self.link(process), clock=process.machine, ids=self.ids(process))
+
+    def open_reader(self, process: Process, path: str = MAIN_PATH, **options: Any) -> DbReader:
+        return open_reader(
+            path,
+            store=self.link(process),
+            merge_operator=Concatenation(),
+            clock=process.machine,
+            ids=self.ids(process),
+            **options,
+        )
+
+    def is_unexpected(self, error: FlagstoneError) -> bool:
+        """Whether a process that looks for the database must not get this error."""
+        return (
+            isinstance(error, InvalidRequest) and bool(self.done["open"]) and "no database" not in str(error)
+        )
 
     def new_key(self) -> bytes:
         return b"%s%03d" % (self.random.choice((b"k", b"k", b"m")), self.random.randrange(self.plan.keys))
