@@ -26,6 +26,8 @@ from flagstone.errors import Closed, FlagstoneError, InvalidRequest, Unavailable
 from flagstone.runtime import sync
 from flagstone.runtime.ids import Ids
 from flagstone.store.memory import MemoryStore
+from flagstone.testing.simulation.cast import ROLES, Role
+from flagstone.testing.simulation.compactors import coordinate, work
 from flagstone.testing.simulation.databases import MAIN_PATH, Concatenation, TrackedDatabase
 from flagstone.testing.simulation.network import Conditions, Link, Network
 from flagstone.testing.simulation.operators import operate, require_no_damage
@@ -54,6 +56,10 @@ class Outcome:
     acknowledged: int = 0
     reads: int = 0
     store: MemoryStore | None = None
+
+
+_MAINS: Final[dict[Role, Callable[[World, Process], None]]] = {"compactor": coordinate, "worker": work}
+"""What the processes of each role do."""
 
 
 class World:
@@ -106,6 +112,9 @@ class World:
         for number in range(plan.readers):
             self._start(f"r{number}", partial(read, self))
         self._start("op", partial(operate, self))
+        for role in ROLES:
+            if role in plan.cast and role in _MAINS:
+                self._start(role, partial(_MAINS[role], self))
         self._disturb("crash", plan.crash_every_s, self._crash_one)
         self._disturb("pause", plan.pause_every_s, self._pause_one)
         self._disturb("clock", plan.jump_every_s, self._shift_one)
@@ -310,6 +319,8 @@ class World:
             # A full L0 stops flushes until a compactor makes room.
             options = (settings.compactor_options or CompactorOptions()) if compactor else None
             settings = replace(settings, compactor_options=options)
+        elif "compactor" in self.plan.cast and "only_compactor" in self.plan.cast:
+            settings = replace(settings, compactor_options=None)
         return open_database(
             path,
             store=self.link(process),

@@ -1,0 +1,21 @@
+"""Which processes take part in a world besides its writers, readers and operator."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Final, Literal
+
+Role = Literal["compactor", "only_compactor", "worker", "consumer", "feed"]
+
+ROLES: Final[dict[Role, float]] = {
+    "compactor": 0.25,
+    "only_compactor": 0.5,
+    "worker": 0.25,
+}
+"""How many of the worlds have the role. With `only_compactor` the writers have no compactor if another process has."""
+
+
+def draw_cast(seed: int) -> frozenset[Role]:
+    """The roles of a seed's world. A generator of its own: other choices of the plan do not change them."""
+    draw = Random(f"cast {seed}")
+    return frozenset(role for role, rate in ROLES.items() if draw.random() < rate)
