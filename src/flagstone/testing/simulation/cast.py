@@ -11,6 +11,8 @@ ROLES: Final[dict[Role, float]] = {
     "compactor": 0.25,
     "only_compactor": 0.5,
     "worker": 0.25,
+    "consumer": 0.3,
+    "feed": 0.3,
 }
 """How many of the worlds have the role. With `only_compactor` the writers have no compactor if another process has."""
 

@@ -70,6 +70,7 @@ class Oracle:
     def __init__(self) -> None:
         self.trunk: dict[bytes, list[Version]] = {}
         self.branches: list[Branch] = []
+        self._joined: dict[int, Intent] = {}
         self.acknowledged_seq = 0
         self.acknowledged = 0
         self.reads = 0
@@ -137,8 +138,18 @@ class Oracle:
                 f"{following.epoch} starts at {following.base_seq}"
             )
 
+    def writes(self) -> dict[int, Intent]:
+        """Every write of the trunk and of the newest writer by its sequence number."""
+        latest = self.latest
+        return {**self._joined, **({} if latest is None else latest.intents)}
+
+    def doubtful(self) -> list[Intent]:
+        """The writes whose outcome is unknown."""
+        return [intent for branch in self.branches for intent in branch.open_intents]
+
     def _join(self, branch: Branch, last_seq: int) -> None:
         branch.joined = True
+        self._joined |= {seq: intent for seq, intent in branch.intents.items() if seq <= last_seq}
         for key, versions in branch.versions.items():
             kept = [version for version in versions if version.seq <= last_seq]
             if kept:
@@ -204,7 +215,7 @@ class Oracle:
     def _settle_late(self, before: Branch, intent: Intent, seq: int) -> None:
         before.open_intents.remove(intent)
         intent.seq = seq
-        before.intents[seq] = intent
+        before.intents[seq] = self._joined[seq] = intent
         for change in intent.changes:
             _insert(self.trunk, change, seq)
 

@@ -17,6 +17,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Final
 
+from flagstone.changes.reader import WalReader
 from flagstone.config import CompactorOptions
 from flagstone.db.admin.admin import Admin
 from flagstone.db.open import open_database
@@ -29,6 +30,7 @@ from flagstone.store.memory import MemoryStore
 from flagstone.testing.simulation.cast import ROLES, Role
 from flagstone.testing.simulation.compactors import coordinate, work
 from flagstone.testing.simulation.databases import MAIN_PATH, Concatenation, TrackedDatabase
+from flagstone.testing.simulation.feeds import Subscription, consume, follow, require_complete
 from flagstone.testing.simulation.network import Conditions, Link, Network
 from flagstone.testing.simulation.operators import operate, require_no_damage
 from flagstone.testing.simulation.oracle import Violation
@@ -58,7 +60,12 @@ class Outcome:
     store: MemoryStore | None = None
 
 
-_MAINS: Final[dict[Role, Callable[[World, Process], None]]] = {"compactor": coordinate, "worker": work}
+_MAINS: Final[dict[Role, Callable[[World, Process], None]]] = {
+    "compactor": coordinate,
+    "worker": work,
+    "consumer": consume,
+    "feed": consume,
+}
 """What the processes of each role do."""
 
 
@@ -80,6 +87,7 @@ class World:
         self._latest_ms = 0
         self._machines: list[Machine] = []
         self._processes: dict[str, Process] = {}
+        self._subscriptions: dict[str, Subscription] = {}
 
     # -- running ------------------------------------------------------------------------------------------
 
@@ -113,7 +121,12 @@ class World:
             self._start(f"r{number}", partial(read, self))
         self._start("op", partial(operate, self))
         for role in ROLES:
-            if role in plan.cast and role in _MAINS:
+            # Without a WAL there are no changes to consume.
+            if (
+                role in plan.cast
+                and role in _MAINS
+                and (plan.settings.wal_enabled or _MAINS[role] is not consume)
+            ):
                 self._start(role, partial(_MAINS[role], self))
         self._disturb("crash", plan.crash_every_s, self._crash_one)
         self._disturb("pause", plan.pause_every_s, self._pause_one)
@@ -258,6 +271,7 @@ class World:
             for number in range(5):
                 session.put_durably(b"judge %d" % number)
             session.scan()
+            self._require_changes(process, db.status()["last_seq"])
             db.flush()
             machine.sleep(600)  # compactions come to an end
         admin = self.admin(process)
@@ -268,6 +282,19 @@ class World:
         if machine.monotonic() - started_s > _QUIET_LIMIT_S:
             raise Violation(f"recovery took {machine.monotonic() - started_s:.0f} s")
         self._require_clean_store(process)
+
+    def _require_changes(self, process: Process, last_seq: int) -> None:
+        """Every consumer gets to the end, has received everything, and leaves."""
+        for subscription in self._subscriptions.values():
+            follow(self, process, subscription, timeout_s=40.0)
+            require_complete(subscription, self.main.oracle, last_seq)
+            WalReader(
+                MAIN_PATH,
+                store=self.link(process),
+                pin=subscription.name,
+                clock=process.machine,
+                ids=self.ids(process),
+            ).release()
 
     def _require_clean_store(self, process: Process) -> None:
         """After some rounds of garbage collection nothing is left that no manifest refers to."""
@@ -351,6 +378,12 @@ class World:
             ids=self.ids(process),
             **options,
         )
+
+    def subscription(self, name: str) -> Subscription:
+        """What the consumer of that name has received."""
+        if name not in self._subscriptions:
+            self._subscriptions[name] = Subscription(name, copies=name == "feed")
+        return self._subscriptions[name]
 
     def is_unexpected(self, error: FlagstoneError) -> bool:
         """Whether a process that looks for the database must not get this error."""
