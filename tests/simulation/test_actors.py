@@ -58,3 +58,12 @@ def test_a_change_that_a_consumer_does_not_receive_is_found() -> None:
         problem = live(1, "consumer").problem
     assert problem is not None
     assert "did not receive write" in problem
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [2, 5, 16])
+def test_clones_show_their_source_and_go_without_a_trace(seed: int) -> None:
+    outcome = live(seed, "cloner", "clone_writer")
+    assert outcome.problem is None
+    assert outcome.operations["clone"] > 0
+    assert outcome.operations["destroy"] > 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Final, Literal
 
-Role = Literal["compactor", "only_compactor", "worker", "consumer", "feed"]
+Role = Literal["compactor", "only_compactor", "worker", "consumer", "feed", "cloner", "clone_writer"]
 
 ROLES: Final[dict[Role, float]] = {
     "compactor": 0.25,
@@ -13,6 +13,8 @@ ROLES: Final[dict[Role, float]] = {
     "worker": 0.25,
     "consumer": 0.3,
     "feed": 0.3,
+    "cloner": 0.3,
+    "clone_writer": 0.5,
 }
 """How many of the worlds have the role. With `only_compactor` the writers have no compactor if another process has."""
 

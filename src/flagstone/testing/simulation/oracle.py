@@ -75,6 +75,16 @@ class Oracle:
         self.acknowledged = 0
         self.reads = 0
 
+    def start_with(self, rows: Iterable[Row], seq: int) -> None:
+        """The database begins with these rows, which are durable: it is a clone."""
+        for row in rows:
+            self.trunk[row.key] = [Version(min(row.seq, seq), "put", row.value, row.expires_ms)]
+        self.acknowledged_seq = seq
+
+    def keys(self) -> set[bytes]:
+        """Every key that was ever written."""
+        return {*self.trunk, *(key for branch in self.branches for key in branch.versions)}
+
     # -- writers ------------------------------------------------------------------------------------------
 
     def opened(self, epoch: int, last_seq: int) -> Branch:
@@ -247,7 +257,9 @@ class Oracle:
         self, branch: Branch, key: bytes, value: bytes | None, seqs: tuple[int, int], now: tuple[int, int]
     ) -> bool:
         """Whether writes in doubt, or under way, explain the value."""
-        before = [other for other in self.branches if other.epoch < branch.epoch][-1:]
+        before = [other for other in self.branches if other.epoch < branch.epoch]
+        if seqs[0] >= branch.base_seq:
+            before = before[-1:]
         doubtful = [
             change
             for each in (branch, *before)

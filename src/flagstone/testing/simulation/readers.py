@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -11,6 +12,7 @@ from flagstone.errors import Closed, InvalidRequest, Unavailable
 from flagstone.testing.simulation.databases import TrackedDatabase
 from flagstone.testing.simulation.oracle import Violation
 from flagstone.testing.simulation.scheduler import Process, describe
+from flagstone.types import Row
 
 if TYPE_CHECKING:
     from flagstone.testing.simulation.world import World
@@ -52,14 +54,14 @@ def _follow(world: World, process: Process) -> None:
 
 def rows_of(
     world: World, process: Process, path: str, checkpoint: UUID | None = None
-) -> tuple[dict[bytes, bytes], int]:
+) -> tuple[list[Row], int]:
     """The rows of a checkpoint, or of the latest state, expired ones included; and its sequence number."""
     options: dict[str, Any] = {"mode": "latest"} if checkpoint is None else {"checkpoint": checkpoint}
     with world.open_reader(process, path, **options) as reader:
         while True:
             seq = reader.status()["last_seq"]
             with reader.scan(include_expired=True) as rows:
-                found = dict(rows)
+                found = list(rows.rows())
             if reader.status()["last_seq"] == seq:
                 return found, seq
 
@@ -68,8 +70,12 @@ def reread(world: World, process: Process, database: TrackedDatabase, checkpoint
     """A checkpoint shows what it showed when it was created."""
     rows = database.checkpoints[checkpoint]
     found, _ = rows_of(world, process, database.path, checkpoint)
-    require_same(f"checkpoint {checkpoint}", found, rows)
+    require_same(f"checkpoint {checkpoint}", values_of(found), rows)
     world.done["reread"] += 1
+
+
+def values_of(rows: Iterable[Row]) -> dict[bytes, bytes]:
+    return {row.key: row.value for row in rows}
 
 
 def require_same(name: str, found: dict[bytes, bytes], rows: dict[bytes, bytes]) -> None:

@@ -9,7 +9,7 @@ from flagstone.db.writer.database import Db
 from flagstone.errors import Closed, TransactionConflict, Unavailable
 from flagstone.testing.simulation.databases import TrackedDatabase
 from flagstone.testing.simulation.oracle import Branch, Change, Intent, Violation
-from flagstone.testing.simulation.readers import rows_of
+from flagstone.testing.simulation.readers import rows_of, values_of
 from flagstone.testing.simulation.scheduler import Process, describe
 from flagstone.write.batch import WriteBatch
 
@@ -195,4 +195,5 @@ class Session:
         if len(kept) > 5 or self._random.random() < 0.5:
             return
         created = self.db.checkpoint(scope=self._random.choice(("all", "durable")))
-        kept[created.id], _ = rows_of(self._world, self._process, self._database.path, created.id)
+        rows, _ = rows_of(self._world, self._process, self._database.path, created.id)
+        kept[created.id] = values_of(rows)

@@ -28,6 +28,7 @@ from flagstone.runtime import sync
 from flagstone.runtime.ids import Ids
 from flagstone.store.memory import MemoryStore
 from flagstone.testing.simulation.cast import ROLES, Role
+from flagstone.testing.simulation.clones import Clones, manage_clones, write_to_clones
 from flagstone.testing.simulation.compactors import coordinate, work
 from flagstone.testing.simulation.databases import MAIN_PATH, Concatenation, TrackedDatabase
 from flagstone.testing.simulation.feeds import Subscription, consume, follow, require_complete
@@ -65,6 +66,8 @@ _MAINS: Final[dict[Role, Callable[[World, Process], None]]] = {
     "worker": work,
     "consumer": consume,
     "feed": consume,
+    "cloner": manage_clones,
+    "clone_writer": write_to_clones,
 }
 """What the processes of each role do."""
 
@@ -87,6 +90,7 @@ class World:
         self._latest_ms = 0
         self._machines: list[Machine] = []
         self._processes: dict[str, Process] = {}
+        self.clones: Clones = Clones(self)
         self._subscriptions: dict[str, Subscription] = {}
 
     # -- running ------------------------------------------------------------------------------------------
@@ -274,6 +278,7 @@ class World:
             self._require_changes(process, db.status()["last_seq"])
             db.flush()
             machine.sleep(600)  # compactions come to an end
+        self.clones.require_sound(process)
         admin = self.admin(process)
         for checkpoint in self.main.checkpoints:
             reread(self, process, self.main, checkpoint)
@@ -301,6 +306,7 @@ class World:
         machine, admin = process.machine, self.admin(process)
         # Past the checkpoints that crashed processes left behind, and past every clock that ran ahead.
         machine.sleep(50_000)
+        self.clones.require_gone(process)
         with self.open(process, compactor=False) as db:
             session = Session(self, self.main, process, db)
             # SSTs that are not older than the newest of L0 may belong to a flush under way.
@@ -323,22 +329,23 @@ class World:
         while True:
             machine.sleep(self.random.expovariate(1 / self.plan.idle_s))
             try:
-                db = self.open(process)
+                self.use(process, self.main)
             except (Closed, Unavailable) as error:
                 self.scheduler.note(f"cannot open: {describe(error)}")
-                continue
-            self.done["open"] += 1
-            serve = partial(self._guarded, Session(self, self.main, process, db).serve)
-            clients = [
-                sync.start_thread(serve, name=f"client{number}") for number in range(self.plan.clients)
-            ]
-            for client in clients:
-                client.join()
-            try:
-                db.close()
-            except (Closed, Unavailable) as error:
-                self.scheduler.note(f"close: {describe(error)}")
-            self.done["close"] += 1
+
+    def use(self, process: Process, database: TrackedDatabase) -> None:
+        """Open a database for writing, let clients use it, and close it."""
+        db = self.open(process, database.path)
+        self.done["open"] += 1
+        serve = partial(self._guarded, Session(self, database, process, db).serve)
+        clients = [sync.start_thread(serve, name=f"client{number}") for number in range(self.plan.clients)]
+        for client in clients:
+            client.join()
+        try:
+            db.close()
+        except (Closed, Unavailable) as error:
+            self.scheduler.note(f"close: {describe(error)}")
+        self.done["close"] += 1
 
     def open(self, process: Process, path: str = MAIN_PATH, *, compactor: bool = True) -> Db:
         settings = self.plan.settings
@@ -353,6 +360,7 @@ class World:
             store=self.link(process),
             settings=settings,
             merge_operator=Concatenation(),
+            create=path == MAIN_PATH,
             clock=process.machine,
             ids=self.ids(process),
         )
