@@ -118,7 +118,11 @@ def commit_request(plan: LoadPlan, record_id: UUID, load: Load, *, timeout_s: fl
     if shown is None:
         _log.warning("no writer adopted the load within %s s: opening the database to adopt it", timeout_s)
         settings = LOADER_SETTINGS.replace(manifest_poll_interval=timedelta(seconds=_POLL_S))
-        with open_database(address.path, **address.arguments, settings=settings, create=False):
+        try:
+            with open_database(address.path, **address.arguments, settings=settings, create=False):
+                shown = _await(manifests, manifests.poll(), record_id, _OWN_TIMEOUT_S, address.clock)
+        except Closed:
+            # A newer writer has opened the database meanwhile, which adopts the load; or the load was cancelled.
             shown = _await(manifests, manifests.poll(), record_id, _OWN_TIMEOUT_S, address.clock)
     if shown is None:
         raise Unavailable(
