@@ -5,7 +5,9 @@ from __future__ import annotations
 from random import Random
 from typing import Final, Literal
 
-Role = Literal["compactor", "only_compactor", "worker", "consumer", "feed", "cloner", "clone_writer"]
+Role = Literal[
+    "compactor", "only_compactor", "worker", "consumer", "feed", "cloner", "clone_writer", "loader"
+]
 
 ROLES: Final[dict[Role, float]] = {
     "compactor": 0.25,
@@ -15,6 +17,7 @@ ROLES: Final[dict[Role, float]] = {
     "feed": 0.3,
     "cloner": 0.3,
     "clone_writer": 0.5,
+    "loader": 0.3,
 }
 """How many of the worlds have the role. With `only_compactor` the writers have no compactor if another process has."""
 

@@ -43,6 +43,9 @@ class Subscription:
 
     def take(self, batch: ChangeBatch) -> None:
         """Store a batch. Raises `Violation` if it cannot be true after what came before."""
+        if batch.wal_id is None:
+            self._take_loaded(batch)
+            return
         last = 0 if self.copies else self.high
         for seq, changes in groupby(batch.changes, key=lambda change: change.seq):
             rows = sorted(map(_row, changes))
@@ -58,6 +61,23 @@ class Subscription:
             if self.after_seq is None:
                 self.after_seq = seq - 1
         self.high = max(self.high, last)
+        self.position = batch.position
+
+    def _take_loaded(self, batch: ChangeBatch) -> None:
+        """Store rows of a bulk load, which may come in several batches."""
+        seq = batch.changes[0].seq
+        if seq < self.high and seq not in self.received:
+            raise Violation(f"consumer {self.name} received the bulk load {seq} after {self.high}")
+        rows = self.received.setdefault(seq, [])
+        for row in map(_row, batch.changes):
+            if row not in rows:
+                rows.append(row)
+            elif not self.copies:
+                raise Violation(f"consumer {self.name} received a row of the bulk load {seq} twice: {row}")
+        rows.sort()
+        if self.after_seq is None:
+            self.after_seq = seq - 1
+        self.high = max(self.high, seq)
         self.position = batch.position
 
 

@@ -50,6 +50,8 @@ class Intent:
     changes: tuple[Change, ...]
     seq: int | None = None
     dropped: bool = False
+    planned_seq: int | None = None
+    """The sequence number of a bulk load, which is known before the load is added."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +64,8 @@ class Branch:
     intents: dict[int, Intent] = field(default_factory=dict)
     open_intents: list[Intent] = field(default_factory=list)
     joined: bool = False
+    audited: bool = False
+    """Whether the rows that it found have settled the writes in doubt before it."""
 
 
 class Oracle:
@@ -71,6 +75,9 @@ class Oracle:
         self.trunk: dict[bytes, list[Version]] = {}
         self.branches: list[Branch] = []
         self._joined: dict[int, Intent] = {}
+        self._loads: list[Intent] = []
+        """Bulk loads that a writer may add at any time."""
+        self._load_seqs: list[int] = []
         self.acknowledged_seq = 0
         self.acknowledged = 0
         self.reads = 0
@@ -131,6 +138,47 @@ class Oracle:
         for change in intent.changes:
             _insert(branch.versions, change, seq)
 
+    def begin_load(self, changes: Iterable[Change], seq: int) -> Intent:
+        """A bulk load waits for a writer that adds it."""
+        intent = Intent(tuple(changes), planned_seq=seq)
+        self._loads.append(intent)
+        self._load_seqs.append(seq)
+        return intent
+
+    def drop_load(self, intent: Intent) -> None:
+        """The bulk load was given up: it must never appear."""
+        if intent in self._loads:
+            self._loads.remove(intent)
+            intent.dropped = True
+
+    def finish_load(self, intent: Intent) -> None:
+        """The bulk load is in the database, and durable."""
+        if intent not in self._loads:
+            return
+        seq, latest = intent.planned_seq, self.latest
+        assert seq is not None, "a bulk load knows its sequence number"
+        self._loads.remove(intent)
+        intent.seq = seq
+        if latest is None or seq <= latest.base_seq:
+            target = self.trunk
+            self._joined[seq] = intent
+        else:
+            target = latest.versions
+            latest.intents[seq] = intent
+        for change in intent.changes:
+            _insert(target, change, seq)
+        self.acknowledged_seq = max(self.acknowledged_seq, seq)
+
+    def settle_claimed_load(self, branch: Branch, intent: Intent, seq: int) -> None:
+        """A bulk load that claimed the database is in it, and durable. The next writer may have shown that before."""
+        if intent.seq is not None:
+            return
+        if branch.joined:
+            self._settle_late(branch, intent, seq)
+        else:
+            self.settle(branch, intent, seq)
+            self.acknowledge(branch, seq)
+
     def drop(self, branch: Branch, intent: Intent) -> None:
         """The write was refused: it must never appear."""
         branch.open_intents.remove(intent)
@@ -155,15 +203,31 @@ class Oracle:
 
     def doubtful(self) -> list[Intent]:
         """The writes whose outcome is unknown."""
-        return [intent for branch in self.branches for intent in branch.open_intents]
+        return [*self._loads, *(intent for branch in self.branches for intent in branch.open_intents)]
 
     def _join(self, branch: Branch, last_seq: int) -> None:
         branch.joined = True
+        lost = self._doubt_below_load(branch, last_seq)
         self._joined |= {seq: intent for seq, intent in branch.intents.items() if seq <= last_seq}
         for key, versions in branch.versions.items():
-            kept = [version for version in versions if version.seq <= last_seq]
+            kept = [version for version in versions if version.seq <= last_seq and version.seq not in lost]
             if kept:
                 self.trunk.setdefault(key, []).extend(kept)
+
+    def _doubt_below_load(self, branch: Branch, last_seq: int) -> set[int]:
+        """Writes of which `last_seq` does not tell whether they were lost; they are in doubt from now on.
+
+        A new writer that finds a waiting bulk load adds it when it opens. Then it starts above the load, however many
+        writes of the former writer were lost.
+        """
+        load_seq = max((seq for seq in self._load_seqs if branch.base_seq < seq <= last_seq), default=0)
+        if any(load_seq < seq <= last_seq for seq in branch.intents):
+            return set()  # the former writer itself has added the load
+        safe = self.acknowledged_seq if self.acknowledged_seq < load_seq else branch.base_seq
+        doubtful = {seq for seq in branch.intents if safe < seq < load_seq}
+        for seq in sorted(doubtful):
+            branch.open_intents.append(branch.intents.pop(seq))
+        return doubtful
 
     # -- reads --------------------------------------------------------------------------------------------
 
@@ -191,15 +255,21 @@ class Oracle:
 
     def audit(self, branch: Branch, rows: list[Row], now: tuple[int, int]) -> None:
         """The new writer's rows, expired ones included, right after it opened. Settles writes in doubt."""
-        before = next((other for other in reversed(self.branches) if other.epoch < branch.epoch), None)
-        if before is not None and self.latest is branch:
-            self._settle_doubts(before, rows, branch.base_seq)
-        self.expect_all(
-            branch,
-            {row.key: row.value for row in rows if row.expires_ms is None or row.expires_ms > now[0]},
-            (branch.base_seq, branch.base_seq),
-            now,
-        )
+        if self.latest is branch:
+            self._settle_doubts(self._since_audit(branch), rows, branch.base_seq)
+            branch.audited = True
+        shown = {row.key: row.value for row in rows if row.expires_ms is None or row.expires_ms > now[0]}
+        self.expect_all(branch, shown, (branch.base_seq, branch.base_seq), now)
+        if self.latest is branch:
+            self._adopt(branch, shown, now)
+
+    def _adopt(self, branch: Branch, shown: dict[bytes, bytes], now: tuple[int, int]) -> None:
+        """Take what writes in doubt have made of a key as its value. A delete leaves no row that would settle it."""
+        for key in sorted({*shown, *self.trunk}):
+            value = shown.get(key)
+            if all(self._fold(branch, key, branch.base_seq, now_ms) != value for now_ms in now):
+                change = Change("delete", key) if value is None else Change("put", key, value)
+                _insert(self.trunk, change, branch.base_seq)
 
     def check_isolation(self, branch: Branch, start: int, end: int, keys: set[bytes]) -> None:
         """A transaction that read at `start` has committed at `end`: no other write of these keys lies between.
@@ -214,13 +284,26 @@ class Oracle:
                         f"the transaction from {start} to {end} committed, but write {version.seq} changed {key!r}"
                     )
 
-    def _settle_doubts(self, before: Branch, rows: list[Row], last_seq: int) -> None:
+    def _since_audit(self, branch: Branch) -> list[Branch]:
+        """The branches before this one whose writes in doubt may be in the database."""
+        found: list[Branch] = []
+        for other in reversed([each for each in self.branches if each.epoch < branch.epoch]):
+            found.append(other)
+            if other.audited:
+                break
+        return found
+
+    def _settle_doubts(self, before: list[Branch], rows: list[Row], last_seq: int) -> None:
         for row in rows:
-            for intent in list(before.open_intents):
-                if row.seq in before.intents or row.seq > last_seq:
-                    break
-                if any(_shows(change, row) for change in intent.changes):
-                    self._settle_late(before, intent, row.seq)
+            for intent in list(self._loads):
+                if row.seq == intent.planned_seq and any(_shows(change, row) for change in intent.changes):
+                    self.finish_load(intent)
+            if row.seq > last_seq or row.seq in self._joined:
+                continue
+            for other in before:
+                for intent in list(other.open_intents):
+                    if any(_shows(change, row) for change in intent.changes):
+                        self._settle_late(other, intent, row.seq)
 
     def _settle_late(self, before: Branch, intent: Intent, seq: int) -> None:
         before.open_intents.remove(intent)
@@ -257,13 +340,22 @@ class Oracle:
         self, branch: Branch, key: bytes, value: bytes | None, seqs: tuple[int, int], now: tuple[int, int]
     ) -> bool:
         """Whether writes in doubt, or under way, explain the value."""
-        before = [other for other in self.branches if other.epoch < branch.epoch]
-        if seqs[0] >= branch.base_seq:
-            before = before[-1:]
+        before = (
+            self._since_audit(branch)
+            if seqs[0] >= branch.base_seq
+            else [other for other in self.branches if other.epoch < branch.epoch]
+        )
         doubtful = [
             change
             for each in (branch, *before)
             for intent in each.open_intents
+            for change in intent.changes
+            if change.key == key
+        ]
+        doubtful += [
+            change
+            for intent in self._loads
+            if intent.planned_seq is not None and intent.planned_seq <= seqs[1]
             for change in intent.changes
             if change.key == key
         ]

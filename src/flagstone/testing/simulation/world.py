@@ -32,6 +32,7 @@ from flagstone.testing.simulation.clones import Clones, manage_clones, write_to_
 from flagstone.testing.simulation.compactors import coordinate, work
 from flagstone.testing.simulation.databases import MAIN_PATH, Concatenation, TrackedDatabase
 from flagstone.testing.simulation.feeds import Subscription, consume, follow, require_complete
+from flagstone.testing.simulation.loads import load
 from flagstone.testing.simulation.network import Conditions, Link, Network
 from flagstone.testing.simulation.operators import operate, require_no_damage
 from flagstone.testing.simulation.oracle import Violation
@@ -68,6 +69,7 @@ _MAINS: Final[dict[Role, Callable[[World, Process], None]]] = {
     "feed": consume,
     "cloner": manage_clones,
     "clone_writer": write_to_clones,
+    "loader": load,
 }
 """What the processes of each role do."""
 
@@ -305,7 +307,8 @@ class World:
         """After some rounds of garbage collection nothing is left that no manifest refers to."""
         machine, admin = process.machine, self.admin(process)
         # Past the checkpoints that crashed processes left behind, and past every clock that ran ahead.
-        machine.sleep(50_000)
+        # The record of a bulk load whose driver crashed stays for a day.
+        machine.sleep(150_000 if "loader" in self.plan.cast else 50_000)
         self.clones.require_gone(process)
         with self.open(process, compactor=False) as db:
             session = Session(self, self.main, process, db)
