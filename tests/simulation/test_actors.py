@@ -67,3 +67,11 @@ def test_clones_show_their_source_and_go_without_a_trace(seed: int) -> None:
     assert outcome.problem is None
     assert outcome.operations["clone"] > 0
     assert outcome.operations["destroy"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [5, 7, 24])
+def test_bulk_loads_are_added_whole_and_reach_consumers(seed: int) -> None:
+    outcome = live(seed, "loader", "consumer", hours=0.5)
+    assert outcome.problem is None
+    assert outcome.operations["load adopted"] + outcome.operations["load claimed"] > 0

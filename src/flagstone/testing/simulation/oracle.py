@@ -12,7 +12,7 @@ at one sequence number. The audit of the next opening finds out.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -77,7 +77,8 @@ class Oracle:
         self._joined: dict[int, Intent] = {}
         self._loads: list[Intent] = []
         """Bulk loads that a writer may add at any time."""
-        self._load_seqs: list[int] = []
+        self._load_floors: dict[int, int] = {}
+        """For each bulk load: the write that was the last acknowledged one before the load was added."""
         self.acknowledged_seq = 0
         self.acknowledged = 0
         self.reads = 0
@@ -142,7 +143,7 @@ class Oracle:
         """A bulk load waits for a writer that adds it."""
         intent = Intent(tuple(changes), planned_seq=seq)
         self._loads.append(intent)
-        self._load_seqs.append(seq)
+        self._load_floors[seq] = self.acknowledged_seq
         return intent
 
     def drop_load(self, intent: Intent) -> None:
@@ -167,7 +168,9 @@ class Oracle:
             latest.intents[seq] = intent
         for change in intent.changes:
             _insert(target, change, seq)
-        self.acknowledged_seq = max(self.acknowledged_seq, seq)
+        if self.acknowledged_seq < seq:
+            self._load_floors[seq] = self.acknowledged_seq
+            self.acknowledged_seq = seq
 
     def settle_claimed_load(self, branch: Branch, intent: Intent, seq: int) -> None:
         """A bulk load that claimed the database is in it, and durable. The next writer may have shown that before."""
@@ -220,14 +223,18 @@ class Oracle:
         A new writer that finds a waiting bulk load adds it when it opens. Then it starts above the load, however many
         writes of the former writer were lost.
         """
-        load_seq = max((seq for seq in self._load_seqs if branch.base_seq < seq <= last_seq), default=0)
-        if any(load_seq < seq <= last_seq for seq in branch.intents):
-            return set()  # the former writer itself has added the load
-        safe = self.acknowledged_seq if self.acknowledged_seq < load_seq else branch.base_seq
-        doubtful = {seq for seq in branch.intents if safe < seq < load_seq}
+        floor, load_seq = self._gap_below_load(branch, last_seq)
+        doubtful = {seq for seq in branch.intents if floor < seq < load_seq}
         for seq in sorted(doubtful):
             branch.open_intents.append(branch.intents.pop(seq))
         return doubtful
+
+    def _gap_below_load(self, branch: Branch, last_seq: int) -> tuple[int, int]:
+        """Between which sequence numbers writes of the branch may be lost, because another writer added a bulk load."""
+        load_seq = max((seq for seq in self._load_floors if branch.base_seq < seq <= last_seq), default=0)
+        if load_seq == 0 or any(load_seq < seq <= last_seq for seq in branch.intents):
+            return 0, 0  # the writer of the branch itself has added the load
+        return max(self._load_floors[load_seq], branch.base_seq), load_seq
 
     # -- reads --------------------------------------------------------------------------------------------
 
@@ -238,6 +245,11 @@ class Oracle:
         self.reads += 1
         for seq in self._candidates(branch, key, *seqs):
             if any(self._fold(branch, key, seq, now_ms) == value for now_ms in now):
+                return
+        floor, load_seq = self._gap_below_load(branch, seqs[0])
+        for cut in range(len(branch.versions.get(key, ())) if load_seq else 0):
+            lost = {each.seq for each in branch.versions[key][cut:] if floor < each.seq < load_seq}
+            if any(self._fold(branch, key, seqs[0], now_ms, lost) == value for now_ms in now):
                 return
         if not self._explained(branch, key, value, seqs, now):
             shown = [self._fold(branch, key, seq, now[1]) for seq in self._candidates(branch, key, *seqs)]
@@ -315,8 +327,12 @@ class Oracle:
     def _candidates(self, branch: Branch, key: bytes, low: int, high: int) -> list[int]:
         return [low, *(version.seq for version in branch.versions.get(key, ()) if low < version.seq <= high)]
 
-    def _fold(self, branch: Branch, key: bytes, seq: int, now_ms: int) -> bytes | None:
+    def _fold(
+        self, branch: Branch, key: bytes, seq: int, now_ms: int, lost: Collection[int] = ()
+    ) -> bytes | None:
         own = branch.versions.get(key, [])
+        if lost:
+            own = [version for version in own if version.seq not in lost]
         shared = self.trunk.get(key, [])
         stack = [
             *shared[: bisect_right(shared, min(seq, branch.base_seq), key=_seq)],

@@ -261,7 +261,7 @@ class World:
         machine = Machine(self.scheduler, "judge")
         process = self._processes["judge"] = machine.boot()
         task = self.scheduler.spawn(lambda: self._guarded(self._judge, process), "main", process)
-        end = self.scheduler.now_ns + int((_QUIET_LIMIT_S + 400_000) * 1e9)
+        end = self.scheduler.now_ns + int((_QUIET_LIMIT_S + 700_000) * 1e9)
         self.scheduler.run(lambda: task.ended or self.violation is not None or self.scheduler.now_ns >= end)
         self._check_violation()
         if not task.ended:
