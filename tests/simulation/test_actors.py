@@ -75,3 +75,9 @@ def test_bulk_loads_are_added_whole_and_reach_consumers(seed: int) -> None:
     outcome = live(seed, "loader", "consumer", hours=0.5)
     assert outcome.problem is None
     assert outcome.operations["load adopted"] + outcome.operations["load claimed"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("choice", ["segments", "two_phase", "wal_store"])
+def test_segments_and_other_stores_keep_the_database_sound(choice: Role) -> None:
+    assert live(1, choice, "consumer", "cloner").problem is None

@@ -6,7 +6,17 @@ from random import Random
 from typing import Final, Literal
 
 Role = Literal[
-    "compactor", "only_compactor", "worker", "consumer", "feed", "cloner", "clone_writer", "loader"
+    "compactor",
+    "only_compactor",
+    "worker",
+    "consumer",
+    "feed",
+    "cloner",
+    "clone_writer",
+    "loader",
+    "segments",
+    "two_phase",
+    "wal_store",
 ]
 
 ROLES: Final[dict[Role, float]] = {
@@ -18,8 +28,15 @@ ROLES: Final[dict[Role, float]] = {
     "cloner": 0.3,
     "clone_writer": 0.5,
     "loader": 0.3,
+    "segments": 0.2,
+    "two_phase": 0.15,
+    "wal_store": 0.15,
 }
-"""How many of the worlds have the role. With `only_compactor` the writers have no compactor if another process has."""
+"""How many of the worlds have the role. With `only_compactor` the writers have no compactor if another process has.
+
+The last three are no processes: keys have segments, a commit log decides conditional writes, and the WAL has a store of
+its own.
+"""
 
 
 def draw_cast(seed: int) -> frozenset[Role]:

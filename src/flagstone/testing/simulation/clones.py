@@ -240,7 +240,7 @@ class Clones:
             path = f"clone{number}"
             with suppress(NoDatabase):
                 world.admin(process, path).purge(min_age="0s")
-            left = [meta.path for meta in world.link(process).list(path)]
+            left = [meta.path for store in world.stores(process).values() for meta in store.list(path)]
             if left:
                 raise Violation(f"left over after the destruction of {path}: {left[0]}")
 

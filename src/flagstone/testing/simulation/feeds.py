@@ -96,16 +96,22 @@ def consume(world: World, process: Process) -> None:
 
 def follow(world: World, process: Process, subscription: Subscription, *, timeout_s: float) -> None:
     """Receive changes until none came for `timeout_s`."""
-    clock, ids, store = process.machine, world.ids(process), world.link(process)
+    clock, ids, stores = process.machine, world.ids(process), world.stores(process)
     if not subscription.copies:
-        with WalReader(MAIN_PATH, store=store, pin=subscription.name, clock=clock, ids=ids) as reader:
+        with WalReader(MAIN_PATH, pin=subscription.name, clock=clock, ids=ids, **stores) as reader:
             for batch in reader.follow(subscription.position, timeout_s=timeout_s):
                 subscription.take(batch)
                 reader.commit(batch)
                 world.done["changes"] += 1
         return
     with open_feed(
-        MAIN_PATH, subscription.name, store=store, merge_operator=Concatenation(), clock=clock, ids=ids
+        MAIN_PATH,
+        subscription.name,
+        merge_operator=Concatenation(),
+        segment_extractor=world.extractor,
+        clock=clock,
+        ids=ids,
+        **stores,
     ) as feed:
         if feed.snapshot is not None:
             before_ms = clock.now_ms()

@@ -26,7 +26,7 @@ def load(world: World, process: Process) -> None:
     while True:
         process.machine.sleep(world.random.expovariate(1 / (5 * world.plan.idle_s)))
         address = DatabaseAddress(
-            MAIN_PATH, store=world.link(process), clock=process.machine, ids=world.ids(process)
+            MAIN_PATH, clock=process.machine, ids=world.ids(process), **world.stores(process)
         )
         try:
             _load_once(world, process, address)

@@ -24,9 +24,14 @@ from flagstone.db.open import open_database
 from flagstone.db.reader.reader import DbReader, open_reader
 from flagstone.db.writer.database import Db
 from flagstone.errors import Closed, FlagstoneError, InvalidRequest, Unavailable
+from flagstone.format.filter import FixedPrefix
+from flagstone.lsm.segments import SegmentExtractor
 from flagstone.runtime import sync
 from flagstone.runtime.ids import Ids
+from flagstone.store.commit_log import CommitRecord
 from flagstone.store.memory import MemoryStore
+from flagstone.store.port import ObjectStore
+from flagstone.store.two_phase import TwoPhaseStore
 from flagstone.testing.simulation.cast import ROLES, Role
 from flagstone.testing.simulation.clones import Clones, manage_clones, write_to_clones
 from flagstone.testing.simulation.compactors import coordinate, work
@@ -40,6 +45,7 @@ from flagstone.testing.simulation.plan import Plan, plan_world
 from flagstone.testing.simulation.readers import read, reread
 from flagstone.testing.simulation.scheduler import Crashed, Machine, Process, Scheduler, Task, describe
 from flagstone.testing.simulation.session import Session
+from flagstone.testing.simulation.stores import LogLink, WalLink
 
 _QUIET_LIMIT_S: Final = 4 * 3600.0
 """How long the quiet time may take until everything works again."""
@@ -82,6 +88,8 @@ class World:
         self.scheduler = Scheduler(plan.seed, switch_rate=plan.switch_rate, trace=trace)
         self.random = self.scheduler.random
         self.store = MemoryStore(clock=Machine(self.scheduler, "store"))
+        self.wal_store = MemoryStore(clock=Machine(self.scheduler, "WAL store"))
+        self._commits: dict[str, CommitRecord] = {}
         self.network = Network(self.scheduler, self.store)
         self.main = TrackedDatabase()
         self.outcome = Outcome(plan.seed)
@@ -127,12 +135,7 @@ class World:
             self._start(f"r{number}", partial(read, self))
         self._start("op", partial(operate, self))
         for role in ROLES:
-            # Without a WAL there are no changes to consume.
-            if (
-                role in plan.cast
-                and role in _MAINS
-                and (plan.settings.wal_enabled or _MAINS[role] is not consume)
-            ):
+            if role in plan.cast and role in _MAINS and not self._is_idle(role):
                 self._start(role, partial(_MAINS[role], self))
         self._disturb("crash", plan.crash_every_s, self._crash_one)
         self._disturb("pause", plan.pause_every_s, self._pause_one)
@@ -141,6 +144,11 @@ class World:
         self._advance(plan.hours * 3600)
         self._calm_down()
         self._require_recovery()
+
+    def _is_idle(self, role: Role) -> bool:
+        """Whether the role has nothing to do: changes need a WAL, and segments cannot be loaded in bulk."""
+        without_wal = role in ("consumer", "feed") and not self.plan.settings.wal_enabled
+        return without_wal or (role == "loader" and "segments" in self.plan.cast)
 
     def _advance(self, seconds: float) -> None:
         end = self.scheduler.now_ns + int(seconds * 1e9)
@@ -297,8 +305,8 @@ class World:
             require_complete(subscription, self.main.oracle, last_seq)
             WalReader(
                 MAIN_PATH,
-                store=self.link(process),
                 pin=subscription.name,
+                **self.stores(process),
                 clock=process.machine,
                 ids=self.ids(process),
             ).release()
@@ -360,9 +368,10 @@ class World:
             settings = replace(settings, compactor_options=None)
         return open_database(
             path,
-            store=self.link(process),
+            **self.stores(process),
             settings=settings,
             merge_operator=Concatenation(),
+            segment_extractor=self.extractor,
             create=path == MAIN_PATH,
             clock=process.machine,
             ids=self.ids(process),
@@ -370,21 +379,32 @@ class World:
 
     # -- small things -------------------------------------------------------------------------------------
 
-    def link(self, process: Process) -> Link:
-        """The store as that process reaches it."""
-        return Link(self.network, process)
+    def stores(self, process: Process) -> dict[str, Any]:
+        """The stores as that process reaches them: arguments of everything that opens a database."""
+        main: ObjectStore = Link(self.network, process)
+        if "two_phase" in self.plan.cast:
+            log = LogLink(self.network, process, self._commits)
+            main = TwoPhaseStore(main, log, ids=self.ids(process), clock=process.machine)
+        if "wal_store" not in self.plan.cast:
+            return {"store": main}
+        return {"store": main, "wal_store": WalLink(self.network, process, self.wal_store)}
+
+    @property
+    def extractor(self) -> SegmentExtractor | None:
+        return FixedPrefix("first", 1) if "segments" in self.plan.cast else None
 
     def ids(self, process: Process) -> Ids:
         return Ids(self.random.getrandbits(64), clock=process.machine)
 
     def admin(self, process: Process, path: str = MAIN_PATH) -> Admin:
-        return Admin(path, store=self.link(process), clock=process.machine, ids=self.ids(process))
+        return Admin(path, **self.stores(process), clock=process.machine, ids=self.ids(process))
 
     def open_reader(self, process: Process, path: str = MAIN_PATH, **options: Any) -> DbReader:
         return open_reader(
             path,
-            store=self.link(process),
+            **self.stores(process),
             merge_operator=Concatenation(),
+            segment_extractor=self.extractor,
             clock=process.machine,
             ids=self.ids(process),
             **options,
