@@ -81,3 +81,12 @@ def test_bulk_loads_are_added_whole_and_reach_consumers(seed: int) -> None:
 @pytest.mark.parametrize("choice", ["segments", "two_phase", "wal_store"])
 def test_segments_and_other_stores_keep_the_database_sound(choice: Role) -> None:
     assert live(1, choice, "consumer", "cloner").problem is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [2, 6])
+def test_damage_is_reported_and_never_returned(seed: int) -> None:
+    outcome = live(seed, "damage")
+    assert outcome.problem is None
+    assert outcome.operations["damage"] > 0
+    assert outcome.operations["noisy read"] > 0

@@ -17,6 +17,7 @@ Role = Literal[
     "segments",
     "two_phase",
     "wal_store",
+    "damage",
 ]
 
 ROLES: Final[dict[Role, float]] = {
@@ -31,11 +32,12 @@ ROLES: Final[dict[Role, float]] = {
     "segments": 0.2,
     "two_phase": 0.15,
     "wal_store": 0.15,
+    "damage": 0.2,
 }
 """How many of the worlds have the role. With `only_compactor` the writers have no compactor if another process has.
 
-The last three are no processes: keys have segments, a commit log decides conditional writes, and the WAL has a store of
-its own.
+The last four are no processes: keys have segments, a commit log decides conditional writes, the WAL has a store of its
+own, and at the end stored objects are damaged.
 """
 
 
