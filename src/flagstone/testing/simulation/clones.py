@@ -124,7 +124,7 @@ class Clones:
         try:
             world.admin(process).clone(clone.path, checkpoint=clone.checkpoint, range=clone.keys)
         except InvalidRequest as error:
-            if "finished clone at" in str(error) or "there is a database at" in str(error):
+            if "a finished clone at" in str(error) or "there is a database at" in str(error):
                 pass  # an earlier call has made it, and its reply was lost
             elif self._refused(clone, str(error)):
                 world.scheduler.note(f"clone: {describe(error)}")
