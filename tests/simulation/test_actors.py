@@ -90,3 +90,10 @@ def test_damage_is_reported_and_never_returned(seed: int) -> None:
     assert outcome.problem is None
     assert outcome.operations["damage"] > 0
     assert outcome.operations["noisy read"] > 0
+
+
+@pytest.mark.slow
+def test_a_restored_checkpoint_is_the_current_state_again() -> None:
+    outcome = live(2, "restore", "segments")
+    assert outcome.problem is None
+    assert outcome.operations["restore"] == 1

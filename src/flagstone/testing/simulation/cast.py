@@ -18,6 +18,7 @@ Role = Literal[
     "two_phase",
     "wal_store",
     "damage",
+    "restore",
 ]
 
 ROLES: Final[dict[Role, float]] = {
@@ -33,11 +34,12 @@ ROLES: Final[dict[Role, float]] = {
     "two_phase": 0.15,
     "wal_store": 0.15,
     "damage": 0.2,
+    "restore": 0.2,
 }
 """How many of the worlds have the role. With `only_compactor` the writers have no compactor if another process has.
 
-The last four are no processes: keys have segments, a commit log decides conditional writes, the WAL has a store of its
-own, and at the end stored objects are damaged.
+The last five are no processes: keys have segments, a commit log decides conditional writes, the WAL has a store of its
+own, and at the end stored objects are damaged and a checkpoint is restored.
 """
 
 

@@ -44,6 +44,7 @@ from flagstone.testing.simulation.operators import operate, require_no_damage
 from flagstone.testing.simulation.oracle import Violation
 from flagstone.testing.simulation.plan import Plan, plan_world
 from flagstone.testing.simulation.readers import read, reread
+from flagstone.testing.simulation.restores import require_restored
 from flagstone.testing.simulation.scheduler import Crashed, Machine, Process, Scheduler, Task, describe
 from flagstone.testing.simulation.session import Session
 from flagstone.testing.simulation.stores import LogLink, WalLink
@@ -291,9 +292,11 @@ class World:
             machine.sleep(600)  # compactions come to an end
         self.clones.require_sound(process)
         admin = self.admin(process)
+        restored = next(iter(self.main.checkpoints), None) if "restore" in self.plan.cast else None
         for checkpoint in self.main.checkpoints:
             reread(self, process, self.main, checkpoint)
-            admin.delete_checkpoint(checkpoint, force=True)
+            if checkpoint != restored:
+                admin.delete_checkpoint(checkpoint, force=True)
         require_no_damage(admin)
         if machine.monotonic() - started_s > _QUIET_LIMIT_S:
             raise Violation(f"recovery took {machine.monotonic() - started_s:.0f} s")
@@ -301,6 +304,8 @@ class World:
         # A two-phase store keeps some objects twice, so a damaged one may be of no consequence.
         if "damage" in self.plan.cast and "two_phase" not in self.plan.cast:
             require_reported(self, process)
+        if restored is not None:
+            require_restored(self, process, restored, self.main.checkpoints[restored])
 
     def _require_changes(self, process: Process, last_seq: int) -> None:
         """Every consumer gets to the end, has received everything, and leaves."""
