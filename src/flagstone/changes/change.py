@@ -68,6 +68,23 @@ def change_of(row: EntryTuple, wal_id: WalId | None) -> Change:
     )
 
 
+def find_oldest(files: Iterable[WalFile]) -> WalId | None:
+    """The oldest of these files from which on changes can be read; None without files. Pure.
+
+    Garbage collection removes files with rows and by default keeps the fences between them. So fences before the first
+    file that is missing are left over. A file with rows that others do not follow without a gap is not skipped.
+    """
+    first: WalId | None = None
+    expected = -1
+    for file in files:
+        if file.wal_id != expected:
+            first = file.wal_id
+        if file.size:
+            break
+        expected = file.wal_id + 1
+    return first
+
+
 class WalFiles:
     """The WAL files of one database, read beside its writer. May be shared between threads."""
 
@@ -88,9 +105,8 @@ class WalFiles:
                 yield WalFile(wal_id, meta.size, meta.last_modified_ms)
 
     def oldest(self) -> WalId:
-        """The oldest WAL file; 1 when there is none."""
-        first = next(self.files(), None)
-        return WalId(1) if first is None else first.wal_id
+        """The oldest WAL file from which on changes can be read; 1 when there is none."""
+        return find_oldest(self.files()) or WalId(1)
 
     def fetch(self, wal_ids: Iterable[WalId]) -> Iterator[FetchedWal]:
         """The bytes of these files in order, fetched ahead; None for a file that does not exist."""
@@ -119,10 +135,11 @@ class WalFiles:
 
     def batches(self, start: WalId | None = None, *, stop_id: int | None = None) -> Iterator[ChangeBatch]:
         """The files from `start` up to `stop_id`; see `WalReader.batches`."""
-        present = [file.wal_id for file in self.files(start) if stop_id is None or file.wal_id < stop_id]
-        if not present:
+        files = [file for file in self.files(start) if stop_id is None or file.wal_id < stop_id]
+        first = find_oldest(files) if start is None else start
+        present = [file.wal_id for file in files if first is not None and file.wal_id >= first]
+        if not present or first is None:
             return
-        first = present[0] if start is None else start
         # The files before the first hole; `check_not_removed` judges the hole when it is reached.
         wanted = [wal_id for offset, wal_id in enumerate(present) if wal_id == first + offset]
         if not wanted:

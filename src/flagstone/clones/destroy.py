@@ -250,6 +250,9 @@ class Destroyer:
         residue = tuple(path for path in self._objects.kept(latest) if path != last)
         self._objects.delete_all(residue)
         self._store.delete_many([meta.path for meta in self._store.list(self._paths.own_folder)])
+        for store in (self._store, self._wal_store):
+            # A collector that crashed while it read the store's clock has left its probe.
+            store.delete(self._paths.clock_probe)
         self._store.delete(last)
         for folder in self._paths.folders:
             self._objects.forget_records(folder, lambda _: True)

@@ -86,11 +86,11 @@ class Round:
         self._compactions = CompactionsStore(
             target.store, target.paths, clock=target.clock, metrics=target.metrics
         )
-        self._main_clock = StoreClock(target.store, f"{target.paths.gc_folder}/clock")
+        self._main_clock = StoreClock(target.store, target.paths.clock_probe)
         self._wal_clock = (
             self._main_clock
             if target.wal_store is target.store
-            else StoreClock(target.wal_store, f"{target.paths.gc_folder}/clock")
+            else StoreClock(target.wal_store, target.paths.clock_probe)
         )
 
     def run(self) -> None:

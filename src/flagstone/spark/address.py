@@ -10,21 +10,29 @@ from typing import Any
 
 from flagstone.db.admin.admin import Admin
 from flagstone.errors import InvalidRequest
+from flagstone.metadata.stores import ManifestStore
+from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
+from flagstone.runtime.ids import SYSTEM_IDS, Ids
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
 from flagstone.store.remote_options import OptionValue
-from flagstone.store.resolve import resolve_database, resolve_wal_store
+from flagstone.store.resolve import StoreLike, resolve_database, resolve_wal_store
 from flagstone.store.retrying import with_retries
 
 
 @dataclass(frozen=True, slots=True)
 class DatabaseAddress:
-    """The URL of a database and the options of its stores: plain text, which each process opens for itself."""
+    """The URL of a database and the options of its stores: plain text, which each process opens for itself.
+
+    Within one process the stores may be objects, and have a clock and ids of their own.
+    """
 
     path: str
-    store: str | None = None
-    wal_store: str | None = None
+    store: StoreLike | None = None
+    wal_store: StoreLike | None = None
     store_options: Mapping[str, OptionValue] = field(default_factory=dict)
+    clock: Clock = field(default=SYSTEM_CLOCK, compare=False)
+    ids: Ids = field(default=SYSTEM_IDS, compare=False)
 
     def __repr__(self) -> str:
         return f"DatabaseAddress({self.path!r}, store={self.store!r})"  # options may be credentials
@@ -41,6 +49,8 @@ class DatabaseAddress:
             "store": self.store,
             "wal_store": self.wal_store,
             "store_options": dict(self.store_options) or None,
+            "clock": self.clock,
+            "ids": self.ids,
         }
 
     def admin(self) -> Admin:
@@ -80,12 +90,19 @@ def open_store(address: DatabaseAddress) -> tuple[ObjectStore, DbPaths]:
     found, root = resolve_database(address.path, address.store, address.store_options)
     if not root:
         raise InvalidRequest(f"{address.path!r} names a whole store; a database needs a path inside it")
-    return with_retries(found), DbPaths(root)
+    return with_retries(found, clock=address.clock, ids=address.ids), DbPaths(root)
+
+
+def open_manifests(address: DatabaseAddress) -> ManifestStore:
+    """The manifests of a database."""
+    store, paths = open_store(address)
+    return ManifestStore(store, paths, clock=address.clock, ids=address.ids)
 
 
 def open_wal_store(address: DatabaseAddress, main: ObjectStore) -> ObjectStore:
     """The store of the WAL, with retries: `main`, unless the address names another one."""
-    return with_retries(resolve_wal_store(address.wal_store, main, address.store_options))
+    found = resolve_wal_store(address.wal_store, main, address.store_options)
+    return with_retries(found, clock=address.clock, ids=address.ids)
 
 
 def _absolute(address: str) -> str:

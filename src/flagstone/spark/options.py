@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flagstone.config import Settings
 from flagstone.config.durations import format_duration, parse_duration
@@ -17,11 +17,13 @@ from flagstone.format.filter import BloomPolicy
 from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.read.arrow import COLUMNS
 from flagstone.spark.address import DatabaseAddress
-from flagstone.spark.row_mapping import RowMapping
 from flagstone.sst.builder import SstOptions
 from flagstone.store.remote_options import nearest
 from flagstone.types import KeyRange
 from flagstone.values import FORMATS
+
+if TYPE_CHECKING:
+    from flagstone.spark.row_mapping import RowMapping
 
 DEFAULT_LIFETIME: Final = timedelta(hours=1)
 DEFAULT_HAND_OVER_TIMEOUT: Final = timedelta(seconds=90)
@@ -238,6 +240,8 @@ def _parse_row_mapping(options: Mapping[str, str]) -> RowMapping | None:
         if unused:
             raise InvalidRequest(f"option {unused[0]!r} needs 'key.columns', the columns that make the key")
         return None
+    from flagstone.spark.row_mapping import RowMapping  # noqa: PLC0415 - needs PySpark
+
     chosen = options.get("value.columns")
     form = options.get("value.format", "row")
     if form not in FORMATS:

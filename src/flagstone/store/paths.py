@@ -95,6 +95,11 @@ class DbPaths:
         """The object that holds the boundary: ids of that kind up to it may have been deleted."""
         return f"{self.gc_folder}/{of}.boundary"
 
+    @property
+    def clock_probe(self) -> str:
+        """The object that a garbage collector writes and deletes to read the clock of the store."""
+        return f"{self.gc_folder}/clock"
+
     def own(self, name: str) -> str:
         """An object that only Flagstone reads and writes, for what the manifest has no field for."""
         return f"{self.own_folder}/{name}"

@@ -11,6 +11,7 @@ checks each of those on its own (`ssts`). Then the references to them are checke
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Final
 
 from flagstone.errors import CorruptData, FlagstoneError, InternalError, InvalidRequest
@@ -24,9 +25,9 @@ from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.manifest_codec import load_manifest
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.pool import shared_pool
-from flagstone.store.paths import DbPaths
+from flagstone.store.paths import BoundaryOf, DbPaths
 from flagstone.store.port import ObjectMeta, ObjectMissing, ObjectStore
-from flagstone.types import ManifestId
+from flagstone.types import CompactionsId, ManifestId
 from flagstone.verification.references import judge_ssts, judge_wal, sst_paths
 from flagstone.verification.report import SEVERITIES, Report, Severity
 from flagstone.verification.ssts import Checker, LocalChecker, SstCheck, Subject
@@ -129,8 +130,31 @@ class Verifier:
                     check_stored(manifest, before)
                 except InternalError as error:
                     severity = _severity_of_step(manifest, before)
-                    self._report.add(severity, self._paths.manifest(manifest_id), str(error))
+                    self._report_step(severity, "manifest", manifest_id, error)
         return found
+
+    def _report_step(self, severity: Severity, of: BoundaryOf, at: int, error: InternalError) -> None:
+        """Report an object that cannot follow the one before it.
+
+        A late request of a fenced process may create an object again that garbage collection has deleted. Its id is
+        not above the boundary, so no process takes it for the latest, and garbage collection deletes it again.
+        """
+        path = (
+            self._paths.manifest(ManifestId(at))
+            if of == "manifest"
+            else self._paths.compactions(CompactionsId(at))
+        )
+        if at - 1 <= self._read_boundary(of):
+            self._report.add("note", path, f"a late request has created it or the one before it: {error}")
+        else:
+            self._report.add(severity, path, str(error))
+
+    def _read_boundary(self, of: BoundaryOf) -> int:
+        """The boundary, 0 without one; `_check_boundary` reports a damaged one."""
+        path = self._paths.boundary(of)
+        with suppress(ObjectMissing, CorruptData):
+            return decode_boundary(self._store.get(path).data, path)
+        return 0
 
     def _read_compactions(self) -> int | None:
         """Check all compactions files; returns the highest id."""
@@ -148,7 +172,7 @@ class Verifier:
             except CorruptData as error:
                 self._report.add_error(error, meta.path)
             except InternalError as error:
-                self._report.add("damage", meta.path, str(error))
+                self._report_step("damage", "compactions", compactions_id, error)
             highest = compactions_id
         return highest
 

@@ -355,6 +355,15 @@ def test_a_purge_removes_the_residue_after_a_day(world: World) -> None:
     assert world.admin("p").manifest(1).id == 1
 
 
+def test_a_purge_removes_what_a_crashed_collector_has_left(world: World) -> None:
+    world.write("p", numbered(0, 5))
+    world.store.put("p/gc/clock", b"")
+    world.admin("p").destroy()
+    world.clock.advance(25 * 3_600_000)
+    world.admin("p").purge()
+    assert world.objects() == {}
+
+
 def test_a_database_created_while_the_destroyer_still_deletes_loses_no_row(world: World) -> None:
     """The destroyer lists the objects of the first database before the path becomes vacant."""
     world.write("p", numbered(0, 5))

@@ -29,9 +29,8 @@ from flagstone.metadata.fencing import Fence
 from flagstone.metadata.manifest import Checkpoint, Manifest
 from flagstone.metadata.sequenced import Versioned
 from flagstone.metadata.stores import CompactionsStore, ManifestStore
-from flagstone.runtime.clock import SYSTEM_CLOCK
-from flagstone.runtime.ids import SYSTEM_IDS, ulid_ms
-from flagstone.spark.address import DatabaseAddress, open_store
+from flagstone.runtime.ids import ulid_ms
+from flagstone.spark.address import DatabaseAddress, open_manifests, open_store
 from flagstone.spark.load.overlaps import check_writable, merge_overlaps, order_ssts
 from flagstone.spark.load.plan import LoadPlan, LoadReport, MadeSst, ulid_at
 from flagstone.spark.load.request import (
@@ -71,18 +70,17 @@ def begin_load(address: DatabaseAddress, *, create: bool = True, owner: str = ""
     with open_database(address.path, **address.arguments, settings=LOADER_SETTINGS, create=create) as db:
         db.flush()
         epoch, committed = db.status()["writer_epoch"], db.status()["committed_seq"]
-    store, paths = open_store(address)
-    manifests, fence = ManifestStore(store, paths), Fence("writer", epoch)
+    manifests, fence = open_manifests(address), Fence("writer", epoch)
     manifest = manifests.require_latest().value
     fence.check(manifest)
     if manifest.last_l0_seq < committed:
         raise Unavailable(
-            f"the WAL of {paths.root!r} was not flushed to SSTs: they end at sequence number {manifest.last_l0_seq}, "
-            f"the WAL at {committed}; try again"
+            f"the WAL of {manifests.paths.root!r} was not flushed to SSTs: they end at sequence number "
+            f"{manifest.last_l0_seq}, the WAL at {committed}; try again"
         )
     if _without_leftovers(manifest, owner) is not manifest:
         manifest = manifests.update(fence.guard(lambda now: _without_leftovers(now.value, owner))).value
-    now_ms, newest = SYSTEM_CLOCK.now_ms(), manifest.newest_l0
+    now_ms, newest = address.clock.now_ms(), manifest.newest_l0
     return LoadPlan(
         address,
         epoch,
@@ -126,13 +124,14 @@ def commit_load(
         InvalidRequest: tasks wrote overlapping keys, or keys outside the writable range of the clone.
 
     """
-    store, paths = open_store(plan.address)
-    manifests = ManifestStore(store, paths)
+    address = plan.address
+    store, paths = open_store(address)
+    manifests = open_manifests(address)
     settled = list(made) if options.presorted else merge_overlaps(plan, options, made)
     ssts = order_ssts([each.sst for each in settled])
     origin = load_origin(store, paths)
     check_writable(ssts, None if origin is None else origin.writable)
-    load = Load(ssts, plan.seq, plan.created_ms, ulid_at(plan.id_ms + 1), replaces_all)
+    load = Load(ssts, plan.seq, plan.created_ms, ulid_at(plan.id_ms + 1, address.ids), replaces_all)
     if not ssts and not replaces_all:
         latest = manifests.require_latest()
         if plan.record_id is not None:
@@ -142,7 +141,8 @@ def commit_load(
             plan, plan.record_id, load, timeout_s=options.hand_over_timeout.total_seconds()
         )
     else:
-        latest = _commit_claimed(manifests, CompactionsStore(store, paths), load, plan.epoch)
+        compactions = CompactionsStore(store, paths, clock=address.clock, ids=address.ids)
+        latest = _commit_claimed(plan, manifests, compactions, load)
     _delete_merged(store, paths, {each.sst.id for each in made}.difference(sst.id for sst in ssts))
     report = LoadReport(
         rows=sum(each.rows for each in settled),
@@ -156,11 +156,11 @@ def commit_load(
 
 
 def _commit_claimed(
-    manifests: ManifestStore, compactions: CompactionsStore, load: Load, epoch: int
+    plan: LoadPlan, manifests: ManifestStore, compactions: CompactionsStore, load: Load
 ) -> Versioned[Manifest]:
     """Add the load as the writer of the database, with the load record by which consumers of changes find it."""
-    fence = Fence("writer", epoch)
-    record_id, now_ms = SYSTEM_IDS.uuid(), SYSTEM_CLOCK.now_ms()
+    clock, ids, fence = plan.address.clock, plan.address.ids, Fence("writer", plan.epoch)
+    record_id, now_ms = ids.uuid(), clock.now_ms()
     new = False
 
     def add(now: Versioned[Manifest]) -> Manifest:
@@ -179,9 +179,7 @@ def _commit_claimed(
             reason="fenced",
         ) from fenced
     if new:
-        release_taken_role(
-            compactions, latest.value.compactor_epoch, ids=SYSTEM_IDS, now_ms=SYSTEM_CLOCK.now_ms()
-        )
+        release_taken_role(compactions, latest.value.compactor_epoch, ids=ids, now_ms=clock.now_ms())
     return latest
 
 
@@ -202,7 +200,7 @@ def abort_load(plan: LoadPlan, made: Iterable[MadeSst]) -> int:
     if not ids and plan.record_id is None:
         return 0
     store, paths = open_store(plan.address)
-    manifests = ManifestStore(store, paths)
+    manifests = open_manifests(plan.address)
     ours = False
 
     def give_up(now: Versioned[Manifest]) -> Manifest | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from uuid import UUID
 
 from flagstone.metadata.manifest import SsTable
-from flagstone.runtime.ids import SYSTEM_IDS
+from flagstone.runtime.ids import Ids
 from flagstone.spark.address import DatabaseAddress
 from flagstone.spark.job_control import per_second
 from flagstone.sst.builder import EncodedSst
@@ -48,14 +48,14 @@ def upload_sst(
     store: ObjectStore, paths: DbPaths, plan: LoadPlan, encoded: EncodedSst, *, has_merges: bool = False
 ) -> MadeSst:
     """Upload an SST of the load under a new id with the time at which the load began, whatever the clock says here."""
-    sst = SsTable(ulid_at(plan.id_ms), encoded.info, encoded.format_version)
+    sst = SsTable(ulid_at(plan.id_ms, plan.address.ids), encoded.info, encoded.format_version)
     store.put(paths.sst(sst.id), encoded.data)
     return MadeSst(sst, encoded.rows, len(encoded.data), has_merges)
 
 
-def ulid_at(time_ms: int) -> Ulid:
+def ulid_at(time_ms: int, ids: Ids) -> Ulid:
     """A new ULID with that time."""
-    return Ulid((time_ms << 80) | (SYSTEM_IDS.ulid() & ((1 << 80) - 1)))
+    return Ulid((time_ms << 80) | (ids.ulid() & ((1 << 80) - 1)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,9 +29,8 @@ from flagstone.metadata.annotations import LoadRecord, encode_load, held_loads
 from flagstone.metadata.manifest import Checkpoint, Manifest, add_checkpoint, remove_checkpoint
 from flagstone.metadata.sequenced import Versioned
 from flagstone.metadata.stores import ManifestStore
-from flagstone.runtime.clock import SYSTEM_CLOCK
-from flagstone.runtime.ids import SYSTEM_IDS
-from flagstone.spark.address import DatabaseAddress, open_store
+from flagstone.runtime.clock import Clock
+from flagstone.spark.address import DatabaseAddress, open_manifests, open_store
 from flagstone.spark.load.plan import LoadPlan
 from flagstone.types import ManifestId
 
@@ -59,13 +58,13 @@ def begin_request(address: DatabaseAddress, *, owner: str = "") -> LoadPlan | No
     writer adopts only the later.
     """
     store, paths = open_store(address)
-    manifests = ManifestStore(store, paths)
+    manifests = open_manifests(address)
     latest = manifests.latest()
     if latest is None or not is_writer_announced(store, paths, latest.value):
         return None
     if latest.value.segments or latest.value.segment_extractor_name is not None:
         raise InvalidRequest(f"the database at {paths.root!r} has segments; it cannot be loaded in bulk")
-    record_id, now_ms = SYSTEM_IDS.uuid(), SYSTEM_CLOCK.now_ms()
+    record_id, now_ms = address.ids.uuid(), address.clock.now_ms()
 
     def add(now: Versioned[Manifest]) -> Manifest:
         left = without_open_loads_of(now.value, owner)
@@ -105,8 +104,9 @@ def commit_request(plan: LoadPlan, record_id: UUID, load: Load, *, timeout_s: fl
         Unavailable: the writer refused the load, or no writer adopted it.
 
     """
-    store, paths = open_store(plan.address)
-    manifests = ManifestStore(store, paths)
+    address = plan.address
+    store, paths = open_store(address)
+    manifests = open_manifests(address)
     save_request(store, paths, record_id, load)
 
     def make_ready(now: Versioned[Manifest]) -> Manifest | None:
@@ -114,12 +114,16 @@ def commit_request(plan: LoadPlan, record_id: UUID, load: Load, *, timeout_s: fl
         return None if held is None or held.record.state != "loading" else move_load(now.value, held, "ready")
 
     latest = manifests.update(make_ready)
-    shown = _await(manifests, latest, record_id, timeout_s)
+    shown = _await(manifests, latest, record_id, timeout_s, address.clock)
     if shown is None:
         _log.warning("no writer adopted the load within %s s: opening the database to adopt it", timeout_s)
         settings = LOADER_SETTINGS.replace(manifest_poll_interval=timedelta(seconds=_POLL_S))
-        with open_database(plan.address.path, **plan.address.arguments, settings=settings, create=False):
-            shown = _await(manifests, manifests.poll(), record_id, _OWN_TIMEOUT_S)
+        try:
+            with open_database(address.path, **address.arguments, settings=settings, create=False):
+                shown = _await(manifests, manifests.poll(), record_id, _OWN_TIMEOUT_S, address.clock)
+        except Closed:
+            # A newer writer has opened the database meanwhile, which adopts the load; or the load was cancelled.
+            shown = _await(manifests, manifests.poll(), record_id, _OWN_TIMEOUT_S, address.clock)
     if shown is None:
         raise Unavailable(
             f"no writer adopted the load request {record_id} yet; the next writer that opens the database adopts it, "
@@ -144,9 +148,9 @@ def cancel_request(manifests: ManifestStore, record_id: UUID) -> bool:
 
 
 def _await(
-    manifests: ManifestStore, latest: Versioned[Manifest], record_id: UUID, timeout_s: float
+    manifests: ManifestStore, latest: Versioned[Manifest], record_id: UUID, timeout_s: float, clock: Clock
 ) -> Versioned[Manifest] | None:
-    deadline = SYSTEM_CLOCK.monotonic() + timeout_s
+    deadline = clock.monotonic() + timeout_s
     while True:
         held = find_load_record(latest.value, record_id)
         if held is None:
@@ -161,7 +165,7 @@ def _await(
             case "refused":
                 raise Unavailable(f"the writer of the database refused the load: {held.record.reason}")
             case "loading" | "ready":
-                if SYSTEM_CLOCK.monotonic() > deadline:
+                if clock.monotonic() > deadline:
                     return None
-        SYSTEM_CLOCK.sleep(_POLL_S)
+        clock.sleep(_POLL_S)
         latest = manifests.poll()

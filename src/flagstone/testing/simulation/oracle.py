@@ -12,7 +12,7 @@ at one sequence number. The audit of the next opening finds out.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -50,6 +50,8 @@ class Intent:
     changes: tuple[Change, ...]
     seq: int | None = None
     dropped: bool = False
+    planned_seq: int | None = None
+    """The sequence number of a bulk load, which is known before the load is added."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +64,8 @@ class Branch:
     intents: dict[int, Intent] = field(default_factory=dict)
     open_intents: list[Intent] = field(default_factory=list)
     joined: bool = False
+    audited: bool = False
+    """Whether the rows that it found have settled the writes in doubt before it."""
 
 
 class Oracle:
@@ -70,9 +74,24 @@ class Oracle:
     def __init__(self) -> None:
         self.trunk: dict[bytes, list[Version]] = {}
         self.branches: list[Branch] = []
+        self._joined: dict[int, Intent] = {}
+        self._loads: list[Intent] = []
+        """Bulk loads that a writer may add at any time."""
+        self._load_floors: dict[int, int] = {}
+        """For each bulk load: the write that was the last acknowledged one before the load was added."""
         self.acknowledged_seq = 0
         self.acknowledged = 0
         self.reads = 0
+
+    def start_with(self, rows: Iterable[Row], seq: int) -> None:
+        """The database begins with these rows, which are durable: it is a clone."""
+        for row in rows:
+            self.trunk[row.key] = [Version(min(row.seq, seq), "put", row.value, row.expires_ms)]
+        self.acknowledged_seq = seq
+
+    def keys(self) -> set[bytes]:
+        """Every key that was ever written."""
+        return {*self.trunk, *(key for branch in self.branches for key in branch.versions)}
 
     # -- writers ------------------------------------------------------------------------------------------
 
@@ -120,6 +139,49 @@ class Oracle:
         for change in intent.changes:
             _insert(branch.versions, change, seq)
 
+    def begin_load(self, changes: Iterable[Change], seq: int) -> Intent:
+        """A bulk load waits for a writer that adds it."""
+        intent = Intent(tuple(changes), planned_seq=seq)
+        self._loads.append(intent)
+        self._load_floors[seq] = self.acknowledged_seq
+        return intent
+
+    def drop_load(self, intent: Intent) -> None:
+        """The bulk load was given up: it must never appear."""
+        if intent in self._loads:
+            self._loads.remove(intent)
+            intent.dropped = True
+
+    def finish_load(self, intent: Intent) -> None:
+        """The bulk load is in the database, and durable."""
+        if intent not in self._loads:
+            return
+        seq, latest = intent.planned_seq, self.latest
+        assert seq is not None, "a bulk load knows its sequence number"
+        self._loads.remove(intent)
+        intent.seq = seq
+        if latest is None or seq <= latest.base_seq:
+            target = self.trunk
+            self._joined[seq] = intent
+        else:
+            target = latest.versions
+            latest.intents[seq] = intent
+        for change in intent.changes:
+            _insert(target, change, seq)
+        if self.acknowledged_seq < seq:
+            self._load_floors[seq] = self.acknowledged_seq
+            self.acknowledged_seq = seq
+
+    def settle_claimed_load(self, branch: Branch, intent: Intent, seq: int) -> None:
+        """A bulk load that claimed the database is in it, and durable. The next writer may have shown that before."""
+        if intent.seq is not None:
+            return
+        if branch.joined:
+            self._settle_late(branch, intent, seq)
+        else:
+            self.settle(branch, intent, seq)
+            self.acknowledge(branch, seq)
+
     def drop(self, branch: Branch, intent: Intent) -> None:
         """The write was refused: it must never appear."""
         branch.open_intents.remove(intent)
@@ -137,12 +199,42 @@ class Oracle:
                 f"{following.epoch} starts at {following.base_seq}"
             )
 
+    def writes(self) -> dict[int, Intent]:
+        """Every write of the trunk and of the newest writer by its sequence number."""
+        latest = self.latest
+        return {**self._joined, **({} if latest is None else latest.intents)}
+
+    def doubtful(self) -> list[Intent]:
+        """The writes whose outcome is unknown."""
+        return [*self._loads, *(intent for branch in self.branches for intent in branch.open_intents)]
+
     def _join(self, branch: Branch, last_seq: int) -> None:
         branch.joined = True
+        lost = self._doubt_below_load(branch, last_seq)
+        self._joined |= {seq: intent for seq, intent in branch.intents.items() if seq <= last_seq}
         for key, versions in branch.versions.items():
-            kept = [version for version in versions if version.seq <= last_seq]
+            kept = [version for version in versions if version.seq <= last_seq and version.seq not in lost]
             if kept:
                 self.trunk.setdefault(key, []).extend(kept)
+
+    def _doubt_below_load(self, branch: Branch, last_seq: int) -> set[int]:
+        """Writes of which `last_seq` does not tell whether they were lost; they are in doubt from now on.
+
+        A new writer that finds a waiting bulk load adds it when it opens. Then it starts above the load, however many
+        writes of the former writer were lost.
+        """
+        floor, load_seq = self._gap_below_load(branch, last_seq)
+        doubtful = {seq for seq in branch.intents if floor < seq < load_seq}
+        for seq in sorted(doubtful):
+            branch.open_intents.append(branch.intents.pop(seq))
+        return doubtful
+
+    def _gap_below_load(self, branch: Branch, last_seq: int) -> tuple[int, int]:
+        """Between which sequence numbers writes of the branch may be lost, because another writer added a bulk load."""
+        load_seq = max((seq for seq in self._load_floors if branch.base_seq < seq <= last_seq), default=0)
+        if load_seq == 0 or any(load_seq < seq <= last_seq for seq in branch.intents):
+            return 0, 0  # the writer of the branch itself has added the load
+        return max(self._load_floors[load_seq], branch.base_seq), load_seq
 
     # -- reads --------------------------------------------------------------------------------------------
 
@@ -153,6 +245,11 @@ class Oracle:
         self.reads += 1
         for seq in self._candidates(branch, key, *seqs):
             if any(self._fold(branch, key, seq, now_ms) == value for now_ms in now):
+                return
+        floor, load_seq = self._gap_below_load(branch, seqs[0])
+        for cut in range(len(branch.versions.get(key, ())) if load_seq else 0):
+            lost = {each.seq for each in branch.versions[key][cut:] if floor < each.seq < load_seq}
+            if any(self._fold(branch, key, seqs[0], now_ms, lost) == value for now_ms in now):
                 return
         if not self._explained(branch, key, value, seqs, now):
             shown = [self._fold(branch, key, seq, now[1]) for seq in self._candidates(branch, key, *seqs)]
@@ -170,15 +267,21 @@ class Oracle:
 
     def audit(self, branch: Branch, rows: list[Row], now: tuple[int, int]) -> None:
         """The new writer's rows, expired ones included, right after it opened. Settles writes in doubt."""
-        before = next((other for other in reversed(self.branches) if other.epoch < branch.epoch), None)
-        if before is not None and self.latest is branch:
-            self._settle_doubts(before, rows, branch.base_seq)
-        self.expect_all(
-            branch,
-            {row.key: row.value for row in rows if row.expires_ms is None or row.expires_ms > now[0]},
-            (branch.base_seq, branch.base_seq),
-            now,
-        )
+        if self.latest is branch:
+            self._settle_doubts(self._since_audit(branch), rows, branch.base_seq)
+            branch.audited = True
+        shown = {row.key: row.value for row in rows if row.expires_ms is None or row.expires_ms > now[0]}
+        self.expect_all(branch, shown, (branch.base_seq, branch.base_seq), now)
+        if self.latest is branch:
+            self._adopt(branch, shown, now)
+
+    def _adopt(self, branch: Branch, shown: dict[bytes, bytes], now: tuple[int, int]) -> None:
+        """Take what writes in doubt have made of a key as its value. A delete leaves no row that would settle it."""
+        for key in sorted({*shown, *self.trunk}):
+            value = shown.get(key)
+            if all(self._fold(branch, key, branch.base_seq, now_ms) != value for now_ms in now):
+                change = Change("delete", key) if value is None else Change("put", key, value)
+                _insert(self.trunk, change, branch.base_seq)
 
     def check_isolation(self, branch: Branch, start: int, end: int, keys: set[bytes]) -> None:
         """A transaction that read at `start` has committed at `end`: no other write of these keys lies between.
@@ -193,26 +296,43 @@ class Oracle:
                         f"the transaction from {start} to {end} committed, but write {version.seq} changed {key!r}"
                     )
 
-    def _settle_doubts(self, before: Branch, rows: list[Row], last_seq: int) -> None:
+    def _since_audit(self, branch: Branch) -> list[Branch]:
+        """The branches before this one whose writes in doubt may be in the database."""
+        found: list[Branch] = []
+        for other in reversed([each for each in self.branches if each.epoch < branch.epoch]):
+            found.append(other)
+            if other.audited:
+                break
+        return found
+
+    def _settle_doubts(self, before: list[Branch], rows: list[Row], last_seq: int) -> None:
         for row in rows:
-            for intent in list(before.open_intents):
-                if row.seq in before.intents or row.seq > last_seq:
-                    break
-                if any(_shows(change, row) for change in intent.changes):
-                    self._settle_late(before, intent, row.seq)
+            for intent in list(self._loads):
+                if row.seq == intent.planned_seq and any(_shows(change, row) for change in intent.changes):
+                    self.finish_load(intent)
+            if row.seq > last_seq or row.seq in self._joined:
+                continue
+            for other in before:
+                for intent in list(other.open_intents):
+                    if any(_shows(change, row) for change in intent.changes):
+                        self._settle_late(other, intent, row.seq)
 
     def _settle_late(self, before: Branch, intent: Intent, seq: int) -> None:
         before.open_intents.remove(intent)
         intent.seq = seq
-        before.intents[seq] = intent
+        before.intents[seq] = self._joined[seq] = intent
         for change in intent.changes:
             _insert(self.trunk, change, seq)
 
     def _candidates(self, branch: Branch, key: bytes, low: int, high: int) -> list[int]:
         return [low, *(version.seq for version in branch.versions.get(key, ()) if low < version.seq <= high)]
 
-    def _fold(self, branch: Branch, key: bytes, seq: int, now_ms: int) -> bytes | None:
+    def _fold(
+        self, branch: Branch, key: bytes, seq: int, now_ms: int, lost: Collection[int] = ()
+    ) -> bytes | None:
         own = branch.versions.get(key, [])
+        if lost:
+            own = [version for version in own if version.seq not in lost]
         shared = self.trunk.get(key, [])
         stack = [
             *shared[: bisect_right(shared, min(seq, branch.base_seq), key=_seq)],
@@ -236,11 +356,22 @@ class Oracle:
         self, branch: Branch, key: bytes, value: bytes | None, seqs: tuple[int, int], now: tuple[int, int]
     ) -> bool:
         """Whether writes in doubt, or under way, explain the value."""
-        before = [other for other in self.branches if other.epoch < branch.epoch][-1:]
+        before = (
+            self._since_audit(branch)
+            if seqs[0] >= branch.base_seq
+            else [other for other in self.branches if other.epoch < branch.epoch]
+        )
         doubtful = [
             change
             for each in (branch, *before)
             for intent in each.open_intents
+            for change in intent.changes
+            if change.key == key
+        ]
+        doubtful += [
+            change
+            for intent in self._loads
+            if intent.planned_seq is not None and intent.planned_seq <= seqs[1]
             for change in intent.changes
             if change.key == key
         ]

@@ -16,6 +16,7 @@ from flagstone.config import (
     Settings,
 )
 from flagstone.runtime.ids import Ids
+from flagstone.testing.simulation.cast import Role, draw_cast
 from flagstone.testing.simulation.network import Fault
 
 GARBAGE_AGE: Final = timedelta(seconds=300)
@@ -41,6 +42,7 @@ class Plan:
     outage_every_s: float
     busy_s: float
     idle_s: float
+    cast: frozenset[Role] = frozenset()
 
 
 def plan_world(seed: int, *, hours: float | None = None) -> Plan:
@@ -105,4 +107,5 @@ def plan_world(seed: int, *, hours: float | None = None) -> Plan:
         outage_every_s=pick(600.0, 5_000.0, 1e9),
         busy_s=pick(5.0, 60.0),
         idle_s=pick(1.0, 60.0, 3_000.0),
+        cast=draw_cast(seed),
     )

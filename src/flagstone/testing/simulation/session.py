@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from flagstone.db.writer.database import Db
 from flagstone.errors import Closed, TransactionConflict, Unavailable
+from flagstone.testing.simulation.databases import TrackedDatabase
 from flagstone.testing.simulation.oracle import Branch, Change, Intent, Violation
+from flagstone.testing.simulation.readers import rows_of, values_of
 from flagstone.testing.simulation.scheduler import Process, describe
 from flagstone.write.batch import WriteBatch
 
@@ -18,11 +20,12 @@ if TYPE_CHECKING:
 class Session:
     """One opening of the database for writing. Several clients use it at the same time."""
 
-    def __init__(self, world: World, process: Process, db: Db) -> None:
+    def __init__(self, world: World, database: TrackedDatabase, process: Process, db: Db) -> None:
         self.db = db
         self._world = world
         self._random = world.random
-        self._oracle = world.oracle
+        self._database = database
+        self._oracle = database.oracle
         self._process = process
         self._machine = process.machine
         status = db.status()
@@ -188,7 +191,9 @@ class Session:
     # -- checkpoints --------------------------------------------------------------------------------------
 
     def checkpoint(self) -> None:
-        if len(self._world.checkpoints) > 5 or self._random.random() < 0.5:
+        kept = self._database.checkpoints
+        if len(kept) > 5 or self._random.random() < 0.5:
             return
         created = self.db.checkpoint(scope=self._random.choice(("all", "durable")))
-        self._world.checkpoints[created.id] = self._world.rows_of(self._process, created.id)
+        rows, _ = rows_of(self._world, self._process, self._database.path, created.id)
+        kept[created.id] = values_of(rows)

@@ -16,33 +16,41 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final
-from uuid import UUID
 
-from flagstone.config import CompactorOptions, ReaderSettings
+from flagstone.changes.reader import WalReader
+from flagstone.config import CompactorOptions
 from flagstone.db.admin.admin import Admin
 from flagstone.db.open import open_database
-from flagstone.db.reader.reader import open_reader
+from flagstone.db.reader.reader import DbReader, open_reader
 from flagstone.db.writer.database import Db
-from flagstone.errors import Closed, InvalidRequest, TransactionConflict, Unavailable
+from flagstone.errors import Closed, FlagstoneError, InvalidRequest, Unavailable
+from flagstone.format.filter import FixedPrefix
+from flagstone.lsm.segments import SegmentExtractor
 from flagstone.runtime import sync
 from flagstone.runtime.ids import Ids
+from flagstone.store.commit_log import CommitRecord
 from flagstone.store.memory import MemoryStore
+from flagstone.store.port import ObjectStore
+from flagstone.store.two_phase import TwoPhaseStore
+from flagstone.testing.simulation.cast import ROLES, Role
+from flagstone.testing.simulation.clones import Clones, manage_clones, write_to_clones
+from flagstone.testing.simulation.compactors import coordinate, work
+from flagstone.testing.simulation.damage import require_reported
+from flagstone.testing.simulation.databases import MAIN_PATH, Concatenation, TrackedDatabase
+from flagstone.testing.simulation.feeds import Subscription, consume, follow, require_complete
+from flagstone.testing.simulation.loads import load
 from flagstone.testing.simulation.network import Conditions, Link, Network
-from flagstone.testing.simulation.oracle import Oracle, Violation
-from flagstone.testing.simulation.plan import GARBAGE_AGE, Plan, plan_world
+from flagstone.testing.simulation.operators import operate, require_no_damage
+from flagstone.testing.simulation.oracle import Violation
+from flagstone.testing.simulation.plan import Plan, plan_world
+from flagstone.testing.simulation.readers import read, reread
+from flagstone.testing.simulation.restores import require_restored
 from flagstone.testing.simulation.scheduler import Crashed, Machine, Process, Scheduler, Task, describe
 from flagstone.testing.simulation.session import Session
+from flagstone.testing.simulation.stores import LogLink, WalLink
 
-PATH: Final = "db"
 _QUIET_LIMIT_S: Final = 4 * 3600.0
 """How long the quiet time may take until everything works again."""
-
-
-class Concatenation:
-    """The merge operator of simulated databases."""
-
-    def merge(self, key: bytes, existing: bytes | None, operand: bytes) -> bytes:  # noqa: ARG002
-        return (existing or b"") + operand
 
 
 @dataclass(slots=True)
@@ -62,6 +70,18 @@ class Outcome:
     store: MemoryStore | None = None
 
 
+_MAINS: Final[dict[Role, Callable[[World, Process], None]]] = {
+    "compactor": coordinate,
+    "worker": work,
+    "consumer": consume,
+    "feed": consume,
+    "cloner": manage_clones,
+    "clone_writer": write_to_clones,
+    "loader": load,
+}
+"""What the processes of each role do."""
+
+
 class World:
     """One simulation."""
 
@@ -70,8 +90,10 @@ class World:
         self.scheduler = Scheduler(plan.seed, switch_rate=plan.switch_rate, trace=trace)
         self.random = self.scheduler.random
         self.store = MemoryStore(clock=Machine(self.scheduler, "store"))
+        self.wal_store = MemoryStore(clock=Machine(self.scheduler, "WAL store"))
+        self._commits: dict[str, CommitRecord] = {}
         self.network = Network(self.scheduler, self.store)
-        self.oracle = Oracle()
+        self.main = TrackedDatabase()
         self.outcome = Outcome(plan.seed)
         self.done = self.outcome.operations
         self.quiet = False
@@ -80,7 +102,8 @@ class World:
         self._latest_ms = 0
         self._machines: list[Machine] = []
         self._processes: dict[str, Process] = {}
-        self.checkpoints: dict[UUID, dict[bytes, bytes]] = {}
+        self.clones: Clones = Clones(self)
+        self._subscriptions: dict[str, Subscription] = {}
 
     # -- running ------------------------------------------------------------------------------------------
 
@@ -100,8 +123,8 @@ class World:
         outcome.digest = scheduler.digest
         outcome.faults = self.network.faults
         outcome.requests = self.network.requests.total()
-        outcome.acknowledged = self.oracle.acknowledged
-        outcome.reads = self.oracle.reads
+        outcome.acknowledged = self.main.oracle.acknowledged
+        outcome.reads = self.main.oracle.reads
         outcome.store = self.store
         return outcome
 
@@ -111,8 +134,11 @@ class World:
         for number in range(plan.writers):
             self._start(f"w{number}", self._write)
         for number in range(plan.readers):
-            self._start(f"r{number}", self._read)
-        self._start("op", self._operate)
+            self._start(f"r{number}", partial(read, self))
+        self._start("op", partial(operate, self))
+        for role in ROLES:
+            if role in plan.cast and role in _MAINS and not self._is_idle(role):
+                self._start(role, partial(_MAINS[role], self))
         self._disturb("crash", plan.crash_every_s, self._crash_one)
         self._disturb("pause", plan.pause_every_s, self._pause_one)
         self._disturb("clock", plan.jump_every_s, self._shift_one)
@@ -120,6 +146,11 @@ class World:
         self._advance(plan.hours * 3600)
         self._calm_down()
         self._require_recovery()
+
+    def _is_idle(self, role: Role) -> bool:
+        """Whether the role has nothing to do: changes need a WAL, and segments cannot be loaded in bulk."""
+        without_wal = role in ("consumer", "feed") and not self.plan.settings.wal_enabled
+        return without_wal or (role == "loader" and "segments" in self.plan.cast)
 
     def _advance(self, seconds: float) -> None:
         end = self.scheduler.now_ns + int(seconds * 1e9)
@@ -240,7 +271,7 @@ class World:
         machine = Machine(self.scheduler, "judge")
         process = self._processes["judge"] = machine.boot()
         task = self.scheduler.spawn(lambda: self._guarded(self._judge, process), "main", process)
-        end = self.scheduler.now_ns + int((_QUIET_LIMIT_S + 400_000) * 1e9)
+        end = self.scheduler.now_ns + int((_QUIET_LIMIT_S + 700_000) * 1e9)
         self.scheduler.run(lambda: task.ended or self.violation is not None or self.scheduler.now_ns >= end)
         self._check_violation()
         if not task.ended:
@@ -251,32 +282,53 @@ class World:
         while self.network.in_flight or any(each.paused for each in self._machines):
             machine.sleep(60)
         started_s = machine.monotonic()
-        with self._open(process) as db:
-            session = Session(self, process, db)
+        with self.open(process) as db:
+            session = Session(self, self.main, process, db)
             for number in range(5):
                 session.put_durably(b"judge %d" % number)
             session.scan()
+            self._require_changes(process, db.status()["last_seq"])
             db.flush()
             machine.sleep(600)  # compactions come to an end
-        admin = self._admin(process)
-        for checkpoint, rows in self.checkpoints.items():
-            self._reread(process, checkpoint, rows)
-            admin.delete_checkpoint(checkpoint, force=True)
-        report = admin.verify()
-        damage = [finding for finding in report.findings if finding.severity == "damage"]
-        if damage:
-            raise Violation(f"verify: {damage[0]}")
+        self.clones.require_sound(process)
+        admin = self.admin(process)
+        restored = next(iter(self.main.checkpoints), None) if "restore" in self.plan.cast else None
+        for checkpoint in self.main.checkpoints:
+            reread(self, process, self.main, checkpoint)
+            if checkpoint != restored:
+                admin.delete_checkpoint(checkpoint, force=True)
+        require_no_damage(admin)
         if machine.monotonic() - started_s > _QUIET_LIMIT_S:
             raise Violation(f"recovery took {machine.monotonic() - started_s:.0f} s")
         self._require_clean_store(process)
+        # A two-phase store keeps some objects twice, so a damaged one may be of no consequence.
+        if "damage" in self.plan.cast and "two_phase" not in self.plan.cast:
+            require_reported(self, process)
+        if restored is not None:
+            require_restored(self, process, restored, self.main.checkpoints[restored])
+
+    def _require_changes(self, process: Process, last_seq: int) -> None:
+        """Every consumer gets to the end, has received everything, and leaves."""
+        for subscription in self._subscriptions.values():
+            follow(self, process, subscription, timeout_s=40.0)
+            require_complete(subscription, self.main.oracle, last_seq)
+            WalReader(
+                MAIN_PATH,
+                pin=subscription.name,
+                **self.stores(process),
+                clock=process.machine,
+                ids=self.ids(process),
+            ).release()
 
     def _require_clean_store(self, process: Process) -> None:
         """After some rounds of garbage collection nothing is left that no manifest refers to."""
-        machine, admin = process.machine, self._admin(process)
+        machine, admin = process.machine, self.admin(process)
         # Past the checkpoints that crashed processes left behind, and past every clock that ran ahead.
-        machine.sleep(50_000)
-        with self._open(process, compactor=False) as db:
-            session = Session(self, process, db)
+        # The record of a bulk load whose driver crashed stays for a day.
+        machine.sleep(150_000 if "loader" in self.plan.cast else 50_000)
+        self.clones.require_gone(process)
+        with self.open(process, compactor=False) as db:
+            session = Session(self, self.main, process, db)
             # SSTs that are not older than the newest of L0 may belong to a flush under way.
             session.put_durably(b"judge")
             db.flush()
@@ -297,144 +349,86 @@ class World:
         while True:
             machine.sleep(self.random.expovariate(1 / self.plan.idle_s))
             try:
-                db = self._open(process)
+                self.use(process, self.main)
             except (Closed, Unavailable) as error:
                 self.scheduler.note(f"cannot open: {describe(error)}")
-                continue
-            self.done["open"] += 1
-            serve = partial(self._guarded, Session(self, process, db).serve)
-            clients = [
-                sync.start_thread(serve, name=f"client{number}") for number in range(self.plan.clients)
-            ]
-            for client in clients:
-                client.join()
-            try:
-                db.close()
-            except (Closed, Unavailable) as error:
-                self.scheduler.note(f"close: {describe(error)}")
-            self.done["close"] += 1
 
-    def _open(self, process: Process, *, compactor: bool = True) -> Db:
+    def use(self, process: Process, database: TrackedDatabase) -> None:
+        """Open a database for writing, let clients use it, and close it."""
+        db = self.open(process, database.path)
+        self.done["open"] += 1
+        serve = partial(self._guarded, Session(self, database, process, db).serve)
+        clients = [sync.start_thread(serve, name=f"client{number}") for number in range(self.plan.clients)]
+        for client in clients:
+            client.join()
+        try:
+            db.close()
+        except (Closed, Unavailable) as error:
+            self.scheduler.note(f"close: {describe(error)}")
+        self.done["close"] += 1
+
+    def open(self, process: Process, path: str = MAIN_PATH, *, compactor: bool = True) -> Db:
         settings = self.plan.settings
         if self.quiet:
             # A full L0 stops flushes until a compactor makes room.
             options = (settings.compactor_options or CompactorOptions()) if compactor else None
             settings = replace(settings, compactor_options=options)
+        elif "compactor" in self.plan.cast and "only_compactor" in self.plan.cast:
+            settings = replace(settings, compactor_options=None)
         return open_database(
-            PATH,
-            store=Link(self.network, process),
+            path,
+            **self.stores(process),
             settings=settings,
             merge_operator=Concatenation(),
+            segment_extractor=self.extractor,
+            create=path == MAIN_PATH,
             clock=process.machine,
-            ids=self._ids(process),
+            ids=self.ids(process),
         )
-
-    # -- readers and the operator -------------------------------------------------------------------------
-
-    def rows_of(self, process: Process, checkpoint: UUID) -> dict[bytes, bytes]:
-        with (
-            open_reader(
-                PATH,
-                store=Link(self.network, process),
-                checkpoint=checkpoint,
-                merge_operator=Concatenation(),
-                clock=process.machine,
-                ids=self._ids(process),
-            ) as reader,
-            reader.scan(include_expired=True) as rows,
-        ):
-            return dict(rows)
-
-    def _reread(self, process: Process, checkpoint: UUID, rows: dict[bytes, bytes]) -> None:
-        found = self.rows_of(process, checkpoint)
-        if found != rows:
-            changed = sorted(key for key in {*found, *rows} if found.get(key) != rows.get(key))
-            raise Violation(f"checkpoint {checkpoint} shows other rows than before: {changed[:3]}")
-        self.done["reread"] += 1
-
-    def _read(self, process: Process) -> None:
-        machine = process.machine
-        while True:
-            machine.sleep(self.random.expovariate(1 / self.plan.idle_s))
-            try:
-                self._follow(process)
-            except (Closed, Unavailable, InvalidRequest) as error:
-                if (
-                    isinstance(error, InvalidRequest)
-                    and self.done["open"]
-                    and "no database" not in str(error)
-                ):
-                    raise
-                self.scheduler.note(f"reader: {describe(error)}")
-
-    def _follow(self, process: Process) -> None:
-        machine = process.machine
-        settings = ReaderSettings(
-            manifest_poll_interval=timedelta(seconds=1), checkpoint_lifetime=timedelta(seconds=60)
-        )
-        with open_reader(
-            PATH,
-            store=Link(self.network, process),
-            mode=self.random.choice(("managed", "latest")),
-            settings=settings,
-            merge_operator=Concatenation(),
-            clock=machine,
-            ids=self._ids(process),
-        ) as reader:
-            shown = 0
-            for _ in range(self.random.randrange(1, 8)):
-                machine.sleep(self.random.expovariate(0.5))
-                low, before_ms = reader.status()["last_seq"], machine.now_ms()
-                rows = dict(reader.scan())
-                high = reader.status()["last_seq"]
-                if low < shown:
-                    raise Violation(f"a reader showed sequence number {shown}, and then {low}")
-                shown = low
-                branch = self.oracle.latest
-                if branch is not None and low == high:
-                    self.oracle.expect_all(branch, rows, (low, low), self.window(before_ms, machine))
-                self.done["reader scan"] += 1
-
-    def _operate(self, process: Process) -> None:
-        machine = process.machine
-        while True:
-            machine.sleep(self.random.expovariate(1 / (10 * self.plan.idle_s)))
-            try:
-                self._maintain(process)
-            except (Closed, Unavailable, TransactionConflict) as error:
-                self.scheduler.note(f"operator: {describe(error)}")
-            except InvalidRequest as error:
-                if self.done["open"] and "no database" not in str(error):
-                    raise
-
-    def _maintain(self, process: Process) -> None:
-        admin, choice = self._admin(process), self.random.randrange(4)
-        if choice == 0:
-            admin.collect_garbage(min_age=GARBAGE_AGE)
-            self.done["collect"] += 1
-        elif choice == 1:
-            admin.compact(full=self.random.random() < 0.5, merge_operator=Concatenation())
-            self.done["compact"] += 1
-        elif choice == 2 and self.checkpoints:
-            checkpoint = self.random.choice(list(self.checkpoints))
-            self._reread(process, checkpoint, self.checkpoints[checkpoint])
-            if self.random.random() < 0.3:
-                del self.checkpoints[checkpoint]
-                admin.delete_checkpoint(checkpoint)
-        else:
-            report = admin.verify()
-            damage = [finding for finding in report.findings if finding.severity == "damage"]
-            if damage:
-                raise Violation(f"verify: {damage[0]}")
-            self.done["verify"] += 1
 
     # -- small things -------------------------------------------------------------------------------------
 
-    def _admin(self, process: Process) -> Admin:
-        return Admin(PATH, store=Link(self.network, process), clock=process.machine, ids=self._ids(process))
+    def stores(self, process: Process) -> dict[str, Any]:
+        """The stores as that process reaches them: arguments of everything that opens a database."""
+        main: ObjectStore = Link(self.network, process)
+        if "two_phase" in self.plan.cast:
+            log = LogLink(self.network, process, self._commits)
+            main = TwoPhaseStore(main, log, ids=self.ids(process), clock=process.machine)
+        if "wal_store" not in self.plan.cast:
+            return {"store": main}
+        return {"store": main, "wal_store": WalLink(self.network, process, self.wal_store)}
 
-    def _ids(self, process: Process) -> Ids:
+    @property
+    def extractor(self) -> SegmentExtractor | None:
+        return FixedPrefix("first", 1) if "segments" in self.plan.cast else None
+
+    def ids(self, process: Process) -> Ids:
         return Ids(self.random.getrandbits(64), clock=process.machine)
+
+    def admin(self, process: Process, path: str = MAIN_PATH) -> Admin:
+        return Admin(path, **self.stores(process), clock=process.machine, ids=self.ids(process))
+
+    def open_reader(self, process: Process, path: str = MAIN_PATH, **options: Any) -> DbReader:
+        return open_reader(
+            path,
+            **{**self.stores(process), **options},
+            merge_operator=Concatenation(),
+            segment_extractor=self.extractor,
+            clock=process.machine,
+            ids=self.ids(process),
+        )
+
+    def subscription(self, name: str) -> Subscription:
+        """What the consumer of that name has received."""
+        if name not in self._subscriptions:
+            self._subscriptions[name] = Subscription(name, copies=name == "feed")
+        return self._subscriptions[name]
+
+    def is_unexpected(self, error: FlagstoneError) -> bool:
+        """Whether a process that looks for the database must not get this error."""
+        return (
+            isinstance(error, InvalidRequest) and bool(self.done["open"]) and "no database" not in str(error)
+        )
 
     def new_key(self) -> bytes:
         return b"%s%03d" % (self.random.choice((b"k", b"k", b"m")), self.random.randrange(self.plan.keys))

@@ -1,0 +1,58 @@
+"""A request of a fenced process that creates a manifest again after garbage collection has deleted it."""
+
+from __future__ import annotations
+
+import flagstone
+from flagstone import Admin
+from flagstone.metadata.integrity import seal_metadata
+from flagstone.metadata.manifest import Manifest
+from flagstone.metadata.manifest_codec import encode_manifest
+from flagstone.store.memory import MemoryStore
+from flagstone.store.paths import DbPaths
+from flagstone.types import ManifestId
+from kit.databases import QUIET
+
+PATHS = DbPaths("db")
+
+
+def make_database() -> tuple[MemoryStore, ManifestId]:
+    """A database with a checkpoint, and the id of the manifest that the checkpoint names."""
+    store = MemoryStore()
+    admin = Admin("db", store=store)
+    with flagstone.open("db", store=store, settings=QUIET) as db:
+        db.put(b"a", b"1", await_durable=True)
+        db.flush()
+    kept = admin.create_checkpoint().manifest_id
+    with flagstone.open("db", store=store, settings=QUIET) as db:
+        db.put(b"b", b"2", await_durable=True)
+        db.flush()
+    return store, kept
+
+
+def create(store: MemoryStore, manifest_id: int, manifest: Manifest) -> None:
+    path = PATHS.manifest(ManifestId(manifest_id))
+    store.put(path, seal_metadata(encode_manifest(manifest), path))
+
+
+def test_a_manifest_that_came_back_below_the_boundary_is_no_damage() -> None:
+    store, kept = make_database()
+    admin = Admin("db", store=store)
+    newest = admin.manifest().value
+    admin.collect_garbage(kinds=["manifest"], min_age="0s")
+    assert ManifestId(kept - 1) not in [entry.id for entry in admin.manifests()]
+
+    create(store, kept - 1, newest)
+
+    report = admin.verify()
+    assert report.ok, report.findings
+    assert [finding.object for finding in report.findings] == [PATHS.manifest(kept)]
+    assert "late request" in report.findings[0].problem
+
+
+def test_a_manifest_that_goes_back_above_the_boundary_is_damage() -> None:
+    store, kept = make_database()
+    admin = Admin("db", store=store)
+
+    create(store, kept - 1, admin.manifest().value)
+
+    assert not admin.verify().ok
