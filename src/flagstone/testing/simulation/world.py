@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, Final
+from unittest.mock import patch
 from uuid import UUID
 
 from flagstone.config import CompactorOptions, ReaderSettings
@@ -24,9 +25,12 @@ from flagstone.db.open import open_database
 from flagstone.db.reader.reader import open_reader
 from flagstone.db.writer.database import Db
 from flagstone.errors import Closed, InvalidRequest, TransactionConflict, Unavailable
+from flagstone.metadata.manifest_codec import load_manifest
 from flagstone.runtime import sync
-from flagstone.runtime.ids import Ids
+from flagstone.runtime.ids import SYSTEM_IDS, Ids
 from flagstone.store.memory import MemoryStore
+from flagstone.store.paths import DbPaths
+from flagstone.testing.simulation.decoding import remembered_decoding
 from flagstone.testing.simulation.network import Conditions, Link, Network
 from flagstone.testing.simulation.oracle import Oracle, Violation
 from flagstone.testing.simulation.plan import GARBAGE_AGE, Plan, plan_world
@@ -107,7 +111,7 @@ class World:
 
     def _live(self) -> None:
         plan = self.plan
-        self.network.conditions = Conditions(rates=plan.rates, latency_s=plan.latency_s)
+        self.network.conditions = Conditions(plan.rates, plan.aims, plan.latency_s)
         for number in range(plan.writers):
             self._start(f"w{number}", self._write)
         for number in range(plan.readers):
@@ -195,7 +199,7 @@ class World:
 
     def _pause_one(self) -> None:
         machine = self.random.choice(self._machines)
-        seconds = self.random.choice((0.5, 15.0, 45.0, 400.0, 4_000.0, 90_000.0))
+        seconds = self.random.choice(self.plan.pauses_s)
         self.scheduler.note(f"pause {machine.name} for {seconds} s")
         machine.pause(seconds)
 
@@ -228,7 +232,7 @@ class World:
         self.scheduler.note("the quiet time begins")
         self.quiet = True
         self.scheduler.on_switch = None
-        self.network.conditions = replace(self.network.conditions, rates={}, outage=False)
+        self.network.conditions = replace(self.network.conditions, rates={}, aims=(), outage=False)
         self.network.cut_off.clear()
         for machine in self._machines:
             self.scheduler.crash(self._processes[machine.name])
@@ -436,6 +440,11 @@ class World:
     def _ids(self, process: Process) -> Ids:
         return Ids(self.random.getrandbits(64), clock=process.machine)
 
+    def writer_epoch(self) -> int:
+        """The epoch of the newest writer, as the store has it now."""
+        newest = list(self.store.list(DbPaths(PATH).manifest_folder))[-1].path
+        return load_manifest(self.store.get(newest).data, newest).writer_epoch
+
     def new_key(self) -> bytes:
         return b"%s%03d" % (self.random.choice((b"k", b"k", b"m")), self.random.randrange(self.plan.keys))
 
@@ -452,15 +461,25 @@ class World:
         return (before_ms, self._latest_ms)
 
 
+class _Escaped:
+    """Replaces the generator of the system: chance must come from the seed."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise Violation(f"the product draws {name} from the system, and not from the ids that it was given")
+
+
 @contextmanager
 def _deterministic() -> Iterator[None]:
     """Without the garbage collector, whose moments depend on the machine, and without logging."""
     gc.disable()
+    gc.freeze()  # so that the collection at the end looks at the objects of this world only
     logging.disable(logging.CRITICAL)
     try:
-        yield
+        with remembered_decoding(), patch.object(SYSTEM_IDS, "_random", _Escaped()):
+            yield
     finally:
         logging.disable(logging.NOTSET)
+        gc.unfreeze()
         gc.enable()
 
 
