@@ -11,11 +11,11 @@ from tests.simulation.planted_bugs import table, written
 
 from flagstone.testing.simulate import Run
 from flagstone.testing.simulation.mutants import MUTANTS, TREE
-from flagstone.testing.simulation.recorded import FOUND
+from flagstone.testing.simulation.recorded import FOUND, MISSED
 from flagstone.testing.simulation.shrink import shrink
 from flagstone.testing.simulation.world import simulate
 
-SLICE = range(1, 61)
+SLICE = range(1, 97)
 """The worlds of every test run: about a minute on two cores."""
 IN_ONE_TEST = 6
 
@@ -76,6 +76,7 @@ def test_the_world_of_a_planted_bug_is_sound_without_it(name: str) -> None:
 
 def test_the_documentation_has_the_table_of_planted_bugs() -> None:
     assert len(FOUND) >= 24
+    assert sorted(MUTANTS) == sorted([*FOUND, *MISSED])
     assert written() == table()
 
 

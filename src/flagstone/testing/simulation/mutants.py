@@ -1,7 +1,7 @@
 """Planted bugs: mistakes that the simulation must find.
 
 Each mutant replaces a few functions of the product by wrong ones while it is installed. `recorded.FOUND` names a world
-that finds each of them, so that a test can show it in seconds.
+that finds it, so that a test can show it in seconds.
 """
 
 from __future__ import annotations
@@ -589,11 +589,13 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "a writer does not read the boundary after it created a manifest",
         {"flagstone.metadata.boundary.Boundary.admits": _instead(True)},
         STALE,
+        1.0,
     ),
     "boundary_from_memory": Mutant(
         "a writer compares a manifest that it created with the boundary that it read before",
         {"flagstone.metadata.boundary.Boundary.admits": _boundary_from_memory},
         STALE,
+        1.0,
     ),
     # -- the store
     "trust_lost_reply": Mutant(
@@ -621,11 +623,13 @@ MUTANTS: Final[dict[str, Mutant]] = {
                 ("put_if_match", "boundary", "refused", 0.95),
             ),
         },
+        1.0,
     ),
     "no_boundary": Mutant(
         "the collector deletes manifests and never advances the boundary",
         {"flagstone.gc.round.Round._delete_versions": _no_boundary},
         STALE,
+        1.0,
     ),
     "collect_checkpointed_ssts": Mutant(
         "the collector deletes SSTs that only a checkpoint keeps",
@@ -649,7 +653,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "collect_wal_after_replay": Mutant(
         "the collector deletes WAL files that the last flush has seen, also those after the start of replay",
         {"flagstone.gc.round.kept_ranges": _kept_after_last_seen},
-        GARBAGE,
+        {**GARBAGE, "writers": 1, "pauses_s": (400.0, 700.0)},
     ),
     "collect_output_of_jobs": Mutant(
         "the collector deletes SSTs that a compaction under way has uploaded",

@@ -44,10 +44,25 @@ FOUND: Final[dict[str, Found]] = {
     "skip_fence_check": Found(5, 0.5, 1252),
     "manifest_written_again": Found(1, 0.01, 19),
     "adopt_older_manifest": Found(1, 0.5, 1379),
+    "skip_boundary": Found(10, 0.3, 751),
     "trust_lost_reply": Found(2, 0.05, 153),
     "trust_any_winner": Found(6, 0.02, 63),
     "deny_own_write": Found(1, 0.05, 76),
+    "no_boundary": Found(11, 1, 1870),
     "collect_checkpointed_ssts": Found(2, 0.2, 583),
     "collect_checkpointed_manifests": Found(2, 0.2, 579),
     "collect_checkpointed_wal": Found(1, 0.2, 516),
 }
+
+MISSED: Final[dict[str, str]] = {
+    "skip_ownership": "a writer must wake up after its fence was collected, and log a row before it polls the manifest",
+    "boundary_from_memory": "as for skip_boundary, but the process must also not have read the boundary since",
+    "delete_before_boundary": "a process must create the manifest between its deletion and the boundary",
+    "collect_wal_after_replay": "a memtable must stay in memory for longer than the age of garbage",
+    "collect_output_of_jobs": "a compaction must wait between upload and commit for longer than the age of garbage",
+    "collect_output_of_flushes": "a flush must wait between upload and commit for longer than the age of garbage",
+    "commit_stale_compaction": "two coordinators must finish jobs of the same sources",
+    "flush_ignores_snapshots": "a snapshot keeps its view, and takes a newer one only after a checkpoint is lost",
+    "compaction_ignores_snapshots": "as for flush_ignores_snapshots",
+}
+"""Planted bugs that no recorded world finds yet, and what such a world needs."""
