@@ -79,7 +79,7 @@ gc-soak: setup ## writers, compaction, readers, clones, crashes and an eager gar
 	GC_SOAK_SECONDS=600 timeout 1200 $(PYTEST) -rP tests/soak/test_gc_soak.py --timeout 1100
 
 simulate: setup ## worlds of simulated machines, clocks and faults on both cores, 30 minutes; `SEED=N MINUTES=M` for others
-	$(BIN)/python -m flagstone.testing.simulate --seed $(or $(SEED),1) --minutes $(or $(MINUTES),30) --jobs $(WORKERS) --quiet
+	timeout 2400 $(BIN)/python -m flagstone.testing.simulate --seed $(or $(SEED),1) --minutes $(or $(MINUTES),30) --jobs $(WORKERS) --quiet
 
 spark-long: setup ## executors killed in load, read, compaction and stream, streams restarted 20 times, Spark Connect, at most 60 minutes
 	SPARK_KILLS=8 STREAM_RESTARTS=20 SPARK_CONNECT=1 timeout 3600 $(PYTEST) -rP tests/spark/test_kills.py tests/spark/test_stream_restarts.py tests/spark/test_connect.py --timeout 3500
