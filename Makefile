@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test quick check format long faults fuzz fuzz-coverage sanitize damage model crash histories interleavings interrupts gc-soak spark-long bench demo docs dist clean
+.PHONY: help setup test quick check format long faults fuzz fuzz-coverage sanitize damage model crash histories interleavings interrupts gc-soak simulate spark-long bench demo docs dist clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F'\t' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -88,6 +88,9 @@ interrupts: setup ## exceptions at every bytecode of every write, 2,500 real Ctr
 
 gc-soak: setup ## writers, compaction, readers, clones, crashes and an eager garbage collector, 10 minutes and more
 	GC_SOAK_SECONDS=600 timeout 1200 $(PYTEST) -rP tests/soak/test_gc_soak.py --timeout 1100
+
+simulate: setup ## worlds of simulated machines, clocks and faults on both cores, 30 minutes; `SEED=N MINUTES=M` for others
+	timeout 2400 $(BIN)/python -m flagstone.testing.simulate --seed $(or $(SEED),1) --minutes $(or $(MINUTES),30) --jobs $(WORKERS) --quiet
 
 spark-long: setup ## executors killed in load, read, compaction and stream, streams restarted 20 times, Spark Connect, at most 60 minutes
 	SPARK_KILLS=8 STREAM_RESTARTS=20 SPARK_CONNECT=1 timeout 3600 $(PYTEST) -rP tests/spark/test_kills.py tests/spark/test_stream_restarts.py tests/spark/test_connect.py --timeout 3500

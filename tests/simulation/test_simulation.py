@@ -7,29 +7,38 @@ import subprocess
 import sys
 
 import pytest
+from tests.simulation.planted_bugs import table, written
 
-from flagstone.testing.simulation.mutants import MUTANTS, planted
+from flagstone.testing.simulate import Run
+from flagstone.testing.simulation.mutants import MUTANTS, TREE
+from flagstone.testing.simulation.recorded import FOUND, MISSED
+from flagstone.testing.simulation.shrink import shrink
 from flagstone.testing.simulation.world import simulate
 
-SEEDS = range(1, 9)
-FOUND_BY = {"acknowledge_before_upload": 4, "skip_fence_check": 9}
-"""A world that finds the planted bug."""
+SLICE = range(1, 97)
+"""The worlds of every test run: about a minute on two cores."""
+IN_ONE_TEST = 6
+OPEN = {
+    40: "a new consumer begins at an old WAL file that a late request has created again, and meets a hole after it"
+}
+"""Worlds that show a defect which is not mended yet."""
 
 
 def traced(seed: int, hash_seed: int) -> bytes:
-    command = [
-        sys.executable,
-        "-m",
-        "flagstone.testing.simulate",
-        "--seed",
-        str(seed),
-        "--hours",
-        "0.3",
-        "--trace",
-    ]
-    environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed)}
-    made = subprocess.run(command, env=environment, capture_output=True, check=True, timeout=100)
+    made = command(["--seed", str(seed), "--hours", "0.3", "--trace"], hash_seed=hash_seed)
+    assert made.returncode == 0
     return made.stdout.rpartition(b"\nseed ")[0]
+
+
+def command(arguments: list[str], *, hash_seed: int = 0) -> subprocess.CompletedProcess[bytes]:
+    environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed)}
+    return subprocess.run(
+        [sys.executable, "-m", "flagstone.testing.simulate", *arguments],
+        env=environment,
+        capture_output=True,
+        check=False,
+        timeout=100,
+    )
 
 
 @pytest.mark.slow
@@ -41,13 +50,74 @@ def test_the_same_seed_gives_the_same_trace_in_another_process(seed: int) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", SEEDS)
-def test_no_world_shows_a_violation(seed: int) -> None:
-    assert simulate(seed, hours=0.5).problem is None
+def test_the_same_seed_gives_the_same_run_in_the_same_process() -> None:
+    # The collector lost a race for a manifest, and took its pause from the generator of the system.
+    first, second = (Run(1, 0.02, TREE).live() for _ in range(2))
+    assert first.digest == second.digest
+    assert first.faults.total() + first.requests > 1000
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FOUND_BY)
-def test_a_planted_bug_is_found(name: str) -> None:
-    with planted(name):
-        assert simulate(FOUND_BY[name], hours=0.5).problem is not None, MUTANTS[name].mistake
+@pytest.mark.parametrize("first", SLICE[::IN_ONE_TEST])
+def test_no_world_shows_a_violation(first: int) -> None:
+    seeds = [seed for seed in range(first, first + IN_ONE_TEST) if seed not in OPEN]
+    problems = {seed: simulate(seed, hours=1.0).problem for seed in seeds}
+    assert {seed: problem for seed, problem in problems.items() if problem is not None} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=pytest.mark.xfail(reason=OPEN[seed])) for seed in OPEN]
+)
+def test_no_world_with_an_open_defect_shows_a_violation(seed: int) -> None:
+    assert simulate(seed, hours=1.0).problem is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FOUND)
+def test_a_planted_bug_is_found_in_the_recorded_world(name: str) -> None:
+    found, mutant = FOUND[name], MUTANTS[name]
+    assert Run(found.seed, found.hours, mutant.world, name).live().problem is not None, mutant.mistake
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FOUND)
+def test_the_world_of_a_planted_bug_is_sound_without_it(name: str) -> None:
+    found = FOUND[name]
+    assert Run(found.seed, found.hours, MUTANTS[name].world).live().problem is None
+
+
+def test_the_documentation_has_the_table_of_planted_bugs() -> None:
+    assert len(FOUND) >= 24
+    assert sorted(MUTANTS) == sorted([*FOUND, *MISSED])
+    assert written() == table()
+
+
+@pytest.mark.slow
+def test_a_violation_is_reported_with_the_command_that_replays_it() -> None:
+    made = command(["--mutant", "drop_tombstones"])
+    assert made.returncode == 1
+    assert b"violation; replay it with\n  python -m flagstone.testing.simulate --seed" in made.stdout
+
+
+@pytest.mark.slow
+def test_two_processes_live_through_every_world() -> None:
+    made = command(["--runs", "3", "--hours", "0.05", "--jobs", "2"])
+    assert made.returncode == 0, made.stderr
+    assert b"3 worlds in" in made.stdout
+
+
+@pytest.mark.slow
+def test_a_failing_world_shrinks_to_one_with_fewer_events() -> None:
+    name = "stop_before_last_key"
+    found, mutant = FOUND[name], MUTANTS[name]
+    seen: list[str] = []
+    smallest = shrink(
+        lambda seed, values, trace: Run(seed, None, values, name).live(trace),
+        found.seed,
+        {**mutant.world, "hours": found.hours},
+        say=seen.append,
+    )
+    assert smallest is not None
+    assert smallest.events < int(seen[0].split()[0])
+    assert smallest.chosen["trouble"] == 0.0

@@ -18,6 +18,7 @@ from flagstone.gc.report import GarbageReport
 from flagstone.gc.round import Round, Target
 from flagstone.metadata.stores import NoDatabase
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
+from flagstone.runtime.ids import SYSTEM_IDS, Ids
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.sync import Event
 from flagstone.store.local import LocalStore
@@ -72,6 +73,7 @@ class Collector:
         wal_store: ObjectStore | None = None,
         boundary_files: bool = True,
         clock: Clock = SYSTEM_CLOCK,
+        ids: Ids = SYSTEM_IDS,
         metrics: Metrics | None = None,
         delete_destroyed: DeleteDestroyed | None = None,
     ) -> None:
@@ -84,6 +86,7 @@ class Collector:
             options=options,
             boundary_files=boundary_files,
             clock=clock,
+            ids=ids,
             metrics=self._metrics,
         )
         self._delete_destroyed = delete_destroyed

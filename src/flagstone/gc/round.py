@@ -39,6 +39,7 @@ from flagstone.metadata.manifest import Manifest, remove_expired_checkpoints
 from flagstone.metadata.sequenced import SequencedObject, Versioned
 from flagstone.metadata.stores import CompactionsStore, ManifestStore
 from flagstone.runtime.clock import Clock
+from flagstone.runtime.ids import Ids
 from flagstone.runtime.metrics import Metrics
 from flagstone.store.local import LocalStore
 from flagstone.store.paths import DbPaths
@@ -66,6 +67,7 @@ class Target:
     options: Mapping[Kind, KindOptions]
     boundary_files: bool
     clock: Clock
+    ids: Ids
     metrics: Metrics
     halted: bool = False
 
@@ -84,7 +86,7 @@ class Round:
         # collector without boundaries, and be taken for the latest.
         self._manifests = self._manifests_of(target.paths)
         self._compactions = CompactionsStore(
-            target.store, target.paths, clock=target.clock, metrics=target.metrics
+            target.store, target.paths, clock=target.clock, ids=target.ids, metrics=target.metrics
         )
         self._main_clock = StoreClock(target.store, target.paths.clock_probe)
         self._wal_clock = (
@@ -315,7 +317,7 @@ class Round:
 
     def _manifests_of(self, paths: DbPaths) -> ManifestStore:
         target = self._target
-        return ManifestStore(target.store, paths, clock=target.clock, metrics=target.metrics)
+        return ManifestStore(target.store, paths, clock=target.clock, ids=target.ids, metrics=target.metrics)
 
     @contextmanager
     def _recording_errors(self, kind: Kind) -> Iterator[None]:

@@ -5,6 +5,7 @@ Named stores live as long as the process, so that `memory://NAME/db` opened twic
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -39,6 +40,7 @@ class MemoryStore:
         self._clock = clock
         self._lock = Lock()
         self._entries: dict[str, _Entry] = {}
+        self._paths: list[str] = []  # sorted, for listings
         self._generation = 0
 
     @classmethod
@@ -94,12 +96,14 @@ class MemoryStore:
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
         folder = check_prefix(prefix)
         with self._lock:
-            found = [
-                (path, entry)
-                for path, entry in self._entries.items()
-                if path.startswith(folder) and (after is None or path > after)
-            ]
-        for path, entry in sorted(found):
+            paths = self._paths
+            start = bisect_left(paths, folder)
+            if after is not None:
+                start = max(start, bisect_right(paths, after))
+            # Folders end with a slash; "0" is the character after it.
+            stop = bisect_left(paths, folder[:-1] + "0") if folder else len(paths)
+            found = [(path, self._entries[path]) for path in paths[start:stop]]
+        for path, entry in found:
             yield ObjectMeta(path, len(entry.data), entry.last_modified_ms, _version(entry))
 
     def put(self, path: str, data: bytes) -> ObjectVersion:
@@ -130,7 +134,8 @@ class MemoryStore:
 
     def delete(self, path: str) -> None:
         with self._lock:
-            self._entries.pop(check_path(path), None)
+            if self._entries.pop(check_path(path), None) is not None:
+                del self._paths[bisect_left(self._paths, path)]
 
     def delete_many(self, paths: Iterable[str]) -> None:
         for path in paths:
@@ -145,7 +150,9 @@ class MemoryStore:
     def _store(self, path: str, data: bytes, token: str | None) -> ObjectVersion:
         self._generation += 1
         entry = _Entry(bytes(data), self._generation, self._clock.now_ms(), token)
-        self._entries[check_path(path)] = entry
+        if check_path(path) not in self._entries:
+            insort(self._paths, path)
+        self._entries[path] = entry
         return _version(entry)
 
     @staticmethod

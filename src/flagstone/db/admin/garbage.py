@@ -45,6 +45,7 @@ def open_collector(
         wal_store=wal_store,
         boundary_files=boundary_files,
         clock=clock,
+        ids=ids,
         delete_destroyed=delete_destroyed,
     )
 

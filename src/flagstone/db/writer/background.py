@@ -193,6 +193,7 @@ def _garbage_collection(
         wal_store=env.wal_store,
         boundary_files=options.boundary_files_enabled,
         clock=env.clock,
+        ids=env.ids,
         metrics=env.metrics,
     )
     return GarbageCollection(

@@ -155,9 +155,9 @@ class Clones:
             wanted = {key: value for key, value in clone.source_rows.items() if clone.holds(key)}
             require_same(f"{clone.path} of a checkpoint", values_of(rows), wanted)
         else:
-            branch = main.oracle.latest
             with world.open_reader(process, clone.path, mode="latest") as reader:
                 shown = dict(reader.scan(*(clone.keys or ())))
+            branch = main.oracle.latest
             window = world.window(before_ms, process.machine)
             for key in sorted(key for key in {*shown, *main.oracle.keys()} if clone.holds(key)):
                 if branch is None:

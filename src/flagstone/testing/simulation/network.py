@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from flagstone.errors import FlagstoneError, Unavailable
 from flagstone.store.memory import MemoryStore
@@ -40,11 +40,22 @@ _LATEST_S: Final = (2.0, 90.0, 1_200.0, 7_200.0, 100_000.0, 300_000.0)
 """How late a delayed write may land: seconds, past a trust window, past the age of each kind of garbage, days."""
 
 
+class Aim(NamedTuple):
+    """A fault that strikes requests of one kind: those with this operation and with this text in their path."""
+
+    op: str
+    path: str
+    fault: Fault
+    rate: float
+
+
 @dataclass(slots=True)
 class Conditions:
     """How often each fault strikes a request, and how long requests take."""
 
     rates: dict[Fault, float] = field(default_factory=dict)
+    aims: Sequence[Aim] = ()
+    """Directed faults. They strike before the rates do."""
     latency_s: float = 0.02
     outage: bool = False
     """No request gets through."""
@@ -56,12 +67,12 @@ class Network:
     def __init__(self, scheduler: Scheduler, store: MemoryStore) -> None:
         self.scheduler = scheduler
         self.store = store
-        self.conditions = Conditions()
+        self.conditions: Conditions = Conditions()
         self.cut_off: set[str] = set()
         """Names of machines that cannot reach the store."""
         self.faults: Counter[str] = Counter()
         self.requests: Counter[str] = Counter()
-        self.in_flight = 0
+        self.in_flight: int = 0
         """Writes that are still to land after their caller gave up."""
         self.watch: Callable[[str, str], None] | None = None
         """Called with the operation and the path of every write that lands."""
@@ -119,6 +130,9 @@ class Network:
             fault = self.directed(op, path, process)
             if fault is not None:
                 return fault
+        for aim in conditions.aims:
+            if op == aim.op and aim.path in path and self.scheduler.random.random() < aim.rate:
+                return aim.fault
         for fault, rate in conditions.rates.items():
             if self.scheduler.random.random() < rate:
                 if op in WRITES or fault in ("refused", "lost_reply", "slow"):

@@ -79,9 +79,9 @@ class Oracle:
         """Bulk loads that a writer may add at any time."""
         self._load_floors: dict[int, int] = {}
         """For each bulk load: the write that was the last acknowledged one before the load was added."""
-        self.acknowledged_seq = 0
-        self.acknowledged = 0
-        self.reads = 0
+        self.acknowledged_seq: int = 0
+        self.acknowledged: int = 0
+        self.reads: int = 0
 
     def start_with(self, rows: Iterable[Row], seq: int) -> None:
         """The database begins with these rows, which are durable: it is a clone."""

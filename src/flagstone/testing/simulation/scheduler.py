@@ -53,8 +53,8 @@ class Machine:
         self.name = name
         self.offset_ms = offset_ms
         self.rate: Final = 1.0 + drift
-        self.lives = 0
-        self.paused = False
+        self.lives: int = 0
+        self.paused: bool = False
         self.stalled: list[Task] = []
 
     def now_ms(self) -> int:
@@ -89,7 +89,7 @@ class Process:
 
     def __init__(self, machine: Machine, life: int) -> None:
         self.machine = machine
-        self.name = f"{machine.name}.{life}"
+        self.name: str = f"{machine.name}.{life}"
         self.dead = False
         self.tasks: dict[int, Task] = {}
         self.objects: dict[Any, Any] = {}
@@ -113,14 +113,14 @@ class Task:
     )
 
     def __init__(self, number: int, name: str, process: Process, run: Callable[[], object]) -> None:
-        self.number = number
-        self.name = f"{process.name}/{name}"
-        self.process = process
-        self.ended = False
+        self.number: int = number
+        self.name: str = f"{process.name}/{name}"
+        self.process: Process = process
+        self.ended: bool = False
         self.error: BaseException | None = None
-        self.parked = False
-        self.woken = False
-        self.turn = 0
+        self.parked: bool = False
+        self.woken: bool = False
+        self.turn: int = 0
         self.body: Callable[[], object] | None = run
         self.joining: list[Task] = []
         self.greenlet: greenlet | None = None
@@ -136,9 +136,9 @@ class Scheduler:
         self, seed: int, *, switch_rate: float = 0.2, trace: Callable[[str], None] | None = None
     ) -> None:
         self.random: Final = random.Random(seed)
-        self.now_ns = 0
-        self.switches = 0
-        self.digest = 0
+        self.now_ns: int = 0
+        self.switches: int = 0
+        self.digest: int = 0
         self.failures: list[Task] = []
         self.current: Task | None = None
         self.on_switch: Callable[[Task], None] | None = None

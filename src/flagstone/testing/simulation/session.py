@@ -49,9 +49,18 @@ class Session:
             except (Closed, Unavailable) as error:
                 self._world.scheduler.note(f"{action.__name__}: {describe(error)}")
                 if isinstance(error, Closed):
+                    self._check_fenced(error)
                     return
             self._world.done[action.__name__] += 1
             machine.sleep(random.expovariate(2.0))
+
+    def _check_fenced(self, error: Closed) -> None:
+        if "two_phase" in self._world.plan.cast:
+            return  # there the commit log decides which manifest is the newest, not the store
+        if error.reason == "fenced" and self._world.writer_epoch(self._database.path) <= self.branch.epoch:
+            raise Violation(
+                f"epoch {self.branch.epoch} was fenced, but no newer writer has claimed the database"
+            )
 
     # -- writes -------------------------------------------------------------------------------------------
 

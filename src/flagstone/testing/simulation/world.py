@@ -15,7 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
+from random import Random
 from typing import Any, Final
+from unittest.mock import patch
 
 from flagstone.changes.reader import WalReader
 from flagstone.config import CompactorOptions
@@ -26,10 +28,12 @@ from flagstone.db.writer.database import Db
 from flagstone.errors import Closed, FlagstoneError, InvalidRequest, Unavailable
 from flagstone.format.filter import FixedPrefix
 from flagstone.lsm.segments import SegmentExtractor
+from flagstone.metadata.manifest_codec import load_manifest
 from flagstone.runtime import sync
-from flagstone.runtime.ids import Ids
+from flagstone.runtime.ids import SYSTEM_IDS, Ids
 from flagstone.store.commit_log import CommitRecord
 from flagstone.store.memory import MemoryStore
+from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
 from flagstone.store.two_phase import TwoPhaseStore
 from flagstone.testing.simulation.cast import ROLES, Role
@@ -37,6 +41,7 @@ from flagstone.testing.simulation.clones import Clones, manage_clones, write_to_
 from flagstone.testing.simulation.compactors import coordinate, work
 from flagstone.testing.simulation.damage import require_reported
 from flagstone.testing.simulation.databases import MAIN_PATH, Concatenation, TrackedDatabase
+from flagstone.testing.simulation.decoding import remembered_decoding
 from flagstone.testing.simulation.feeds import Subscription, consume, follow, require_complete
 from flagstone.testing.simulation.loads import load
 from flagstone.testing.simulation.network import Conditions, Link, Network
@@ -87,16 +92,16 @@ class World:
 
     def __init__(self, plan: Plan, *, trace: Callable[[str], None] | None = None) -> None:
         self.plan = plan
-        self.scheduler = Scheduler(plan.seed, switch_rate=plan.switch_rate, trace=trace)
-        self.random = self.scheduler.random
-        self.store = MemoryStore(clock=Machine(self.scheduler, "store"))
-        self.wal_store = MemoryStore(clock=Machine(self.scheduler, "WAL store"))
+        self.scheduler: Scheduler = Scheduler(plan.seed, switch_rate=plan.switch_rate, trace=trace)
+        self.random: Random = self.scheduler.random
+        self.store: MemoryStore = MemoryStore(clock=Machine(self.scheduler, "store"))
+        self.wal_store: MemoryStore = MemoryStore(clock=Machine(self.scheduler, "WAL store"))
         self._commits: dict[str, CommitRecord] = {}
-        self.network = Network(self.scheduler, self.store)
-        self.main = TrackedDatabase()
-        self.outcome = Outcome(plan.seed)
-        self.done = self.outcome.operations
-        self.quiet = False
+        self.network: Network = Network(self.scheduler, self.store)
+        self.main: TrackedDatabase = TrackedDatabase()
+        self.outcome: Outcome = Outcome(plan.seed)
+        self.done: Counter[str] = self.outcome.operations
+        self.quiet: bool = False
         self.violation: BaseException | None = None
         self._tokens = 0
         self._latest_ms = 0
@@ -130,7 +135,7 @@ class World:
 
     def _live(self) -> None:
         plan = self.plan
-        self.network.conditions = Conditions(rates=plan.rates, latency_s=plan.latency_s)
+        self.network.conditions = Conditions(plan.rates, plan.aims, plan.latency_s)
         for number in range(plan.writers):
             self._start(f"w{number}", self._write)
         for number in range(plan.readers):
@@ -226,7 +231,7 @@ class World:
 
     def _pause_one(self) -> None:
         machine = self.random.choice(self._machines)
-        seconds = self.random.choice((0.5, 15.0, 45.0, 400.0, 4_000.0, 90_000.0))
+        seconds = self.random.choice(self.plan.pauses_s)
         self.scheduler.note(f"pause {machine.name} for {seconds} s")
         machine.pause(seconds)
 
@@ -259,7 +264,7 @@ class World:
         self.scheduler.note("the quiet time begins")
         self.quiet = True
         self.scheduler.on_switch = None
-        self.network.conditions = replace(self.network.conditions, rates={}, outage=False)
+        self.network.conditions = replace(self.network.conditions, rates={}, aims=(), outage=False)
         self.network.cut_off.clear()
         for machine in self._machines:
             self.scheduler.crash(self._processes[machine.name])
@@ -430,6 +435,14 @@ class World:
             isinstance(error, InvalidRequest) and bool(self.done["open"]) and "no database" not in str(error)
         )
 
+    def writer_epoch(self, path: str) -> int:
+        """The epoch of the newest writer, as the store has it now."""
+        paths = DbPaths(path)
+        newest = [
+            meta.path for meta in self.store.list(paths.manifest_folder) if paths.parse_manifest(meta.path)
+        ][-1]
+        return load_manifest(self.store.get(newest).data, newest).writer_epoch
+
     def new_key(self) -> bytes:
         return b"%s%03d" % (self.random.choice((b"k", b"k", b"m")), self.random.randrange(self.plan.keys))
 
@@ -446,15 +459,25 @@ class World:
         return (before_ms, self._latest_ms)
 
 
+class _Escaped:
+    """Replaces the generator of the system: chance must come from the seed."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise Violation(f"the product draws {name} from the system, and not from the ids that it was given")
+
+
 @contextmanager
 def _deterministic() -> Iterator[None]:
     """Without the garbage collector, whose moments depend on the machine, and without logging."""
     gc.disable()
+    gc.freeze()  # so that the collection at the end looks at the objects of this world only
     logging.disable(logging.CRITICAL)
     try:
-        yield
+        with remembered_decoding(), patch.object(SYSTEM_IDS, "_random", _Escaped()):
+            yield
     finally:
         logging.disable(logging.NOTSET)
+        gc.unfreeze()
         gc.enable()
 
 
