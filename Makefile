@@ -55,9 +55,9 @@ fuzz: setup ## 10,000 damaged inputs against every decoder, compiled and interpr
 	HYPOTHESIS_PROFILE=fuzz timeout 3000 $(PYTEST) -n $(WORKERS) tests/property --timeout 1500
 	HYPOTHESIS_PROFILE=fuzz FLAGSTONE_KERNELS=interpreted timeout 3000 $(PYTEST) -n $(WORKERS) tests/property --timeout 1500
 
-fuzz-coverage: setup ## coverage-guided fuzzing of every decoder from the golden databases, `SECONDS=600`
+fuzz-coverage: setup ## coverage-guided fuzzing of every decoder from the golden databases for 10 minutes, or `SECONDS=60`
 	$(BIN)/python -m pip install --quiet -c constraints.txt atheris
-	mkdir -p build/fuzz && cd build/fuzz && PYTHONPATH=../../tests ../../$(BIN)/python ../../tests/fuzz/decoders.py -max_total_time=$(or $(SECONDS),600) corpus
+	mkdir -p build/fuzz && cd build/fuzz && PYTHONPATH=../../tests timeout 1200 ../../$(BIN)/python ../../tests/fuzz/decoders.py -max_total_time=$(or $(SECONDS),600) corpus
 
 # Kernels with checks live in a tree of their own: the ordinary ones stay as they are.
 SANITIZED := build/sanitized
