@@ -18,10 +18,6 @@ from flagstone.testing.simulation.world import simulate
 SLICE = range(1, 97)
 """The worlds of every test run: about a minute on two cores."""
 IN_ONE_TEST = 6
-OPEN = {
-    40: "a new consumer begins at an old WAL file that a late request has created again, and meets a hole after it"
-}
-"""Worlds that show a defect which is not mended yet."""
 
 
 def traced(seed: int, hash_seed: int) -> bytes:
@@ -60,17 +56,8 @@ def test_the_same_seed_gives_the_same_run_in_the_same_process() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("first", SLICE[::IN_ONE_TEST])
 def test_no_world_shows_a_violation(first: int) -> None:
-    seeds = [seed for seed in range(first, first + IN_ONE_TEST) if seed not in OPEN]
-    problems = {seed: simulate(seed, hours=1.0).problem for seed in seeds}
+    problems = {seed: simulate(seed, hours=1.0).problem for seed in range(first, first + IN_ONE_TEST)}
     assert {seed: problem for seed, problem in problems.items() if problem is not None} == {}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=pytest.mark.xfail(reason=OPEN[seed])) for seed in OPEN]
-)
-def test_no_world_with_an_open_defect_shows_a_violation(seed: int) -> None:
-    assert simulate(seed, hours=1.0).problem is None
 
 
 @pytest.mark.slow

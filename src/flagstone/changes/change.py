@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
 from flagstone.errors import InvalidRequest
 from flagstone.metadata.annotations import UNKNOWN_SEQ, Position
+from flagstone.metadata.manifest import NO_WAL, Manifest
 from flagstone.metadata.stores import ManifestStore
 from flagstone.runtime.pool import IoPool, shared_pool
 from flagstone.store.paths import DbPaths
@@ -68,19 +70,25 @@ def change_of(row: EntryTuple, wal_id: WalId | None) -> Change:
     )
 
 
-def find_oldest(files: Iterable[WalFile]) -> WalId | None:
+def find_oldest(files: Iterable[WalFile], manifest: Manifest | None = None) -> WalId | None:
     """The oldest of these files from which on changes can be read; None without files. Pure.
 
-    Garbage collection removes files with rows and by default keeps the fences between them. So fences before the first
-    file that is missing are left over. A file with rows that others do not follow without a gap is not skipped.
+    Garbage collection leaves three kinds of files before a gap. By default it keeps fences; a request that arrives late
+    creates a removed file again, which is then younger than the one after the gap; and the checkpoints in `manifest`
+    hold files that the newest state needs no more. Such files are skipped. Any other file before a gap is not: reading
+    it ends in an error that names what is missing.
     """
     first: WalId | None = None
     expected = -1
+    rows_since_ms: float = math.inf
+    held_to = manifest.replay_after_wal_id if manifest is not None and manifest.checkpoints else NO_WAL
     for file in files:
         if file.wal_id != expected:
-            first = file.wal_id
+            if rows_since_ms <= file.last_modified_ms and file.wal_id > held_to + 1:
+                break
+            first, rows_since_ms = file.wal_id, math.inf
         if file.size:
-            break
+            rows_since_ms = min(rows_since_ms, file.last_modified_ms)
         expected = file.wal_id + 1
     return first
 
@@ -106,7 +114,7 @@ class WalFiles:
 
     def oldest(self) -> WalId:
         """The oldest WAL file from which on changes can be read; 1 when there is none."""
-        return find_oldest(self.files()) or WalId(1)
+        return self._find_oldest(list(self.files())) or WalId(1)
 
     def fetch(self, wal_ids: Iterable[WalId]) -> Iterator[FetchedWal]:
         """The bytes of these files in order, fetched ahead; None for a file that does not exist."""
@@ -136,7 +144,7 @@ class WalFiles:
     def batches(self, start: WalId | None = None, *, stop_id: int | None = None) -> Iterator[ChangeBatch]:
         """The files from `start` up to `stop_id`; see `WalReader.batches`."""
         files = [file for file in self.files(start) if stop_id is None or file.wal_id < stop_id]
-        first = find_oldest(files) if start is None else start
+        first = self._find_oldest(files) if start is None else start
         present = [file.wal_id for file in files if first is not None and file.wal_id >= first]
         if not present or first is None:
             return
@@ -171,6 +179,13 @@ class WalFiles:
             f"it was read, or it was lost, which `verify` shows; changes can be read from {left.wal_id} on, and what "
             "garbage collection removed is in SSTs: copy the database once more before continuing from there"
         )
+
+    def _find_oldest(self, files: Sequence[WalFile]) -> WalId | None:
+        if not files or files[-1].wal_id - files[0].wal_id < len(files):
+            return find_oldest(files)  # without a gap the manifest does not matter
+        # Read after the listing: the manifest covers what a garbage collector had removed by then.
+        latest = self._manifests.latest()
+        return find_oldest(files, None if latest is None else latest.value)
 
     def _decode(self, wal_id: WalId, stored: bytes) -> ChangeBatch:
         if not stored:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 from datetime import timedelta
-from typing import Final
+from functools import partial
+from typing import Final, Literal
 from uuid import UUID
 
 from flagstone.clones.checkpoint import expiry
@@ -114,16 +115,17 @@ def commit_request(plan: LoadPlan, record_id: UUID, load: Load, *, timeout_s: fl
         return None if held is None or held.record.state != "loading" else move_load(now.value, held, "ready")
 
     latest = manifests.update(make_ready)
-    shown = _await(manifests, latest, record_id, timeout_s, address.clock)
+    wait = partial(_await, manifests, record_id=record_id, load=load, clock=address.clock)
+    shown = wait(latest, timeout_s=timeout_s)
     if shown is None:
         _log.warning("no writer adopted the load within %s s: opening the database to adopt it", timeout_s)
         settings = LOADER_SETTINGS.replace(manifest_poll_interval=timedelta(seconds=_POLL_S))
         try:
             with open_database(address.path, **address.arguments, settings=settings, create=False):
-                shown = _await(manifests, manifests.poll(), record_id, _OWN_TIMEOUT_S, address.clock)
+                shown = wait(manifests.poll(), timeout_s=_OWN_TIMEOUT_S)
         except Closed:
             # A newer writer has opened the database meanwhile, which adopts the load; or the load was cancelled.
-            shown = _await(manifests, manifests.poll(), record_id, _OWN_TIMEOUT_S, address.clock)
+            shown = wait(manifests.poll(), timeout_s=_OWN_TIMEOUT_S)
     if shown is None:
         raise Unavailable(
             f"no writer adopted the load request {record_id} yet; the next writer that opens the database adopts it, "
@@ -147,18 +149,46 @@ def cancel_request(manifests: ManifestStore, record_id: UUID) -> bool:
     return cancelled
 
 
+def judge_without_record(manifest: Manifest, load: Load) -> Literal["added", "cancelled", "unknown"]:
+    """What became of a load whose record is gone. Pure.
+
+    A record goes when the load is cancelled or the record expires, and also some time after a writer has added the
+    load, when no consumer of changes needs it any more. Compaction may have replaced the SSTs by then.
+    """
+    if any(sst.id in manifest.ssts for sst in load.ssts):
+        return "added"
+    # The manifest that adds a load raises this number to that of the load.
+    return "cancelled" if manifest.last_l0_seq < load.seq else "unknown"
+
+
 def _await(
-    manifests: ManifestStore, latest: Versioned[Manifest], record_id: UUID, timeout_s: float, clock: Clock
+    manifests: ManifestStore,
+    latest: Versioned[Manifest],
+    *,
+    record_id: UUID,
+    load: Load,
+    timeout_s: float,
+    clock: Clock,
 ) -> Versioned[Manifest] | None:
+    """The manifest that shows the load; None if no writer has adopted it within `timeout_s`."""
     deadline = clock.monotonic() + timeout_s
     while True:
         held = find_load_record(latest.value, record_id)
         if held is None:
-            raise Closed(
-                "the load was cancelled: another run of the same query began, or it took longer than "
-                f"{_LIFETIME}. None of it is visible",
-                reason="fenced",
-            )
+            match judge_without_record(latest.value, load):
+                case "added":
+                    return latest
+                case "cancelled":
+                    raise Closed(
+                        "the load was cancelled: another run of the same query began, or it took longer than "
+                        f"{_LIFETIME}. None of it is visible",
+                        reason="fenced",
+                    )
+                case "unknown":
+                    raise Unavailable(
+                        f"the record of the load {record_id} is gone, so it is not known whether a writer has added "
+                        "the load: all of it is visible, or none; read a row of it before loading again"
+                    )
         match held.record.state:
             case "done":
                 return latest

@@ -334,10 +334,17 @@ class Oracle:
         if lost:
             own = [version for version in own if version.seq not in lost]
         shared = self.trunk.get(key, [])
-        stack = [
-            *shared[: bisect_right(shared, min(seq, branch.base_seq), key=_seq)],
-            *own[: bisect_right(own, seq, key=_seq)],
+        base_end = bisect_right(shared, min(seq, branch.base_seq), key=_seq)
+        # A writer that has reached the number of a bulk load has added it, also if a later writer's audit put it on
+        # the trunk.
+        loaded = [
+            version
+            for version in shared[base_end : bisect_right(shared, seq, key=_seq)]
+            if version.seq in self._load_floors and version.seq not in branch.intents
         ]
+        stack = [*shared[:base_end], *own[: bisect_right(own, seq, key=_seq)]]
+        if loaded:
+            stack = sorted([*stack, *loaded], key=_seq)
         operands: list[bytes] = []
         base: bytes | None = None
         while stack:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Final
 
@@ -112,7 +112,7 @@ def plan_world(seed: int, *, hours: float | None = None, chosen: Mapping[str, An
         on_clock_regression="hold",
         garbage_collector_options=collector if pick("collector", False, True) else None,
     )
-    return Plan(
+    plan = Plan(
         seed=seed,
         hours=pick("hours", 0.2, 1.0, 6.0, 48.0),
         writers=pick("writers", 1, 2, 3),
@@ -135,3 +135,7 @@ def plan_world(seed: int, *, hours: float | None = None, chosen: Mapping[str, An
         chosen=given,
         drawn=drawn,
     )
+    if "hours" in given:
+        return plan
+    # Two days of machines that work every second cost minutes and show no more than six hours of them.
+    return replace(plan, hours=min(plan.hours, 6 * plan.idle_s))
