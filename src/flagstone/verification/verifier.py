@@ -19,7 +19,7 @@ from flagstone.format.sst_info import SstType
 from flagstone.metadata.annotations import RETENTION_MANIFEST_ID
 from flagstone.metadata.borrowing import Owner, owner_of
 from flagstone.metadata.boundary import decode_boundary
-from flagstone.metadata.compactions import check_compactions, load_compactions
+from flagstone.metadata.compactions import Compactions, check_compactions, load_compactions
 from flagstone.metadata.invariants import check_repaired_state, check_stored
 from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.manifest_codec import load_manifest
@@ -158,22 +158,23 @@ class Verifier:
 
     def _read_compactions(self) -> int | None:
         """Check all compactions files; returns the highest id."""
-        highest = before = None
+        highest: int | None = None
+        before: Compactions | None = None
         for meta, data in self._fetch_folder(self._store, self._paths.compactions_folder):
             compactions_id = self._paths.parse_compactions(meta.path)
             if compactions_id is None:
                 self._report.add("note", meta.path, "not an object of this database; left alone")
                 continue
             self._report.count("compactions", len(data))
+            former, before = before if highest == compactions_id - 1 else None, None
+            highest = compactions_id
             try:
-                compactions = load_compactions(data, meta.path)
-                check_compactions(compactions, before if highest == compactions_id - 1 else None)
-                before = compactions
+                before = load_compactions(data, meta.path)
+                check_compactions(before, former)
             except CorruptData as error:
                 self._report.add_error(error, meta.path)
             except InternalError as error:
                 self._report_step("damage", "compactions", compactions_id, error)
-            highest = compactions_id
         return highest
 
     def _check_boundary(self, of: str, newest: int | None) -> None:
