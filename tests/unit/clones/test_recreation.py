@@ -355,9 +355,12 @@ def test_a_purge_removes_the_residue_after_a_day(world: World) -> None:
     assert world.admin("p").manifest(1).id == 1
 
 
-def test_a_purge_removes_what_a_crashed_collector_has_left(world: World) -> None:
+@pytest.mark.parametrize("wal_apart", [False, True])
+def test_a_purge_removes_what_a_crashed_collector_has_left(wal_apart: bool) -> None:
+    world = World(wal_store=MemoryStore() if wal_apart else None)
     world.write("p", numbered(0, 5))
-    world.store.put("p/gc/clock", b"")
+    for store in (world.store, world.wal_store or world.store):
+        store.put("p/gc/clock", b"")
     world.admin("p").destroy()
     world.clock.advance(25 * 3_600_000)
     world.admin("p").purge()

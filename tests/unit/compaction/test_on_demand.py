@@ -18,6 +18,8 @@ from flagstone.metadata.compactions import Job, JobStatus
 from flagstone.metadata.compactions import Worker as Claim
 from flagstone.metadata.fencing import claim_compactor
 from flagstone.runtime.pool import IoPool
+from flagstone.store.memory import MemoryStore
+from flagstone.testing.faults import Fault, FaultyStore
 from kit.compactors import CompactionWorld, RowExecutor
 
 
@@ -57,6 +59,25 @@ def test_compacting_a_database_without_a_coordinator_begins_at_once(world: Compa
     assert len(world.manifest.tree.runs) == 1
     assert world.contents() == before
     assert is_released(world.compactions.require_latest().value)
+
+
+def test_a_compaction_that_cannot_create_the_compactions_file_yet_tries_again() -> None:
+    failing = Fault("error", op="put_if_absent", path="db/compactions/*")
+    store = FaultyStore(MemoryStore(), [failing, failing])
+    world = CompactionWorld(store).create()
+    world.flush_many(3)
+    before = world.contents()
+    files_seen: list[bool] = []
+
+    def meanwhile(progress: Progress) -> None:
+        if progress.coordinating:
+            files_seen.append(world.compactions.latest() is not None)
+
+    assert len(now(world, meanwhile).run()) == 1
+
+    assert files_seen[0] is False, "it coordinated before there was a compactions file"
+    assert len(world.manifest.tree.runs) == 1
+    assert world.contents() == before
 
 
 def test_compacting_after_a_coordinator_has_left_begins_at_once(world: CompactionWorld) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import shutil
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,12 @@ from hypothesis import strategies as st
 
 from flagstone import Admin, InvalidRequest
 from flagstone.format.sst_info import SstType
+from flagstone.store.paths import DbPaths
 from flagstone.store.resolve import resolve
 from flagstone.verification.report import Report
 from flagstone.verification.ssts import LocalChecker, SstCheck, Subject, plan_batches
 from golden.corpus import DATA
+from kit.databases import World, numbered
 
 
 def verify(folder: Path) -> Report:
@@ -135,6 +138,22 @@ def test_a_missing_checkpointed_manifest_is_damage(tmp_path: Path) -> None:
     (tmp_path / "store/db/manifest/00000000000000000004.manifest").unlink()
     problems = [finding.problem for finding in verify(tmp_path / "store").damage]
     assert any("checkpoint" in problem and "(first)" in problem for problem in problems)
+
+
+def test_checkpoints_expire_by_the_clock_of_the_admin() -> None:
+    world = World()
+    world.write("db", numbered(0, 3))
+    admin = world.admin()
+    kept = admin.create_checkpoint(lifetime=timedelta(hours=1))
+    world.write("db", numbered(3, 6))
+    path = DbPaths("db").manifest(kept.manifest_id)
+    world.store.delete(path)
+
+    assert [(finding.object, finding.problem) for finding in admin.verify().damage] == [
+        (path, f"missing, but checkpoint {kept.id} refers to this manifest")
+    ]
+    world.clock.advance(3_600_000)
+    assert admin.verify().ok
 
 
 def test_a_boundary_above_the_newest_manifest_is_damage(tmp_path: Path) -> None:
