@@ -57,6 +57,12 @@ def test_no_module_name_contains_a_banned_word() -> None:
     assert not found, f"name the concept instead of one of {BANNED_WORDS}: {found}"
 
 
+def test_only_one_file_contains_the_names_of_slatedbs_metrics() -> None:
+    found = [named(module) for module in MODULES if '"slatedb.' in module.read_text(encoding="utf-8")]
+
+    assert found == ["runtime/metric_names.py"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", KERNELS, ids=named)
 def test_no_kernel_function_contains_a_literal_beyond_31_bits(kernel: Path) -> None:

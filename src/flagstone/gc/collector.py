@@ -17,6 +17,7 @@ from flagstone.gc.plan import KINDS, Kind, KindOptions
 from flagstone.gc.report import GarbageReport
 from flagstone.gc.round import Round, Target
 from flagstone.metadata.stores import NoDatabase
+from flagstone.runtime import metric_names as names
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.ids import SYSTEM_IDS, Ids
 from flagstone.runtime.metrics import Metrics
@@ -90,7 +91,7 @@ class Collector:
             metrics=self._metrics,
         )
         self._delete_destroyed = delete_destroyed
-        self._rounds = self._metrics.counter("slatedb.gc.count")
+        self._rounds = self._metrics.counter(names.GC_COUNT)
 
     def collect(self, kinds: Iterable[Kind] | None = None, *, dry_run: bool = False) -> GarbageReport:
         """One round over `kinds` (None: all that the options name). A dry run only reports what it would delete.
@@ -143,11 +144,11 @@ class Collector:
             )
         for entry in report:
             if not entry.dry_run:
-                self._metrics.counter("slatedb.gc.deleted_count", resource=entry.kind).add(entry.deleted)
+                self._metrics.counter(names.GC_DELETED_COUNT, resource=entry.kind).add(entry.deleted)
                 self._metrics.counter("flagstone.gc.deleted_bytes", resource=entry.kind).add(entry.bytes)
             self._metrics.counter("flagstone.gc.error_count", resource=entry.kind).add(len(entry.errors))
             if entry.kind in ("manifest", "compactions"):
-                self._metrics.gauge("slatedb.gc.version_count", resource=entry.kind).set(entry.examined)
+                self._metrics.gauge(names.GC_VERSION_COUNT, resource=entry.kind).set(entry.examined)
             for error in entry.errors:
                 _log.warning("cannot collect kind=%s error=%s", entry.kind, error)
             if entry.deleted:

@@ -26,6 +26,7 @@ from flagstone.config import Settings
 from flagstone.errors import Closed, Unavailable
 from flagstone.format.codec import Codec
 from flagstone.format.sst_info import SstType
+from flagstone.runtime import metric_names as names
 from flagstone.runtime.clock import Clock
 from flagstone.runtime.ids import Ids
 from flagstone.runtime.metrics import Metrics
@@ -173,9 +174,9 @@ class WalWriter:
         self._requested = False
         self._due_at: float | None = None
         self._stream = bytearray(_STREAM_BYTES)
-        self._flushes = metrics.counter("slatedb.wal.wal_buffer_flushes")
-        self._requests = metrics.counter("slatedb.wal.wal_buffer_flush_requests")
-        self._flush_bytes = metrics.counter("slatedb.wal.wal_flush_bytes")
+        self._flushes = metrics.counter(names.WAL_BUFFER_FLUSHES)
+        self._requests = metrics.counter(names.WAL_BUFFER_FLUSH_REQUESTS)
+        self._flush_bytes = metrics.counter(names.WAL_FLUSH_BYTES)
 
     def request(self) -> None:
         """Write all committed rows as soon as the file under way is done."""

@@ -24,6 +24,7 @@ from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.lsm.retention import RetentionPolicy, apply_retention
 from flagstone.lsm.segments import SegmentExtractor, route
 from flagstone.metadata.manifest import Flush, SsTable, apply_flush, drop_empty_segments
+from flagstone.runtime import metric_names as names
 from flagstone.runtime.clock import Clock
 from flagstone.runtime.ids import Ids, ulid_ms
 from flagstone.runtime.metrics import Metrics
@@ -96,12 +97,12 @@ class Flusher:
         self._last_id_ms = 0
         self.pause: Pause | None = None
         """Why the upload of the oldest memtable waits; None if it does not."""
-        self._flushes = metrics.counter("slatedb.db.immutable_memtable_flushes")
-        self._uploads = metrics.counter("slatedb.memtable_flush.l0_upload_count")
-        self._l0_flushes = metrics.counter("slatedb.memtable_flush.l0_flush_count")
-        self._flush_bytes = metrics.counter("slatedb.db.l0_flush_bytes")
+        self._flushes = metrics.counter(names.DB_IMMUTABLE_MEMTABLE_FLUSHES)
+        self._uploads = metrics.counter(names.MEMTABLE_FLUSH_L0_UPLOAD_COUNT)
+        self._l0_flushes = metrics.counter(names.MEMTABLE_FLUSH_L0_FLUSH_COUNT)
+        self._flush_bytes = metrics.counter(names.DB_L0_FLUSH_BYTES)
         self._stalls = {
-            kind: metrics.counter("slatedb.db.l0_stall_count", type=kind)
+            kind: metrics.counter(names.DB_L0_STALL_COUNT, type=kind)
             for kind in ("num_ssts", "num_ssts_per_key")
         }
 

@@ -10,6 +10,7 @@ from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.sequenced import UPDATE_TIMEOUT_S, Versioned
 from flagstone.metadata.stores import ManifestStore
 from flagstone.read.view import ReadView, ViewBuilder
+from flagstone.runtime import metric_names as names
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.sync import Lock
 from flagstone.write.state import FrozenMemtable
@@ -48,7 +49,7 @@ class WriterManifest:
         self.listeners: tuple[ManifestListener, ...] = ()
         self._state = state
         self._adopting = Lock()
-        self._refreshes = metrics.counter("slatedb.memtable_flush.manifest_refresh_count")
+        self._refreshes = metrics.counter(names.MEMTABLE_FLUSH_MANIFEST_REFRESH_COUNT)
         self._refreshes.add()  # the one that opened the database
 
     @property

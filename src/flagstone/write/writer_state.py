@@ -42,6 +42,7 @@ from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.sequenced import Versioned
 from flagstone.read.view import ClosedView, ReadView
+from flagstone.runtime import metric_names as names
 from flagstone.runtime.clock import Clock, HeldClock
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.sync import Lock, Waiters
@@ -173,7 +174,7 @@ class WriterState:
         self._act_at_bytes = 0
         self._plan_next_act()
         self._counts = WriteCounts(metrics, recovered.memtables, last_seq=recovered.last_seq)
-        self._pauses = metrics.counter("slatedb.db.backpressure_count")
+        self._pauses = metrics.counter(names.DB_BACKPRESSURE_COUNT)
 
     # -- writing ------------------------------------------------------------------------------------------
 
