@@ -81,13 +81,14 @@ def test_reads_survive_one_bad_answer_of_the_store(
 def test_a_cached_bad_answer_is_replaced(store: Lying, tmp_path: Path) -> None:
     options = {"root_folder": str(tmp_path), "part_size_bytes": 32_768}
     settings = ReaderSettings(object_store_cache_options=options)
-    store.lies = 2
+    store.lies, raised = 3, 0
     for _ in range(3):
         with flagstone.open_reader("db", store=store, mode="latest", settings=settings) as reader:
             try:
                 assert len(list(reader.scan())) == len(KEYS)
             except CorruptData:
-                assert not any(tmp_path.rglob("*.part")) or store.lies == 0
+                raised += 1
+    assert raised <= 1, "an error takes two of the three bad answers"
     with flagstone.open_reader("db", store=store, mode="latest", settings=settings) as reader:
         assert len(list(reader.scan())) == len(KEYS)
 
