@@ -29,6 +29,7 @@ from cython.cimports.flagstone.kernels._key_codes import (
     UNSIGNED,
     number_width,
 )
+from cython.cimports.flagstone.kernels._views import bytes_of
 
 
 def read_numbers(
@@ -56,13 +57,9 @@ def read_numbers(
     found: cython.int
     width: cython.int
     negative: cython.bint
-    source: cython.p_const_uchar
     if len(offsets) <= rows or len(values) < rows or len(valid) < rows:
         raise ValueError("a column has fewer rows than the cursors")
-    if cython.compiled:
-        source = cython.address(data[0])
-    else:
-        source = data
+    source: cython.p_const_uchar = bytes_of(data)
     with cython.nogil:
         for row in range(rows):
             at = cursors[row]
@@ -143,13 +140,9 @@ def find_bytes(
     at: cython.longlong
     end: cython.longlong
     size: cython.longlong = 0
-    source: cython.p_const_uchar
     if len(offsets) <= rows or len(found) <= rows or len(valid) < rows:
         raise ValueError("a column has fewer rows than the cursors")
-    if cython.compiled:
-        source = cython.address(data[0])
-    else:
-        source = data
+    source: cython.p_const_uchar = bytes_of(data)
     found[0] = 0
     with cython.nogil:
         for row in range(rows):
@@ -189,13 +182,9 @@ def read_bytes(
     rows: cython.Py_ssize_t = len(cursors)
     at: cython.longlong
     spot: cython.longlong
-    source: cython.p_const_uchar
     if len(found) <= rows or len(valid) < rows or len(out) < found[rows]:
         raise ValueError("the columns are smaller than find_bytes() found")
-    if cython.compiled:
-        source = cython.address(data[0])
-    else:
-        source = data
+    source: cython.p_const_uchar = bytes_of(data)
     with cython.nogil:
         for row in range(rows):
             at = cursors[row] + 1
@@ -238,13 +227,9 @@ def read_decimals(
     low: cython.ulonglong
     high: cython.ulonglong
     part: cython.ulonglong
-    source: cython.p_const_uchar
     if len(offsets) <= rows or len(values) < 2 * rows or len(valid) < rows:
         raise ValueError("a column has fewer rows than the cursors")
-    if cython.compiled:
-        source = cython.address(data[0])
-    else:
-        source = data
+    source: cython.p_const_uchar = bytes_of(data)
     with cython.nogil:
         for row in range(rows):
             at = cursors[row]

@@ -32,6 +32,7 @@ from cython.cimports.flagstone.kernels._key_codes import (
     UNSIGNED,
     number_width,
 )
+from cython.cimports.flagstone.kernels._views import bytes_of, room_of
 
 # The digits of the largest magnitude, rounded up to whole chunks.
 DIGITS = cython.declare(cython.int, 40)
@@ -125,15 +126,11 @@ def write_numbers(
     row: cython.Py_ssize_t
     rows: cython.Py_ssize_t = len(cursors)
     checked: cython.bint = len(valid) > 0
-    target: cython.p_uchar
     if len(values) < rows or (checked and len(valid) < rows):
         raise ValueError("a column has fewer rows than the cursors")
     if rows == 0:
         return
-    if cython.compiled:
-        target = cython.address(out[0])
-    else:
-        target = out
+    target: cython.p_uchar = room_of(out)
     with cython.nogil:
         for row in range(rows):
             if checked and not valid[row]:
@@ -166,13 +163,9 @@ def measure_bytes(
     row: cython.Py_ssize_t
     rows: cython.Py_ssize_t = len(sizes)
     checked: cython.bint = len(valid) > 0
-    source: cython.p_const_uchar
     if len(offsets) <= rows or (checked and len(valid) < rows):
         raise ValueError("a column has fewer rows than the sizes")
-    if cython.compiled:
-        source = cython.address(data[0])
-    else:
-        source = data
+    source: cython.p_const_uchar = bytes_of(data)
     with cython.nogil:
         for row in range(rows):
             if checked and not valid[row]:
@@ -200,18 +193,12 @@ def write_bytes(
     start: cython.longlong
     stop: cython.longlong
     byte: cython.int
-    source: cython.p_const_uchar
-    target: cython.p_uchar
     if len(offsets) <= rows or (checked and len(valid) < rows):
         raise ValueError("a column has fewer rows than the cursors")
     if rows == 0:
         return
-    if cython.compiled:
-        source = cython.address(data[0])
-        target = cython.address(out[0])
-    else:
-        source = data
-        target = out
+    source: cython.p_const_uchar = bytes_of(data)
+    target: cython.p_uchar = room_of(out)
     with cython.nogil:
         for row in range(rows):
             at = cursors[row]
@@ -366,16 +353,12 @@ def write_decimals(
     shift: cython.int = scale
     scratch: bytearray = bytearray(DIGITS)
     digits: cython.p_uchar = scratch
-    target: cython.p_uchar
     at: cython.longlong
     if len(values) < 2 * rows or (checked and len(valid) < rows):
         raise ValueError("a column has fewer rows than the cursors")
     if rows == 0:
         return
-    if cython.compiled:
-        target = cython.address(out[0])
-    else:
-        target = out
+    target: cython.p_uchar = room_of(out)
     with cython.nogil:
         for row in range(rows):
             at = cursors[row]

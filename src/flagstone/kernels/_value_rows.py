@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import cython
 from cython.cimports.flagstone.kernels._bytes import MASK32, copy, get_length, put_varint, varint_size
+from cython.cimports.flagstone.kernels._views import bytes_of, room_of
 
 # Declared for C: an ordinary module constant would be looked up as a Python object in every row.
 MAX_COLUMN_BYTES = cython.declare(cython.longlong, 0x7FFFFFFF)
@@ -104,13 +105,9 @@ def write_headers(header: bytes, cursors: cython.longlong[::1], out: cython.ucha
     rows: cython.Py_ssize_t = len(cursors)
     size: cython.longlong = len(header)
     source: cython.p_const_uchar = header
-    target: cython.p_uchar
     if rows == 0:
         return
-    if cython.compiled:
-        target = cython.address(out[0])
-    else:
-        target = out
+    target: cython.p_uchar = room_of(out)
     with cython.nogil:
         for row in range(rows):
             copy(target, cursors[row], source, 0, size)
@@ -139,18 +136,12 @@ def write_fixed(
     size: cython.longlong = width
     byte: cython.longlong = field >> 3
     bit: cython.int = 1 << (field & 7)
-    source: cython.p_const_uchar
-    target: cython.p_uchar
     if len(values) < step * rows or (checked and len(valid) < rows) or (marking and len(bitmaps) < rows):
         raise ValueError("a column has fewer rows than the cursors")
     if rows == 0:
         return
-    if cython.compiled:
-        source = cython.address(values[0])
-        target = cython.address(out[0])
-    else:
-        source = values
-        target = out
+    source: cython.p_const_uchar = bytes_of(values)
+    target: cython.p_uchar = room_of(out)
     with cython.nogil:
         for row in range(rows):
             if not checked or valid[row]:
@@ -178,18 +169,12 @@ def write_delimited(
     bit: cython.int = 1 << (field & 7)
     at: cython.longlong
     size: cython.longlong
-    source: cython.p_const_uchar
-    target: cython.p_uchar
     if len(offsets) <= rows or (checked and len(valid) < rows) or (marking and len(bitmaps) < rows):
         raise ValueError("a column has fewer rows than the cursors")
     if rows == 0:
         return
-    if cython.compiled:
-        source = cython.address(data[0])
-        target = cython.address(out[0])
-    else:
-        source = data
-        target = out
+    source: cython.p_const_uchar = bytes_of(data)
+    target: cython.p_uchar = room_of(out)
     with cython.nogil:
         for row in range(rows):
             if not checked or valid[row]:
@@ -217,18 +202,12 @@ def write_lists(
     count: cython.longlong
     element: cython.longlong
     bits: cython.int
-    source: cython.p_const_uchar
-    target: cython.p_uchar
     if len(lists) <= rows or len(offsets) <= lists[rows] or (checked and len(valid) < lists[rows]):
         raise ValueError("there are fewer elements than the lists have")
     if rows == 0:
         return
-    if cython.compiled:
-        source = cython.address(data[0])
-        target = cython.address(out[0])
-    else:
-        source = data
-        target = out
+    source: cython.p_const_uchar = bytes_of(data)
+    target: cython.p_uchar = room_of(out)
     with cython.nogil:
         for row in range(rows):
             count = lists[row + 1] - lists[row]
@@ -267,13 +246,9 @@ def read_headers(
     bad: cython.Py_ssize_t = -1
     at: cython.longlong
     count: cython.longlong
-    source: cython.p_const_uchar
     if min(len(starts), len(stops), len(counts), len(bitmaps)) < rows or (checked and len(valid) < rows):
         raise ValueError("a column has fewer rows than the cursors")
-    if cython.compiled:
-        source = cython.address(data[0])
-    else:
-        source = data
+    source: cython.p_const_uchar = bytes_of(data)
     with cython.nogil:
         for row in range(rows):
             at = starts[row]
@@ -326,13 +301,9 @@ def locate_items(
     bad: cython.Py_ssize_t = -1
     at: cython.longlong
     size: cython.longlong
-    source: cython.p_const_uchar
     if min(len(stops), len(counts), len(bitmaps), len(item_starts), len(item_stops), len(valid)) < rows:
         raise ValueError("a column has fewer rows than the cursors")
-    if cython.compiled:
-        source = cython.address(data[0])
-    else:
-        source = data
+    source: cython.p_const_uchar = bytes_of(data)
     with cython.nogil:
         for row in range(rows):
             item_starts[row] = item_stops[row] = 0
@@ -378,13 +349,9 @@ def locate_elements(
     index: cython.longlong
     element: cython.longlong = 0
     room: cython.longlong = min(len(item_starts), len(item_stops), len(valid))
-    source: cython.p_const_uchar
     if min(len(stops), len(counts), len(bitmaps)) < rows:
         raise ValueError("a column has fewer rows than the cursors")
-    if cython.compiled:
-        source = cython.address(data[0])
-    else:
-        source = data
+    source: cython.p_const_uchar = bytes_of(data)
     with cython.nogil:
         for row in range(rows):
             bad = row
@@ -431,18 +398,12 @@ def gather_fixed(
     at: cython.longlong
     index: cython.longlong
     fill: cython.int
-    source: cython.p_const_uchar
-    target: cython.p_uchar
     if len(valid) < rows or len(out) < step * rows:
         raise ValueError("a column has fewer rows than the items")
     if rows == 0:
         return
-    if cython.compiled:
-        source = cython.address(data[0])
-        target = cython.address(out[0])
-    else:
-        source = data
-        target = out
+    source: cython.p_const_uchar = bytes_of(data)
+    target: cython.p_uchar = room_of(out)
     with cython.nogil:
         for row in range(rows):
             at = row * step
@@ -468,18 +429,12 @@ def gather_bytes(
     """Copy located items behind each other, where `measure_items` has given each its place."""
     row: cython.Py_ssize_t
     rows: cython.Py_ssize_t = len(starts)
-    source: cython.p_const_uchar
-    target: cython.p_uchar
     if len(stops) < rows or len(offsets) <= rows or len(out) < offsets[rows]:
         raise ValueError("a column has fewer rows than the items")
     if rows == 0 or offsets[rows] == 0:
         return
-    if cython.compiled:
-        source = cython.address(data[0])
-        target = cython.address(out[0])
-    else:
-        source = data
-        target = out
+    source: cython.p_const_uchar = bytes_of(data)
+    target: cython.p_uchar = room_of(out)
     with cython.nogil:
         for row in range(rows):
             copy(target, offsets[row], source, starts[row], stops[row] - starts[row])

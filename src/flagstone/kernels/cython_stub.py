@@ -31,6 +31,7 @@ SHARED: Final = (
     "_merge_source",
     "_rows",
     "_siphash",
+    "_views",
 )
 """The modules whose functions kernels share. When kernels are compiled, the `.pxd` files take their place."""
 
