@@ -1,14 +1,18 @@
 """Damage: stored objects with a flipped byte or a missing end, and answers that are damaged on their way.
 
-At the end of a world the database is sound and nothing else runs. Then one object at a time is damaged. Every read
-gives the right rows or raises `CorruptData` with the name of an object, and `verify` reports the object. When the bytes
-are back, every row is there: no process has made the damage permanent.
+In the troubled time the director damages objects for a while (`director.py`). Every process may get `CorruptData`,
+which names an object that was damaged, and every row that it reads is right. At the end the bytes are back, and the
+database must be sound: no process has made the damage permanent.
+
+Then, while nothing else runs, one object at a time is damaged. Every read gives the right rows or raises `CorruptData`
+with the name of an object, and `verify` reports the object.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from random import Random
 from typing import TYPE_CHECKING, Final
 
 from flagstone.errors import CorruptData, FlagstoneError
@@ -37,20 +41,19 @@ def require_reported(world: World, process: Process) -> None:
             continue
         path = world.random.choice(paths)
         whole = store.get(path).data
-        store.put(path, damaged(world, whole))
+        store.damage(path, damaged(world.random, whole))
         world.scheduler.note(f"damage {path}")
         world.done["damage"] += 1
         _require_rows_or_error(world, process, rows, path)
         _require_finding(world, process, path)
-        store.put(path, whole)
+        store.mend()
         found, _ = rows_of(world, process, MAIN_PATH)
         require_same("the mended database", values_of(found), rows)
     _require_safe_answers(world, process, rows)
 
 
-def damaged(world: World, data: bytes) -> bytes:
+def damaged(random: Random, data: bytes) -> bytes:
     """The data with one flipped bit, or without its end."""
-    random = world.random
     at = random.randrange(len(data))
     if random.random() < 0.3:
         return data[:at]
@@ -127,4 +130,4 @@ class _NoisyLink(Link):
 
     def _damage(self, data: bytes) -> bytes:
         hit = data and self._world.random.random() < _DAMAGED_ANSWERS
-        return damaged(self._world, bytes(data)) if hit else data
+        return damaged(self._world.random, bytes(data)) if hit else data

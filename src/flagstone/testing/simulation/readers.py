@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from flagstone.config import ReaderSettings
-from flagstone.errors import Closed, InvalidRequest, Unavailable
+from flagstone.errors import Closed, CorruptData, InvalidRequest, Unavailable
 from flagstone.testing.simulation.databases import TrackedDatabase
 from flagstone.testing.simulation.oracle import Violation
 from flagstone.testing.simulation.scheduler import Process, describe
@@ -24,7 +24,7 @@ def read(world: World, process: Process) -> None:
         process.machine.sleep(world.random.expovariate(1 / world.plan.idle_s))
         try:
             _follow(world, process)
-        except (Closed, Unavailable, InvalidRequest) as error:
+        except (Closed, Unavailable, InvalidRequest, CorruptData) as error:
             if world.is_unexpected(error):
                 raise
             world.scheduler.note(f"reader: {describe(error)}")

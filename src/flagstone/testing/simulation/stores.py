@@ -1,16 +1,60 @@
-"""Other stores of a world: a commit log that decides conditional writes, and a store for the WAL alone."""
+"""The stores of a world: objects that can be damaged, a commit log that decides conditional writes, a WAL store."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
+from flagstone.runtime.clock import Clock
 from flagstone.store.commit_log import CommitRecord, RecordState, folder_bounds
 from flagstone.store.memory import MemoryStore
 from flagstone.testing.simulation.network import Link, Network
 from flagstone.testing.simulation.scheduler import Process
 
 T = TypeVar("T")
+
+
+class DamageableStore(MemoryStore):
+    """A store that loses bits without notice: the version and the time of a damaged object stay as they were."""
+
+    def __init__(self, *, clock: Clock) -> None:
+        super().__init__(clock=clock)
+        self.ever_damaged: set[str] = set()
+        self._whole: dict[str, tuple[bytes, bytes]] = {}
+        """For each damaged object: its bytes, and the damaged ones."""
+
+    @property
+    def is_damaged(self) -> bool:
+        return bool(self._whole)
+
+    def damage(self, path: str, data: bytes) -> None:
+        """Replace the bytes of an object."""
+        entry = self._entries[path]
+        whole, _ = self._whole.get(path, (entry.data, b""))
+        self._whole[path] = (whole, data)
+        self.ever_damaged.add(path)
+        self._entries[path] = entry._replace(data=data)
+
+    def whole(self, path: str) -> bytes:
+        """The bytes of an object without any damage."""
+        data = self._entries[path].data
+        whole, damaged = self._whole.get(path, (data, data))
+        return whole if data == damaged else data
+
+    def mend(self) -> None:
+        """Put back the bytes of every damaged object that was not deleted or replaced meanwhile."""
+        for path, (whole, data) in self._whole.items():
+            entry = self._entries.get(path)
+            if entry is not None and entry.data == data:
+                self._entries[path] = entry._replace(data=whole)
+        self._whole.clear()
+
+    def copy(self, source: str, destination: str) -> None:
+        super().copy(source, destination)
+        if source in self._whole:
+            # The store copies damaged bytes as they are.
+            self._whole[destination] = self._whole[source]
+            self.ever_damaged.add(destination)
 
 
 class LogLink:
@@ -26,7 +70,11 @@ class LogLink:
 
     def insert(self, record: CommitRecord) -> bool:
         def effect() -> bool:
-            return self._table.setdefault(record.destination, record) is record
+            # A request that lands twice loses against itself.
+            absent = record.destination not in self._table
+            if absent:
+                self._table[record.destination] = record
+            return absent
 
         return self._call("insert", record.destination, effect)
 
