@@ -6,14 +6,14 @@ from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from flagstone.testing.simulation.damage import damaged
 from flagstone.testing.simulation.databases import MAIN_PATH
 from flagstone.testing.simulation.scheduler import Machine, Process, Task
+from flagstone.testing.simulation.stores import damaged
 
 if TYPE_CHECKING:
     from flagstone.testing.simulation.world import World
 
-_DAMAGE_EVERY_S: Final = 300.0
+_DAMAGE_EVERY_S: Final = 150.0
 _DAMAGE_S: Final = (0.5, 20.0, 400.0)
 """How long objects stay damaged: for one read, for some, and for longer than the age of garbage."""
 
@@ -42,8 +42,7 @@ class Director:
         self._disturb(plan.pause_every_s, counted("pause", self._pause_one), self._random)
         self._disturb(plan.jump_every_s, counted("clock", self._shift_one), self._random)
         self._disturb(plan.outage_every_s, counted("outage", self._begin_outage), self._random)
-        # A two-phase store copies objects, and a copy of a damaged one would stay damaged.
-        if "damage" in plan.cast and "two_phase" not in plan.cast:
+        if self._world.is_damaging:
             self._disturb(_DAMAGE_EVERY_S, self._damage_some, self._damage_random)
 
     def _disturb(self, every_s: float, strike: Callable[[], None], random: Random) -> None:

@@ -48,8 +48,7 @@ def judge(world: World, process: Process) -> None:
     if machine.monotonic() - started_s > QUIET_LIMIT_S:
         raise Violation(f"recovery took {machine.monotonic() - started_s:.0f} s")
     _require_clean_store(world, process)
-    # A two-phase store keeps some objects twice, so a damaged one may be of no consequence.
-    if "damage" in cast and "two_phase" not in cast:
+    if world.is_damaging:
         require_reported(world, process)
     if restored is not None:
         require_restored(world, process, restored, main.checkpoints[restored])

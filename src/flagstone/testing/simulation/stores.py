@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from random import Random
+from typing import Final, TypeVar
 
 from flagstone.runtime.clock import Clock
 from flagstone.store.commit_log import CommitRecord, RecordState, folder_bounds
 from flagstone.store.memory import MemoryStore
+from flagstone.store.port import Range, StoredObject
 from flagstone.testing.simulation.network import Link, Network
 from flagstone.testing.simulation.scheduler import Process
 
 T = TypeVar("T")
+
+_DAMAGED_ANSWERS: Final = 0.1
 
 
 class DamageableStore(MemoryStore):
@@ -55,6 +60,44 @@ class DamageableStore(MemoryStore):
             # The store copies damaged bytes as they are.
             self._whole[destination] = self._whole[source]
             self.ever_damaged.add(destination)
+
+
+def damaged(random: Random, data: bytes) -> bytes:
+    """The data with one flipped bit, or without its end."""
+    at = random.randrange(len(data))
+    if random.random() < 0.3:
+        return data[:at]
+    return data[:at] + bytes([data[at] ^ (1 << random.randrange(8))]) + data[at + 1 :]
+
+
+class NoisyLink(Link):
+    """A link that damages some answers. Their objects count as damaged."""
+
+    def __init__(self, network: Network, process: Process, objects: DamageableStore) -> None:
+        super().__init__(network, process)
+        self._objects = objects
+        self._random = network.scheduler.random
+
+    def get(self, path: str) -> StoredObject:
+        return self._damage_object(super().get(path))
+
+    def get_tail(self, path: str, length: int) -> StoredObject:
+        return self._damage_object(super().get_tail(path, length))
+
+    def get_range(self, path: str, start: int, stop: int) -> bytes:
+        return self._damage(path, super().get_range(path, start, stop))
+
+    def get_ranges(self, path: str, ranges: Sequence[Range]) -> list[bytes]:
+        return [self._damage(path, data) for data in super().get_ranges(path, ranges)]
+
+    def _damage_object(self, stored: StoredObject) -> StoredObject:
+        return replace(stored, data=self._damage(stored.meta.path, stored.data))
+
+    def _damage(self, path: str, data: bytes) -> bytes:
+        if not data or self._random.random() >= _DAMAGED_ANSWERS:
+            return data
+        self._objects.ever_damaged.add(path)
+        return damaged(self._random, bytes(data))
 
 
 class LogLink:

@@ -331,6 +331,11 @@ class World:
             isinstance(error, InvalidRequest) and bool(self.done["open"]) and "no database" not in str(error)
         )
 
+    @property
+    def is_damaging(self) -> bool:
+        """Whether objects are damaged. A two-phase store copies objects, and a copy of a damaged one would stay."""
+        return "damage" in self.plan.cast and "two_phase" not in self.plan.cast
+
     def was_damaged(self, path: str | None) -> bool:
         """Whether the bytes of that object were damaged at some time."""
         return path in self.store.ever_damaged or path in self.wal_store.ever_damaged
