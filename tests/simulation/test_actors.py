@@ -12,6 +12,7 @@ from flagstone.changes.change import ChangeBatch
 from flagstone.changes.reader import Follower
 from flagstone.testing.simulation.cast import ROLES, Role, draw_cast
 from flagstone.testing.simulation.plan import plan_world
+from flagstone.testing.simulation.wheel import find_difference
 from flagstone.testing.simulation.world import Outcome, World
 
 
@@ -88,8 +89,64 @@ def test_segments_and_other_stores_keep_the_database_sound(choice: Role) -> None
 def test_damage_is_reported_and_never_returned(seed: int) -> None:
     outcome = live(seed, "damage")
     assert outcome.problem is None
+    assert outcome.faults["damage"] > 0
     assert outcome.operations["damage"] > 0
     assert outcome.operations["noisy read"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 3])
+def test_checkpoints_are_restored_beside_running_writers(seed: int) -> None:
+    outcome = live(seed, "restore", "consumer", "feed", hours=0.5)
+    assert outcome.problem is None
+    assert outcome.operations["restore"] > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_asyncio_interface_keeps_the_database_sound(seed: int) -> None:
+    outcome = live(seed, "aio")
+    assert outcome.problem is None
+    assert outcome.operations["aio_put"] > 0
+    assert outcome.operations["aio reader scan"] > 0
+    assert outcome.operations["aio changes"] > 0
+
+
+@pytest.mark.slow
+def test_an_event_loop_gives_the_same_run_twice() -> None:
+    first, second = live(1, "aio"), live(1, "aio")
+    assert first.digest == second.digest
+
+
+@pytest.mark.slow
+def test_projections_are_written_within_their_range_only() -> None:
+    outcome = live(2, "cloner", "clone_writer", hours=1.0)
+    assert outcome.problem is None
+    assert outcome.operations["projection write"] > 0
+    assert outcome.operations["refusal"] > 0
+
+
+@pytest.mark.slow
+def test_transactions_read_ranges() -> None:
+    outcome = live(1, "range_reads")
+    assert outcome.problem is None
+    assert outcome.operations["range read"] > 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("seed", "cast"),
+    [(1, ()), (2, ("segments",)), (3, ("wal_store",)), (4, ("restore", "aio")), (5, ("two_phase", "loader"))],
+)
+def test_the_official_wheel_shows_the_same_rows_in_the_end(seed: int, cast: tuple[Role, ...]) -> None:
+    pytest.importorskip("slatedb")
+    outcome = live(seed, *cast)
+    assert outcome.problem is None
+    assert outcome.rows
+    assert find_difference(outcome) is None
+    some = next(iter(outcome.rows))
+    outcome.rows[some] += b"!"
+    assert repr(some) in (find_difference(outcome) or "")
 
 
 @pytest.mark.slow

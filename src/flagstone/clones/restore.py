@@ -1,7 +1,7 @@
 """Restore: the state of a checkpoint becomes the current state again. Everything written since is given up.
 
-1. Claim both roles, which fences an active writer or compactor. End the WAL with a fence, and fail the compaction jobs
-   that are left, because they were planned on the state that is given up.
+1. Find the end of the WAL, and claim both roles, which fences an active writer or compactor. End the WAL with a fence,
+   and fail the compaction jobs that are left, because they were planned on the state that is given up.
 2. Put the rows that only the checkpoint's WAL has into an SST, because the whole WAL will be skipped.
 3. Create one manifest with the checkpoint's trees. Sequence numbers, WAL ids, epochs and the clock stay above all that
    were used, so no reader takes an old row for a new one.
@@ -70,11 +70,18 @@ def restore(
     manifests = ManifestStore(store, paths, clock=clock, ids=ids, check=check_replaced_state)
     checkpointed = _load_checkpointed(manifests, checkpoint_id, now_s=clock.now_ms() // 1000)
     rows = list(unflushed_rows(wal_store, paths, checkpointed))
-    parted = _part_rows(rows, checkpointed, manifests.require_latest().value, segment_extractor)
-
+    current = manifests.require_latest().value
+    parted = _part_rows(rows, checkpointed, current, segment_extractor)
+    # Before the claim, as when a writer opens the database: a writer that claims it later takes these ids with its own
+    # fence. An end that is found afterwards may be that writer's, and the fence would stop it.
+    frontier = find_frontier(
+        wal_store, paths, current.replay_after_wal_id, expected=current.wal_id_last_seen, pool=shared_pool()
+    )
     writer, claimed = claim_writer(manifests)
     compactor, _ = _claim_compactor(manifests, writer)
-    end, last_seq, last_tick = _end_wal(wal_store, paths, manifests, writer, claimed.value)
+    end, last_seq, last_tick = _end_wal(
+        wal_store, paths, manifests, claimed.value, writer=writer, frontier=frontier
+    )
     _fail_jobs(CompactionsStore(store, paths, clock=clock, ids=ids), compactor)
 
     newest = manifests.require_latest().value.newest_l0
@@ -177,22 +184,21 @@ def _claim_compactor(manifests: ManifestStore, writer: Fence) -> tuple[Fence, Ve
 
 
 def _end_wal(
-    wal_store: ObjectStore, paths: DbPaths, manifests: ManifestStore, writer: Fence, claimed: Manifest
+    wal_store: ObjectStore,
+    paths: DbPaths,
+    manifests: ManifestStore,
+    claimed: Manifest,
+    *,
+    writer: Fence,
+    frontier: WalId,
 ) -> tuple[WalId, Seq, int]:
-    """Fence the WAL; returns the id of the fence, and the last sequence number and time in the WAL."""
+    """Fence the WAL after file `frontier`; returns the id of the fence, and the last sequence number and time."""
 
     def refresh() -> Manifest:
         latest = manifests.require_latest().value
         writer.check(latest)
         return latest
 
-    frontier = find_frontier(
-        wal_store,
-        paths,
-        claimed.replay_after_wal_id,
-        expected=claimed.wal_id_last_seen,
-        pool=shared_pool(),
-    )
     end = write_fence(wal_store, paths, WalId(frontier + 1), claimed, refresh=refresh, pool=shared_pool())
     latest = refresh()
     # Sequence numbers ascend from file to file, so the last file with rows has the last one.

@@ -5,6 +5,7 @@
 --minutes 30 --jobs 2               as many seeds as fit
 --seed 7 --shrink                   find a shorter world with the same problem
 --mutant skip_fence_check           with a planted bug, in the world that is recorded for it
+--minutes 30 --wheel-every 20       SlateDB's wheel shows the same rows in the end, in every twentieth world
 --hunt                              the table of planted bugs: search a world for each
 """
 
@@ -28,6 +29,7 @@ from flagstone.testing.simulation.mutants import MUTANTS, planted
 from flagstone.testing.simulation.plan import plan_world
 from flagstone.testing.simulation.recorded import FOUND, Found
 from flagstone.testing.simulation.shrink import shrink
+from flagstone.testing.simulation.wheel import find_difference
 from flagstone.testing.simulation.world import Outcome, World
 
 _HOURS: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0)
@@ -41,6 +43,8 @@ class Run:
     hours: float | None = None
     chosen: Mapping[str, Any] = field(default_factory=dict)
     mutant: str | None = None
+    wheel: bool = False
+    """Whether the wheel reads the end state, too."""
 
     @property
     def command(self) -> str:
@@ -49,12 +53,17 @@ class Run:
         parts += [] if self.hours is None else [f"--hours {self.hours:g}"]
         parts += [f"--set {name}={json.dumps(value)}" for name, value in sorted(self.chosen.items())]
         parts += [] if self.mutant is None else [f"--mutant {self.mutant}"]
+        parts += ["--wheel-every 1"] if self.wheel else []
         return " ".join([*parts, "--trace"])
 
     def live(self, trace: Any = None) -> Outcome:
         """Live through it."""
         with nullcontext() if self.mutant is None else planted(self.mutant):
-            return World(plan_world(self.seed, hours=self.hours, chosen=self.chosen), trace=trace).run()
+            outcome = World(plan_world(self.seed, hours=self.hours, chosen=self.chosen), trace=trace).run()
+        if self.wheel and outcome.problem is None:
+            outcome.problem = find_difference(outcome)
+            outcome.operations["read by the wheel"] += 1
+        return outcome
 
     def find_s(self) -> float:
         """The simulated seconds until a problem shows; 0 if none does."""
@@ -119,7 +128,11 @@ def main() -> int:
         runs = [Run(found.seed, found.hours, MUTANTS[chosen.mutant].world, chosen.mutant)]
     else:
         first = 1 if chosen.seed is None else chosen.seed
-        endless = (Run(seed, chosen.hours, given, chosen.mutant) for seed in count(first))
+        every = chosen.wheel_every
+        endless = (
+            Run(seed, chosen.hours, given, chosen.mutant, wheel=every > 0 and seed % every == 0)
+            for seed in count(first)
+        )
         runs = endless if chosen.minutes and chosen.runs is None else islice(endless, chosen.runs or 1)  # type: ignore[assignment]
     if chosen.shrink:
         return _shrink(next(iter(runs)))
@@ -146,6 +159,13 @@ def _parse() -> argparse.Namespace:
         help="a value of the plan instead of the drawn one, as JSON; may be repeated",
     )  # fmt: skip
     parser.add_argument("--mutant", choices=sorted(MUTANTS), help="plant this bug")
+    parser.add_argument(
+        "--wheel-every",
+        type=int,
+        default=0,
+        metavar="N",
+        help="SlateDB's wheel reads every Nth end state, too",
+    )
     parser.add_argument("--trace", action="store_true", help="print every event")
     parser.add_argument("--shrink", action="store_true", help="find a shorter world with the same problem")
     parser.add_argument(
@@ -174,7 +194,7 @@ def _line(run: Run, outcome: Outcome, cpu_s: float) -> str:
 def _lived(run: Run) -> tuple[Run, Outcome, float]:
     started = time.process_time()
     outcome = run.live()
-    outcome.store = None
+    outcome.store = outcome.wal_store = None
     return run, outcome, time.process_time() - started
 
 

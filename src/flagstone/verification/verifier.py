@@ -64,9 +64,11 @@ class Verifier:
         started = self._clock.monotonic()
         for attempt in range(_ATTEMPTS):
             report = self._walk()
-            if report.ok or attempt + 1 == _ATTEMPTS or self._newest_manifest() == report.manifest_id:
+            if report.ok or self._newest_manifest() == report.manifest_id:
                 break
             # A writer or compactor is active: missing objects may have been replaced and deleted during the walk.
+            if attempt + 1 == _ATTEMPTS:
+                self._drop_released(report)
         report.seconds = self._clock.monotonic() - started
         return report
 
@@ -97,6 +99,27 @@ class Verifier:
         self._report_orphans(orphans, checks)
         self._report.findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
         return self._report
+
+    def _drop_released(self, report: Report) -> None:
+        """Drop damage of SSTs and manifests that the newest state does not refer to: they were released meanwhile."""
+        self._report = Report(report.database)
+        manifests = self._read_manifests()
+        latest_id = max(manifests, default=None)
+        latest = None if latest_id is None else manifests[latest_id]
+        if latest_id is None or latest is None:
+            return
+        reached = dict(self._reachable(latest_id, latest, manifests))
+        needed = {self._paths.manifest(manifest_id) for manifest_id in reached}
+        for manifest in reached.values():
+            needed.update(sst_paths(manifest, self._paths).values())
+        # Checkpoints whose manifest is missing.
+        needed.update(finding.object for finding in self._report.damage)
+        own = (f"{self._paths.sst_folder}/", f"{self._paths.manifest_folder}/")
+        report.findings = [
+            finding
+            for finding in report.findings
+            if finding.severity != "damage" or finding.object in needed or not finding.object.startswith(own)
+        ]
 
     def _newest_manifest(self) -> int | None:
         ids = (

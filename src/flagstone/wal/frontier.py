@@ -213,9 +213,9 @@ def write_fence(
 
     `candidate` is the first id to try, found before the claim; `claimed` is the manifest that carries the claim.
     Replay skips ids at or below its `replay_after_wal_id`, so a fence there would stop no writer: the end is then
-    searched again. If the id is taken, `refresh` reads the manifest again and raises `Closed` (reason "fenced") if
-    another writer has claimed the database since; otherwise the file is the former writer's last flush or another
-    claimant's fence, and the next id is tried.
+    searched again, and `refresh` is called after the search. If the id is taken, `refresh` reads the manifest again
+    and raises `Closed` (reason "fenced") if another writer has claimed the database since; otherwise the file is the
+    former writer's last flush or another claimant's fence, and the next id is tried.
 
     A crash afterwards leaves an empty file that replay reads as no rows. Raises `Unavailable` when a former writer
     creates files faster than they can be fenced.
@@ -231,6 +231,9 @@ def write_fence(
                 pool=pool,
             )
             candidate = WalId(frontier + 1)
+            # After the search: a writer that claims the database later takes this id with its own fence.
+            manifest = refresh()
+            continue
         try:
             wal_store.put_if_absent(paths.wal(candidate), FENCE)
         except ObjectExists:

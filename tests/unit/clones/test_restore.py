@@ -221,6 +221,30 @@ def test_a_writer_that_opens_the_database_during_a_restore_stops_the_restore(wor
     assert world.scan("p") == numbered(0, 5) | {b"mine": b"1"}
 
 
+def test_a_restore_does_not_stop_a_writer_that_opened_the_database_after_its_claim(world: World) -> None:
+    world.write("p", numbered(0, 5))
+    kept = world.admin("p").create_checkpoint()
+    opened: list[Db] = []
+
+    def write() -> None:
+        opened.append(world.open("p"))
+        opened[0].put(b"mine", b"1", await_durable=True)
+
+    store = InterposingStore(world.store, write, op="put_if_absent", path="*/manifest/*", nth=2, after=True)
+    with pytest.raises(Closed):
+        restore(
+            store,
+            DbPaths("p"),
+            kept.id,
+            wal_store=world.wal_store or world.store,
+            clock=world.clock,
+            ids=world.ids,
+        )
+    opened[0].put(b"later", b"2", await_durable=True)
+    opened[0].close()
+    assert world.scan("p") == numbered(0, 5) | {b"mine": b"1", b"later": b"2"}
+
+
 def test_a_checkpoint_that_expires_during_its_restore_is_not_restored(world: World) -> None:
     world.write("p", numbered(0, 5))
     kept = world.admin("p").create_checkpoint(lifetime=timedelta(seconds=10))

@@ -58,13 +58,13 @@ def test_a_fence_is_not_placed_where_replay_skips_it(wal: WalFiles) -> None:
     wal.remove(1, 2, 3, 4)
     claimed = Manifest(replay_after_wal_id=WalId(6), wal_id_last_seen=WalId(8))
 
-    assert write_fence(wal.store, PATHS, WalId(3), claimed, refresh=unneeded) == 9
+    assert write_fence(wal.store, PATHS, WalId(3), claimed, refresh=lambda: claimed) == 9
 
 
 def test_a_fence_is_not_placed_at_the_last_file_that_replay_skips(wal: WalFiles) -> None:
     claimed = Manifest(replay_after_wal_id=WalId(3), wal_id_last_seen=WalId(3))
 
-    assert write_fence(wal.store, PATHS, WalId(3), claimed, refresh=unneeded) == 4
+    assert write_fence(wal.store, PATHS, WalId(3), claimed, refresh=lambda: claimed) == 4
 
 
 def test_a_fence_goes_behind_files_flushed_while_it_is_placed(wal: WalFiles) -> None:
@@ -95,3 +95,17 @@ def test_a_fence_is_placed_behind_a_writer_that_keeps_flushing() -> None:
             return super().put_if_absent(path, data, token=token)
 
     assert write_fence(Busy(), PATHS, WalId(1), Manifest(), refresh=Manifest) == 4
+
+
+def test_the_end_is_not_fenced_if_a_newer_writer_claimed_the_database_before_it_was_searched_again(
+    wal: WalFiles,
+) -> None:
+    wal.add_files(1, 8)
+    claimed = Manifest(replay_after_wal_id=WalId(6), wal_id_last_seen=WalId(6))
+
+    def refresh() -> Manifest:
+        raise Closed("the newer writer has written file 8", reason="fenced")
+
+    with pytest.raises(Closed, match="newer"):
+        write_fence(wal.store, PATHS, WalId(3), claimed, refresh=refresh)
+    assert PATHS.wal(WalId(9)) not in [meta.path for meta in wal.memory.list("db/wal")]

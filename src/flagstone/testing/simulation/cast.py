@@ -19,6 +19,8 @@ Role = Literal[
     "wal_store",
     "damage",
     "restore",
+    "range_reads",
+    "aio",
 ]
 
 ROLES: Final[dict[Role, float]] = {
@@ -35,11 +37,13 @@ ROLES: Final[dict[Role, float]] = {
     "wal_store": 0.15,
     "damage": 0.2,
     "restore": 0.2,
+    "range_reads": 0.3,
+    "aio": 0.25,
 }
 """How many of the worlds have the role. With `only_compactor` the writers have no compactor if another process has.
 
-The last five are no processes: keys have segments, a commit log decides conditional writes, the WAL has a store of its
-own, and at the end stored objects are damaged and a checkpoint is restored.
+Some are no processes: keys have segments, a commit log decides conditional writes, the WAL has a store of its own,
+stored objects are damaged, and transactions also read ranges.
 """
 
 

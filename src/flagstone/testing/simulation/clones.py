@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from flagstone.errors import Closed, InvalidRequest, TransactionConflict, Unavailable
+from flagstone.errors import Closed, CorruptData, InvalidRequest, TransactionConflict, Unavailable
 from flagstone.metadata.stores import NoDatabase
 from flagstone.testing.simulation.databases import Concatenation, TrackedDatabase
 from flagstone.testing.simulation.operators import require_no_damage
@@ -48,6 +48,11 @@ class Clone:
     def path(self) -> str:
         return self.database.path
 
+    @property
+    def first_key(self) -> bytes:
+        """A key that the clone has or can have."""
+        return (self.keys or (None, None))[0] or b"judge"
+
     def holds(self, key: bytes) -> bool:
         start, stop = self.keys or (None, None)
         return (start is None or key >= start) and (stop is None or key < stop)
@@ -67,16 +72,19 @@ class Clones:
     def write(self, process: Process) -> None:
         """Open a clone for writing, if there is one."""
         world = self._world
-        ready = [each for each in self.alive if each.finished and each.keys is None]
+        ready = [each for each in self.alive if each.finished]
         if not ready:
             return
         clone = self._random.choice(ready)
         clone.written = True
         try:
-            world.use(process, clone.database)
+            world.use(process, clone.database, holds=clone.holds if clone.keys is not None else None)
             world.done["clone write"] += 1
-        except (Closed, Unavailable, InvalidRequest) as error:
+            world.done["projection write"] += clone.keys is not None
+        except (Closed, Unavailable, InvalidRequest, CorruptData) as error:
             if isinstance(error, InvalidRequest) and not clone.destroyed:
+                raise
+            if isinstance(error, CorruptData) and world.is_unexpected(error):
                 raise
             world.scheduler.note(f"clone writer: {describe(error)}")
 
@@ -100,7 +108,7 @@ class Clones:
             admin.collect_garbage(min_age=GARBAGE_AGE)
             self._world.done["clone compact"] += 1
         else:
-            require_no_damage(self._world.admin(process, clone.path))
+            require_no_damage(self._world, self._world.admin(process, clone.path))
 
     # -- making -------------------------------------------------------------------------------------------
 
@@ -216,12 +224,12 @@ class Clones:
             if clone.written:
                 with world.open(process, clone.path) as db:
                     session = Session(world, clone.database, process, db)
-                    session.put_durably(b"judge")
+                    session.put_durably(clone.first_key)
                     session.scan()
             else:
                 self._check(process, clone)
             admin = world.admin(process, clone.path)
-            require_no_damage(admin)
+            require_no_damage(world, admin)
             for checkpoint in clone.database.checkpoints:
                 reread(world, process, clone.database, checkpoint)
             clone.destroyed = True
@@ -251,7 +259,9 @@ def manage_clones(world: World, process: Process) -> None:
         process.machine.sleep(world.random.expovariate(1 / (5 * world.plan.idle_s)))
         try:
             world.clones.manage(process)
-        except (Closed, Unavailable, TransactionConflict) as error:
+        except (Closed, Unavailable, TransactionConflict, CorruptData) as error:
+            if world.is_unexpected(error):
+                raise
             world.scheduler.note(f"clones: {describe(error)}")
 
 

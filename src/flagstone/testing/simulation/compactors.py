@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flagstone.config import CompactionWorkerOptions, CompactorOptions
-from flagstone.errors import Closed, InvalidRequest, Unavailable
+from flagstone.errors import Closed, CorruptData, InvalidRequest, Unavailable
 from flagstone.runtime import sync
 from flagstone.testing.simulation.databases import Concatenation
 from flagstone.testing.simulation.scheduler import Process, describe
@@ -26,7 +26,7 @@ def coordinate(world: World, process: Process) -> None:
                 options=options, merge_operator=Concatenation(), stop=_stop_later(world, process)
             )
             world.done["compactor"] += 1
-        except (Closed, Unavailable, InvalidRequest) as error:
+        except (Closed, Unavailable, InvalidRequest, CorruptData) as error:
             if world.is_unexpected(error):
                 raise
             world.scheduler.note(f"compactor: {describe(error)}")
@@ -44,7 +44,7 @@ def work(world: World, process: Process) -> None:
                 stop=_stop_later(world, process),
             )
             world.done["worker"] += 1
-        except (Closed, Unavailable, InvalidRequest) as error:
+        except (Closed, Unavailable, InvalidRequest, CorruptData) as error:
             if world.is_unexpected(error):
                 raise
             world.scheduler.note(f"worker: {describe(error)}")

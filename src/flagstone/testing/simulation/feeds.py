@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from flagstone.changes.change import Change, ChangeBatch
 from flagstone.changes.reader import WalReader
 from flagstone.db.reader.feed import open_feed
-from flagstone.errors import Closed, InvalidRequest, Unavailable
+from flagstone.errors import Closed, CorruptData, FlagstoneError, InvalidRequest, Unavailable
 from flagstone.metadata.annotations import Position
 from flagstone.testing.simulation import oracle
 from flagstone.testing.simulation.databases import MAIN_PATH, Concatenation
@@ -40,6 +40,14 @@ class Subscription:
     """Changes after this sequence number must come; None before the first one came."""
     received: dict[int, list[_Row]] = field(default_factory=dict)
     high: int = 0
+    is_over: bool = False
+    """Whether a restore has ended it: the consumer has to start over with a copy."""
+
+    def start_over(self) -> None:
+        """Forget what was received, and begin with a copy."""
+        self.position = self.after_seq = None
+        self.received, self.high = {}, 0
+        self.copies, self.is_over = True, False
 
     def take(self, batch: ChangeBatch) -> None:
         """Store a batch. Raises `Violation` if it cannot be true after what came before."""
@@ -88,15 +96,36 @@ def consume(world: World, process: Process) -> None:
         machine.sleep(world.random.expovariate(1 / 20))
         try:
             follow(world, process, subscription, timeout_s=world.random.choice((1.0, 60.0, 600.0)))
-        except (Closed, Unavailable, InvalidRequest) as error:
-            if world.is_unexpected(error):
-                raise
+        except (Closed, Unavailable, InvalidRequest, CorruptData) as error:
+            note_end(world, subscription, error)
             world.scheduler.note(f"consumer: {describe(error)}")
+
+
+def note_end(world: World, subscription: Subscription, error: FlagstoneError) -> None:
+    """A consumer got this error. After a restore it starts over; raises if the error was not to be expected."""
+    if world.main.oracle.restores and "start over with a copy" in str(error):
+        subscription.is_over = True
+    elif world.is_unexpected(error):
+        raise error
+
+
+def to_the_end(world: World, process: Process, subscription: Subscription) -> None:
+    """Receive all changes that there are; after a restore, begin with a copy."""
+    try:
+        follow(world, process, subscription, timeout_s=40.0)
+    except InvalidRequest as error:
+        note_end(world, subscription, error)
+        if not subscription.is_over:
+            raise
+        follow(world, process, subscription, timeout_s=40.0)
 
 
 def follow(world: World, process: Process, subscription: Subscription, *, timeout_s: float) -> None:
     """Receive changes until none came for `timeout_s`."""
     clock, ids, stores = process.machine, world.ids(process), world.stores(process)
+    if subscription.is_over:
+        WalReader(MAIN_PATH, pin=subscription.name, clock=clock, ids=ids, **stores).release()
+        subscription.start_over()
     if not subscription.copies:
         with WalReader(MAIN_PATH, pin=subscription.name, clock=clock, ids=ids, **stores) as reader:
             for batch in reader.follow(subscription.position, timeout_s=timeout_s):

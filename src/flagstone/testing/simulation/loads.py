@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from flagstone.errors import Closed, InvalidRequest, TransactionConflict, Unavailable
+from flagstone.errors import Closed, CorruptData, InvalidRequest, TransactionConflict, Unavailable
 from flagstone.spark.address import DatabaseAddress
 from flagstone.spark.load.commit import abort_load, begin_load, commit_load
 from flagstone.spark.load.plan import MadeSst
@@ -30,7 +30,7 @@ def load(world: World, process: Process) -> None:
         )
         try:
             _load_once(world, process, address)
-        except (Closed, Unavailable, TransactionConflict, InvalidRequest) as error:
+        except (Closed, Unavailable, TransactionConflict, InvalidRequest, CorruptData) as error:
             if world.is_unexpected(error):
                 raise
             world.scheduler.note(f"load: {describe(error)}")

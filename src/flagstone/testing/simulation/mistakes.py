@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from flagstone.errors import Unavailable
+from flagstone.errors import CorruptData, Unavailable
 from flagstone.kernels import memtable as kernel
 from flagstone.lsm.tree import Bound, BoundKind, BytesRange, SortedRun, Tree
 from flagstone.metadata.sequenced import SequencedConflict
@@ -81,11 +81,25 @@ def recover_last_seq_too_low(right: Any) -> Any:
     return recovered
 
 
+def damaged_wal_is_empty(right: Any) -> Any:
+    def decode_wal(stored: bytes, path: str) -> Any:
+        try:
+            return right(stored, path)
+        except CorruptData:
+            return []
+
+    return decode_wal
+
+
 def no_fence(_right: Any) -> Any:
     def write_fence(_store: Any, _paths: Any, candidate: int, *_arguments: Any, **_options: Any) -> int:
         return candidate - 1
 
     return write_fence
+
+
+def await_no_upload(_right: Any) -> Any:
+    return lambda _self, _seq: iter(())
 
 
 # -- memory -------------------------------------------------------------------------------------------------
@@ -240,6 +254,21 @@ def boundary_from_memory(right: Any) -> Any:
         return created_id > self._seen.value if self._seen is not None else bool(right(self, created_id))
 
     return admits
+
+
+def restored_with_wal(right: Any) -> Any:
+    def apply_restore(current: Any, *arguments: Any, **options: Any) -> Any:
+        return replace(right(current, *arguments, **options), replay_after_wal_id=current.replay_after_wal_id)
+
+    return apply_restore
+
+
+def restored_without_step(right: Any) -> Any:
+    def apply_restore(*arguments: Any, **options: Any) -> Any:
+        made = right(*arguments, **options)
+        return replace(made, last_l0_seq=made.last_l0_seq - 1)
+
+    return apply_restore
 
 
 # -- the store ----------------------------------------------------------------------------------------------

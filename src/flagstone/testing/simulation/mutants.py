@@ -80,6 +80,16 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "recovery gives the last sequence number of the WAL out again",
         {"flagstone.db.recovery.Recovered": mistakes.recover_last_seq_too_low},
     ),
+    "damaged_wal_is_empty": Mutant(
+        "a damaged WAL file counts as one without rows",
+        {"flagstone.wal.replay.decode_wal": mistakes.damaged_wal_is_empty},
+        {**BUSY, "cast": ("damage",)},
+    ),
+    "await_no_upload": Mutant(
+        "a coroutine that awaits a write continues before the write is on the store",
+        {"flagstone.write.writer_state.WriterState.wait_durable_async": mistakes.await_no_upload},
+        {**BUSY, "cast": ("aio",)},
+    ),
     # -- memory
     "reader_trims_by_insert": Mutant(
         "a reader copies the rest of a memtable in key order with a method for ascending sequence numbers",
@@ -113,6 +123,11 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "skip_read_conflicts": Mutant(
         "a serializable transaction does not record the keys that it reads",
         {"flagstone.write.conflicts.TransactionState.track_read": mistakes.skip},
+    ),
+    "skip_range_conflicts": Mutant(
+        "a serializable transaction does not record the ranges that it scans",
+        {"flagstone.write.conflicts.TransactionState.track_range": mistakes.skip},
+        {**BUSY, "cast": ("range_reads",)},
     ),
     # -- flushes and compactions
     "flush_ignores_snapshots": Mutant(
@@ -215,6 +230,16 @@ MUTANTS: Final[dict[str, Mutant]] = {
         {"flagstone.metadata.boundary.Boundary.admits": mistakes.boundary_from_memory},
         STALE,
         1.0,
+    ),
+    "restored_with_wal": Mutant(
+        "the manifest of a restore replays the WAL, and so the writes that were given up",
+        {"flagstone.clones.restore.apply_restore": mistakes.restored_with_wal},
+        {**BUSY, "cast": ("restore",)},
+    ),
+    "restored_without_step": Mutant(
+        "a restore uses the last sequence number again",
+        {"flagstone.clones.restore.apply_restore": mistakes.restored_without_step},
+        {**BUSY, "cast": ("restore",)},
     ),
     # -- the store
     "trust_lost_reply": Mutant(

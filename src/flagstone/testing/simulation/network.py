@@ -32,7 +32,9 @@ T = TypeVar("T")
 
 Fault = Literal["refused", "lost_reply", "late", "repeated", "slow", "full"]
 
-WRITES: Final = frozenset(["put", "put_if_absent", "put_if_match", "copy", "delete", "delete_many"])
+WRITES: Final = frozenset(
+    ["put", "put_if_absent", "put_if_match", "copy", "delete", "log insert", "log replace", "log remove"]
+)
 _PAGE: Final = 7
 _TIMEOUT_S: Final = 30.0
 """After this time a client gives up a request that was not answered."""

@@ -5,13 +5,15 @@ leads back to one write. A writer that is replaced keeps a *branch* of its own: 
 became durable. When the next writer opens the database at sequence number p, the branch up to p joins the trunk and the
 rest of it is gone. No write that was acknowledged as durable may be in that rest.
 
+A restore gives up every write since a checkpoint: from its sequence number on the database shows the checkpoint's rows.
+
 The outcome of a write is in doubt if its call raised an error or its process crashed. Such a write may appear, whole,
 at one sequence number. The audit of the next opening finds out.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -54,6 +56,25 @@ class Intent:
     """The sequence number of a bulk load, which is known before the load is added."""
 
 
+class Commit(NamedTuple):
+    """A transaction that read at `start`, committed at `end`, and depends on these keys and on this range of keys."""
+
+    start: int
+    end: int
+    keys: frozenset[bytes]
+    scanned: tuple[bytes, bytes] | None = None
+
+    def depends_on(self, key: bytes) -> bool:
+        return key in self.keys or (self.scanned is not None and self.scanned[0] <= key < self.scanned[1])
+
+
+class Restore(NamedTuple):
+    """From sequence number `seq` on the database shows these rows, and what was written since."""
+
+    seq: int
+    rows: dict[bytes, Version]
+
+
 @dataclass(slots=True, eq=False)
 class Branch:
     """The writes of one writer, on top of the trunk up to `base_seq`."""
@@ -66,6 +87,8 @@ class Branch:
     joined: bool = False
     audited: bool = False
     """Whether the rows that it found have settled the writes in doubt before it."""
+    commits: list[Commit] = field(default_factory=list)
+    """The transactions that have committed, by ascending sequence number."""
 
 
 class Oracle:
@@ -79,6 +102,7 @@ class Oracle:
         """Bulk loads that a writer may add at any time."""
         self._load_floors: dict[int, int] = {}
         """For each bulk load: the write that was the last acknowledged one before the load was added."""
+        self.restores: list[Restore] = []
         self.acknowledged_seq: int = 0
         self.acknowledged: int = 0
         self.reads: int = 0
@@ -91,7 +115,8 @@ class Oracle:
 
     def keys(self) -> set[bytes]:
         """Every key that was ever written."""
-        return {*self.trunk, *(key for branch in self.branches for key in branch.versions)}
+        restored = (key for restore in self.restores for key in restore.rows)
+        return {*self.trunk, *restored, *(key for branch in self.branches for key in branch.versions)}
 
     # -- writers ------------------------------------------------------------------------------------------
 
@@ -118,6 +143,23 @@ class Oracle:
         self.branches.append(branch)
         return branch
 
+    def restored(self, epoch: int, seq: int, rows: Iterable[Row]) -> None:
+        """An older state is the current one, under a sequence number above all that were used."""
+        before = self.latest
+        if before is not None:
+            if epoch <= before.epoch:
+                raise Violation(f"epoch {epoch} restored a checkpoint after epoch {before.epoch} had opened")
+            if seq <= self.acknowledged_seq:
+                raise Violation(
+                    f"a restore has the sequence number {seq}, but {self.acknowledged_seq} was used before"
+                )
+            self._join(before, seq - 1)
+        self.branches.append(Branch(epoch, seq, audited=True))
+        self.restores.append(
+            Restore(seq, {row.key: Version(row.seq, "put", row.value, row.expires_ms) for row in rows})
+        )
+        self.acknowledged_seq = seq
+
     @property
     def latest(self) -> Branch | None:
         """The branch of the newest writer."""
@@ -138,6 +180,7 @@ class Oracle:
         branch.intents[seq] = intent
         for change in intent.changes:
             _insert(branch.versions, change, seq)
+            _check_commits(branch, change.key, seq)
 
     def begin_load(self, changes: Iterable[Change], seq: int) -> Intent:
         """A bulk load waits for a writer that adds it."""
@@ -261,7 +304,8 @@ class Oracle:
         self, branch: Branch, rows: dict[bytes, bytes], seqs: tuple[int, int], now: tuple[int, int]
     ) -> None:
         """A scan of everything gave these rows."""
-        keys = {*rows, *self.trunk, *branch.versions}
+        restored = self.restores[-1].rows if self.restores else ()
+        keys = {*rows, *self.trunk, *restored, *branch.versions}
         for key in sorted(keys):
             self.expect(branch, key, rows.get(key), seqs, now)
 
@@ -277,24 +321,22 @@ class Oracle:
 
     def _adopt(self, branch: Branch, shown: dict[bytes, bytes], now: tuple[int, int]) -> None:
         """Take what writes in doubt have made of a key as its value. A delete leaves no row that would settle it."""
-        for key in sorted({*shown, *self.trunk}):
+        for key in sorted({*shown, *self.trunk, *(self.restores[-1].rows if self.restores else ())}):
             value = shown.get(key)
             if all(self._fold(branch, key, branch.base_seq, now_ms) != value for now_ms in now):
                 change = Change("delete", key) if value is None else Change("put", key, value)
                 _insert(self.trunk, change, branch.base_seq)
 
-    def check_isolation(self, branch: Branch, start: int, end: int, keys: set[bytes]) -> None:
-        """A transaction that read at `start` has committed at `end`: no other write of these keys lies between.
+    def check_isolation(self, branch: Branch, commit: Commit) -> None:
+        """A transaction has committed: no other write of what it depends on lies between its start and its end.
 
-        They are the keys that it wrote and, if it is serializable, those that it read. Sequence numbers order all
-        writes, so this excludes every anomaly that a cycle search would find.
+        It depends on the keys that it wrote and, if it is serializable, on those that it read. docs/simulation.md
+        shows why this excludes every cycle. A write that is settled later is compared with the commit then.
         """
-        for key in sorted(keys):
+        insort(branch.commits, commit, key=lambda each: each.end)
+        for key in sorted(branch.versions) if commit.scanned is not None else sorted(commit.keys):
             for version in branch.versions.get(key, ()):
-                if start < version.seq < end:
-                    raise Violation(
-                        f"the transaction from {start} to {end} committed, but write {version.seq} changed {key!r}"
-                    )
+                _check_commit(commit, key, version.seq)
 
     def _since_audit(self, branch: Branch) -> list[Branch]:
         """The branches before this one whose writes in doubt may be in the database."""
@@ -323,6 +365,7 @@ class Oracle:
         before.intents[seq] = self._joined[seq] = intent
         for change in intent.changes:
             _insert(self.trunk, change, seq)
+            _check_commits(before, change.key, seq)
 
     def _candidates(self, branch: Branch, key: bytes, low: int, high: int) -> list[int]:
         return [low, *(version.seq for version in branch.versions.get(key, ()) if low < version.seq <= high)]
@@ -345,6 +388,12 @@ class Oracle:
         stack = [*shared[:base_end], *own[: bisect_right(own, seq, key=_seq)]]
         if loaded:
             stack = sorted([*stack, *loaded], key=_seq)
+        restore = next(
+            (each for each in reversed(self.restores) if each.seq <= min(seq, branch.base_seq)), None
+        )
+        if restore is not None:
+            kept = [version for version in stack if version.seq > restore.seq]
+            stack = [restore.rows[key], *kept] if key in restore.rows else kept
         operands: list[bytes] = []
         base: bytes | None = None
         while stack:
@@ -408,6 +457,20 @@ class Oracle:
 
 def _seq(version: Version) -> int:
     return version.seq
+
+
+def _check_commits(branch: Branch, key: bytes, seq: int) -> None:
+    for commit in reversed(branch.commits):
+        if commit.end <= seq:
+            return
+        _check_commit(commit, key, seq)
+
+
+def _check_commit(commit: Commit, key: bytes, seq: int) -> None:
+    if commit.start < seq < commit.end and commit.depends_on(key):
+        raise Violation(
+            f"the transaction from {commit.start} to {commit.end} committed, but write {seq} changed {key!r}"
+        )
 
 
 def _insert(versions: dict[bytes, list[Version]], change: Change, seq: int) -> None:

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from flagstone.config import ReaderSettings
-from flagstone.errors import Closed, InvalidRequest, Unavailable
+from flagstone.errors import Closed, CorruptData, InvalidRequest, Unavailable
 from flagstone.testing.simulation.databases import TrackedDatabase
 from flagstone.testing.simulation.oracle import Violation
 from flagstone.testing.simulation.scheduler import Process, describe
+from flagstone.testing.simulation.stores import NoisyLink
 from flagstone.types import Row
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def read(world: World, process: Process) -> None:
         process.machine.sleep(world.random.expovariate(1 / world.plan.idle_s))
         try:
             _follow(world, process)
-        except (Closed, Unavailable, InvalidRequest) as error:
+        except (Closed, Unavailable, InvalidRequest, CorruptData) as error:
             if world.is_unexpected(error):
                 raise
             world.scheduler.note(f"reader: {describe(error)}")
@@ -35,8 +36,10 @@ def _follow(world: World, process: Process) -> None:
     settings = ReaderSettings(
         manifest_poll_interval=timedelta(seconds=1), checkpoint_lifetime=timedelta(seconds=60)
     )
-    mode = random.choice(("managed", "latest"))
-    with world.open_reader(process, mode=mode, settings=settings) as reader:
+    options: dict[str, Any] = {"mode": random.choice(("managed", "latest")), "settings": settings}
+    if world.is_damaging and random.random() < 0.3:
+        options["store"] = NoisyLink(world.network, process, world.store)
+    with world.open_reader(process, **options) as reader:
         shown = 0
         for _ in range(random.randrange(1, 8)):
             machine.sleep(random.expovariate(0.5))

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from flagstone.db.writer.database import Db
-from flagstone.errors import Closed, TransactionConflict, Unavailable
+from flagstone.db.writer.transaction import Transaction
+from flagstone.errors import Closed, CorruptData, InvalidRequest, TransactionConflict, Unavailable
 from flagstone.testing.simulation.databases import TrackedDatabase
-from flagstone.testing.simulation.oracle import Branch, Change, Intent, Violation
+from flagstone.testing.simulation.oracle import Branch, Change, Commit, Intent, Violation
 from flagstone.testing.simulation.readers import rows_of, values_of
 from flagstone.testing.simulation.scheduler import Process, describe
 from flagstone.write.batch import WriteBatch
@@ -18,10 +19,22 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """One opening of the database for writing. Several clients use it at the same time."""
+    """One opening of the database for writing. Several clients use it at the same time.
 
-    def __init__(self, world: World, database: TrackedDatabase, process: Process, db: Db) -> None:
+    `holds` returns whether a projection has a key. Writes of other keys must be refused.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        database: TrackedDatabase,
+        process: Process,
+        db: Db,
+        *,
+        holds: Callable[[bytes], bool] | None = None,
+    ) -> None:
         self.db = db
+        self._holds = holds
         self._world = world
         self._random = world.random
         self._database = database
@@ -46,8 +59,10 @@ class Session:
             action = random.choice(actions)
             try:
                 action()
-            except (Closed, Unavailable) as error:
+            except (Closed, Unavailable, CorruptData) as error:
                 self._world.scheduler.note(f"{action.__name__}: {describe(error)}")
+                if isinstance(error, CorruptData) and self._world.is_unexpected(error):
+                    raise
                 if isinstance(error, Closed):
                     self._check_fenced(error)
                     return
@@ -65,7 +80,7 @@ class Session:
     # -- writes -------------------------------------------------------------------------------------------
 
     def put(self) -> None:
-        key, value = self._world.new_key(), self._world.new_value()
+        key, value = self._new_key(), self._world.new_value()
         if key.startswith(b"k") and self._random.random() < 0.2:
             expires_ms = self._machine.now_ms() + self._random.choice((2_000, 40_000, 4_000_000))
             change = Change("put", key, value, expires_ms)
@@ -79,18 +94,39 @@ class Session:
         self._commit([Change("put", key, value)], lambda: self.db.put(key, value), durable=True)
 
     def delete(self) -> None:
-        key = self._world.new_key()
+        key = self._new_key()
         self._commit([Change("delete", key)], lambda: self.db.delete(key))
 
     def merge(self) -> None:
-        key, value = b"m" + self._world.new_key()[1:], self._world.new_value()
-        self._commit([Change("merge", key, value)], lambda: self.db.merge(key, value))
+        key, value = b"m" + self._new_key()[1:], self._world.new_value()
+        if self._holds is None or self._holds(key):
+            self._commit([Change("merge", key, value)], lambda: self.db.merge(key, value))
+        else:
+            self._require_refusal(lambda: self.db.merge(key, value))
+
+    def _new_key(self) -> bytes:
+        key = self._world.new_key()
+        if self._holds is None or self._holds(key):
+            return key
+        self._require_refusal(lambda: self.db.put(key, b"outside"))
+        self._require_refusal(lambda: self.db.get(key))
+        keys = (b"%s%03d" % (first, at) for first in (b"k", b"m") for at in range(self._world.plan.keys))
+        return self._random.choice([each for each in keys if self._holds(each)])
+
+    def _require_refusal(self, call: Callable[[], Any]) -> None:
+        """The call concerns a key outside of the projection."""
+        try:
+            call()
+        except InvalidRequest:
+            self._world.done["refusal"] += 1
+        else:
+            raise Violation("a projection accepted a key outside of its range")
 
     def batch(self) -> None:
         changes: dict[bytes, Change] = {}
         batch = WriteBatch()
         for _ in range(self._random.randrange(2, 6)):
-            key = self._world.new_key()
+            key = self._new_key()
             if key in changes:
                 continue
             if self._random.random() < 0.3:
@@ -125,7 +161,7 @@ class Session:
     # -- reads --------------------------------------------------------------------------------------------
 
     def get(self) -> None:
-        key = self._world.new_key()
+        key = self._new_key()
         low, before_ms = self.db.status()["committed_seq"], self._machine.now_ms()
         value = self.db.get(key)
         high = self.db.status()["last_seq"]
@@ -141,7 +177,7 @@ class Session:
         """A snapshot shows the same for as long as it lives."""
         with self.db.snapshot() as snapshot:
             for _ in range(self._random.randrange(2, 5)):
-                self._get_at(snapshot, snapshot.seq, self._world.new_key())
+                self._get_at(snapshot, snapshot.seq, self._new_key())
                 self._machine.sleep(self._random.choice((0.01, 1.0, 100.0)))
 
     def _get_at(self, source: Any, seq: int, key: bytes) -> None:
@@ -154,7 +190,9 @@ class Session:
         try:
             with self.db.snapshot() as snapshot, snapshot.scan(include_expired=True) as rows:
                 found = list(rows.rows())
-        except (Closed, Unavailable):
+        except (Closed, Unavailable, CorruptData) as error:
+            if self._world.is_unexpected(error):
+                raise
             return
         self._oracle.audit(self.branch, found, self._window(before_ms))
 
@@ -167,11 +205,14 @@ class Session:
         serializable = self._random.random() < 0.5
         transaction = self.db.transaction("serializable" if serializable else "snapshot")
         read: set[bytes] = set()
+        scanned: tuple[bytes, bytes] | None = None
         changes: dict[bytes, Change] = {}
         intent: Intent | None = None
         try:
+            if "range_reads" in self._world.plan.cast and self._random.random() < 0.5:
+                scanned = self._scan_in(transaction)
             for _ in range(self._random.randrange(1, 5)):
-                key = self._world.new_key()
+                key = self._new_key()
                 if self._random.random() < 0.5:
                     changes[key] = Change("put", key, self._world.new_value())
                     transaction.put(key, changes[key].value)
@@ -193,9 +234,24 @@ class Session:
             return
         assert handle is not None
         self._settle(intent, handle, durable=self._random.random() < 0.3)
+        depends = {*changes, *read} if serializable else {*changes}
         self._oracle.check_isolation(
-            self.branch, transaction.seq, handle.seq, {*changes, *read} if serializable else set(changes)
+            self.branch,
+            Commit(transaction.seq, handle.seq, frozenset(depends), scanned if serializable else None),
         )
+
+    def _scan_in(self, transaction: Transaction) -> tuple[bytes, bytes]:
+        """Read a range of keys in a transaction that has not written yet."""
+        keys = sorted((self._new_key(), self._new_key()))
+        start, stop = keys[0], keys[1] + b"\0"
+        before_ms = self._machine.now_ms()
+        rows = dict(transaction.scan(start, stop))
+        seqs, window = (transaction.seq, transaction.seq), self._window(before_ms)
+        written = self._oracle.keys()
+        for key in sorted({*rows, *(key for key in written if start <= key < stop)}):
+            self._oracle.expect(self.branch, key, rows.get(key), seqs, window)
+        self._world.done["range read"] += 1
+        return start, stop
 
     # -- checkpoints --------------------------------------------------------------------------------------
 

@@ -13,19 +13,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from functools import partial
 from random import Random
 from typing import Any, Final
 from unittest.mock import patch
 
-from flagstone.changes.reader import WalReader
-from flagstone.config import CompactorOptions
+from flagstone.config import CompactorOptions, Settings
 from flagstone.db.admin.admin import Admin
 from flagstone.db.open import open_database
 from flagstone.db.reader.reader import DbReader, open_reader
 from flagstone.db.writer.database import Db
-from flagstone.errors import Closed, FlagstoneError, InvalidRequest, Unavailable
+from flagstone.errors import Closed, CorruptData, FlagstoneError, InvalidRequest, Unavailable
 from flagstone.format.filter import FixedPrefix
 from flagstone.lsm.segments import SegmentExtractor
 from flagstone.metadata.manifest_codec import load_manifest
@@ -36,26 +34,25 @@ from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
 from flagstone.store.two_phase import TwoPhaseStore
+from flagstone.testing.simulation.aio import use_asyncio
 from flagstone.testing.simulation.cast import ROLES, Role
 from flagstone.testing.simulation.clones import Clones, manage_clones, write_to_clones
 from flagstone.testing.simulation.compactors import coordinate, work
-from flagstone.testing.simulation.damage import require_reported
 from flagstone.testing.simulation.databases import MAIN_PATH, Concatenation, TrackedDatabase
 from flagstone.testing.simulation.decoding import remembered_decoding
-from flagstone.testing.simulation.feeds import Subscription, consume, follow, require_complete
+from flagstone.testing.simulation.director import Director
+from flagstone.testing.simulation.feeds import Subscription, consume
+from flagstone.testing.simulation.judge import QUIET_LIMIT_S, judge
 from flagstone.testing.simulation.loads import load
 from flagstone.testing.simulation.network import Conditions, Link, Network
-from flagstone.testing.simulation.operators import operate, require_no_damage
+from flagstone.testing.simulation.operators import operate
 from flagstone.testing.simulation.oracle import Violation
 from flagstone.testing.simulation.plan import Plan, plan_world
-from flagstone.testing.simulation.readers import read, reread
-from flagstone.testing.simulation.restores import require_restored
-from flagstone.testing.simulation.scheduler import Crashed, Machine, Process, Scheduler, Task, describe
+from flagstone.testing.simulation.readers import read
+from flagstone.testing.simulation.restores import restore
+from flagstone.testing.simulation.scheduler import Crashed, Machine, Process, Scheduler, describe
 from flagstone.testing.simulation.session import Session
-from flagstone.testing.simulation.stores import LogLink, WalLink
-
-_QUIET_LIMIT_S: Final = 4 * 3600.0
-"""How long the quiet time may take until everything works again."""
+from flagstone.testing.simulation.stores import DamageableStore, LogLink, WalLink
 
 
 @dataclass(slots=True)
@@ -63,6 +60,7 @@ class Outcome:
     """What a run did. `problem` is None if everything was as it must be."""
 
     seed: int
+    cast: frozenset[Role] = frozenset()
     problem: str | None = None
     simulated_s: float = 0.0
     switches: int = 0
@@ -72,7 +70,10 @@ class Outcome:
     requests: int = 0
     acknowledged: int = 0
     reads: int = 0
+    rows: dict[bytes, bytes] | None = None
+    """What the database shows in the end, without rows that expire; None before the end."""
     store: MemoryStore | None = None
+    wal_store: MemoryStore | None = None
 
 
 _MAINS: Final[dict[Role, Callable[[World, Process], None]]] = {
@@ -83,6 +84,8 @@ _MAINS: Final[dict[Role, Callable[[World, Process], None]]] = {
     "cloner": manage_clones,
     "clone_writer": write_to_clones,
     "loader": load,
+    "restore": restore,
+    "aio": use_asyncio,
 }
 """What the processes of each role do."""
 
@@ -94,21 +97,21 @@ class World:
         self.plan = plan
         self.scheduler: Scheduler = Scheduler(plan.seed, switch_rate=plan.switch_rate, trace=trace)
         self.random: Random = self.scheduler.random
-        self.store: MemoryStore = MemoryStore(clock=Machine(self.scheduler, "store"))
-        self.wal_store: MemoryStore = MemoryStore(clock=Machine(self.scheduler, "WAL store"))
+        self.store: DamageableStore = DamageableStore(clock=Machine(self.scheduler, "store"))
+        self.wal_store: DamageableStore = DamageableStore(clock=Machine(self.scheduler, "WAL store"))
         self._commits: dict[str, CommitRecord] = {}
         self.network: Network = Network(self.scheduler, self.store)
         self.main: TrackedDatabase = TrackedDatabase()
-        self.outcome: Outcome = Outcome(plan.seed)
+        self.outcome: Outcome = Outcome(plan.seed, plan.cast)
         self.done: Counter[str] = self.outcome.operations
         self.quiet: bool = False
         self.violation: BaseException | None = None
         self._tokens = 0
         self._latest_ms = 0
-        self._machines: list[Machine] = []
-        self._processes: dict[str, Process] = {}
+        self.machines: list[Machine] = []
+        self.processes: dict[str, Process] = {}
         self.clones: Clones = Clones(self)
-        self._subscriptions: dict[str, Subscription] = {}
+        self.subscriptions: dict[str, Subscription] = {}
 
     # -- running ------------------------------------------------------------------------------------------
 
@@ -121,7 +124,7 @@ class World:
             except Violation as violation:
                 outcome.problem = str(violation)
             finally:
-                scheduler.shut_down(self._processes.values())
+                scheduler.shut_down(self.processes.values())
                 gc.collect()
         outcome.simulated_s = scheduler.now_ns / 1e9
         outcome.switches = scheduler.switches
@@ -130,7 +133,7 @@ class World:
         outcome.requests = self.network.requests.total()
         outcome.acknowledged = self.main.oracle.acknowledged
         outcome.reads = self.main.oracle.reads
-        outcome.store = self.store
+        outcome.store, outcome.wal_store = self.store, self.wal_store
         return outcome
 
     def _live(self) -> None:
@@ -144,18 +147,22 @@ class World:
         for role in ROLES:
             if role in plan.cast and role in _MAINS and not self._is_idle(role):
                 self._start(role, partial(_MAINS[role], self))
-        self._disturb("crash", plan.crash_every_s, self._crash_one)
-        self._disturb("pause", plan.pause_every_s, self._pause_one)
-        self._disturb("clock", plan.jump_every_s, self._shift_one)
-        self._disturb("outage", plan.outage_every_s, self._begin_outage)
+        Director(self).start()
         self._advance(plan.hours * 3600)
         self._calm_down()
         self._require_recovery()
 
     def _is_idle(self, role: Role) -> bool:
-        """Whether the role has nothing to do: changes need a WAL, and segments cannot be loaded in bulk."""
+        """Whether the role has nothing to do: changes need a WAL, and segments cannot be loaded in bulk.
+
+        A restore is noticed when its manifest is created, which a two-phase store does in several steps.
+        """
         without_wal = role in ("consumer", "feed") and not self.plan.settings.wal_enabled
-        return without_wal or (role == "loader" and "segments" in self.plan.cast)
+        return (
+            without_wal
+            or (role == "loader" and "segments" in self.plan.cast)
+            or (role == "restore" and "two_phase" in self.plan.cast)
+        )
 
     def _advance(self, seconds: float) -> None:
         end = self.scheduler.now_ns + int(seconds * 1e9)
@@ -174,13 +181,13 @@ class World:
     def _start(self, name: str, main: Callable[[Process], None]) -> None:
         offset_ms = self.random.choice((0, 0, self.random.randrange(-2_000, 2_000)))
         machine = Machine(self.scheduler, name, offset_ms=offset_ms, drift=self.random.uniform(-0.001, 0.001))
-        self._machines.append(machine)
-        self._boot(machine, main)
+        self.machines.append(machine)
+        self.boot(machine, main)
 
-    def _boot(self, machine: Machine, main: Callable[[Process], None]) -> None:
+    def boot(self, machine: Machine, main: Callable[[Process], None]) -> None:
         if self.quiet:
             return
-        process = self._processes[machine.name] = machine.boot()
+        process = self.processes[machine.name] = machine.boot()
         process.objects["main"] = main
         self.scheduler.note(f"boot {process.name}")
         self.scheduler.spawn(lambda: self._guarded(main, process), "main", process)
@@ -194,70 +201,6 @@ class World:
             if self.violation is None:
                 self.violation = error
 
-    # -- disturbances -------------------------------------------------------------------------------------
-
-    def _disturb(self, kind: str, every_s: float, strike: Callable[[], None]) -> None:
-        def again() -> None:
-            if not self.quiet:
-                self.network.faults[kind] += 1
-                strike()
-                self.scheduler.after(self.random.expovariate(1 / every_s), again)
-
-        self.scheduler.after(self.random.expovariate(1 / every_s), again)
-
-    def _crash_one(self) -> None:
-        machine = self.random.choice(self._machines)
-        process = self._processes[machine.name]
-        main = process.objects.get("main")
-        if main is None or process.dead:
-            return
-        # At a scheduling point of one of its tasks, some turns from now.
-        countdown = self.random.randrange(1, 40)
-
-        def strike(task: Task) -> None:
-            nonlocal countdown
-            if task.process is process:
-                countdown -= 1
-                if countdown <= 0:
-                    self.scheduler.on_switch = None
-                    self._crash(process, main)
-
-        self.scheduler.on_switch = strike
-
-    def _crash(self, process: Process, main: Callable[[Process], None]) -> None:
-        self.scheduler.crash(process)
-        delay_s = self.random.choice((0.1, 5.0, 120.0, 4_000.0))
-        self.scheduler.after(delay_s, lambda: self._boot(process.machine, main))
-
-    def _pause_one(self) -> None:
-        machine = self.random.choice(self._machines)
-        seconds = self.random.choice(self.plan.pauses_s)
-        self.scheduler.note(f"pause {machine.name} for {seconds} s")
-        machine.pause(seconds)
-
-    def _shift_one(self) -> None:
-        machine = self.random.choice(self._machines)
-        self.window(0, machine)
-        machine.offset_ms += self.random.choice((-3_600_000, -20_000, -1_500, 1_500, 20_000, 3_600_000))
-        self.scheduler.note(f"clock of {machine.name} is off by {machine.offset_ms} ms")
-
-    def _begin_outage(self) -> None:
-        machine = self.random.choice((None, *self._machines))
-        seconds = self.random.choice((1.0, 30.0, 600.0))
-        self.scheduler.note(f"outage of {machine.name if machine else 'the store'} for {seconds} s")
-        if machine is None:
-            self.network.conditions.outage = True
-        else:
-            self.network.cut_off.add(machine.name)
-
-        def end() -> None:
-            if machine is None:
-                self.network.conditions.outage = False
-            else:
-                self.network.cut_off.discard(machine.name)
-
-        self.scheduler.after(seconds, end)
-
     # -- the quiet time -----------------------------------------------------------------------------------
 
     def _calm_down(self) -> None:
@@ -266,86 +209,27 @@ class World:
         self.scheduler.on_switch = None
         self.network.conditions = replace(self.network.conditions, rates={}, aims=(), outage=False)
         self.network.cut_off.clear()
-        for machine in self._machines:
-            self.scheduler.crash(self._processes[machine.name])
+        self.mend()
+        for machine in self.machines:
+            self.scheduler.crash(self.processes[machine.name])
             self.window(0, machine)
             machine.offset_ms = 0
+
+    def mend(self) -> None:
+        """Put back the bytes of damaged objects that are still there."""
+        for store in (self.store, self.wal_store):
+            store.mend()
 
     def _require_recovery(self) -> None:
         """Everything works again within a bounded time, and nothing is left over."""
         machine = Machine(self.scheduler, "judge")
-        process = self._processes["judge"] = machine.boot()
-        task = self.scheduler.spawn(lambda: self._guarded(self._judge, process), "main", process)
-        end = self.scheduler.now_ns + int((_QUIET_LIMIT_S + 700_000) * 1e9)
+        process = self.processes["judge"] = machine.boot()
+        task = self.scheduler.spawn(lambda: self._guarded(judge, self, process), "main", process)
+        end = self.scheduler.now_ns + int((QUIET_LIMIT_S + 700_000) * 1e9)
         self.scheduler.run(lambda: task.ended or self.violation is not None or self.scheduler.now_ns >= end)
         self._check_violation()
         if not task.ended:
-            raise Violation(f"not everything works again {_QUIET_LIMIT_S} s after the last fault")
-
-    def _judge(self, process: Process) -> None:
-        machine = process.machine
-        while self.network.in_flight or any(each.paused for each in self._machines):
-            machine.sleep(60)
-        started_s = machine.monotonic()
-        with self.open(process) as db:
-            session = Session(self, self.main, process, db)
-            for number in range(5):
-                session.put_durably(b"judge %d" % number)
-            session.scan()
-            self._require_changes(process, db.status()["last_seq"])
-            db.flush()
-            machine.sleep(600)  # compactions come to an end
-        self.clones.require_sound(process)
-        admin = self.admin(process)
-        restored = next(iter(self.main.checkpoints), None) if "restore" in self.plan.cast else None
-        for checkpoint in self.main.checkpoints:
-            reread(self, process, self.main, checkpoint)
-            if checkpoint != restored:
-                admin.delete_checkpoint(checkpoint, force=True)
-        require_no_damage(admin)
-        if machine.monotonic() - started_s > _QUIET_LIMIT_S:
-            raise Violation(f"recovery took {machine.monotonic() - started_s:.0f} s")
-        self._require_clean_store(process)
-        # A two-phase store keeps some objects twice, so a damaged one may be of no consequence.
-        if "damage" in self.plan.cast and "two_phase" not in self.plan.cast:
-            require_reported(self, process)
-        if restored is not None:
-            require_restored(self, process, restored, self.main.checkpoints[restored])
-
-    def _require_changes(self, process: Process, last_seq: int) -> None:
-        """Every consumer gets to the end, has received everything, and leaves."""
-        for subscription in self._subscriptions.values():
-            follow(self, process, subscription, timeout_s=40.0)
-            require_complete(subscription, self.main.oracle, last_seq)
-            WalReader(
-                MAIN_PATH,
-                pin=subscription.name,
-                **self.stores(process),
-                clock=process.machine,
-                ids=self.ids(process),
-            ).release()
-
-    def _require_clean_store(self, process: Process) -> None:
-        """After some rounds of garbage collection nothing is left that no manifest refers to."""
-        machine, admin = process.machine, self.admin(process)
-        # Past the checkpoints that crashed processes left behind, and past every clock that ran ahead.
-        # The record of a bulk load whose driver crashed stays for a day.
-        machine.sleep(150_000 if "loader" in self.plan.cast else 50_000)
-        self.clones.require_gone(process)
-        with self.open(process, compactor=False) as db:
-            session = Session(self, self.main, process, db)
-            # SSTs that are not older than the newest of L0 may belong to a flush under way.
-            session.put_durably(b"judge")
-            db.flush()
-            session.scan()
-        for _ in range(2):
-            machine.sleep(4_000)
-            report = admin.collect_garbage(min_age=timedelta())
-            if report.errors:
-                raise Violation(f"garbage collection in the quiet time: {report.errors[0]}")
-        found = admin.verify()
-        if found.findings:
-            raise Violation(f"left over after garbage collection: {found.findings[0]}")
+            raise Violation(f"not everything works again {QUIET_LIMIT_S} s after the last fault")
 
     # -- writers ------------------------------------------------------------------------------------------
 
@@ -355,41 +239,48 @@ class World:
             machine.sleep(self.random.expovariate(1 / self.plan.idle_s))
             try:
                 self.use(process, self.main)
-            except (Closed, Unavailable) as error:
+            except (Closed, Unavailable, CorruptData) as error:
+                if self.is_unexpected(error):
+                    raise
                 self.scheduler.note(f"cannot open: {describe(error)}")
 
-    def use(self, process: Process, database: TrackedDatabase) -> None:
-        """Open a database for writing, let clients use it, and close it."""
+    def use(
+        self,
+        process: Process,
+        database: TrackedDatabase,
+        *,
+        holds: Callable[[bytes], bool] | None = None,
+    ) -> None:
+        """Open a database for writing, let clients use it, and close it. `holds` returns whether it can have a key."""
         db = self.open(process, database.path)
         self.done["open"] += 1
-        serve = partial(self._guarded, Session(self, database, process, db).serve)
+        serve = partial(self._guarded, Session(self, database, process, db, holds=holds).serve)
         clients = [sync.start_thread(serve, name=f"client{number}") for number in range(self.plan.clients)]
         for client in clients:
             client.join()
         try:
             db.close()
-        except (Closed, Unavailable) as error:
+        except (Closed, Unavailable, CorruptData) as error:
+            if self.is_unexpected(error):
+                raise
             self.scheduler.note(f"close: {describe(error)}")
         self.done["close"] += 1
 
     def open(self, process: Process, path: str = MAIN_PATH, *, compactor: bool = True) -> Db:
-        settings = self.plan.settings
+        settings = self.settings
         if self.quiet:
             # A full L0 stops flushes until a compactor makes room.
             options = (settings.compactor_options or CompactorOptions()) if compactor else None
             settings = replace(settings, compactor_options=options)
-        elif "compactor" in self.plan.cast and "only_compactor" in self.plan.cast:
+        return open_database(path, **self.options(process), settings=settings, create=path == MAIN_PATH)
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of writers in the troubled time."""
+        settings = self.plan.settings
+        if not self.quiet and {"compactor", "only_compactor"} <= self.plan.cast:
             settings = replace(settings, compactor_options=None)
-        return open_database(
-            path,
-            **self.stores(process),
-            settings=settings,
-            merge_operator=Concatenation(),
-            segment_extractor=self.extractor,
-            create=path == MAIN_PATH,
-            clock=process.machine,
-            ids=self.ids(process),
-        )
+        return settings
 
     # -- small things -------------------------------------------------------------------------------------
 
@@ -403,6 +294,16 @@ class World:
             return {"store": main}
         return {"store": main, "wal_store": WalLink(self.network, process, self.wal_store)}
 
+    def options(self, process: Process) -> dict[str, Any]:
+        """Arguments of everything that opens a database or a reader in that process."""
+        return {
+            **self.stores(process),
+            "merge_operator": Concatenation(),
+            "segment_extractor": self.extractor,
+            "clock": process.machine,
+            "ids": self.ids(process),
+        }
+
     @property
     def extractor(self) -> SegmentExtractor | None:
         return FixedPrefix("first", 1) if "segments" in self.plan.cast else None
@@ -410,30 +311,34 @@ class World:
     def ids(self, process: Process) -> Ids:
         return Ids(self.random.getrandbits(64), clock=process.machine)
 
-    def admin(self, process: Process, path: str = MAIN_PATH) -> Admin:
-        return Admin(path, **self.stores(process), clock=process.machine, ids=self.ids(process))
+    def admin(self, process: Process, path: str = MAIN_PATH, **stores: ObjectStore) -> Admin:
+        return Admin(path, **{**self.stores(process), **stores}, clock=process.machine, ids=self.ids(process))
 
     def open_reader(self, process: Process, path: str = MAIN_PATH, **options: Any) -> DbReader:
-        return open_reader(
-            path,
-            **{**self.stores(process), **options},
-            merge_operator=Concatenation(),
-            segment_extractor=self.extractor,
-            clock=process.machine,
-            ids=self.ids(process),
-        )
+        return open_reader(path, **{**self.options(process), **options})
 
     def subscription(self, name: str) -> Subscription:
         """What the consumer of that name has received."""
-        if name not in self._subscriptions:
-            self._subscriptions[name] = Subscription(name, copies=name == "feed")
-        return self._subscriptions[name]
+        if name not in self.subscriptions:
+            self.subscriptions[name] = Subscription(name, copies=name != "consumer")
+        return self.subscriptions[name]
 
     def is_unexpected(self, error: FlagstoneError) -> bool:
         """Whether a process that looks for the database must not get this error."""
+        if isinstance(error, CorruptData):
+            return not self.was_damaged(error.object)
         return (
             isinstance(error, InvalidRequest) and bool(self.done["open"]) and "no database" not in str(error)
         )
+
+    @property
+    def is_damaging(self) -> bool:
+        """Whether objects are damaged. A two-phase store copies objects, and a copy of a damaged one would stay."""
+        return "damage" in self.plan.cast and "two_phase" not in self.plan.cast
+
+    def was_damaged(self, path: str | None) -> bool:
+        """Whether the bytes of that object were damaged at some time."""
+        return path in self.store.ever_damaged or path in self.wal_store.ever_damaged
 
     def writer_epoch(self, path: str) -> int:
         """The epoch of the newest writer, as the store has it now."""
@@ -441,7 +346,7 @@ class World:
         newest = [
             meta.path for meta in self.store.list(paths.manifest_folder) if paths.parse_manifest(meta.path)
         ][-1]
-        return load_manifest(self.store.get(newest).data, newest).writer_epoch
+        return load_manifest(self.store.whole(newest), newest).writer_epoch
 
     def new_key(self) -> bytes:
         return b"%s%03d" % (self.random.choice((b"k", b"k", b"m")), self.random.randrange(self.plan.keys))
@@ -455,7 +360,7 @@ class World:
 
         The clock of the machine that compacts decides which rows it drops as expired.
         """
-        self._latest_ms = max(self._latest_ms, machine.now_ms(), *(each.now_ms() for each in self._machines))
+        self._latest_ms = max(self._latest_ms, machine.now_ms(), *(each.now_ms() for each in self.machines))
         return (before_ms, self._latest_ms)
 
 
