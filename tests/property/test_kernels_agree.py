@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import zlib
 from array import array
 from types import ModuleType
 from typing import Any
@@ -119,6 +121,34 @@ def test_both_kernels_decode_or_refuse_random_bytes_alike(raw: bytes) -> None:
     assert outcome(compiled.lookup, raw, b"key", MAX_SEQ) == outcome(interpreted.lookup, raw, b"key", MAX_SEQ)
     compiled_index, interpreted_index = both("index")
     assert outcome(compiled_index.decode_index, raw) == outcome(interpreted_index.decode_index, raw)
+
+
+def test_checksums_of_all_sizes_equal_those_of_zlib() -> None:
+    data = random.Random(1).randbytes(1 << 17)
+    for kernel in both("sealing"):
+        for size in (*range(400), 4093, 65_536, len(data)):
+            assert kernel.checksum(data[size % 7 : size]) == zlib.crc32(data[size % 7 : size])
+
+
+@given(st.lists(st.binary(max_size=200), min_size=1, max_size=10), st.data())
+def test_both_kernels_seal_blocks_alike_and_find_the_first_damaged_one(
+    blocks: list[bytes], data: st.DataObject
+) -> None:
+    bounds = array("q")
+    sealed = bytearray()
+    for block in blocks:
+        bounds.extend((len(sealed), len(sealed) + len(block)))
+        sealed += block + bytes(4)
+    expected = b"".join(block + zlib.crc32(block).to_bytes(4, "big") for block in blocks)
+    at = data.draw(st.integers(0, len(expected) - 1))
+    broken = bytearray(expected)
+    broken[at] ^= 1
+    for kernel in both("sealing"):
+        written = bytearray(sealed)
+        kernel.stamp(written, bounds)
+        assert written == expected
+        assert kernel.first_damaged(expected, bounds) == -1
+        assert kernel.first_damaged(bytes(broken), bounds) == sum(stop + 4 <= at for stop in bounds[1::2])
 
 
 @given(st.lists(st.binary(max_size=40), max_size=50), st.integers(1, 30))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from types import ModuleType
 from typing import Any
@@ -208,6 +209,34 @@ def test_many_keys_and_rows_larger_than_a_chunk_are_read_back(kernel: ModuleType
     while some := cursor.next_rows(500):
         names += [row[0] for row in some]
     assert names == [b"%05d" % number for number in range(count)]
+
+
+def keys_that_agree_for_long(chooser: random.Random) -> list[bytes]:
+    """Many keys that differ late, at many different depths, or only in how many zeros they end with."""
+    deep = [b"a" * 8 * depth + b"b%03d" % number for depth in range(35) for number in range(40)]
+    zeros = [b"a" * 8 * (number % 3) + b"\0" * (number % 90 + 1) for number in range(270)]
+    binary = [bytes(chooser.choices((0, 1, 255), k=chooser.randrange(1, 40))) for _ in range(5_000)]
+    return [*{*deep, *zeros, *binary}]
+
+
+@both_forms
+@pytest.mark.parametrize("seed", range(3))
+def test_keys_that_agree_for_long_are_sorted_at_once_and_in_several_runs(
+    kernel: ModuleType, seed: int
+) -> None:
+    chooser = random.Random(seed)
+    names = keys_that_agree_for_long(chooser)
+    chooser.shuffle(names)
+    memtable = kernel.Memtable()
+    steps = {chooser.randrange(len(names)) for _ in range(8 * seed)}
+    for number, name in enumerate(names):
+        memtable.insert(name, number + 1, VALUE, b"", None, None)
+        if number in steps:
+            memtable.sort_some()
+
+    run = memtable.sort_completely()
+
+    assert [memtable.versions_at(run, at)[0][0] for at in range(len(run[0]))] == sorted(names)
 
 
 @both_forms

@@ -27,6 +27,7 @@ import lz4.block
 import zstandard
 
 from flagstone.errors import CorruptData
+from flagstone.kernels import sealing
 
 CHECKSUM_BYTES: Final = 4
 _ZSTD_LEVEL: Final = 3
@@ -199,7 +200,7 @@ def seal(raw: bytes, codec: Codec = Codec.NONE) -> bytes:
 def seal_parts(raw: bytes, codec: Codec = Codec.NONE) -> tuple[bytes, bytes]:
     """The stored form of a block as body and checksum; without a codec the body is `raw` itself, not a copy."""
     stored = compress(codec, raw)
-    return stored, zlib.crc32(stored).to_bytes(CHECKSUM_BYTES, "big")
+    return stored, sealing.checksum(stored).to_bytes(CHECKSUM_BYTES, "big")
 
 
 def unseal(stored: bytes, codec: Codec = Codec.NONE, declared: Declared | None = None) -> bytes:
@@ -211,7 +212,7 @@ def unseal(stored: bytes, codec: Codec = Codec.NONE, declared: Declared | None =
         raise CorruptData(f"{len(stored)} bytes where a block with its checksum was expected", offset=0)
     body = stored[:-4]
     expected = int.from_bytes(stored[-4:], "big")
-    actual = zlib.crc32(body)
+    actual = sealing.checksum(body)
     if actual != expected:
         raise CorruptData(f"checksum of {len(body)} bytes is {actual:08x}, expected {expected:08x}", offset=0)
     return decompress(codec, body, declared)

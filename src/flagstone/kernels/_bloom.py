@@ -69,7 +69,9 @@ def build(hashes: array[int], size: int, probes: int) -> bytes:
             for step in range(turns):
                 stride = _wrap(stride + step, modulus)
                 out[position >> 3] |= 1 << (position & 7)
-                position = _wrap(position + stride, modulus)
+                position += stride
+                # Half of the time, so a branch would be guessed wrong as often; this compiles to none.
+                position -= modulus if position >= modulus else 0
     return bytes(bits)
 
 

@@ -9,7 +9,13 @@ cdef extern from *:
     """
     #define FLAGSTONE_MASK32 0xFFFFFFFFULL
     #define FLAGSTONE_MASK64 0xFFFFFFFFFFFFFFFFULL
+    #ifdef __GNUC__
+    #define FLAGSTONE_PREFETCH(address) __builtin_prefetch(address)
+    #else
+    #define FLAGSTONE_PREFETCH(address) ((void)(address))
+    #endif
     """
+    void _prefetch "FLAGSTONE_PREFETCH"(const void* address) noexcept nogil
     const unsigned long long MASK32 "FLAGSTONE_MASK32"
     const unsigned long long MASK64 "FLAGSTONE_MASK64"
 
@@ -115,6 +121,13 @@ cdef inline void copy(
     unsigned char* out, Py_ssize_t at, const unsigned char* source, Py_ssize_t start, Py_ssize_t size
 ) noexcept nogil:
     memcpy(out + at, source + start, size)
+
+
+cdef inline void prefetch(const unsigned char* data, Py_ssize_t at, Py_ssize_t size) noexcept nogil:
+    cdef Py_ssize_t line = 0
+    while line < size:
+        _prefetch(data + at + line)
+        line += 64
 
 
 cdef inline bytes piece(const unsigned char* data, Py_ssize_t start, Py_ssize_t stop):

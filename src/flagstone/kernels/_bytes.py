@@ -106,6 +106,10 @@ def copy(out: Any, at: int, source: Any, start: int, size: int) -> None:
     out[at : at + size] = source[start : start + size]
 
 
+def prefetch(data: Any, at: int, size: int) -> None:
+    """Let the processor bring `size` bytes near, without waiting for them. They may lie past the end of the memory."""
+
+
 def piece(data: Any, start: int, stop: int) -> bytes:
     """A part of the memory as bytes."""
     return bytes(data[start:stop])

@@ -13,56 +13,105 @@ from array import array
 
 import cython
 from cython.cimports.flagstone.kernels._bytes import common_prefix, get_u64
-from cython.cimports.flagstone.kernels._entries import HEADER, chunk_of, compare_keys, key_size, offset_of
+from cython.cimports.flagstone.kernels._entries import (
+    ANCHOR_FLAG,
+    HEADER,
+    address_of,
+    chunk_of,
+    compare_keys,
+    entry_flags,
+    entry_key,
+    entry_size,
+    key_size,
+    offset_of,
+)
 
 MAX_SKIP = cython.declare(cython.Py_ssize_t, 0xFFFF)
+# An insertion sort of so few is faster than anything else.
+FEW = cython.declare(cython.Py_ssize_t, 24)
+# So many times keys that agree in eight bytes are sorted by the next eight, before they are compared as a whole.
+MAX_DEPTH = cython.declare(cython.int, 24)
+
+
+def next_anchors(
+    chunks: cython.ulonglong[::1],
+    ends: cython.longlong[::1],
+    chunk: cython.Py_ssize_t,
+    at: cython.Py_ssize_t,
+    anchors: cython.ulonglong[::1],
+) -> tuple:
+    """Fill `anchors` with those from offset `at` of the `chunk`-th chunk on: `(how many, next chunk, next offset)`.
+
+    `ends` has the end of the rows of each chunk. Does not hold the interpreter's lock.
+    """
+    count: cython.Py_ssize_t = 0
+    room: cython.Py_ssize_t = len(anchors)
+    last: cython.Py_ssize_t = len(ends) - 1
+    data: cython.p_const_uchar
+    with cython.nogil:
+        while chunk <= last and count < room:
+            data = chunk_of(chunks, address_of(chunk, 0))
+            while at < ends[chunk] and count < room:
+                if entry_flags(data, at) & ANCHOR_FLAG:
+                    anchors[count] = address_of(chunk, at)
+                    count += 1
+                at += entry_size(data, at)
+            if at < ends[chunk] or chunk == last:
+                break
+            chunk += 1
+            at = 0
+    return count, chunk, at
 
 
 def sorted_run(chunks: cython.ulonglong[::1], anchors: cython.ulonglong[::1]) -> tuple:
-    """A run of these anchors: merge sort, bottom up. Uses `anchors` as its memory."""
+    """A run of these anchors, sorted where they are. Does not hold the interpreter's lock."""
     total: cython.Py_ssize_t = len(anchors)
-    source: cython.ulonglong[::1] = anchors
-    target: cython.ulonglong[::1] = array("Q", bytes(8 * total))
-    width: cython.Py_ssize_t = 16
-    at: cython.Py_ssize_t
-    skip: cython.Py_ssize_t = MAX_SKIP
-    for at in range(total):
-        skip = _shared(chunks, source[0], source[at], skip)
-    source_prefixes: cython.ulonglong[::1] = _prefixes(chunks, source, skip)
-    target_prefixes: cython.ulonglong[::1] = array("Q", bytes(8 * total))
-    for at in range(0, total, width):
-        _sort_few(chunks, source, source_prefixes, at, min(at + width, total))
-    while width < total:
-        for at in range(0, total, 2 * width):
-            _merge(
-                chunks,
-                source, source_prefixes, at, min(at + width, total),
-                source, source_prefixes, min(at + width, total), min(at + 2 * width, total),
-                target, target_prefixes, at,
-            )  # fmt: skip
-        source, target = target, source
-        source_prefixes, target_prefixes = target_prefixes, source_prefixes
-        width *= 2
-    return source, source_prefixes, skip
+    prefixes: cython.ulonglong[::1] = _numbers(total)
+    skip: cython.Py_ssize_t
+    if not cython.compiled:
+        ordered = sorted(anchors, key=lambda anchor: entry_key(chunk_of(chunks, anchor), offset_of(anchor)))
+        skip = _shared(chunks, ordered[0], ordered[-1], MAX_SKIP)
+        anchors[:] = array("Q", ordered)
+        _fill_prefixes(chunks, anchors, prefixes, 0, total, skip)
+        return anchors, prefixes, skip
+    spare: cython.ulonglong[::1] = _numbers(total)
+    spare_prefixes: cython.ulonglong[::1] = _numbers(total)
+    counts: cython.ulonglong[::1] = _numbers(8 * 256)
+    with cython.nogil:
+        skip = _all_shared(chunks, anchors, 0, total)
+        _sort(chunks, anchors, prefixes, spare, spare_prefixes, counts, 0, total, skip, 0)
+    return anchors, prefixes, skip
 
 
 def merged_run(chunks: cython.ulonglong[::1], one: tuple, two: tuple) -> tuple:
-    """One run of two."""
+    """One run of two. Does not hold the interpreter's lock."""
     total: cython.Py_ssize_t = len(one[0]) + len(two[0])
-    anchors, prefixes = array("Q", bytes(8 * total)), array("Q", bytes(8 * total))
-    skip = _shared(chunks, one[0][0], two[0][0], min(one[2], two[2]))
-    one_prefixes = one[1] if one[2] == skip else _prefixes(chunks, one[0], skip)
-    two_prefixes = two[1] if two[2] == skip else _prefixes(chunks, two[0], skip)
-    _merge(
-        chunks,
-        one[0], one_prefixes, 0, len(one[0]),
-        two[0], two_prefixes, 0, len(two[0]),
-        anchors, prefixes, 0,
-    )  # fmt: skip
+    anchors: cython.ulonglong[::1] = _numbers(total)
+    prefixes: cython.ulonglong[::1] = _numbers(total)
+    skip: cython.Py_ssize_t = _shared(chunks, one[0][0], two[0][0], min(one[2], two[2]))
+    ones: cython.ulonglong[::1] = one[0]
+    twos: cython.ulonglong[::1] = two[0]
+    one_prefixes: cython.ulonglong[::1] = one[1] if one[2] == skip else _prefixes(chunks, ones, skip)
+    two_prefixes: cython.ulonglong[::1] = two[1] if two[2] == skip else _prefixes(chunks, twos, skip)
+    with cython.nogil:
+        _merge(
+            chunks,
+            ones, one_prefixes, 0, len(ones),
+            twos, two_prefixes, 0, len(twos),
+            anchors, prefixes, 0,
+        )  # fmt: skip
     return anchors, prefixes, skip
 
 
 @cython.cfunc
+def _numbers(count: cython.Py_ssize_t) -> array:
+    """Memory for so many numbers."""
+    return array("Q", bytes(8)) * count
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
 @cython.exceptval(check=False)
 def _shared(
     chunks: cython.ulonglong[::1], one: cython.ulonglong, two: cython.ulonglong, limit: cython.Py_ssize_t
@@ -77,36 +126,226 @@ def _shared(
 
 
 @cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _all_shared(
+    chunks: cython.ulonglong[::1],
+    anchors: cython.ulonglong[::1],
+    start: cython.Py_ssize_t,
+    stop: cython.Py_ssize_t,
+) -> cython.Py_ssize_t:
+    """How many leading bytes the keys of all these anchors have in common."""
+    skip: cython.Py_ssize_t = MAX_SKIP
+    row: cython.Py_ssize_t
+    for row in range(start, stop):
+        skip = _shared(chunks, anchors[start], anchors[row], skip)
+    return skip
+
+
+@cython.cfunc
 def _prefixes(
     chunks: cython.ulonglong[::1], anchors: cython.ulonglong[::1], skip: cython.Py_ssize_t
 ) -> array:
+    prefixes = _numbers(len(anchors))
+    _fill_prefixes(chunks, anchors, prefixes, 0, len(anchors), skip)
+    return prefixes
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _fill_prefixes(
+    chunks: cython.ulonglong[::1],
+    anchors: cython.ulonglong[::1],
+    prefixes: cython.ulonglong[::1],
+    start: cython.Py_ssize_t,
+    stop: cython.Py_ssize_t,
+    skip: cython.Py_ssize_t,
+) -> cython.void:
     """Of each key the eight bytes behind the first `skip`, as numbers that sort like them."""
-    prefixes = array("Q", bytes(8 * len(anchors)))
-    out: cython.ulonglong[::1] = prefixes
     data: cython.p_const_uchar
     at: cython.Py_ssize_t
     size: cython.Py_ssize_t
     row: cython.Py_ssize_t
     index: cython.Py_ssize_t
     value: cython.ulonglong
-    for row in range(len(anchors)):
+    for row in range(start, stop):
         data = chunk_of(chunks, anchors[row])
         at = offset_of(anchors[row])
         size = key_size(data, at)
         at += HEADER
         if size >= skip + 8:
-            out[row] = get_u64(data, at + skip)
+            prefixes[row] = get_u64(data, at + skip)
             continue
         value = 0
         for index in range(skip, skip + 8):
             value <<= 8
             if index < size:
                 value |= data[at + index]
-        out[row] = value
-    return prefixes
+        prefixes[row] = value
 
 
 @cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _sort(
+    chunks: cython.ulonglong[::1],
+    anchors: cython.ulonglong[::1],
+    prefixes: cython.ulonglong[::1],
+    spare: cython.ulonglong[::1],
+    spare_prefixes: cython.ulonglong[::1],
+    counts: cython.ulonglong[::1],
+    start: cython.Py_ssize_t,
+    stop: cython.Py_ssize_t,
+    skip: cython.Py_ssize_t,
+    depth: cython.int,
+) -> cython.void:
+    """Sort the anchors from `start` to `stop`, whose keys share `skip` bytes; gives them the prefixes behind these."""
+    row: cython.Py_ssize_t
+    end: cython.Py_ssize_t
+    at: cython.Py_ssize_t
+    inner: cython.Py_ssize_t
+    prefix: cython.ulonglong
+    _fill_prefixes(chunks, anchors, prefixes, start, stop, skip)
+    if stop - start <= FEW:
+        _sort_few(chunks, anchors, prefixes, start, stop)
+        return
+    if depth == MAX_DEPTH:
+        _sort_by_comparing(chunks, anchors, prefixes, spare, spare_prefixes, start, stop)
+        return
+    _sort_by_prefix(anchors, prefixes, spare, spare_prefixes, counts, start, stop)
+    row = start
+    while row < stop:
+        prefix = prefixes[row]
+        end = row + 1
+        while end < stop and prefixes[end] == prefix:
+            end += 1
+        if end - row > 1:
+            # A key that ends within its prefix shares less, but the prefix is filled up with zeros.
+            inner = _all_shared(chunks, anchors, row, end)
+            if inner < skip + 8:
+                inner = skip + 8
+            _sort(chunks, anchors, prefixes, spare, spare_prefixes, counts, row, end, inner, depth + 1)
+            for at in range(row, end):
+                prefixes[at] = prefix
+        row = end
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _sort_by_prefix(
+    anchors: cython.ulonglong[::1],
+    prefixes: cython.ulonglong[::1],
+    spare: cython.ulonglong[::1],
+    spare_prefixes: cython.ulonglong[::1],
+    counts: cython.ulonglong[::1],
+    start: cython.Py_ssize_t,
+    stop: cython.Py_ssize_t,
+) -> cython.void:
+    """Radix sort: distribute them by the last byte of the prefix, then by the one before, up to the first.
+
+    The sort is stable, so each pass keeps the order of the passes before. A byte that all prefixes share needs no pass.
+    """
+    row: cython.Py_ssize_t
+    byte: cython.Py_ssize_t
+    place: cython.ulonglong
+    below: cython.ulonglong
+    prefix: cython.ulonglong
+    bucket: cython.Py_ssize_t
+    moved: cython.bint = False
+    for bucket in range(8 * 256):
+        counts[bucket] = 0
+    for row in range(start, stop):
+        prefix = prefixes[row]
+        for byte in range(8):
+            counts[256 * byte + ((prefix >> (8 * byte)) & 0xFF)] += 1
+    for byte in range(8):
+        bucket = 256 * byte + ((prefixes[start] >> (8 * byte)) & 0xFF)
+        if counts[bucket] == cython.cast(cython.ulonglong, stop - start):
+            continue
+        below = start
+        for bucket in range(256 * byte, 256 * byte + 256):
+            place = below
+            below += counts[bucket]
+            counts[bucket] = place
+        if moved:
+            _distribute(spare, spare_prefixes, anchors, prefixes, counts, start, stop, byte)
+        else:
+            _distribute(anchors, prefixes, spare, spare_prefixes, counts, start, stop, byte)
+        moved = not moved
+    if moved:
+        for row in range(start, stop):
+            anchors[row] = spare[row]
+            prefixes[row] = spare_prefixes[row]
+
+
+@cython.cfunc
+@cython.inline
+@cython.nogil
+@cython.exceptval(check=False)
+def _distribute(
+    source: cython.ulonglong[::1],
+    source_prefixes: cython.ulonglong[::1],
+    target: cython.ulonglong[::1],
+    target_prefixes: cython.ulonglong[::1],
+    places: cython.ulonglong[::1],
+    start: cython.Py_ssize_t,
+    stop: cython.Py_ssize_t,
+    byte: cython.Py_ssize_t,
+) -> cython.void:
+    """One pass: each anchor goes to the next place of its bucket."""
+    row: cython.Py_ssize_t
+    place: cython.ulonglong
+    bucket: cython.ulonglong
+    prefix: cython.ulonglong
+    for row in range(start, stop):
+        prefix = source_prefixes[row]
+        bucket = 256 * byte + ((prefix >> (8 * byte)) & 0xFF)
+        place = places[bucket]
+        places[bucket] = place + 1
+        target[place] = source[row]
+        target_prefixes[place] = prefix
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
+def _sort_by_comparing(
+    chunks: cython.ulonglong[::1],
+    anchors: cython.ulonglong[::1],
+    prefixes: cython.ulonglong[::1],
+    spare: cython.ulonglong[::1],
+    spare_prefixes: cython.ulonglong[::1],
+    start: cython.Py_ssize_t,
+    stop: cython.Py_ssize_t,
+) -> cython.void:
+    """Merge sort, bottom up."""
+    width: cython.Py_ssize_t = FEW
+    at: cython.Py_ssize_t
+    at = start
+    while at < stop:
+        _sort_few(chunks, anchors, prefixes, at, min(at + width, stop))
+        at += width
+    while width < stop - start:
+        at = start
+        while at < stop:
+            _merge(
+                chunks,
+                anchors, prefixes, at, min(at + width, stop),
+                anchors, prefixes, min(at + width, stop), min(at + 2 * width, stop),
+                spare, spare_prefixes, at,
+            )  # fmt: skip
+            at += 2 * width
+        for at in range(start, stop):
+            anchors[at] = spare[at]
+            prefixes[at] = spare_prefixes[at]
+        width *= 2
+
+
+@cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
 def _sort_few(
     chunks: cython.ulonglong[::1],
     anchors: cython.ulonglong[::1],
@@ -135,6 +374,8 @@ def _sort_few(
 
 
 @cython.cfunc
+@cython.nogil
+@cython.exceptval(check=False)
 def _merge(
     chunks: cython.ulonglong[::1],
     one: cython.ulonglong[::1],

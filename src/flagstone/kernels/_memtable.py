@@ -8,7 +8,8 @@ Order is kept as in a log-structured tree: a scan or a flush sorts the anchors t
 and runs of similar size are merged (see `_key_runs`). Inserting compares no keys.
 
 Writers must exclude each other. Readers need no lock, because every method runs under one: the interpreter's, or where
-the kernel is interpreted the lock of `cython_stub`.
+the kernel is interpreted the lock of `cython_stub`. Only sorting gives the interpreter's lock back for a while. It
+reads nothing but rows that were complete before, and each of two threads that sort at once shows a complete order.
 
 An exception may still be raised inside a method: `MemoryError` anywhere, Ctrl-C where the kernel is interpreted. A
 garbage collection may also run other code in the middle of a method. Therefore what readers use (links, slots, sorted
@@ -42,10 +43,11 @@ from cython.cimports.flagstone.kernels._entries import (
 )
 from cython.cimports.flagstone.kernels._rows import CREATE_FLAG, EXPIRE_FLAG, MERGE_KIND
 
-from ._key_runs import merged_run, sorted_run
+from ._key_runs import merged_run, next_anchors, sorted_run
 from ._memtable_streams import sorted_stream, wal_stream
 
-SORT_STEP = cython.declare(cython.Py_ssize_t, 1 << 14)
+# How many keys are sorted at a time: interpreted, other threads wait for so many.
+SORT_STEP = cython.declare(cython.Py_ssize_t, 1 << 20 if cython.compiled else 1 << 14)
 # Above the address of an anchor a slot of the hash table keeps the low bits of the hash. They avoid most comparisons
 # with other keys, and the hash table grows without reading a single key.
 ADDRESS_BITS = cython.declare(cython.int, 38)
@@ -279,7 +281,7 @@ class Memtable:
         return found
 
     def sort_some(self) -> bool:
-        """Bring a few thousand more keys in order, in a millisecond or two; False when all are."""
+        """Bring more keys in order; False when all are. Compiled, other threads run meanwhile."""
         return self._sort_step() != 0
 
     def sort(self) -> tuple:
@@ -399,33 +401,24 @@ class Memtable:
     @cython.cfunc
     @cython.exceptval(-1)
     def _sort_step(self) -> cython.int:
-        """Sort the next few thousand anchors into a run, merge runs of similar size; 0 when none is left."""
-        anchors: cython.ulonglong[::1] = array("Q", bytes(8 * SORT_STEP))
+        """Sort the next anchors into a run, merge runs of similar size; 0 when none is left."""
         order: tuple = self.order
         runs: list = list(order[0])
-        chunk: cython.Py_ssize_t = order[1]
-        at: cython.Py_ssize_t = order[2]
-        chunks: cython.Py_ssize_t = len(self.chunks)
-        count: cython.Py_ssize_t = 0
-        data: cython.p_const_uchar
-        end: cython.Py_ssize_t
-        while chunk < chunks and count < SORT_STEP:
-            end = self.ends[chunk]
-            data = chunk_of(self.bases, address_of(chunk, 0))
-            while at < end and count < SORT_STEP:
-                if entry_flags(data, at) & ANCHOR_FLAG:
-                    anchors[count] = address_of(chunk, at)
-                    count += 1
-                at += entry_size(data, at)
-            if at < end or chunk + 1 == chunks:
-                break
-            chunk += 1
-            at = 0
+        # A name of its own: other threads may write, and enlarge it, while the kernel sorts.
+        bases: cython.ulonglong[::1] = self.bases
+        rest: cython.Py_ssize_t = self.keys
+        for run in runs:
+            rest -= len(run[0])
+        count, chunk, at = 0, order[1], order[2]
+        if rest > 0:
+            anchors: cython.ulonglong[::1] = array("Q", bytes(8)) * min(rest, SORT_STEP)
+            ends: cython.longlong[::1] = array("q", self.ends[: len(self.chunks)])
+            count, chunk, at = next_anchors(bases, ends, chunk, at, anchors)
         if count:
-            runs.append(sorted_run(self.bases, anchors[:count]))
+            runs.append(sorted_run(bases, anchors[:count]))
         while len(runs) > 1 and len(runs[len(runs) - 2][0]) <= 2 * len(runs[len(runs) - 1][0]):
             newer: tuple = runs.pop()
-            runs.append(merged_run(self.bases, runs.pop(), newer))
+            runs.append(merged_run(bases, runs.pop(), newer))
         # Sorted aside and shown at once: code that a garbage collection runs in between still finds every row.
         self.order = (tuple(runs), chunk, at)
         return 1 if count else 0

@@ -7,9 +7,8 @@ two calls. `chunks` is the memory of the memtable, see `_entries`.
 from __future__ import annotations
 
 import cython
-from cython.cimports.flagstone.kernels._bytes import MASK64, copy, put_little, put_u64
+from cython.cimports.flagstone.kernels._bytes import MASK64, copy, prefetch, put_little, put_u64
 from cython.cimports.flagstone.kernels._entries import (
-    CHUNK_BYTES,
     HEADER,
     chunk_of,
     entry_created,
@@ -31,10 +30,10 @@ from cython.cimports.flagstone.kernels._rows import (
     TOMBSTONE_KIND,
 )
 
-WARM_STEP = cython.declare(cython.Py_ssize_t, 64)
+# How many rows ahead memory is asked for.
+AHEAD = cython.declare(cython.Py_ssize_t, 12)
+PREFETCHED = cython.declare(cython.Py_ssize_t, 192)
 LONG_AGO = cython.declare(cython.longlong, -0x7FFFFFFFFFFFFFFF - 1)
-# The sum of what `_warm` has read; without it the C compiler would drop the loop.
-_warmed = cython.declare(cython.uint, 0)
 
 
 def sorted_stream(
@@ -49,41 +48,52 @@ def sorted_stream(
 
     Leaves out what a flush need not keep: values expired at `now_ms` become tombstones, and of each key only versions
     above `min_seq` and the newest one not above it are kept. Stops before a key with merge operands, which need the
-    operator. Returns `(next key, bytes used)`. The stream grows when the versions of a key do not fit into it.
+    operator. Returns `(next key, bytes used)`. The stream grows when the versions of a key do not fit into it. Does not
+    hold the interpreter's lock, so no rows may be added meanwhile.
     """
     total: cython.Py_ssize_t = len(anchors)
     out: cython.p_uchar = stream
     room: cython.Py_ssize_t = len(stream)
     enough: cython.Py_ssize_t = room // 2
+    needed: cython.Py_ssize_t = 0
     used: cython.Py_ssize_t = 0
     before: cython.Py_ssize_t
     index: cython.Py_ssize_t = start
     entry: cython.ulonglong
     data: cython.p_const_uchar
     at: cython.Py_ssize_t
-    size: cython.Py_ssize_t
-    while index < total and used < enough:
-        if cython.compiled and (index - start) % WARM_STEP == 0:
-            _warm(chunks, anchors, index, min(index + WARM_STEP, total))
-        before = used
-        entry = newest(chunks, anchors[index], MASK64)
-        while entry:
-            data = chunk_of(chunks, entry)
-            at = offset_of(entry)
-            if entry_flags(data, at) & MERGE_KIND:
-                return index, before
-            # The header of an entry is larger than all that a row of the stream has besides key and value.
-            size = entry_size(data, at)
-            if used + size > room:
-                room = used + size
-                stream.extend(bytes(room - len(stream)))
-                out = stream
-            used = _append(out, used, data, at, now_ms)
-            if entry_seq(data, at) <= min_seq or entry == anchors[index]:
-                break
-            entry = entry_link(data, at)
-        index += 1
-    return index, used
+    stopped: cython.bint = False
+    while True:
+        with cython.nogil:
+            while index < total and used < enough:
+                if index + AHEAD < total:
+                    # Rows in key order lie all over memory.
+                    entry = anchors[index + AHEAD]
+                    prefetch(chunk_of(chunks, entry), offset_of(entry), PREFETCHED)
+                before = used
+                entry = newest(chunks, anchors[index], MASK64)
+                while entry:
+                    data = chunk_of(chunks, entry)
+                    at = offset_of(entry)
+                    # The header of an entry is larger than all that a row of the stream has besides key and value.
+                    if used + entry_size(data, at) > room:
+                        needed = used + entry_size(data, at)
+                    stopped = needed > room or entry_flags(data, at) & MERGE_KIND != 0
+                    if stopped:
+                        break
+                    used = _append(out, used, data, at, now_ms)
+                    if entry_seq(data, at) <= min_seq or entry == anchors[index]:
+                        break
+                    entry = entry_link(data, at)
+                if stopped:
+                    used = before
+                    break
+                index += 1
+        if needed <= room or used:
+            return index, used
+        room = 2 * needed
+        stream.extend(bytes(room - len(stream)))
+        out = stream
 
 
 def wal_stream(chunks: list, ends: list, position: tuple, end: tuple, stream: bytearray) -> tuple:
@@ -121,6 +131,7 @@ def wal_stream(chunks: list, ends: list, position: tuple, end: tuple, stream: by
 
 @cython.cfunc
 @cython.inline
+@cython.nogil
 @cython.exceptval(check=False)
 def _append(
     out: cython.p_uchar,
@@ -150,28 +161,3 @@ def _append(
         put_u64(out, used, cython.cast(cython.ulonglong, entry_created(data, at)))
         used += 8
     return used
-
-
-@cython.cfunc
-@cython.exceptval(check=False)
-def _warm(
-    chunks: cython.ulonglong[::1],
-    anchors: cython.ulonglong[::1],
-    start: cython.Py_ssize_t,
-    stop: cython.Py_ssize_t,
-) -> cython.void:
-    """Touch rows that will be needed next.
-
-    Rows in key order lie all over memory. A loop that does nothing but touch them keeps many cache misses in flight at
-    once. The loop that copies them would wait for each in turn, which is three times as slow.
-    """
-    global _warmed  # noqa: PLW0603
-    row: cython.Py_ssize_t
-    at: cython.Py_ssize_t
-    data: cython.p_const_uchar
-    for row in range(start, stop):
-        data = chunk_of(chunks, anchors[row])
-        at = offset_of(anchors[row])
-        # No chunk is smaller than this, so all three bytes lie inside.
-        if at + 192 < CHUNK_BYTES:
-            _warmed += data[at] + data[at + 64] + data[at + 128]

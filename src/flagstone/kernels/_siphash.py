@@ -13,29 +13,32 @@ def rotate(value: int, bits: int) -> int:
     return ((value << bits) | (value >> (64 - bits))) & MASK64
 
 
+def mix(state: list[int], word: int) -> None:
+    """One round: change the four numbers of the state by the next word."""
+    v0, v1, v2, v3 = state
+    v3 ^= word
+    v0 = (v0 + v1) & MASK64
+    v2 = (v2 + v3) & MASK64
+    v1 = rotate(v1, 13) ^ v0
+    v3 = rotate(v3, 16) ^ v2
+    v0 = rotate(v0, 32)
+    v2 = (v2 + v1) & MASK64
+    v0 = (v0 + v3) & MASK64
+    v1 = rotate(v1, 17) ^ v2
+    v3 = rotate(v3, 21) ^ v0
+    v2 = rotate(v2, 32)
+    state[:] = v0 ^ word, v1, v2, v3
+
+
 def siphash(data: Any, at: int, size: int) -> int:
     """The 64-bit hash of `size` bytes: one compression round per word and three to finish."""
-    v0, v1, v2, v3 = _SEEDS
+    state = list(_SEEDS)
     words = size // 8
-    # words of data, then the last partial word with the length on top, then three rounds without a word
-    for turn in range(words + 4):
-        word = 0
-        if turn < words:
-            word = get_little(data, at + 8 * turn, 8)
-        elif turn == words:
-            word = get_little(data, at + 8 * words, size & 7) | ((size & 0xFF) << 56)
-        elif turn == words + 1:
-            v2 ^= 0xFF
-        v3 ^= word
-        v0 = (v0 + v1) & MASK64
-        v2 = (v2 + v3) & MASK64
-        v1 = rotate(v1, 13) ^ v0
-        v3 = rotate(v3, 16) ^ v2
-        v0 = rotate(v0, 32)
-        v2 = (v2 + v1) & MASK64
-        v0 = (v0 + v3) & MASK64
-        v1 = rotate(v1, 17) ^ v2
-        v3 = rotate(v3, 21) ^ v0
-        v2 = rotate(v2, 32)
-        v0 ^= word
-    return v0 ^ v1 ^ v2 ^ v3
+    for turn in range(words):
+        mix(state, get_little(data, at + 8 * turn, 8))
+    # The last partial word, with the length on top.
+    mix(state, get_little(data, at + 8 * words, size & 7) | ((size & 0xFF) << 56))
+    state[2] ^= 0xFF
+    for _ in range(3):
+        mix(state, 0)
+    return state[0] ^ state[1] ^ state[2] ^ state[3]

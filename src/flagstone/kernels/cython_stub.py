@@ -25,6 +25,7 @@ Decorated = TypeVar("Decorated")
 SHARED: Final = (
     "_block_notes",
     "_bytes",
+    "_crc32",
     "_entries",
     "_key_codes",
     "_memory",

@@ -116,8 +116,8 @@ class SstBuilder:
         self._compacted = sst_type is SstType.COMPACTED
         self._policies = self.options.filters if self._compacted else ()
         self._max_bytes = max_bytes
-        # A kernel adds the checksums of many small blocks at once. For large ones zlib is faster.
-        self._stamped = self._compacted and self.options.codec is Codec.NONE
+        # A kernel adds the checksums of many blocks at once. Compressed blocks get theirs one by one.
+        self._stamped = self.options.codec is Codec.NONE
         resume_key, resume_seq = resume or (b"", 0)
         self._writer = block_writer.BlockWriter(
             self.options.block_bytes if self._compacted else WAL_BLOCK_BYTES,
