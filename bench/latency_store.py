@@ -98,6 +98,8 @@ class LatencyStore:
         """Requests since the start, by kind."""
         self.moved: Counter[str] = Counter()
         """Bytes sent and received since the start."""
+        self.longest_s = 0.0
+        """How long the longest request takes since a caller set this to 0."""
 
     @property
     def url(self) -> str:
@@ -211,4 +213,6 @@ class LatencyStore:
             self.requests[kind] += 1
             self.moved[direction] += size
             seconds = wait.draw(self._source) + size / self._profile.bytes_per_second
-        return seconds / self._profile.nearer
+            seconds /= self._profile.nearer
+            self.longest_s = max(self.longest_s, seconds)
+        return seconds

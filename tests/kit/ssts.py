@@ -85,6 +85,7 @@ class VanishingSsts:
 
     def __init__(self, ssts: SstStore, gone: Container[int]) -> None:
         self.pool = ssts.pool
+        self.read_ahead = ssts.read_ahead
         self.fetches = 0
         self._ssts = ssts
         self._gone = gone
@@ -101,6 +102,20 @@ class VanishingSsts:
         self.fetches += 1
         if self.fetches in self._gone:
             raise SstGone(need.sst.id, need.sst.path)
+
+
+class RoundCounter:
+    """An `SstStore` that counts rounds: calls of `fetch`, whose requests run at the same time."""
+
+    def __init__(self, ssts: SstStore) -> None:
+        self.pool = ssts.pool
+        self.read_ahead = ssts.read_ahead
+        self.rounds = 0
+        self._ssts = ssts
+
+    def fetch(self, needs: Any, *, admit: bool = True) -> Any:
+        self.rounds += 1
+        return self._ssts.fetch(needs, admit=admit)
 
 
 @dataclass

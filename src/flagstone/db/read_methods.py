@@ -16,9 +16,9 @@ from flagstone.format.filter import PrefixExtractor
 from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.read import drivers
 from flagstone.read.drivers import Found, visible_row
+from flagstone.read.read_ahead import PrefixProbe
 from flagstone.read.scan import Scan
 from flagstone.read.scan_cursor import DEFAULT_READ_AHEAD_BYTES, ScanRequest
-from flagstone.read.sources import PrefixProbe
 from flagstone.read.view import ReadView
 from flagstone.runtime.clock import Clock
 from flagstone.sst.store import SstGone, SstStore
@@ -217,8 +217,9 @@ class Reads:
         """The rows with keys in [start, stop), or that begin with `prefix`, as they are now.
 
         Iterate for `(key, value)`, `.rows()` for whole rows, `.seek(key)` to skip. `reverse` goes from the last key to
-        the first. The scan shows one moment, however long it takes. In a clone of a key range, a scan wholly outside
-        that range raises `InvalidRequest`.
+        the first. The scan shows one moment, however long it takes. A long scan fetches up to `read_ahead_bytes` before
+        it needs them, several requests at once. In a clone of a key range, a scan wholly outside that range raises
+        `InvalidRequest`.
         """
         keys = self._check_range(start, stop, prefix)
         if limit is not None and limit < 0:

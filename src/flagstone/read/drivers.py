@@ -11,14 +11,18 @@ collection has deleted an SST of the view; a scan then continues in a newer view
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final
 
+from flagstone.kernels import bloom as bloom_kernel
 from flagstone.kernels import probe as probe_kernel
 from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.lsm.retention import visible_value
 from flagstone.read.scan_cursor import Chunk, Lacking, ScanCursor
 from flagstone.read.view import ReadView
+from flagstone.sst.budget import Share
+from flagstone.sst.reader import META, Sst
 from flagstone.sst.store import Pinned, SstGone, SstStore, plan_requests
 from flagstone.types import EntryTuple, Row
 
@@ -46,11 +50,11 @@ def probe_many(
     max_seq: int,
     answers: list[Found | Need],
     pinned: Pinned | None = None,
-) -> list[Need]:
+) -> list[tuple[bytes, Need]]:
     """`probe` every key whose answer is still a `Need`, or all of them while `answers` is empty.
 
-    Fills in `answers`, one per key, and returns what is still missing, so that one round of concurrent requests serves
-    all keys.
+    Fills in `answers`, one per key, and returns the keys without an answer and what they lack, so that one round of
+    concurrent requests serves all of them.
     """
     if not answers:
         answers[:] = [probe(view, key, max_seq, pinned) for key in keys]
@@ -58,7 +62,45 @@ def probe_many(
         for at, answer in enumerate(answers):
             if isinstance(answer, Need):
                 answers[at] = probe(view, keys[at], max_seq, pinned)
-    return [answer for answer in answers if isinstance(answer, Need)]
+    return [(key, answer) for key, answer in zip(keys, answers, strict=True) if isinstance(answer, Need)]
+
+
+def plan_fetch(view: ReadView, lacking: Sequence[tuple[bytes, Need]], pinned: Pinned) -> list[Need]:
+    """What to fetch for keys and what each of them lacks.
+
+    A key that lacks an index gets the indexes and filters of all SSTs that may hold it. A read that fetches them one by
+    one would wait for as many round trips as there are layers.
+
+    Of several keys each gets the blocks of all SSTs whose filters do not exclude it. Among many keys some filter is
+    nearly always wrong, and all of them would wait for another round trip.
+    """
+    indexes: dict[Sst, None] = {}
+    blocks: list[Need] = []
+    for key, need in lacking:
+        if need.numbers:
+            blocks.append(need)
+            if len(lacking) > 1:
+                blocks += [
+                    other for sst in view.forest.ssts_of(key) if (other := _block_of(sst, key, pinned))
+                ]
+        else:
+            absent = (sst for sst in view.forest.ssts_of(key) if not sst.holds(META))
+            indexes.update((sst, None) for sst in absent if (sst, META) not in pinned)
+    return blocks + [Need(sst, None, []) for sst in indexes]
+
+
+def _block_of(sst: Sst, key: bytes, pinned: Pinned) -> Need | None:
+    """The block that has the key if the SST has it; None if a filter excludes the key or the block is in memory."""
+    meta = pinned.get((sst, META)) or (None if sst.meta is None else sst.meta.pinned)
+    if meta is None:
+        return None
+    index, first_keys, bloom = meta
+    number = max(bisect_left(first_keys, key) - 1, 0)
+    if sst.holds(number) or (sst, number) in pinned:
+        return None
+    if bloom is not None and not bloom_kernel.may_contain_key(bloom, key):
+        return None
+    return Need(sst, index, [number])
 
 
 def visible_row(
@@ -86,7 +128,7 @@ def get(ssts: SstStore, view: ReadView, key: bytes, max_seq: int) -> Found:
     found = probe(view, key, max_seq)
     pinned: Pinned = {}
     while isinstance(found, Need):
-        pinned.update(ssts.fetch([found]))
+        pinned.update(ssts.fetch(plan_fetch(view, [(key, found)], pinned)))
         found = probe(view, key, max_seq, pinned)
     return found
 
@@ -96,17 +138,20 @@ async def get_async(ssts: SstStore, view: ReadView, key: bytes, max_seq: int) ->
     found = probe(view, key, max_seq)
     pinned: Pinned = {}
     while isinstance(found, Need):
-        pinned.update(await fetch_async(ssts, [found]))
+        pinned.update(await fetch_async(ssts, plan_fetch(view, [(key, found)], pinned)))
         found = probe(view, key, max_seq, pinned)
     return found
 
 
 def multi_get(ssts: SstStore, view: ReadView, keys: Sequence[bytes], max_seq: int) -> list[Found]:
-    """`get` of many keys, in their order. Keys share blocks, and the requests of each round run concurrently."""
+    """`get` of many keys, in their order. Keys share blocks, and the requests of each round run concurrently.
+
+    With nothing in memory that is one round for all indexes and filters, and one for all blocks.
+    """
     answers: list[Found | Need] = []
     pinned: Pinned = {}
-    while needs := probe_many(view, keys, max_seq, answers, pinned):
-        pinned.update(ssts.fetch(needs))
+    while lacking := probe_many(view, keys, max_seq, answers, pinned):
+        pinned.update(ssts.fetch(plan_fetch(view, lacking, pinned)))
     return _settled(answers)
 
 
@@ -114,8 +159,8 @@ async def multi_get_async(ssts: SstStore, view: ReadView, keys: Sequence[bytes],
     """`multi_get` for an event loop."""
     answers: list[Found | Need] = []
     pinned: Pinned = {}
-    while needs := probe_many(view, keys, max_seq, answers, pinned):
-        pinned.update(await fetch_async(ssts, needs))
+    while lacking := probe_many(view, keys, max_seq, answers, pinned):
+        pinned.update(await fetch_async(ssts, plan_fetch(view, lacking, pinned)))
     return _settled(answers)
 
 
@@ -159,8 +204,15 @@ async def fetch_async(ssts: SstStore, needs: Sequence[Need], *, admit: bool = Tr
 
 
 def _read_ahead(ssts: SstStore, cursor: ScanCursor) -> None:
-    for source, need in cursor.plan_ahead():
-        source.expect(ssts.pool.submit(ssts.fetch_request, need, admit=cursor.cache_blocks))
+    for stretch in cursor.plan_ahead(ssts.read_ahead):
+        stretch.future = ssts.pool.submit(
+            _fetch_ahead, ssts, stretch.need, cursor.share, admit=cursor.cache_blocks
+        )
+
+
+def _fetch_ahead(ssts: SstStore, need: Need, _share: Share | None, *, admit: bool) -> Pinned:
+    """A request of the read-ahead. It holds the share: its bytes take memory although the scan may be gone."""
+    return ssts.fetch_request(need, admit=admit)
 
 
 def _settled(answers: list[Found | Need]) -> list[Found]:

@@ -19,22 +19,16 @@ from flagstone.errors import CorruptData
 from flagstone.kernels import scan as scan_kernel
 from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.lsm.retention import visible_value
-from flagstone.read.sources import (
-    HIGHEST,
-    LOWEST,
-    LayerSource,
-    MemtableSource,
-    Missing,
-    Need,
-    PrefixProbe,
-    Source,
-)
+from flagstone.read.read_ahead import MAX_REQUESTS, PrefixProbe, Stretch
+from flagstone.read.sources import HIGHEST, LOWEST, LayerSource, MemtableSource, Missing, Need, Source
 from flagstone.read.view import ReadView
 from flagstone.runtime.pool import Future
+from flagstone.sst.budget import ReadAheadBudget, Share
 from flagstone.sst.store import Pinned, SstGone
 from flagstone.types import EntryTuple, KeyRange, Row
 
-DEFAULT_READ_AHEAD_BYTES: Final = 1024 * 1024
+DEFAULT_READ_AHEAD_BYTES: Final = 32 * 1024 * 1024
+"""Eight requests of four megabytes: enough for the bandwidth of a machine, not only of a connection."""
 
 BLOCKS_AT_ONCE: Final = 32
 """Blocks per chunk: about a thousand rows of a hundred bytes. Longer lists do not fit the processor's caches."""
@@ -58,6 +52,8 @@ _RENEWALS: Final = 3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanRequest:
     """What a scan has to show. It adds blocks to the cache only with `cache_blocks`.
+
+    It fetches at most `read_ahead_bytes` before it needs them, all SSTs together.
 
     With `renew` the scan outlives its view: if an SST of it is gone, the scan continues at its key in a newer view.
     """
@@ -162,6 +158,7 @@ class ScanCursor:
         self._end = LOWEST if request.reverse else HIGHEST
         self._spare: Chunk = []
         self._pinned: Pinned = {}
+        self._share: Share | None = None
         self._finished = request.keys.empty
         self._renewals = 0
         # Forward: all keys below were shown; backward: all keys above.
@@ -201,14 +198,44 @@ class ScanCursor:
         """Take what was fetched for this cursor."""
         self._pinned.update(fetched)
 
-    def plan_ahead(self) -> list[tuple[LayerSource, Need]]:
-        """What to fetch in the background, by source; pass the future of each to the source's `expect`."""
-        return [(source, need) for source in self._layers if (need := source.plan_ahead()) is not None]
+    def plan_ahead(self, budget: ReadAheadBudget) -> list[Stretch]:
+        """What to fetch in the background; assign the future of each fetch to its stretch.
+
+        Sources that have the least ahead come first: the one that the scan reads fastest must not take all of the
+        budget.
+        """
+        sources = [source for source in self._layers if not source.ended]
+        if self._left == 0 or not any(source.read_ahead.started for source in sources):
+            return []
+        if self._share is None:
+            self._share = budget.open_share()
+        for source in sources:
+            source.note_position()
+            for future in source.read_ahead.landed_indexes():
+                self.settle(future)
+        ahead = sorted((source.read_ahead for source in sources), key=lambda each: each.held_bytes)
+        held = self._share.held_bytes = sum(each.held_bytes for each in ahead)
+        requests = MAX_REQUESTS - sum(each.under_way for each in ahead)
+        planned: list[Stretch] = []
+        for each in ahead:
+            before = each.held_bytes
+            planned += each.plan(
+                max_bytes=self._request.read_ahead_bytes - held + before,
+                max_requests=requests - len(planned),
+                share=self._share,
+            )
+            held += each.held_bytes - before
+        return planned
+
+    @property
+    def share(self) -> Share | None:
+        """The memory that the read-ahead of this scan takes from the budget."""
+        return self._share
 
     def settle(self, future: Future[Pinned]) -> None:
         """A background fetch has ended: take its result, or raise its error."""
         for source in self._layers:
-            source.settle(future)
+            source.read_ahead.settle(future)
         self.accept(future.result())
 
     def seek(self, key: bytes) -> None:

@@ -11,12 +11,12 @@ from bisect import bisect_left, bisect_right
 from operator import itemgetter
 from typing import Final
 
-from flagstone.format.filter import Filters, PrefixExtractor
 from flagstone.format.sst import FORMAT_V2, BlockIndex
 from flagstone.kernels import probe as probe_kernel
+from flagstone.read.read_ahead import LayerBlocks, PrefixProbe, ReadAhead
 from flagstone.read.view import Layer, MemtableCursor
 from flagstone.runtime.pool import Future
-from flagstone.sst.reader import FILTERS, META, Sst
+from flagstone.sst.reader import META, Sst
 from flagstone.sst.store import Pinned
 from flagstone.types import MAX_KEY_BYTES, EntryTuple
 
@@ -26,15 +26,9 @@ LOWEST: Final = b""
 HIGHEST: Final = b"\xff" * (MAX_KEY_BYTES + 1)
 """No key equals either: keys are not empty and not that long."""
 
-FIRST_READ_BYTES: Final = 16 * 1024
-"""The size of a scan's first request. Each further request doubles it, up to the caller's bound."""
-
 MEMTABLE_ROWS: Final = 256
 MERGED_BLOCKS: Final = 8
 """Blocks per step of a merge, if they are in memory; a scan starts with one."""
-
-PrefixProbe = tuple[PrefixExtractor, bytes]
-"""An extractor and the prefix that it extracts from every key of the scan: SSTs whose filters lack it are skipped."""
 
 Missing = Need | Future[Pinned] | None
 """What a scan lacks: something to fetch, a fetch in progress, or nothing."""
@@ -119,7 +113,7 @@ class MemtableSource(Source):
 class LayerSource(Source):
     """The rows of an L0 SST or of a sorted run, block by block, with read-ahead.
 
-    All sources of a scan share `pinned`, which holds what was fetched for the scan; a block leaves it when it is used.
+    A block leaves `pinned` when it is used.
     """
 
     rows: list[EntryTuple]
@@ -136,22 +130,14 @@ class LayerSource(Source):
         read_ahead_bytes: int,
         prefix_probe: PrefixProbe | None,
     ) -> None:
-        self._starts, self._stops, self._ssts = layer.parts()
-        self._start = start
-        self._stop = stop
+        self._layer = LayerBlocks(layer, start, stop, pinned, prefix_probe)
         self._pinned = pinned
-        self._prefix_probe = prefix_probe
-        self._max_window = read_ahead_bytes
-        self._window = min(FIRST_READ_BYTES, read_ahead_bytes)
-        self._pending: Future[Pinned] | None = None
+        self._max_bytes = read_ahead_bytes
+        self.read_ahead = ReadAhead(self._layer, reverse=reverse)
         self._blocks_now = 1
-        first = max(bisect_left(self._starts, start) - 1, 0)
-        end = bisect_left(self._starts, stop)
-        while first < end and self._stops[first] is not None and self._stops[first] <= start:
-            first += 1
-        self._first, self._end = first, end
         super().__init__(HIGHEST if reverse else LOWEST, reverse=reverse)
-        self._at = end if reverse else first - 1
+        positions = self._layer.positions
+        self._at = positions.stop if reverse else positions.start - 1
         self._index: BlockIndex | None = None
         self._next_sst()
 
@@ -190,13 +176,14 @@ class LayerSource(Source):
         """As above. Opens the next SST if its index is in memory."""
         while not self.ended:
             if self._index is None and not self._open():
-                return self._pending or Need(self._sst, None, [])
+                return self.read_ahead.pending(self._at, META) or Need(self._sst, None, [])
             if self._next in self._blocks:
                 break
             self._next_sst()
-        if self.ended or self._has_block(self._next):
+        if self.ended or self._layer.has(self._at, self._next):
             return None
-        return self._pending or self._plan(self._next)
+        pending = self.read_ahead.pending(self._at, self._next)
+        return pending or self.read_ahead.need(self._at, self._next, self._max_bytes)
 
     def pass_blocks(self, limit: bytes, max_blocks: int) -> tuple[list[bytes], bytes, bytes] | None:
         """Forward: whole blocks that end below `limit`, with the bounds of the visible keys.
@@ -209,12 +196,17 @@ class LayerSource(Source):
         number, end = self._next, self._blocks.stop
         # Keys of a block do not exceed the separator after it, but may equal it.
         passable = bisect_left(index.first_keys, limit, number, end) - 1
-        if passable == end - 1 and self._sst_ends_below(limit):
+        if passable == end - 1 and self._layer.ends_below(self._at, limit):
             passable = end
         passable = min(passable, number + max_blocks)
-        raws = self._sst.held_blocks(number, passable)
-        while number + len(raws) < passable and (self._sst, number + len(raws)) in self._pinned:
-            raws.append(self._pinned.pop((self._sst, number + len(raws))))
+        raws: list[bytes] = []
+        while number + len(raws) < passable:
+            # First what was fetched for this scan: it may be in the cache, too, and must not stay in `pinned`.
+            raw = self._pinned.pop((self._sst, number + len(raws)), None)
+            held = self._sst.held_blocks(number + len(raws), passable) if raw is None else [raw]
+            if not held:
+                break
+            raws += held
         if not raws:
             return None
         self._next += len(raws)
@@ -235,47 +227,21 @@ class LayerSource(Source):
         at = self._next if self.reverse else self._next + 1
         return self._index.first_keys[at] if at in self._blocks else self.frontier
 
-    def plan_ahead(self) -> Need | None:
-        """What to fetch in advance; None if nothing is missing or enough is fetched already.
-
-        The caller passes the future of that fetch to `expect`.
-        """
-        if self._pending is not None or self._asked == 0 or self.ended or self._index is None:
-            return None
-        if self.reverse:
-            ahead, following, inside = self._next - self._fetched_to, self._at - 1, self._at > self._first
-        else:
-            ahead, following, inside = self._fetched_to - self._next, self._at + 1, self._at + 1 < self._end
-        if ahead * 2 > self._asked:
-            return None
-        if self._fetched_to in self._blocks:
-            return self._plan(self._fetched_to)
-        if inside:
-            sst: Sst = self._ssts[following]
-            if not sst.holds(META) and (sst, META) not in self._pinned:
-                return Need(sst, None, [])
-        return None
-
-    def expect(self, future: Future[Pinned]) -> None:
-        """A fetch for this source has started."""
-        self._pending = future
-
-    def settle(self, future: Future[Pinned]) -> None:
-        """The fetch has ended, with a result or an error."""
-        if self._pending is future:
-            self._pending = None
+    def note_position(self) -> None:
+        """Before read-ahead is planned: let go of what the scan has passed."""
+        opened = self._index is not None and self._next in self._blocks
+        self.read_ahead.pass_to(self._at, self._next if opened else None)
 
     def _next_sst(self) -> None:
-        self._index = None
-        self._asked = 0
+        if self._index is not None:
+            self._layer.release(self._at)
+            self._index = None
         self._at += -1 if self.reverse else 1
-        if not self._first <= self._at < self._end:
+        if self._at not in self._layer.positions:
             self.frontier = LOWEST if self.reverse else HIGHEST
             return
-        self._sst: Sst = self._ssts[self._at]
-        self._low = max(self._start, self._starts[self._at])
-        stop = self._stops[self._at]
-        self._high = self._stop if stop is None else min(self._stop, stop)
+        self._sst = self._layer.sst(self._at)
+        self._low, self._high = self._layer.bounds(self._at)
         if self.reverse:
             # The SST before may end with a version of the first key of this one. No row is above the end of this one.
             self.frontier = min(self.frontier, self._high)
@@ -284,25 +250,11 @@ class LayerSource(Source):
 
     def _open(self) -> bool:
         """Find the blocks of the range; False if the index is not in memory."""
-        sst = self._sst
-        index: BlockIndex | None = sst.held_index()
-        if index is None:
-            pinned = self._pinned.get((sst, META))
-            if pinned is None:
-                return False
-            index = pinned[0]
-        first = max(bisect_left(index.first_keys, self._low) - 1, 0)
-        end = bisect_left(index.first_keys, self._high)
-        if self._prefix_probe is not None:
-            # One request fetched them with the index; the cache may have evicted them since.
-            filters: Filters | None = sst.filters or self._pinned.get((sst, FILTERS))
-            extractor, prefix = self._prefix_probe
-            if filters is not None and not filters.may_contain_prefix(prefix, extractor):
-                end = first
-        self._index = index
-        self._blocks = range(first, end)
-        self._next = end - 1 if self.reverse else first
-        self._fetched_to = self._next
+        opened = self._layer.open(self._at)
+        if opened is None:
+            return False
+        self._index, self._blocks = opened
+        self._next = self._blocks[-1 if self.reverse else 0] if self._blocks else self._blocks.start
         return True
 
     def _move_frontier(self) -> None:
@@ -318,31 +270,6 @@ class LayerSource(Source):
         else:
             self.frontier = max(self.frontier, index.first_keys[self._next])
 
-    def _sst_ends_below(self, limit: bytes) -> bool:
-        if self._at + 1 < self._end:
-            return bool(self._starts[self._at + 1] < limit)
-        return self._high <= limit
-
-    def _has_block(self, number: int) -> bool:
-        return self._sst.holds(number) or (self._sst, number) in self._pinned
-
     def _take_block(self, number: int) -> bytes | None:
         raw: bytes | None = self._pinned.pop((self._sst, number), None)
         return self._sst.held_block(number) if raw is None else raw
-
-    def _plan(self, number: int) -> Need | None:
-        """Blocks from `number` on that are not in memory, as many as the window takes; None if all are in memory."""
-        index = self._index
-        assert index is not None, "blocks are planned in an open SST"
-        numbers: list[int] = []
-        left = self._window
-        step = -1 if self.reverse else 1
-        while number in self._blocks and (left > 0 or not numbers):
-            left -= index.stops[number] - index.offsets[number]
-            if not self._has_block(number):
-                numbers.append(number)
-            number += step
-        self._window = min(2 * self._window, self._max_window)
-        self._asked = max(len(numbers), 1)
-        self._fetched_to = number
-        return Need(self._sst, index, numbers) if numbers else None

@@ -8,7 +8,7 @@ from the store when no checkpoint holds them; see `sst.store.SstGone`.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import NoReturn, Protocol
 
@@ -83,6 +83,15 @@ class Forest:
             return self.layers
         at = bisect_right(self.prefixes, key) - 1
         return self.segments[at] if at >= 0 and key.startswith(self.prefixes[at]) else []
+
+    def ssts_of(self, key: bytes) -> Iterator[Sst]:
+        """The SSTs whose key ranges include `key`, newest first."""
+        for layer in self.layers_of(key):
+            starts, stops, ssts = layer.parts()
+            # The last SST that starts below the key, and those that start with it.
+            for at in range(max(bisect_left(starts, key) - 1, 0), bisect_right(starts, key)):
+                if stops[at] is None or key < stops[at]:
+                    yield ssts[at]
 
     @property
     def scan_layers(self) -> list[Layer]:

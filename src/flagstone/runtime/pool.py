@@ -31,8 +31,8 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _U = TypeVar("_U")
 
-DEFAULT_WORKERS: Final = 32
-"""Far more than there are cores, because store calls mostly wait."""
+DEFAULT_WORKERS: Final = 128
+"""Far more than there are cores, because store calls mostly wait: a read of a hundred keys makes a hundred at once."""
 
 EXIT_GRACE_SECONDS: Final = 1.0
 """How long the interpreter's exit waits for running calls and services: long enough for an upload that is nearly

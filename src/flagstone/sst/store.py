@@ -17,6 +17,7 @@ from flagstone.runtime import metric_names
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.pool import IoPool, shared_pool
 from flagstone.runtime.sync import Event, Lock
+from flagstone.sst.budget import ReadAheadBudget
 from flagstone.sst.builder import EncodedSst
 from flagstone.sst.cache import SstCache
 from flagstone.sst.reader import FILTERS, META, Sst, SstMeta
@@ -135,6 +136,7 @@ class SstStore:
         pool: IoPool | None = None,
         metrics: Metrics | None = None,
         small_sst_bytes: int = SMALL_SST_BYTES,
+        read_ahead: ReadAheadBudget | None = None,
     ) -> None:
         registry = metrics or Metrics()
         self._small_sst_bytes = small_sst_bytes
@@ -142,6 +144,7 @@ class SstStore:
         self._paths = paths
         self.cache: Final = cache or SstCache(metrics=registry)
         self.pool: Final = pool or shared_pool()
+        self.read_ahead: Final = read_ahead or ReadAheadBudget()
         self._counts = ReadCounts(registry)
         self._lock = Lock()
         self._ssts: dict[Ulid, Sst] = {}

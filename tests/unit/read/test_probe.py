@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from flagstone.sst.store import SstGone
 from flagstone.store.paths import DbPaths
 from flagstone.types import MAX_SEQ, MERGE, TOMBSTONE, EntryTuple, KeyRange, Ulid
 from kit.databases import Append
-from kit.ssts import PlainMemtable, Rig, put
+from kit.ssts import PlainMemtable, Rig, RoundCounter, put
 
 
 def requests(rig: Rig) -> int:
@@ -38,6 +39,45 @@ def test_a_cold_get_costs_one_request_for_the_index_and_one_for_the_block() -> N
     assert get(rig.sst_store, view, b"%08d" % 321, MAX_SEQ) == put(321)
     assert get(rig.sst_store, view, b"%08d" % 322, MAX_SEQ) == put(322)
     assert requests(rig) == 2
+
+
+@pytest.mark.parametrize("key", [0, 321, 399])
+def test_a_cold_get_takes_two_rounds_however_many_layers_there_are(key: int) -> None:
+    rig = Rig()
+    everything = [put(number) for number in range(400)]
+    l0 = [rig.add([put(0, age), put(399, age), put(1000 + age)]) for age in range(2, 8)]
+    elsewhere = rig.add([put(number) for number in range(2000, 2100)])
+    run = [rig.add(everything[:200]), rig.add(everything[200:])]
+    view = rig.view(rig.tree(l0=[elsewhere, *l0[::-1]], runs=[run]))
+    rig.store.reset()
+    counted: Any = RoundCounter(rig.sst_store)
+    found = get(counted, view, b"%08d" % key, MAX_SEQ)
+    assert found == (put(key) if key == 321 else put(key, 7))
+    assert counted.rounds == 2
+    assert requests(rig) == 7 + 1, "index and filters of six SSTs in L0 and one of the run, and one block"
+    if key != 0:  # then also the index of this key is in memory
+        assert get(counted, view, b"%08d" % 300, MAX_SEQ) == put(300)
+        assert counted.rounds == 3
+
+
+def test_a_cold_multi_get_takes_one_round_for_all_indexes_and_one_for_all_blocks() -> None:
+    rig = Rig(threads=4)
+    rows = [put(number, value=b"v" * 300) for number in range(3000)]
+    view = rig.view(
+        rig.tree(
+            l0=[rig.add([put(number, 2 + age) for number in range(age, 3000, 100)]) for age in range(3)][
+                ::-1
+            ],
+            runs=[[rig.add(rows[at : at + 500]) for at in range(0, 3000, 500)]],
+        )
+    )
+    rig.store.reset()
+    counted: Any = RoundCounter(rig.sst_store)
+    asked = list(range(0, 3000, 30))
+    found = multi_get(counted, view, [b"%08d" % number for number in asked], MAX_SEQ)
+    assert [row[0] for row in found if isinstance(row, tuple)] == [b"%08d" % number for number in asked]
+    assert counted.rounds == 2
+    assert rig.store.totals()["requests"]["get_range"] < 9 + 100
 
 
 @pytest.mark.slow
