@@ -15,6 +15,8 @@ KERNELS = (
     "_block_reader",
     "_block_writer",
     "_bloom",
+    "_flat_reader",
+    "_flat_writer",
     "_index",
     "_key_runs",
     "_memtable",

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
-from flagstone.errors import CorruptData
 from flagstone.format import flat
 from flagstone.format.codec import Codec
 from flagstone.kernels import index as index_kernel
@@ -65,51 +64,6 @@ def decode_info(data: bytes | memoryview) -> SsTableInfo:
     return flat.decode(SST_INFO, data)
 
 
-def _make_info(values: list[Any]) -> SsTableInfo:
-    first_entry, index_offset, index_len, filter_offset, filter_len, codec, sst_type, *rest = values
-    last_entry, stats_offset, stats_len, filter_format = rest
-    known_codec, known_type, known_filter = (
-        _CODECS.get(codec),
-        _TYPES.get(sst_type),
-        _FILTERS.get(filter_format),
-    )
-    if known_codec is None or known_type is None or known_filter is None:
-        raise CorruptData(f"unknown codec {codec}, SST type {sst_type} or filter format {filter_format}")
-    return SsTableInfo(
-        first_entry,
-        last_entry,
-        index_offset,
-        index_len,
-        filter_offset,
-        filter_len,
-        known_codec,
-        known_type,
-        stats_offset,
-        stats_len,
-        known_filter,
-    )
-
-
-def _take_info(info: SsTableInfo) -> tuple[object, ...]:
-    return (
-        info.first_entry,
-        info.index_offset,
-        info.index_len,
-        info.filter_offset,
-        info.filter_len,
-        info.codec,
-        info.sst_type,
-        info.last_entry,
-        info.stats_offset,
-        info.stats_len,
-        info.filter_format,
-    )
-
-
-_CODECS: Final = {codec.value: codec for codec in Codec}
-_TYPES: Final = {kind.value: kind for kind in SstType}
-_FILTERS: Final = {kind.value: kind for kind in FilterFormat}
-
 SST_INFO: Final = flat.Shape(
     "SsTableInfo",
     flat.Bytes(),
@@ -117,14 +71,26 @@ SST_INFO: Final = flat.Shape(
     flat.U64,
     flat.U64,
     flat.U64,
-    flat.I8,
-    flat.I8,
+    flat.Choice("codec", Codec),
+    flat.Choice("SST type", SstType),
     flat.Bytes(),
     flat.U64,
     flat.U64,
-    flat.I8,
-    make=_make_info,
-    take=_take_info,
+    flat.Choice("filter format", FilterFormat),
+    record=SsTableInfo,
+    members=(
+        "first_entry",
+        "index_offset",
+        "index_len",
+        "filter_offset",
+        "filter_len",
+        "codec",
+        "sst_type",
+        "last_entry",
+        "stats_offset",
+        "stats_len",
+        "filter_format",
+    ),
 )
 
 

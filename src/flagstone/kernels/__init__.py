@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from flagstone.kernels import _block_reader as block_reader
     from flagstone.kernels import _block_writer as block_writer
     from flagstone.kernels import _bloom as bloom
+    from flagstone.kernels import _flat_reader as flat_reader
+    from flagstone.kernels import _flat_writer as flat_writer
     from flagstone.kernels import _index as index
     from flagstone.kernels import _memtable as memtable
     from flagstone.kernels import _merge as merge
@@ -64,6 +66,8 @@ NAMES = (
     "block_reader",
     "block_writer",
     "bloom",
+    "flat_reader",
+    "flat_writer",
     "index",
     "memtable",
     "merge",
@@ -86,6 +90,8 @@ __all__ = [
     "block_reader",
     "block_writer",
     "bloom",
+    "flat_reader",
+    "flat_writer",
     "index",
     "load_compiled",
     "load_interpreted",

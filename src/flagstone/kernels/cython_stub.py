@@ -30,6 +30,7 @@ SHARED: Final = (
     "_key_codes",
     "_memory",
     "_merge_source",
+    "_records",
     "_rows",
     "_siphash",
     "_views",

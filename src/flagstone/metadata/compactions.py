@@ -25,7 +25,7 @@ from flagstone.lsm.tree import BytesRange
 from flagstone.metadata.integrity import unseal_metadata
 from flagstone.metadata.invariants import broken, check_record, ulid_texts
 from flagstone.metadata.manifest import SsTable
-from flagstone.metadata.manifest_codec import BYTES_RANGE, PLACED_TABLE, ULID, open_envelope
+from flagstone.metadata.manifest_codec import BYTES_RANGE, ENVELOPE_BYTES, OUTPUT_SST, ULID, envelope_version
 from flagstone.runtime.ids import ulid_ms, ulid_text
 from flagstone.types import RunId, Seq, Ulid
 
@@ -241,7 +241,6 @@ _COMPACTIONS_STEP_RULES = (coordinator_epoch_grows, new_job_not_older, jobs_foll
 # -- bytes ------------------------------------------------------------------------------------------------
 
 VERSION: Final = 2
-_ENVELOPE_BYTES: Final = 2
 _TIERED: Final = 1
 _DRAIN: Final = 2
 _TIERED_CONTEXT: Final = 1
@@ -250,7 +249,7 @@ _STATUSES: Final = {status.value: status for status in JobStatus}
 
 def encode_compactions(compactions: Compactions) -> bytes:
     """The stored bytes, version 2."""
-    return VERSION.to_bytes(_ENVELOPE_BYTES, "big") + flat.encode(_COMPACTIONS, compactions)
+    return flat.encode(_COMPACTIONS, compactions, before=VERSION.to_bytes(ENVELOPE_BYTES, "big"))
 
 
 def decode_compactions(data: bytes, *, strict: bool = False) -> Compactions:
@@ -258,13 +257,13 @@ def decode_compactions(data: bytes, *, strict: bool = False) -> Compactions:
 
     `strict` is for files without a checksum: no byte may be left over, and impossible content is refused.
     """
-    version, body = open_envelope(data, "compactions file")
+    version = envelope_version(data, "compactions file")
     if version not in (1, VERSION):
         raise CorruptData(f"unsupported compactions format version {version}", offset=0)
     try:
-        compactions = flat.decode(_COMPACTIONS, body, strict=strict)
+        compactions = flat.decode(_COMPACTIONS, data, start=ENVELOPE_BYTES, strict=strict)
     except CorruptData as error:
-        raise error.within(None, _ENVELOPE_BYTES) from None
+        raise error.within(None, ENVELOPE_BYTES) from None
     if strict:
         check_stored_compactions(compactions)
     if version == 1:
@@ -311,7 +310,7 @@ def _make_job(values: list[Any]) -> Job:
     status = _STATUSES.get(status_number, JobStatus.SUBMITTED)
     # Until a job is done its progress lives in the context; an output beside it would be a stale copy.
     done = status.finished or status is JobStatus.COMPACTED
-    return Job(job_id, spec, status, _tables_of(output) if done else (), worker, context)
+    return Job(job_id, spec, status, output or () if done else (), worker, context)
 
 
 def _take_job(job: Job) -> tuple[Any, ...]:
@@ -320,7 +319,7 @@ def _take_job(job: Job) -> tuple[Any, ...]:
         _TIERED if isinstance(job.spec, TieredSpec) else _DRAIN,
         job.spec,
         job.status,
-        _placed(job.output_ssts),
+        job.output_ssts,
         job.worker,
         0 if job.context is None else _TIERED_CONTEXT,
         job.context,
@@ -330,14 +329,6 @@ def _take_job(job: Job) -> tuple[Any, ...]:
 def _make_compactions(values: list[Any]) -> Compactions:
     epoch, jobs = values
     return Compactions(epoch, tuple(sorted(jobs, key=lambda job: job.id)))
-
-
-def _tables_of(placed: tuple[tuple[SsTable, Any], ...] | None) -> tuple[SsTable, ...]:
-    return tuple(sst for sst, _ in placed or ())
-
-
-def _placed(ssts: tuple[SsTable, ...]) -> list[tuple[SsTable, None]]:
-    return [(sst, None) for sst in ssts]
 
 
 _TIERED_SPEC: Final = flat.Shape[TieredSpec](
@@ -376,9 +367,9 @@ _WORKER: Final = flat.Shape[Worker | None](
 _SUBCOMPACTION: Final = flat.Shape[Subcompaction](
     "Subcompaction",
     flat.Child(BYTES_RANGE, required=True),
-    flat.Children(PLACED_TABLE),
-    make=lambda values: Subcompaction(values[0], _tables_of(values[1])),
-    take=lambda part: (part.range, _placed(part.output_ssts) or None),
+    flat.Children(OUTPUT_SST),
+    make=lambda values: Subcompaction(values[0], values[1] or ()),
+    take=lambda part: (part.range, part.output_ssts or None),
 )
 _CONTEXT: Final = flat.Shape[JobContext](
     "TieredCompactionContext",
@@ -393,7 +384,7 @@ _JOB: Final = flat.Shape[Job](
     flat.U8,
     flat.Union({_TIERED: _TIERED_SPEC, _DRAIN: _DRAIN_SPEC}, required=True),
     flat.I8,
-    flat.Children(PLACED_TABLE),
+    flat.Children(OUTPUT_SST),
     flat.Child(_WORKER),
     flat.U8,
     flat.Union({_TIERED_CONTEXT: _CONTEXT}),

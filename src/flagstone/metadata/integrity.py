@@ -23,7 +23,7 @@ TRAILER_BYTES: Final = len(_MAGIC) + _DIGEST_BYTES
 
 def seal_metadata(data: bytes, path: str) -> bytes:
     """The bytes to store at `path`: those of the format, then their checksum."""
-    return data + _MAGIC + _digest(data, path)
+    return b"".join((data, _MAGIC, _digest(data, path)))
 
 
 def unseal_metadata(stored: bytes, path: str) -> tuple[bytes, bool]:

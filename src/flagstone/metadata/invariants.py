@@ -139,8 +139,11 @@ def run_ids_unique(following: Manifest) -> None:
 
 def view_ids_unique(following: Manifest, current: Manifest | None) -> None:
     """No view id occurs twice, unless it already did: SlateDB's union leaves repeated ids behind."""
+    ids = [view.id for view in following.views]
+    if len(set(ids)) == len(ids):
+        return
     known = set() if current is None else _repeated(view.id for view in current.views)
-    repeated = _repeated(view.id for view in following.views) - known
+    repeated = _repeated(ids) - known
     if repeated:
         broken(view_ids_unique, ulid_texts(sorted(repeated)))
 

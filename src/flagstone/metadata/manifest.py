@@ -149,7 +149,7 @@ def replace_trees(
     *,
     tree: Tree | None = None,
     segments: Iterable[Segment] | None = None,
-    added: Iterable[SsTable] = (),
+    added: Collection[SsTable] = (),
 ) -> Manifest:
     """The manifest with other trees: `added` SSTs join it, those without a view leave it.
 
@@ -161,31 +161,62 @@ def replace_trees(
         tree=manifest.tree if tree is None else tree,
         segments=manifest.segments if segments is None else tuple(sorted(segments, key=lambda s: s.prefix)),
     )
-    known = {**manifest.ssts, **{sst.id: sst for sst in added}}
-    referenced = {view.sst_id for view in edited.views}
-    unknown = referenced - known.keys()
+    # Most edits leave most runs as they are, and a run may have a hundred thousand views.
+    before, after = _lists_of_views(manifest), _lists_of_views(edited)
+    entered = {view.sst_id for key, views in after.items() if key not in before for view in views}
+    ssts = dict(manifest.ssts)
+    last = next(reversed(ssts), 0)
+    ssts.update((sst.id, sst) for sst in added)
+    unknown = [sst_id for sst_id in entered if sst_id not in ssts]
     if unknown:
         raise InternalError(f"views refer to SSTs that are not described: {sorted(unknown)}")
+    left = {view.sst_id for key, views in before.items() if key not in after for view in views}
+    left = (left | {sst.id for sst in added}) - entered
+    if left:
+        left -= {view.sst_id for key, views in after.items() if key in before for view in views}
+    for sst_id in left:
+        del ssts[sst_id]
+    if any(sst.id < last for sst in added):
+        ssts = dict(sorted(ssts.items()))
     return replace(
-        edited,
-        ssts={sst_id: known[sst_id] for sst_id in sorted(referenced)},
-        external_dbs=tuple(
-            replace(db, sst_ids=tuple(sst_id for sst_id in db.sst_ids if sst_id in referenced))
-            for db in manifest.external_dbs
-        ),
+        edited, ssts=ssts, external_dbs=tuple(_with_ssts_of(db, ssts) for db in manifest.external_dbs)
     )
 
 
+def _lists_of_views(manifest: Manifest) -> dict[int, tuple[SstView, ...]]:
+    """L0 and the runs of all trees, by identity."""
+    lists = (views for tree in manifest.trees for views in (tree.l0, *(run.views for run in tree.runs)))
+    return {id(views): views for views in lists}
+
+
+def _with_ssts_of(db: ExternalDb, ssts: Mapping[Ulid, SsTable]) -> ExternalDb:
+    kept = tuple(sst_id for sst_id in db.sst_ids if sst_id in ssts)
+    return db if len(kept) == len(db.sst_ids) else replace(db, sst_ids=kept)
+
+
 def edit_tree(
-    manifest: Manifest, prefix: bytes, edit: Callable[[Tree], Tree], *, added: Iterable[SsTable] = ()
+    manifest: Manifest, prefix: bytes, edit: Callable[[Tree], Tree], *, added: Collection[SsTable] = ()
 ) -> Manifest:
     """The manifest with the tree of one segment (b"": the root tree) edited; a new segment starts empty."""
-    if not prefix and all(segment.prefix for segment in manifest.segments):
-        return replace_trees(manifest, tree=edit(manifest.tree), added=added)
+    return edit_trees(manifest, [(prefix, edit)], added=added)
+
+
+def edit_trees(
+    manifest: Manifest,
+    edits: Iterable[tuple[bytes, Callable[[Tree], Tree]]],
+    *,
+    added: Collection[SsTable] = (),
+) -> Manifest:
+    """The manifest with the trees of several segments edited, in order; see `edit_tree`."""
+    tree = manifest.tree
     by_prefix = {segment.prefix: segment for segment in manifest.segments}
-    before = by_prefix.get(prefix, Segment(prefix))
-    by_prefix[prefix] = replace(before, tree=edit(before.tree))
-    return replace_trees(manifest, segments=by_prefix.values(), added=added)
+    for prefix, edit in edits:
+        if prefix or prefix in by_prefix:
+            before = by_prefix.get(prefix, Segment(prefix))
+            by_prefix[prefix] = replace(before, tree=edit(before.tree))
+        else:
+            tree = edit(tree)
+    return replace_trees(manifest, tree=tree, segments=by_prefix.values(), added=added)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,12 +236,12 @@ def apply_flush(manifest: Manifest, flush: Flush) -> Manifest:
     """The manifest after a flush. Applied a second time it changes nothing."""
     if flush.last_seq <= manifest.last_l0_seq:
         return manifest
-    edited = manifest
-    for prefix, sst in flush.ssts:
-        view = SstView.whole(sst.id)
-        edited = edit_tree(edited, prefix, partial(trees.apply_flush, view=view), added=(sst,))
     return replace(
-        edited,
+        edit_trees(
+            manifest,
+            [(prefix, partial(trees.apply_flush, view=SstView.whole(sst.id))) for prefix, sst in flush.ssts],
+            added=[sst for _, sst in flush.ssts],
+        ),
         replay_after_wal_id=max(manifest.replay_after_wal_id, flush.replay_after_wal_id),
         wal_id_last_seen=max(manifest.wal_id_last_seen, flush.wal_id_last_seen),
         last_l0_clock_tick=max(manifest.last_l0_clock_tick, flush.last_clock_tick),

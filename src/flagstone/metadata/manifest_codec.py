@@ -20,14 +20,14 @@ from flagstone.metadata.manifest import Checkpoint, ExternalDb, Manifest, Segmen
 from flagstone.types import ManifestId, Ulid
 
 VERSION: Final = 2
-_ENVELOPE_BYTES: Final = 2
+ENVELOPE_BYTES: Final = 2
 _LOW_64: Final = 2**64 - 1
 _BOUND_KINDS: Final = {kind.value: kind for kind in BoundKind}
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """The stored bytes of the manifest, version 2."""
-    return VERSION.to_bytes(_ENVELOPE_BYTES, "big") + flat.encode(_MANIFEST, manifest)
+    return flat.encode(_MANIFEST, manifest, before=VERSION.to_bytes(ENVELOPE_BYTES, "big"))
 
 
 def decode_manifest(data: bytes, *, strict: bool = False) -> Manifest:
@@ -35,14 +35,14 @@ def decode_manifest(data: bytes, *, strict: bool = False) -> Manifest:
 
     `strict` is for manifests without a checksum: no byte may be left over, and impossible content is refused.
     """
-    version, body = open_envelope(data, "manifest")
+    version = envelope_version(data, "manifest")
     shape = {1: _MANIFEST_V1, 2: _MANIFEST}.get(version)
     if shape is None:
         raise CorruptData(f"unsupported manifest format version {version}", offset=0)
     try:
-        manifest = flat.decode(shape, body, strict=strict)
+        manifest = flat.decode(shape, data, start=ENVELOPE_BYTES, strict=strict)
     except CorruptData as error:
-        raise error.within(None, _ENVELOPE_BYTES) from None
+        raise error.within(None, ENVELOPE_BYTES) from None
     if strict:
         check_stored_manifest(manifest)
     return manifest
@@ -57,11 +57,11 @@ def load_manifest(stored: bytes, path: str) -> Manifest:
         raise error.within(path) from None
 
 
-def open_envelope(data: bytes, what: str) -> tuple[int, memoryview]:
-    """The version number of a metadata object and the buffer after it."""
-    if len(data) < _ENVELOPE_BYTES:
+def envelope_version(data: bytes, what: str) -> int:
+    """The version number of a metadata object, whose buffer begins at `ENVELOPE_BYTES`."""
+    if len(data) < ENVELOPE_BYTES:
         raise CorruptData(f"a {what} of {len(data)} bytes is cut off", offset=0)
-    return int.from_bytes(data[:_ENVELOPE_BYTES], "big"), memoryview(data)[_ENVELOPE_BYTES:]
+    return int.from_bytes(data[:ENVELOPE_BYTES], "big")
 
 
 def _make_bound(values: list[Any]) -> Bound:
@@ -72,21 +72,11 @@ def _make_bound(values: list[Any]) -> Bound:
     return Bound(known, key)
 
 
-def _make_view(values: list[Any]) -> SstView:
-    view_id, sst_id, visible = values
-    if visible is not None and visible.start.kind is BoundKind.EXCLUDED:
+def _make_visible_range(values: list[Any]) -> BytesRange:
+    start, end = values
+    if start.kind is BoundKind.EXCLUDED:
         raise CorruptData("the visible range of a view must not exclude its start")
-    return SstView(view_id, sst_id, visible)
-
-
-def _make_table(values: list[Any]) -> SsTable:
-    sst_id, info, version = values
-    return SsTable(sst_id, info, 1 if version is None else version)
-
-
-def _make_placed_table(values: list[Any]) -> tuple[SsTable, BytesRange | None]:
-    sst_id, info, visible, version = values
-    return SsTable(sst_id, info, 1 if version is None else version), visible
+    return BytesRange(start, end)
 
 
 def _make_checkpoint(values: list[Any]) -> Checkpoint:
@@ -127,9 +117,9 @@ def _make_manifest(values: list[Any]) -> Manifest:
         checkpoints=checkpoints,
         external_dbs=external_dbs or (),
     )
-    for view in manifest.views:
-        if view.sst_id not in manifest.ssts:
-            raise CorruptData(f"a view refers to SST {view.sst_id:#x}, which the manifest does not describe")
+    unknown = {view.sst_id for view in manifest.views} - described.keys()
+    if unknown:
+        raise CorruptData(f"a view refers to SST {min(unknown):#x}, which the manifest does not describe")
     return manifest
 
 
@@ -143,7 +133,7 @@ def _take_manifest(manifest: Manifest) -> tuple[Any, ...]:
         manifest.replay_after_wal_id,
         manifest.wal_id_last_seen,
         manifest.tree.last_compacted_l0,
-        [sst for _, sst in sorted(manifest.ssts.items())],
+        [manifest.ssts[sst_id] for sst_id in sorted(manifest.ssts)],
         manifest.tree.l0,
         manifest.tree.runs,
         manifest.last_l0_clock_tick,
@@ -183,8 +173,13 @@ def _make_manifest_v1(values: list[Any]) -> Manifest:
     )
 
 
+def _make_placed_table(values: list[Any]) -> tuple[SsTable, BytesRange | None]:
+    sst_id, info, visible, version = values
+    return SsTable(sst_id, info, version), visible
+
+
 def _views_of(placed: tuple[tuple[SsTable, BytesRange | None], ...]) -> tuple[SstView, ...]:
-    return tuple(_make_view([sst.id, sst.id, visible]) for sst, visible in placed)
+    return tuple(SstView(sst.id, sst.id, visible) for sst, visible in placed)
 
 
 def _never_written(value: Any) -> tuple[Any, ...]:
@@ -195,8 +190,7 @@ ULID: Final = flat.Shape[Ulid](
     "Ulid",
     flat.U64,
     flat.U64,
-    make=lambda halves: Ulid(halves[0] << 64 | halves[1]),
-    take=lambda ulid: (ulid >> 64, ulid & _LOW_64),
+    wide=True,
 )
 _UUID: Final = flat.Shape[uuid.UUID](
     "Uuid",
@@ -212,44 +206,57 @@ BYTES_RANGE: Final = flat.Shape[BytesRange](
     "BytesRange",
     flat.Child(_BOUND, required=True),
     flat.Child(_BOUND, required=True),
-    make=lambda values: BytesRange(*values),
+    record=BytesRange,
+)
+_VISIBLE_RANGE: Final = flat.Shape[BytesRange](
+    "BytesRange",
+    flat.Child(_BOUND, required=True),
+    flat.Child(_BOUND, required=True),
+    make=_make_visible_range,
     take=lambda held: (held.start, held.end),
 )
-PLACED_TABLE: Final = flat.Shape[tuple[SsTable, BytesRange | None]](
+_FORMAT_VERSION: Final = flat.Field("H", absent=1, unwritten=None)
+OUTPUT_SST: Final = flat.Shape[SsTable](
     "CompactedSsTable",
     flat.Child(ULID, required=True),
     flat.Child(SST_INFO, required=True),
     flat.Child(BYTES_RANGE),
-    flat.OPTIONAL_U16,
+    _FORMAT_VERSION,
+    record=SsTable,
+    members=("id", "info", None, "format_version"),
+)
+_PLACED_SST: Final = flat.Shape[tuple[SsTable, BytesRange | None]](
+    "CompactedSsTable",
+    flat.Child(ULID, required=True),
+    flat.Child(SST_INFO, required=True),
+    flat.Child(_VISIBLE_RANGE),
+    _FORMAT_VERSION,
     make=_make_placed_table,
-    take=lambda placed: (placed[0].id, placed[0].info, placed[1], placed[0].format_version),
+    take=_never_written,
 )
 _TABLE: Final = flat.Shape[SsTable](
     "CompactedSsTableV2",
     flat.Child(ULID, required=True),
     flat.Child(SST_INFO, required=True),
-    flat.OPTIONAL_U16,
-    make=_make_table,
-    take=lambda sst: (sst.id, sst.info, sst.format_version),
+    _FORMAT_VERSION,
+    record=SsTable,
 )
 _VIEW: Final = flat.Shape[SstView](
     "CompactedSsTableView",
     flat.Child(ULID, required=True),
     flat.Child(ULID, required=True),
-    flat.Child(BYTES_RANGE),
-    make=_make_view,
-    take=lambda view: (view.id, view.sst_id, view.visible_range),
+    flat.Child(_VISIBLE_RANGE),
+    record=SstView,
     order=(1, 2, 0),
 )
 _RUN: Final = flat.Shape[SortedRun](
     "SortedRunV2",
     flat.U32,
     flat.Children(_VIEW, required=True),
-    make=lambda values: SortedRun(*values),
-    take=lambda run: (run.id, run.views),
+    record=SortedRun,
 )
 _RUN_V1: Final = flat.Shape[tuple[Any, ...]](
-    "SortedRun", flat.U32, flat.Children(PLACED_TABLE, required=True), make=tuple, take=_never_written
+    "SortedRun", flat.U32, flat.Children(_PLACED_SST, required=True), make=tuple, take=_never_written
 )
 _SEGMENT: Final = flat.Shape[Segment](
     "Segment",
@@ -316,7 +323,7 @@ _MANIFEST_V1: Final = flat.Shape[Manifest](
     flat.U64,
     flat.U64,
     flat.Child(ULID),
-    flat.Children(PLACED_TABLE, required=True),
+    flat.Children(_PLACED_SST, required=True),
     flat.Children(_RUN_V1, required=True),
     flat.I64,
     flat.Children(_CHECKPOINT, required=True),

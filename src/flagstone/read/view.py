@@ -15,7 +15,7 @@ from typing import NoReturn, Protocol
 from flagstone.errors import Closed
 from flagstone.kernels import probe as probe_kernel
 from flagstone.lsm.tree import SortedRun, SstView, Tree
-from flagstone.metadata.manifest import Manifest
+from flagstone.metadata.manifest import ExternalDb, Manifest
 from flagstone.sst.reader import Sst
 from flagstone.sst.store import SstStore
 from flagstone.types import MAX_KEY_BYTES, MERGE, EntryTuple, RunId, Ulid
@@ -149,12 +149,15 @@ class ViewBuilder:
         self.ssts = ssts
         self._l0: dict[Ulid, tuple[SstView, Layer]] = {}
         self._runs: dict[RunId, tuple[SortedRun, Layer]] = {}
-        self._ids: set[Ulid] = set()
+        self._lenders: tuple[ExternalDb, ...] = ()
+        self._owners: dict[Ulid, str] = {}
 
     def build(self, manifest: Manifest, memtables: Iterable[Memtable] = ()) -> ReadView:
         """The view of a manifest. Makes no request."""
-        owners = {sst_id: db.path for db in manifest.external_dbs for sst_id in db.sst_ids}
-        step = _Step(self.ssts, manifest, owners, self._l0, self._runs)
+        if manifest.external_dbs != self._lenders:
+            self._owners = {sst_id: db.path for db in manifest.external_dbs for sst_id in db.sst_ids}
+            self._lenders = manifest.external_dbs
+        step = _Step(self.ssts, manifest, self._owners, self._l0, self._runs)
         root = step.layers(manifest.tree)
         if manifest.segments or manifest.segment_extractor_name is not None:
             prefixes = [segment.prefix for segment in manifest.segments]
@@ -163,8 +166,7 @@ class ViewBuilder:
         else:
             forest = Forest(root)
         self._l0, self._runs = step.new_l0, step.new_runs
-        self.ssts.drop(self._ids - manifest.ssts.keys())
-        self._ids = set(manifest.ssts)
+        self.ssts.drop(sst_id for sst_id in step.replaced() if sst_id not in manifest.ssts)
         return ReadView(memtables, forest)
 
 
@@ -192,6 +194,15 @@ class _Step:
         found = [self._l0_layer(view) for view in tree.l0]
         found += [self._run_layer(run) for run in tree.runs]
         return [layer for layer in found if layer.parts()[0]]
+
+    def replaced(self) -> set[Ulid]:
+        """The SSTs of the layers that were not reused. Another view may still have one."""
+        kept = {id(layer) for _, layer in (*self.new_l0.values(), *self.new_runs.values())}
+        views = [view for view, layer in self._old_l0.values() if id(layer) not in kept]
+        views += [
+            view for run, layer in self._old_runs.values() if id(layer) not in kept for view in run.views
+        ]
+        return {view.sst_id for view in views}
 
     def _l0_layer(self, view: SstView) -> Layer:
         known = self._old_l0.get(view.id)
