@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from flagstone.db.open import open_database
@@ -40,6 +41,7 @@ class World:
     certain: dict[bytes, bytes] = field(default_factory=dict)
     uncertain: list[dict[bytes, bytes]] = field(default_factory=list)
     number: int = 0
+    numbers_per_batch: int = 1
 
     def __post_init__(self) -> None:
         self.db = self.open(self.store)
@@ -66,7 +68,7 @@ class World:
         strange = found.keys() - self.certain.keys() - {key for rows in self.uncertain for key in rows}
         assert not strange, f"{what}: {strange} was never written"
         numbers = [row.seq for row in db.scan().rows()]
-        groups = len(self.certain) + len(self.uncertain)
+        groups = len(self.certain) + self.numbers_per_batch * len(self.uncertain)
         assert len(set(numbers)) <= groups, f"{what}: rows of two writes have one number"
 
     def write(self, rows: dict[bytes, bytes], *, durable: bool = False) -> None:
@@ -85,6 +87,14 @@ def put(world: World) -> None:
 
 def write_batch(world: World) -> None:
     world.write(world.uncertain[-1])
+
+
+def write_arrow(world: World) -> None:
+    # In descending order: each row takes a sequence number of its own, and still none is visible without the others.
+    world.numbers_per_batch = 3
+    rows = sorted(world.uncertain[-1].items(), reverse=True)
+    table = pa.table({"key": [key for key, _ in rows], "value": [value for _, value in rows]})
+    world.db.write_arrow(table, await_durable=False)
 
 
 def commit_transaction(world: World) -> None:
@@ -136,6 +146,8 @@ OPERATIONS: list[tuple[Callable[[World], None], int, dict[str, Any]]] = [
     (put, 1, {}),
     (merge, 1, {}),
     (write_batch, 3, {}),
+    (write_arrow, 3, {}),
+    (write_arrow, 3, {"synchronous_commit": True}),
     (commit_transaction, 3, {}),
     (write_batch, 3, SMALL),
     (write_batch, 3, {"max_wal_bytes": 100}),

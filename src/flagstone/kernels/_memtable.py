@@ -22,7 +22,7 @@ from __future__ import annotations
 from array import array
 
 import cython
-from cython.cimports.flagstone.kernels._bytes import MASK64, copy, differ, piece, put_little
+from cython.cimports.flagstone.kernels._bytes import MASK64, compare, copy, differ, piece, put_little
 from cython.cimports.flagstone.kernels._entries import (
     ANCHOR_FLAG,
     CHUNK_BYTES,
@@ -41,7 +41,7 @@ from cython.cimports.flagstone.kernels._entries import (
     offset_of,
     value_size,
 )
-from cython.cimports.flagstone.kernels._rows import CREATE_FLAG, EXPIRE_FLAG, MERGE_KIND
+from cython.cimports.flagstone.kernels._rows import CREATE_FLAG, EXPIRE_FLAG, MERGE_KIND, TOMBSTONE_KIND
 
 from ._key_runs import merged_run, next_anchors, sorted_run
 from ._memtable_streams import sorted_stream, wal_stream
@@ -53,6 +53,10 @@ SORT_STEP = cython.declare(cython.Py_ssize_t, 1 << 20 if cython.compiled else 1 
 ADDRESS_BITS = cython.declare(cython.int, 38)
 ADDRESS_MASK = cython.declare(cython.ulonglong, (1 << 38) - 1)
 TAG_MASK = cython.declare(cython.ulonglong, (1 << 26) - 1)
+# How many rows of columns are looked up ahead: their keys stay in the fastest cache.
+AHEAD = cython.declare(cython.Py_ssize_t, 128)
+# The sum of the touched slots; without it the C compiler would drop the loop.
+_touched = cython.declare(cython.ulonglong, 0)
 
 
 @cython.cclass
@@ -139,6 +143,82 @@ class Memtable:
             self._add(row[0], seq, row[1], row[2], created, row[3])
         return self.total_bytes
 
+    def insert_columns(
+        self,
+        key_offsets: cython.const[cython.longlong][::1],
+        keys: cython.const[cython.uchar][::1],
+        value_offsets: cython.const[cython.longlong][::1],
+        values: cython.const[cython.uchar][::1],
+        kinds: cython.const[cython.uchar][::1],
+        expires: cython.const[cython.longlong][::1],
+        has_expires: cython.const[cython.uchar][::1],
+        seq: cython.ulonglong,
+        created: cython.longlong,
+    ) -> cython.Py_ssize_t:
+        """Add the rows of columns under `seq` and the numbers after it; returns as `insert` does.
+
+        Row `i` is `data[offsets[i] : offsets[i + 1]]` of each column; the caller has checked the sizes. Empty `kinds`
+        mean values only, empty `expires` rows without end, an empty `has_expires` an end of every row.
+
+        As in a batch, the keys of one sequence number ascend. A key that is not above the key before it takes the next
+        number. So a key that occurs twice gets two versions, and `newest_seq()` is the last number.
+        """
+        nothing: bytes = b"\0"
+        key_data: cython.p_const_uchar = nothing
+        value_data: cython.p_const_uchar = nothing
+        count: cython.Py_ssize_t = len(key_offsets) - 1
+        row: cython.Py_ssize_t
+        at: cython.Py_ssize_t
+        size: cython.Py_ssize_t
+        before: cython.Py_ssize_t = 0
+        before_size: cython.Py_ssize_t = 0
+        value_bytes: cython.Py_ssize_t
+        flags: cython.int
+        ends: cython.longlong
+        ahead: list = []
+        if seq <= self.largest_seq:
+            return -1
+        self.largest_seq = seq
+        if cython.compiled:
+            if len(keys):
+                key_data = cython.address(keys[0])
+            if len(values):
+                value_data = cython.address(values[0])
+        else:
+            key_data = keys
+            value_data = values
+        self._make_room(count)
+        for row in range(count):
+            at = key_offsets[row]
+            size = key_offsets[row + 1] - at
+            if row % AHEAD == 0:
+                ahead = self._keys_ahead(key_offsets, key_data, row, min(row + AHEAD, count))
+            if row and compare(key_data, before, before_size, key_data, at, size) >= 0:
+                self.largest_seq = self.largest_seq + 1
+            before = at
+            before_size = size
+            flags = CREATE_FLAG
+            if len(kinds):
+                flags |= kinds[row]
+            value_bytes = value_offsets[row + 1] - value_offsets[row]
+            ends = 0
+            if flags & TOMBSTONE_KIND:
+                value_bytes = 0
+            elif len(expires) and (not len(has_expires) or has_expires[row]):
+                flags |= EXPIRE_FLAG
+                ends = expires[row]
+            self._append(
+                ahead[row % AHEAD],
+                self.largest_seq,
+                flags,
+                value_data,
+                value_offsets[row],
+                value_bytes,
+                created,
+                ends,
+            )
+        return self.total_bytes
+
     @cython.cfunc
     @cython.inline
     @cython.exceptval(-1)
@@ -151,10 +231,35 @@ class Memtable:
         created: object,
         expires: object,
     ) -> cython.int:
-        size: cython.Py_ssize_t = HEADER + len(key) + len(value)
+        flags: cython.int = kind
+        created_ms: cython.longlong = 0
+        expires_ms: cython.longlong = 0
+        if expires is not None:
+            flags |= EXPIRE_FLAG
+            expires_ms = expires
+        if created is not None:
+            flags |= CREATE_FLAG
+            created_ms = created
+        return self._append(key, seq, flags, value, 0, len(value), created_ms, expires_ms)
+
+    @cython.cfunc
+    @cython.inline
+    @cython.exceptval(-1)
+    def _append(
+        self,
+        key: bytes,
+        seq: cython.ulonglong,
+        flags: cython.int,
+        value: cython.p_const_uchar,
+        value_at: cython.Py_ssize_t,
+        value_bytes: cython.Py_ssize_t,
+        created: cython.longlong,
+        expires: cython.longlong,
+    ) -> cython.int:
+        """Add the row of `key` and the given part of `value`."""
+        size: cython.Py_ssize_t = HEADER + len(key) + value_bytes
         out: cython.p_uchar
         at: cython.Py_ssize_t
-        flags: cython.int = kind
         address: cython.ulonglong
         anchor: cython.ulonglong
         hashed: cython.ulonglong = _hash(key)
@@ -163,24 +268,19 @@ class Memtable:
         # All memory before the first change: there may be none.
         if self.chunk_used + size > self.chunk_size:
             self._new_chunk(size)
-        if (self.keys + 1) * 4 > (len(self.slots) - 1) * 3:
-            self._grow()
+        self._make_room(1)
         at = self.chunk_used
         out = self.chunk
         address = address_of(len(self.chunks) - 1, at)
         put_little(out, at + 8, seq, 8)
-        if expires is not None:
-            flags |= EXPIRE_FLAG
-            put_little(out, at + 16, cython.cast(cython.ulonglong, cython.cast(cython.longlong, expires)), 8)
-        if created is not None:
-            flags |= CREATE_FLAG
-            put_little(out, at + 24, cython.cast(cython.ulonglong, cython.cast(cython.longlong, created)), 8)
-        if kind == MERGE_KIND:
+        put_little(out, at + 16, cython.cast(cython.ulonglong, expires), 8)
+        put_little(out, at + 24, cython.cast(cython.ulonglong, created), 8)
+        if flags & MERGE_KIND:
             self.has_merges = True
-        put_little(out, at + 32, len(value), 4)
+        put_little(out, at + 32, value_bytes, 4)
         put_little(out, at + 36, len(key), 2)
         copy(out, at + HEADER, key, 0, len(key))
-        copy(out, at + HEADER + len(key), value, 0, len(value))
+        copy(out, at + HEADER + len(key), value, value_at, value_bytes)
         slot = self._find(key, hashed)
         anchor = self.slots[slot] & ADDRESS_MASK
         # The row is complete; one assignment makes it the newest of its key.
@@ -361,6 +461,39 @@ class Memtable:
             slot = (slot + 1) & mask
             held = self.slots[slot]
         return slot
+
+    @cython.cfunc
+    def _keys_ahead(
+        self,
+        offsets: cython.const[cython.longlong][::1],
+        data: cython.p_const_uchar,
+        start: cython.Py_ssize_t,
+        stop: cython.Py_ssize_t,
+    ) -> list:
+        """The keys of the next rows, whose slots are touched.
+
+        Slots lie all over memory. A loop that only touches them keeps many cache misses in flight at once.
+        """
+        global _touched  # noqa: PLW0603
+        ahead: list = []
+        key: bytes
+        row: cython.Py_ssize_t
+        mask: cython.ulonglong = len(self.slots) - 1
+        for row in range(start, stop):
+            key = piece(data, offsets[row], offsets[row + 1])
+            ahead.append(key)
+            if cython.compiled:
+                _touched += self.slots[_hash(key) & mask]
+        return ahead
+
+    @cython.cfunc
+    @cython.inline
+    @cython.exceptval(-1)
+    def _make_room(self, keys: cython.Py_ssize_t) -> cython.int:
+        """Let the hash table have room for that many more keys."""
+        while (self.keys + keys) * 4 > (len(self.slots) - 1) * 3:
+            self._grow()
+        return 0
 
     @cython.cfunc
     @cython.exceptval(-1)

@@ -11,7 +11,7 @@ Bad arguments are refused when the operation is added, not when the batch is wri
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
@@ -189,6 +189,23 @@ class WriteBatch:
             # Also if later puts replaced every merge: the same code would fail with other keys.
             raise InvalidRequest(f"the batch merges, but there is no merge operator: {NO_OPERATOR}")
         return _folded(self.operations_of(key), default_ttl_ms, operator)
+
+
+def pending_rows(
+    operations: Iterable[Operation], created_ms: int, default_ttl_ms: int | None
+) -> list[PendingRow]:
+    """The rows of settled operations that are written at that time."""
+    return [
+        (
+            key,
+            kind,
+            value,
+            None
+            if expiry is BY_DEFAULT and default_ttl_ms is None
+            else expiry.resolve(created_ms, default_ttl_ms),
+        )
+        for key, kind, value, expiry in operations
+    ]
 
 
 def check_key(key: object) -> bytes:

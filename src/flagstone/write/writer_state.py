@@ -19,8 +19,8 @@ An exception (Ctrl-C, out of memory) can strike between any two steps of a write
 makes every prefix of them harmless:
 
 1. Record what others must know if the write happens: its keys for transactions, a timer for the WAL. Too much is fine.
-2. Insert the rows with one kernel call, under the next sequence number. No read sees them yet.
-3. Assign the sequence number to `last_seq`. This one assignment is the write.
+2. Insert the rows with one kernel call, under the next sequence number or numbers. No read sees them yet.
+3. Assign the last of them to `last_seq`. This one assignment is the write.
 
 A write that is cut off between 2 and 3 leaves rows under a sequence number that is not given out. The next operation
 on the memtable removes these rows before it does anything else.
@@ -47,7 +47,7 @@ from flagstone.runtime.clock import Clock, HeldClock
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.sync import Lock, Waiters
 from flagstone.types import KeyRange, Seq, WalId
-from flagstone.write.batch import BY_DEFAULT, Expiry, WriteBatch
+from flagstone.write.batch import BY_DEFAULT, Expiry, WriteBatch, pending_rows
 from flagstone.write.conflicts import ConflictTracker, Isolation, ReadPoint, TransactionState, elapsed_ms
 from flagstone.write.durability import DurabilityTimeout, WriteHandle, wake_waiters
 from flagstone.write.key_check import KeyCheck
@@ -56,6 +56,7 @@ from flagstone.write.state import FrozenMemtable, Memtables, State, WalSpan, Wri
 if TYPE_CHECKING:
     from asyncio import Future
 
+    from flagstone.write.columns import RowGroup
     from flagstone.write.durability import Waiter
 
 _LONGEST_CLOCK_SLEEP_S: Final = 10.0
@@ -205,7 +206,7 @@ class WriterState:
                         active = self._without_cut_off_rows().memtables.active
                         size = active.insert(key, seq, kind, value, now_ms, expires_ms)
                     if self.synchronous_commit:
-                        self._record(seq, synchronous)
+                        self._record(seq, seq, synchronous)
                     else:  # what `_record` does then, without the cost of a call
                         self.last_seq = self.committed_seq = seq
                     if now_ms >= self._next_point_ms:
@@ -231,7 +232,40 @@ class WriterState:
         default_ttl_ms = self._default_ttl_ms
         # Before the lock: this sorts, and calls the merge operator of the user.
         operations = batch.settled(default_ttl_ms=default_ttl_ms, operator=self.merge_operator)
-        written = {row.key for row in operations} if transaction is None else transaction.write_keys
+
+        def insert(active: Any, seq: int, now_ms: int) -> int:
+            rows = pending_rows(operations, now_ms, default_ttl_ms)
+            size: int = active.insert_batch(rows, seq, now_ms)
+            return size
+
+        return self._commit(
+            insert,
+            lambda: [operation.key for operation in operations],
+            synchronous=synchronous,
+            transaction=transaction,
+        )
+
+    def commit_columns(self, group: RowGroup, *, synchronous: bool) -> WriteHandle:
+        """Write all rows of a group, or none. They take one sequence number or more, and become visible at once.
+
+        A WAL file and a memtable have all of them, so that a crash keeps all of them or none, too.
+        """
+        group.check_operands(self.merge_operator)
+        return self._commit(
+            lambda active, seq, now_ms: group.insert(active, seq, now_ms, self._default_ttl_ms),
+            group.keys,
+            synchronous=synchronous,
+        )
+
+    def _commit(
+        self,
+        insert: Callable[[Any, int, int], int],
+        keys: Callable[[], list[bytes]],
+        *,
+        synchronous: bool,
+        transaction: TransactionState | None = None,
+    ) -> WriteHandle:
+        """Write what `insert` adds to a memtable, given the first sequence number and the time; `keys` are its keys."""
         while True:
             with self.lock:
                 now = self.now
@@ -240,38 +274,30 @@ class WriterState:
                     if transaction is not None:
                         self.conflicts.check(transaction)
                     if self._key_check is not None:
-                        self._key_check.admit(operation.key for operation in operations)
-                    seq = self.last_seq + 1
-                    rows = [
-                        (
-                            key,
-                            kind,
-                            value,
-                            None
-                            if expiry is BY_DEFAULT and default_ttl_ms is None
-                            else expiry.resolve(now_ms, default_ttl_ms),
-                        )
-                        for key, kind, value, expiry in operations
-                    ]
+                        self._key_check.admit(keys())
+                    first = self.last_seq + 1
                     self._tick_ms = now_ms
                     if self.conflicts.running or self.synchronous_commit:
-                        self._record_conflicts(seq, written, synchronous)
+                        written = set(keys()) if transaction is None else transaction.write_keys
+                        self._record_conflicts(first, written, synchronous)
                     if not self._armed:
                         self._arm()
-                    size = now.memtables.active.insert_batch(rows, seq, now_ms)
+                    active = now.memtables.active
+                    size = insert(active, first, now_ms)
                     if size < 0:
                         active = self._without_cut_off_rows().memtables.active
-                        size = active.insert_batch(rows, seq, now_ms)
-                    self._record(seq, synchronous)
+                        size = insert(active, first, now_ms)
+                    last = active.newest_seq()
+                    self._record(first, last, synchronous)
                     if now_ms >= self._next_point_ms:
-                        self._record_point(seq, now_ms)
+                        self._record_point(last, now_ms)
                     if size >= self._act_at_bytes:
                         self._act(size)
                     break
             self._wait_until_writable()
-        if self.committed_seq < seq and not synchronous:
-            self.wait_committed(seq)
-        return WriteHandle(self, Seq(seq), now_ms)
+        if self.committed_seq < last and not synchronous:
+            self.wait_committed(last)
+        return WriteHandle(self, Seq(last), now_ms)
 
     def freeze(self) -> bool:
         """Begin a new memtable now; return False if the active one is empty."""
@@ -557,18 +583,19 @@ class WriterState:
 
     # -- under the lock -----------------------------------------------------------------------------------
 
-    def _record(self, seq: int, synchronous: bool) -> None:
-        """The write takes its sequence number: from here on it has happened.
+    def _record(self, first: int, last: int, synchronous: bool) -> None:
+        """The write takes its sequence numbers: from here on it has happened.
 
         An exception in here leaves a write that has happened, and is visible with the next one at the latest.
         """
         if self._defers(synchronous):
             if synchronous:
-                self._pending.append(seq)
-            self.last_seq = seq
+                # The first number: `committed_seq` stays below all of them until all of them are durable.
+                self._pending.append(first)
+            self.last_seq = last
         else:
-            self.last_seq = seq
-            self.committed_seq = seq
+            self.last_seq = last
+            self.committed_seq = last
 
     def _defers(self, synchronous: bool) -> bool:
         """Whether the next write becomes visible only when it is durable."""

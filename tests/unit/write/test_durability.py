@@ -54,7 +54,7 @@ def record(state: WriterState, *, synchronous: bool = False) -> WriteHandle:
     """A write without rows, which does not wait for earlier ones."""
     with state.lock:
         seq = state.last_seq + 1
-        state._record(seq, synchronous)
+        state._record(seq, seq, synchronous)
     return WriteHandle(state, Seq(seq), 1000)
 
 

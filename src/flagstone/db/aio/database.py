@@ -105,11 +105,21 @@ class AsyncDb(AsyncHandle):
         *,
         key: str = "key",
         value: str = "value",
+        op: str | None = None,
+        ttl_ms: str | None = None,
+        expires_ms: str | None = None,
         await_durable: bool = True,
     ) -> int:
-        """Write the rows of a table or of batches on another thread; returns how many. See `Db.write_arrow`."""
+        """Write the rows of Arrow columns on another thread; returns how many. See `Db.write_arrow`."""
         return await asyncio.to_thread(
-            self._reads.write_arrow, rows, key=key, value=value, await_durable=await_durable
+            self._reads.write_arrow,
+            rows,
+            key=key,
+            value=value,
+            op=op,
+            ttl_ms=ttl_ms,
+            expires_ms=expires_ms,
+            await_durable=await_durable,
         )
 
     # -- reading ------------------------------------------------------------------------------------------

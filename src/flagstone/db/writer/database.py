@@ -27,8 +27,6 @@ from flagstone.write.conflicts import Isolation, Timeout, deadline_ms
 from flagstone.write.durability import WriteHandle
 from flagstone.write.state import State
 
-_ARROW_ROWS: Final = 4096
-
 _find: Final = probe_kernel.find
 
 
@@ -127,30 +125,33 @@ class Db(Reads):
         *,
         key: str = "key",
         value: str = "value",
+        op: str | None = None,
+        ttl_ms: str | None = None,
+        expires_ms: str | None = None,
         await_durable: bool = True,
     ) -> int:
-        """Write the rows of a table or of batches, a few thousand at a time; returns how many.
+        """Write the rows of Arrow columns in their order, without a Python object per row; returns how many.
 
-        Each group is one batch: if a key occurs twice in a group, the later row counts.
+        `rows` is anything that exports Arrow data (`__arrow_c_stream__` or `__arrow_c_array__`: PyArrow, Polars,
+        DuckDB, pandas), or an iterable of such. `key` and `value` name columns of binaries or strings. `op` names a
+        column of "put", "delete" and "merge", `ttl_ms` one of times to live, `expires_ms` one of times since the epoch;
+        null there means a put, or a row that never expires. Other columns are ignored.
+
+        The rows are written in groups of up to 4096 rows or about 1 MiB. A group becomes visible and durable as a
+        whole. If a key occurs twice, the later row counts. An exception, or a crash, leaves a number of whole groups.
+
+        Raises:
+            InvalidRequest: a column is missing or has another type, or a row has a null or is too long. The message
+                names column and row. The groups before that row are written.
+
         """
-        batches = (
-            rows.to_batches()
-            if hasattr(rows, "to_batches")
-            else [rows]
-            if hasattr(rows, "num_rows")
-            else rows
-        )
+        # Imported here: importing Arrow takes half a second, and most callers do not use it.
+        from flagstone.write.columns import ColumnNames, row_groups  # noqa: PLC0415
+
         written, handle = 0, None
-        for batch in batches:
-            for start in range(0, batch.num_rows, _ARROW_ROWS):
-                part = batch.slice(start, _ARROW_ROWS)
-                collected = WriteBatch()
-                for row_key, row_value in zip(
-                    part.column(key).to_pylist(), part.column(value).to_pylist(), strict=True
-                ):
-                    collected.put(row_key, row_value)
-                handle = self._state.commit_batch(collected, synchronous=False)
-                written += part.num_rows
+        for group in row_groups(rows, ColumnNames(key, value, op, ttl_ms, expires_ms)):
+            handle = self._state.commit_columns(group, synchronous=await_durable)
+            written += len(group)
         if handle is not None and await_durable:
             handle.wait()
         return written
