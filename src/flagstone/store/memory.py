@@ -6,8 +6,8 @@ Named stores live as long as the process, so that `memory://NAME/db` opened twic
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
 
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.sync import Lock
@@ -17,12 +17,17 @@ from flagstone.store.port import (
     ObjectMeta,
     ObjectMissing,
     ObjectVersion,
+    Piece,
     Range,
     StoredObject,
+    Upload,
+    UploadLost,
     check_path,
     check_prefix,
     check_range,
 )
+
+PART_BYTES: Final = 1024 * 1024
 
 
 class _Entry(NamedTuple):
@@ -35,9 +40,12 @@ class _Entry(NamedTuple):
 class MemoryStore:
     """A store that lives in this process. Pickles by name; an unnamed one does not pickle."""
 
-    def __init__(self, name: str | None = None, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, name: str | None = None, *, clock: Clock = SYSTEM_CLOCK, part_bytes: int = PART_BYTES
+    ) -> None:
         self._name = name
         self._clock = clock
+        self._part_bytes = part_bytes
         self._lock = Lock()
         self._entries: dict[str, _Entry] = {}
         self._paths: list[str] = []  # sorted, for listings
@@ -110,6 +118,9 @@ class MemoryStore:
         with self._lock:
             return self._store(path, data, None)
 
+    def upload(self, path: str) -> Upload:
+        return CollectedUpload(check_path(path), self.put, part_bytes=self._part_bytes)
+
     def put_if_absent(self, path: str, data: bytes, *, token: str | None = None) -> ObjectVersion:
         with self._lock:
             if check_path(path) in self._entries:
@@ -158,6 +169,39 @@ class MemoryStore:
     @staticmethod
     def _describe(path: str, entry: _Entry) -> ObjectMeta:
         return ObjectMeta(path, len(entry.data), entry.last_modified_ms, _version(entry), entry.token)
+
+
+class CollectedUpload:
+    """An upload whose parts wait in memory until `commit` puts them as one object."""
+
+    def __init__(self, path: str, put: Callable[[str, bytes], object], *, part_bytes: int) -> None:
+        self._path = path
+        self._put = put
+        self._part_bytes = part_bytes
+        self._parts: dict[int, bytes] | None = {}
+        self._committed = False
+
+    @property
+    def part_bytes(self) -> int:
+        return self._part_bytes
+
+    def write(self, start: int, part: Piece) -> None:
+        self._held().setdefault(start, bytes(part))
+
+    def commit(self) -> None:
+        if not self._committed:
+            parts = self._held()
+            self._put(self._path, b"".join(parts[start] for start in sorted(parts)))
+            self._committed = True
+            self._parts = None
+
+    def abort(self) -> None:
+        self._parts = None
+
+    def _held(self) -> dict[int, bytes]:
+        if self._parts is None:
+            raise UploadLost(f"the upload of {self._path} has ended")
+        return self._parts
 
 
 def _version(entry: _Entry) -> ObjectVersion:
