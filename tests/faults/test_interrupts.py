@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,27 @@ def test_an_exception_at_any_bytecode_of_close_leaves_a_database_that_can_be_clo
         world.certain |= rows
         with world.open(copy_of(world.store)) as db:
             world.check(db, f"closed after {tracer.where}")
+
+
+def test_an_exception_at_any_bytecode_of_a_put_or_delete_leaves_a_memory_store_that_lists_what_it_has() -> (
+    None
+):
+    def change(store: MemoryStore) -> None:
+        store.put("new", b"2")
+        store.delete("old")
+        store.put("old", b"3")
+
+    for at in count():
+        store = MemoryStore()
+        store.put("old", b"1")
+        with Tracer(at) as tracer, suppress(Struck):
+            change(store)
+        listed = [meta.path for meta in store.list("")]
+        assert [store.head(path).path for path in listed] == listed
+        change(store)
+        assert [meta.path for meta in store.list("")] == ["new", "old"], tracer.where
+        if not tracer.where:
+            return
 
 
 def test_an_exception_at_any_bytecode_of_an_upload_leaves_the_whole_sst_or_nothing(tmp_path: Path) -> None:

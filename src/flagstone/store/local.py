@@ -14,6 +14,7 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -375,14 +376,15 @@ class _LocalUpload:
     """
 
     part_bytes = _PART_BYTES
+    # The deletion of an object whose `__init__` was interrupted reads them.
+    _staging: tuple[str, int] | None = None
+    _renamed = False
+    _ended = False
 
     def __init__(self, store: LocalStore, path: str, file: str) -> None:
         self._store = store
         self._path = path
         self._file = file
-        self._staging: tuple[str, int] | None = None
-        self._renamed = False
-        self._ended = False
 
     def write(self, start: int, part: Piece) -> None:
         staging = self._staging
@@ -414,7 +416,12 @@ class _LocalUpload:
                 discard(staging[0])
 
     def __del__(self) -> None:
-        self.abort()
+        if self._staging is not None:
+            name, descriptor = self._staging
+            os.close(descriptor)
+            if not self._renamed:
+                with suppress(OSError):
+                    os.unlink(name)  # noqa: PTH108
 
     def _rename(self) -> None:
         assert self._staging is not None

@@ -5,7 +5,7 @@ Named stores live as long as the process, so that `memory://NAME/db` opened twic
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -110,7 +110,8 @@ class MemoryStore:
                 start = max(start, bisect_right(paths, after))
             # Folders end with a slash; "0" is the character after it.
             stop = bisect_left(paths, folder[:-1] + "0") if folder else len(paths)
-            found = [(path, self._entries[path]) for path in paths[start:stop]]
+            # An interrupt may leave a path here whose object was not stored, or was deleted.
+            found = [(path, entry) for path in paths[start:stop] if (entry := self._entries.get(path))]
         for path, entry in found:
             yield ObjectMeta(path, len(entry.data), entry.last_modified_ms, _version(entry))
 
@@ -161,8 +162,10 @@ class MemoryStore:
     def _store(self, path: str, data: bytes, token: str | None) -> ObjectVersion:
         self._generation += 1
         entry = _Entry(bytes(data), self._generation, self._clock.now_ms(), token)
-        if check_path(path) not in self._entries:
-            insort(self._paths, path)
+        position = bisect_left(self._paths, check_path(path))
+        if self._paths[position : position + 1] != [path]:
+            self._paths.insert(position, path)
+        # Last: from here on the object is there.
         self._entries[path] = entry
         return _version(entry)
 
