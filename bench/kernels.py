@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from io import BytesIO
 from types import ModuleType
 
 import pyarrow as pa
@@ -66,9 +67,11 @@ def run() -> str:
         return work
 
     def sst() -> bytes:
-        builder = SstBuilder()
+        data = BytesIO()
+        builder = SstBuilder(open_sink=lambda: data)
         builder.write_columns(row_columns(batch), 0, seq=1, created_ms=1)
-        return builder.finish().data
+        builder.finish()
+        return data.getvalue()
 
     reader, writer, index = "block_reader", "block_writer", "index"
     data = sst()

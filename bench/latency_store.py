@@ -24,8 +24,10 @@ from flagstone.store.port import (
     ObjectMissing,
     ObjectStore,
     ObjectVersion,
+    Piece,
     Range,
     StoredObject,
+    Upload,
     check_range,
     cut_pieces,
     plan_fetches,
@@ -157,6 +159,9 @@ class LatencyStore:
         finally:
             time.sleep(second_half)
 
+    def upload(self, path: str) -> Upload:
+        return _LatentUpload(self, self._inner.upload(path))
+
     def put_if_absent(self, path: str, data: bytes, *, token: str | None = None) -> ObjectVersion:
         second_half = self._wait_half("put", sent=len(data))
         try:
@@ -187,6 +192,14 @@ class LatencyStore:
             self._wait("delete")
             self._inner.delete_many(doomed[start : start + PAGE])
 
+    def sending(self, size: int, request: Callable[[], None]) -> None:
+        """Make a request of an upload, which sends that many bytes."""
+        second_half = self._wait_half("put", sent=size)
+        try:
+            request()
+        finally:
+            time.sleep(second_half)
+
     def _received(self, fetch: Callable[[str], StoredObject], path: str) -> StoredObject:
         try:
             found = fetch(path)
@@ -216,3 +229,24 @@ class LatencyStore:
             seconds /= self._profile.nearer
             self.longest_s = max(self.longest_s, seconds)
         return seconds
+
+
+class _LatentUpload:
+    """An upload whose parts are sent one after the other."""
+
+    def __init__(self, store: LatencyStore, inner: Upload) -> None:
+        self._store = store
+        self._inner = inner
+
+    @property
+    def part_bytes(self) -> int:
+        return self._inner.part_bytes
+
+    def write(self, start: int, part: Piece) -> None:
+        self._store.sending(len(part), lambda: self._inner.write(start, part))
+
+    def commit(self) -> None:
+        self._store.sending(0, self._inner.commit)
+
+    def abort(self) -> None:
+        self._inner.abort()

@@ -131,7 +131,8 @@ def run_with(
     faults: list[Fault], *, wal_enabled: bool, compacting: bool = False
 ) -> tuple[int, BaseException | None]:
     """One case: the workload under faults, then a check of the rows. Returns the number of calls and the error."""
-    clock, inner, ledger = VirtualClock(), MemoryStore(), Ledger()
+    # Small parts, so that SSTs are uploaded in several.
+    clock, inner, ledger = VirtualClock(), MemoryStore(part_bytes=400), Ledger()
     store = FaultyStore(inner, faults, clock=clock)
     options = settings(wal_enabled=wal_enabled, compacting=compacting)
     raised: list[BaseException | None] = [None]

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +23,12 @@ from flagstone.db.open import open_database
 from flagstone.db.writer.database import Db
 from flagstone.errors import Closed
 from flagstone.lsm.operators import Concatenate
+from flagstone.sst.builder import SstBuilder, encode_sst
+from flagstone.sst.output import SstOutput
+from flagstone.store.local import LocalStore
 from flagstone.store.memory import MemoryStore
+from flagstone.store.paths import DbPaths
+from flagstone.types import VALUE, Ulid
 from flagstone.write.batch import WriteBatch
 from kit.databases import MANUAL, copy_of
 from kit.faults import Struck, Tracer
@@ -37,7 +44,7 @@ class World:
     """A database, the rows it must have, and the batches of which it must have all rows or none."""
 
     options: dict[str, Any] = field(default_factory=dict)
-    store: MemoryStore = field(default_factory=MemoryStore)
+    store: MemoryStore = field(default_factory=lambda: MemoryStore(part_bytes=100))
     certain: dict[bytes, bytes] = field(default_factory=dict)
     uncertain: list[dict[bytes, bytes]] = field(default_factory=list)
     number: int = 0
@@ -237,6 +244,48 @@ def test_an_exception_at_any_bytecode_of_close_leaves_a_database_that_can_be_clo
         world.certain |= rows
         with world.open(copy_of(world.store)) as db:
             world.check(db, f"closed after {tracer.where}")
+
+
+def test_an_exception_at_any_bytecode_of_a_put_or_delete_leaves_a_memory_store_that_lists_what_it_has() -> (
+    None
+):
+    def change(store: MemoryStore) -> None:
+        store.put("new", b"2")
+        store.delete("old")
+        store.put("old", b"3")
+
+    for at in count():
+        store = MemoryStore()
+        store.put("old", b"1")
+        with Tracer(at) as tracer, suppress(Struck):
+            change(store)
+        listed = [meta.path for meta in store.list("")]
+        assert [store.head(path).path for path in listed] == listed
+        change(store)
+        assert [meta.path for meta in store.list("")] == ["new", "old"], tracer.where
+        if not tracer.where:
+            return
+
+
+def test_an_exception_at_any_bytecode_of_an_upload_leaves_the_whole_sst_or_nothing(tmp_path: Path) -> None:
+    rows = [(b"%05d" % number, 1, VALUE, b"v" * 1000, None, None) for number in range(400)]
+    expected = encode_sst(rows)
+    for points, at in enumerate(strikes()):
+        store, paths = LocalStore(tmp_path / str(at), fsync=False), DbPaths("db")
+
+        def upload(store: LocalStore = store, paths: DbPaths = paths) -> None:
+            with SstOutput(store, paths, lambda: Ulid(1)) as output:
+                builder = SstBuilder(open_sink=output.open)
+                builder.add_rows(rows)
+                output.commit(builder.finish())
+
+        with Tracer(at) as tracer, suppress(Struck):
+            upload()
+        found = [store.get(meta.path).data for meta in store.list("")]
+        assert found in ([], [expected.data]), tracer.where
+        if not tracer.where:
+            print(f"upload: {points} points struck of {at}")
+            return
 
 
 def strikes() -> Iterator[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from urllib.request import urlopen
 
 import pytest
 
@@ -12,8 +13,9 @@ from flagstone.runtime.ids import SYSTEM_IDS
 from flagstone.store.port import ObjectChanged, ObjectExists, ObjectStore
 from flagstone.store.resolve import resolve
 from flagstone.store.retrying import RetryPolicy
+from flagstone.store.writing import ObjectWriter
 from kit.faults import STRIDE
-from servers.fault_proxy import Fault, FaultProxy
+from servers.fault_proxy import Fault, FaultProxy, Request
 from servers.s3 import S3Server
 
 pytestmark = pytest.mark.slow
@@ -44,6 +46,12 @@ def proxy(ministack: S3Server) -> Iterator[FaultProxy]:
 def store(ministack: S3Server, proxy: FaultProxy) -> ObjectStore:
     """The store behind the faulty proxy."""
     return resolve(ministack.url, retry=POLICY, timeout=TIMEOUT_S, **ministack.options(port=proxy.port))
+
+
+@pytest.fixture
+def patient(ministack: S3Server, proxy: FaultProxy) -> ObjectStore:
+    """The same, with the time that a part of 8 MiB takes on a busy machine."""
+    return resolve(ministack.url, retry=POLICY, timeout=4.0, **ministack.options(port=proxy.port))
 
 
 @pytest.fixture
@@ -119,6 +127,53 @@ def test_a_refused_update_never_succeeds_through_any_network_fault(
         assert direct.get(path).data == b"newer"
 
     for_each(lose)
+
+
+def is_part(request: Request) -> bool:
+    return "partNumber=2" in request.target
+
+
+def is_commit(request: Request) -> bool:
+    return "uploadId=" in request.target
+
+
+@pytest.mark.parametrize(("method", "where"), [("PUT", is_part), ("POST", is_commit)], ids=["part", "commit"])
+@pytest.mark.parametrize("fault", WRITE_FAULTS, ids=lambda fault: fault.name.lower())
+def test_an_upload_survives_a_fault_at_a_part_and_at_its_commit(
+    proxy: FaultProxy,
+    patient: ObjectStore,
+    direct: ObjectStore,
+    paths: list[str],
+    fault: Fault,
+    method: str,
+    where: Callable[[Request], bool],
+) -> None:
+    writer = ObjectWriter(patient, paths[0])
+    proxy.inject(fault, method=method, where=where)
+    data = bytes(range(256)) * (80 * 1024)
+    writer.write(data)
+    writer.commit()
+
+    assert [struck for struck, _ in proxy.struck] == [fault]
+    assert direct.get(paths[0]).data == data
+
+
+def test_an_upload_that_was_given_up_is_aborted_on_the_service(
+    ministack: S3Server, patient: ObjectStore, paths: list[str]
+) -> None:
+    writer = ObjectWriter(patient, paths[0])
+    writer.write(bytes(20 << 20))
+    assert unfinished_uploads(ministack, paths[0]) == 1
+
+    writer.abort()
+
+    assert unfinished_uploads(ministack, paths[0]) == 0
+    assert list(patient.list(paths[0].rpartition("/")[0])) == []
+
+
+def unfinished_uploads(server: S3Server, path: str) -> int:
+    with urlopen(f"http://127.0.0.1:{server.port}/{server.bucket}?uploads") as answer:
+        return int(answer.read().decode().count(f"<Key>{path}</Key>"))
 
 
 @pytest.mark.parametrize("fault", [Fault.TRUNCATED, Fault.RESET, Fault.REFUSED, Fault.SILENCE])

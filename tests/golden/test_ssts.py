@@ -12,8 +12,9 @@ from flagstone.format.filter import BloomPolicy, FixedPrefix
 from flagstone.format.sst import SstImage, decode_sst
 from flagstone.format.sst_info import SstType
 from flagstone.kernels import block_writer
-from flagstone.sst.builder import WAL_BLOCK_BYTES, EncodedSst, SstBuilder, SstOptions
+from flagstone.sst.builder import WAL_BLOCK_BYTES, EncodedSst, SstOptions
 from golden.corpus import DATA, ssts
+from kit.ssts import MemoryBuilder
 
 SMALL_BLOCKS = {"blocks_1k", "compaction_multi_sst"}
 IDS = {path: str(path.relative_to(DATA)) for path in ssts()}
@@ -84,16 +85,16 @@ def test_ssts_are_written_with_the_bytes_of_the_official_writer(path: Path) -> N
 
 
 def _built(image: SstImage, options: SstOptions) -> Iterator[EncodedSst]:
-    builder = SstBuilder(options, sst_type=image.info.sst_type)
+    builder = MemoryBuilder(options, sst_type=image.info.sst_type)
     for block in image.rows():
         builder.add_rows(block)
-    yield builder.finish()
+    yield builder.encoded()
     if image.info.sst_type is SstType.COMPACTED:
-        row_by_row = SstBuilder(options)
+        row_by_row = MemoryBuilder(options)
         for block in image.rows():
             for row in block:
                 row_by_row.add_row(row)
-        yield row_by_row.finish()
+        yield row_by_row.encoded()
 
 
 def _check(built: EncodedSst, image: SstImage) -> None:

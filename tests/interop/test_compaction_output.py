@@ -21,7 +21,7 @@ from flagstone.metadata.manifest import Manifest, SsTable, apply_compaction
 from flagstone.metadata.stores import CompactionsStore, ManifestStore
 from flagstone.runtime.clock import SYSTEM_CLOCK
 from flagstone.runtime.ids import Ids, ulid_ms
-from flagstone.sst.builder import SstBuilder, SstOptions
+from flagstone.sst.builder import SstOptions, encode_sst
 from flagstone.store.local import LocalStore
 from flagstone.store.paths import DbPaths
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, RunId, Seq
@@ -49,9 +49,7 @@ class Inputs:
         self.rows = [row for part in parts for row in part]
         ssts = []
         for part in parts:
-            builder = SstBuilder(options)
-            builder.add_rows(sorted(part, key=lambda row: (row[0], -row[1])))
-            built = builder.finish()
+            built = encode_sst(sorted(part, key=lambda row: (row[0], -row[1])), options)
             # A little in the past, because the wheel creates its own ids from the current time on.
             sst = SsTable(ids.ulid(), built.info)
             self.store.put(PATHS.sst(sst.id), built.data)

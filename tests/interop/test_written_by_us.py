@@ -17,7 +17,7 @@ from flagstone.metadata.manifest import Manifest, SsTable
 from flagstone.metadata.stores import ManifestStore
 from flagstone.runtime.clock import SYSTEM_CLOCK
 from flagstone.runtime.ids import Ids
-from flagstone.sst.builder import EncodedSst, SstBuilder, SstOptions
+from flagstone.sst.builder import SstOptions, encode_sst
 from flagstone.store.local import LocalStore
 from flagstone.store.paths import DbPaths
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, RunId, Seq, WalId
@@ -54,9 +54,7 @@ class HandMade:
         return made
 
     def write_sst(self, rows: list[EntryTuple]) -> SsTable:
-        builder = SstBuilder(self.options)
-        builder.add_rows(sorted(rows, key=lambda row: (row[0], -row[1])))
-        built = builder.finish()
+        built = encode_sst(sorted(rows, key=lambda row: (row[0], -row[1])), self.options)
         sst = SsTable(self.ids.ulid(), built.info)
         self.store.put(self.paths.sst(sst.id), built.data)
         return sst
@@ -64,10 +62,7 @@ class HandMade:
     def wal(self, wal_id: int, rows: list[EntryTuple]) -> None:
         data = b""
         if rows:
-            builder = SstBuilder(self.options, sst_type=SstType.WAL)
-            builder.add_rows(rows)
-            built: EncodedSst = builder.finish()
-            data = built.data
+            data = encode_sst(rows, self.options, sst_type=SstType.WAL).data
         self.store.put_if_absent(self.paths.wal(WalId(wal_id)), data)
 
     def write(self) -> None:

@@ -22,12 +22,13 @@ from flagstone.metadata.sequenced import Versioned
 from flagstone.metadata.stores import ManifestStore
 from flagstone.runtime.clock import VirtualClock
 from flagstone.runtime.ids import Ids
+from flagstone.sst.builder import encode_sst
 from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectMissing, ObjectStore
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, ManifestId, RunId, Seq, WalId
 from kit.databases import encode_wal
-from kit.ssts import SMALL_BLOCKS, build
+from kit.ssts import SMALL_BLOCKS
 
 PATHS = DbPaths("db")
 
@@ -98,7 +99,7 @@ class ChangeWorld:
         return self.seq
 
     def _upload(self, rows: Mapping[bytes, bytes | None]) -> SsTable:
-        built = build([self._row(key, value) for key, value in sorted(rows.items())], SMALL_BLOCKS)
+        built = encode_sst([self._row(key, value) for key, value in sorted(rows.items())], SMALL_BLOCKS)
         sst = SsTable(self.ids.ulid(), built.info, built.format_version)
         self.memory.put(PATHS.sst(sst.id), built.data)
         return sst

@@ -24,11 +24,12 @@ from flagstone.runtime.clock import Clock, VirtualClock
 from flagstone.runtime.ids import Ids, ulid_ms
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.pool import IoPool
+from flagstone.sst.builder import encode_sst
 from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
 from flagstone.types import MAX_SEQ, TOMBSTONE, VALUE, EntryTuple, Seq, Ulid, WalId
-from kit.ssts import SMALL_BLOCKS, build, ordered
+from kit.ssts import SMALL_BLOCKS, ordered
 
 PATHS = DbPaths("db")
 
@@ -85,7 +86,7 @@ class RowExecutor:
         for made, start in enumerate(range(0, len(kept), self.rows_per_sst), 1):
             if cancelled():
                 raise Cancelled
-            encoded = build(kept[start : start + self.rows_per_sst], SMALL_BLOCKS)
+            encoded = encode_sst(kept[start : start + self.rows_per_sst], SMALL_BLOCKS)
             sst = SsTable(self.ids.ulid(ulid_ms(task.job_id)), encoded.info)
             self.store.put(self.paths.sst(sst.id), encoded.data)
             done.append(sst)
@@ -123,7 +124,7 @@ class CompactionWorld:
             self.seq += 1
             kind = TOMBSTONE if value is None else VALUE
             entries.append((key, self.seq, kind, value or b"", self.seq, None))
-        encoded = build(ordered(entries), SMALL_BLOCKS)
+        encoded = encode_sst(ordered(entries), SMALL_BLOCKS)
         newest = self.manifests.require_latest().value.newest_l0
         sst = SsTable(self.ids.ulid(0 if newest is None else ulid_ms(newest)), encoded.info)
         self.store.put(PATHS.sst(sst.id), encoded.data)

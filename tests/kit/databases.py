@@ -28,7 +28,7 @@ from flagstone.metadata.manifest import SsTable, apply_compaction
 from flagstone.metadata.stores import ManifestStore
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock, VirtualClock
 from flagstone.runtime.ids import SYSTEM_IDS, Ids
-from flagstone.sst.builder import SstBuilder, SstOptions
+from flagstone.sst.builder import SstOptions, encode_sst
 from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
@@ -60,9 +60,7 @@ def numbered(start: int, stop: int, value: bytes = b"v") -> Rows:
 
 def encode_wal(rows: Iterable[EntryTuple], *, codec: Codec = Codec.NONE) -> bytes:
     """One WAL file with these rows, which must be in commit order. Raises `InvalidRequest` if there are none."""
-    builder = SstBuilder(SstOptions(codec=codec), sst_type=SstType.WAL)
-    builder.add_rows(list(rows))
-    return builder.finish().data
+    return encode_sst(rows, SstOptions(codec=codec), sst_type=SstType.WAL).data
 
 
 def apply_change(rows: Rows, change: Change) -> None:
@@ -219,9 +217,7 @@ class Upkeep:
             keep_tombstones=False,
             merge_operator=self._operator,
         )
-        builder = SstBuilder(self._options)
-        builder.add_rows(list(retain(rows, policy)))
-        built = builder.finish()
+        built = encode_sst(retain(rows, policy), self._options)
         sst = SsTable(SYSTEM_IDS.ulid(), built.info)
         self._store.put(self._paths.sst(sst.id), built.data)
         l0, runs = [view.id for view in manifest.tree.l0], [run.id for run in manifest.tree.runs]

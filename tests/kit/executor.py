@@ -19,13 +19,13 @@ from flagstone.runtime.clock import VirtualClock
 from flagstone.runtime.ids import Ids
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.pool import IoPool
-from flagstone.sst.builder import EncodedSst, SstBuilder, SstOptions
+from flagstone.sst.builder import EncodedSst, SstOptions, encode_sst
 from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
 from flagstone.types import EntryTuple, KeyRange, RunId, Seq, Ulid
 from kit.databases import Append
-from kit.ssts import build, ordered
+from kit.ssts import MemoryBuilder, ordered
 
 JOB = Ulid(1_700_000_000_000 << 80)
 PATHS = DbPaths("db")
@@ -53,7 +53,7 @@ class ExecutorRig:
         self, rows: Sequence[EntryTuple], *, options: SstOptions | None = None, owner: str | None = None
     ) -> SstView:
         """Upload one SST and add it to the manifest."""
-        encoded = build(rows, options or self.options)
+        encoded = encode_sst(rows, options or self.options)
         return self.add_encoded(encoded, owner=owner)
 
     def add_encoded(self, encoded: EncodedSst, *, owner: str | None = None) -> SstView:
@@ -139,14 +139,14 @@ def by_hand(
     """The SSTs that a slow and simple merge makes of the sources."""
     ssts = []
     for keys in ranges:
-        builder = SstBuilder(options)
+        builder = MemoryBuilder(options)
         for row in retain(rows_within(sources, keys.keys), policy):
             builder.add_rows([row])
             if builder.finished_bytes > max_bytes:
-                ssts.append(builder.finish().data)
-                builder = SstBuilder(options)
+                ssts.append(builder.encoded().data)
+                builder = MemoryBuilder(options)
         if builder.rows:
-            ssts.append(builder.finish().data)
+            ssts.append(builder.encoded().data)
     return ssts
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
+from io import BytesIO
 from typing import Any
 
 from flagstone.format.codec import Codec
@@ -13,7 +14,7 @@ from flagstone.metadata.manifest import Manifest, Segment, SsTable
 from flagstone.read.view import ReadView, ViewBuilder
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.pool import IoPool
-from flagstone.sst.builder import EncodedSst, SstBuilder, SstOptions
+from flagstone.sst.builder import EncodedSst, SstBuilder, SstOptions, encode_sst
 from flagstone.sst.cache import SstCache
 from flagstone.sst.store import SstGone, SstStore
 from flagstone.store.counting import CountingStore
@@ -31,10 +32,21 @@ def ordered(rows: Iterable[EntryTuple]) -> list[EntryTuple]:
     return sorted(rows, key=lambda row: (row[0], -row[1]))
 
 
-def build(rows: Sequence[EntryTuple], options: SstOptions) -> EncodedSst:
-    builder = SstBuilder(options)
-    builder.add_rows(list(rows))
-    return builder.finish()
+class MemoryBuilder(SstBuilder):
+    """Builds SSTs in memory."""
+
+    def __init__(self, options: SstOptions | None = None, **more: Any) -> None:
+        super().__init__(options, open_sink=self._open, **more)
+        self._memory = BytesIO()
+
+    def _open(self) -> BytesIO:
+        self._memory = BytesIO()
+        return self._memory
+
+    def encoded(self) -> EncodedSst:
+        """The finished SST."""
+        built = self.finish()
+        return EncodedSst(self._memory.getvalue(), built.info, built.rows)
 
 
 class PlainMemtable:
@@ -151,7 +163,7 @@ class Rig:
         options = SstOptions(
             block_bytes=self.block_bytes, codec=self.codec, min_filter_keys=self.min_filter_keys
         )
-        encoded = build(ordered(rows), options)
+        encoded = encode_sst(ordered(rows), options)
         self.store.put(DbPaths("db").sst(sst_id), encoded.data)
         self.ssts[sst_id] = SsTable(sst_id, encoded.info)
         return SstView(sst_id, sst_id, None if visible is None else BytesRange.of(visible))

@@ -19,11 +19,11 @@ from flagstone.read import arrow
 from flagstone.read.scan_cursor import ScanRequest
 from flagstone.spark.load.task import row_columns
 from flagstone.sst import builder as output
-from flagstone.sst.builder import SstBuilder, SstOptions
+from flagstone.sst.builder import SstOptions, encode_sst
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple
 from kit.databases import Append
 from kit.kernels import blocks_of, forms_of, replaced_kernels
-from kit.ssts import NOW_MS, oracle
+from kit.ssts import NOW_MS, MemoryBuilder, oracle
 from kit.strategies import keys, seqs, sorted_entries
 
 FORMS = forms_of("scan")
@@ -164,13 +164,13 @@ def test_ssts_written_from_columns_equal_those_written_from_rows(
     found: list[bytes] = []
     splits: list[int] = []
     with replaced_kernels(form, KERNELS):
-        writer = output.SstBuilder(options, max_bytes=max_bytes)
+        writer = MemoryBuilder(options, max_bytes=max_bytes)
 
         def take() -> None:
-            table = writer.finish_if_any()
-            if table is not None:
-                found.append(table.data)
-                splits.append(table.rows)
+            if writer.rows:
+                sst = writer.encoded()
+                found.append(sst.data)
+                splits.append(sst.rows)
 
         for part in (batch.slice(0, cut), batch.slice(cut)):
             at = 0
@@ -182,14 +182,11 @@ def test_ssts_written_from_columns_equal_those_written_from_rows(
 
     expected, at = [], 0
     for rows in splits:
-        builder = SstBuilder(options)
-        builder.add_rows(
-            [
-                (row["key"], 7, row.get("kind", VALUE), row["value"], 123, row.get("expires_ms"))
-                for row in batch.slice(at, rows).to_pylist()
-            ]
-        )
-        expected.append(builder.finish().data)
+        part = [
+            (row["key"], 7, row.get("kind", VALUE), row["value"], 123, row.get("expires_ms"))
+            for row in batch.slice(at, rows).to_pylist()
+        ]
+        expected.append(encode_sst(part, options).data)
         at += rows
     assert at == batch.num_rows
     assert found == expected
@@ -212,6 +209,6 @@ def test_columns_with_invalid_rows_are_refused(form: str, cells: dict[str, list[
     types = {"key": pa.binary(), "value": pa.binary(), "kind": pa.uint8()}
     batch = pa.RecordBatch.from_pydict({name: pa.array(cells[name], types[name]) for name in cells})
     with replaced_kernels(form, KERNELS):
-        writer = output.SstBuilder()
+        writer = MemoryBuilder()
         with pytest.raises(InvalidRequest, match="row 1 "):
             writer.write_columns(row_columns(batch), 0, seq=7, created_ms=123)

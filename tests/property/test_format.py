@@ -12,8 +12,9 @@ from flagstone.format.codec import Codec, decompress, seal, unseal
 from flagstone.format.filter import BloomPolicy, FixedPrefix, decode_filters
 from flagstone.format.sst import decode_footer, decode_sst
 from flagstone.format.sst_info import FilterFormat, SstType
-from flagstone.sst.builder import SstBuilder, SstOptions
+from flagstone.sst.builder import SstOptions, encode_sst
 from flagstone.types import EntryTuple
+from kit.ssts import MemoryBuilder
 from kit.strategies import entries, sorted_entries
 
 codecs = st.sampled_from(list(Codec))
@@ -27,10 +28,10 @@ options = st.builds(
 
 
 def build(rows: list[EntryTuple], chosen: SstOptions, sst_type: SstType = SstType.COMPACTED) -> bytes:
-    builder = SstBuilder(chosen, sst_type=sst_type)
+    builder = MemoryBuilder(chosen, sst_type=sst_type)
     for start in range(0, len(rows), 7):
         builder.add_rows(rows[start : start + 7])
-    return builder.finish().data
+    return builder.encoded().data
 
 
 def read_everything(data: bytes) -> list[EntryTuple]:
@@ -123,9 +124,7 @@ def test_random_footers_need_more_bytes_or_raise_corrupt_data(tail: bytes, size:
 @given(sorted_entries())
 def test_columns_decode_to_the_same_rows(rows: list[EntryTuple]) -> None:
     assume(rows)
-    builder = SstBuilder(SstOptions(min_filter_keys=1))
-    builder.add_rows(rows)
-    image = decode_sst(builder.finish().data, "sst")
+    image = decode_sst(encode_sst(rows, SstOptions(min_filter_keys=1)).data, "sst")
     batch = columns.decode_columns([image.block(number) for number in range(len(image.index))])
     names = ("key", "seq", "kind", "value", "created_ms", "expires_ms")
     assert [tuple(row[name] for name in names) for row in batch.to_pylist()] == rows
@@ -135,6 +134,5 @@ def test_columns_decode_to_the_same_rows(rows: list[EntryTuple]) -> None:
 def test_an_sst_builder_refuses_rows_out_of_order(rows: list[EntryTuple]) -> None:
     ordered = sorted(rows, key=lambda row: (row[0], -row[1]))
     assume(rows != ordered)
-    builder = SstBuilder()
     with pytest.raises(InvalidRequest, match="row"):
-        builder.add_rows(rows)
+        encode_sst(rows)

@@ -37,7 +37,7 @@ from flagstone.metadata.stores import CompactionsStore, ManifestStore
 from flagstone.runtime.clock import Clock
 from flagstone.runtime.ids import Ids, ulid_ms
 from flagstone.runtime.pool import shared_pool
-from flagstone.sst.builder import SstBuilder, SstOptions
+from flagstone.sst.builder import SstOptions, encode_sst
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
 from flagstone.types import EntryTuple, Seq, WalId
@@ -88,9 +88,7 @@ def restore(
     at_ms = max(clock.now_ms(), 0 if newest is None else ulid_ms(newest))
     added = []
     for prefix, part in parted:
-        builder = SstBuilder(options)
-        builder.add_rows(part)
-        built = builder.finish()
+        built = encode_sst(part, options)
         sst = SsTable(ids.ulid(at_ms), built.info, built.format_version)
         store.put(paths.sst(sst.id), built.data)
         added.append((prefix, sst))

@@ -1,4 +1,4 @@
-"""Executes compaction jobs in this process: plans the ranges once, merges them in parallel, uploads each full SST.
+"""Executes compaction jobs in this process: plans the ranges once, merges them in parallel, uploads while it merges.
 
 After a crash the next worker reuses the uploaded SSTs that were recorded; the others become garbage. The sources stay
 untouched until a coordinator commits the result.
@@ -36,10 +36,13 @@ from flagstone.runtime.ids import SYSTEM_IDS, Ids, ulid_ms
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.pool import IoPool, shared_pool
 from flagstone.runtime.sync import Lock
-from flagstone.sst.builder import EncodedSst, SpareBuffers, SstBuilder, SstOptions
+from flagstone.sst.builder import BuiltSst, SstBuilder, SstOptions
+from flagstone.sst.output import SstOutput
 from flagstone.store.caching import CachingStore
+from flagstone.store.kept_uploads import KeepingStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
+from flagstone.store.writing import Destination
 from flagstone.types import KeyRange, Seq
 
 MERGE_SECONDS: Final = "flagstone.compactor.merge_seconds"
@@ -65,9 +68,9 @@ class LocalExecutor:
     That thread must not belong to `pool`: requests of the job run there, and the thread waits for them. The caller's
     thread merges a job of one range; of jobs with several ranges, `max_subcompactions` are merged at a time in all.
 
-    Each running range has an SST of up to `max_sst_size` in memory, and for each source one chunk of at most
-    `bytes_to_fetch` being merged and one to `max_fetch_tasks` being fetched. An idle executor keeps 64 MiB.
-    Outputs go into `cache` as well, if there is one.
+    Each running range has in memory a part of its output, with the index and the key hashes of that SST, and for each
+    source one chunk of at most `bytes_to_fetch` being merged and one to `max_fetch_tasks` being fetched. Outputs go
+    into `cache` as well, if there is one.
     """
 
     def __init__(
@@ -82,13 +85,12 @@ class LocalExecutor:
         metrics: Metrics | None = None,
     ) -> None:
         self._store = store
-        self._cache = cache
+        self._destination: Destination = store if cache is None else KeepingStore(store, cache)
         self._paths = paths
         self._merging = merging
         self._work: Final = merging.work
         self._pool = pool or shared_pool()
         self._ids = ids
-        self._buffers = SpareBuffers()
         # Not threads of the shared pool: a range would wait there for requests that wait for a thread.
         threads = 0 if self._pool.max_workers == 0 else self._work.max_subcompactions
         self._ranges = IoPool(max_workers=threads, name="flagstone-merge")
@@ -179,22 +181,29 @@ class LocalExecutor:
             )
             for parts in inputs
         ]
-        buffer = self._buffers.take()
-        output = SstBuilder(
-            self._merging.sst, max_bytes=self._work.max_sst_size, buffer=buffer, resume=resume
+        # Not older than the job: SlateDB refuses an older output, and its garbage collector would delete it.
+        output = SstOutput(self._destination, self._paths, lambda: self._ids.ulid(ulid_ms(job.task.job_id)))
+        builder = SstBuilder(
+            self._merging.sst, open_sink=output.open, max_bytes=self._work.max_sst_size, resume=resume
         )
+
+        def finished(sst: BuiltSst) -> None:
+            sst_id = output.commit(sst)
+            self._rows.add(sst.rows)
+            job.progress.add(number, SsTable(sst_id, sst.info, sst.format_version))
+
         try:
-            purged = merge_sources(
-                sources,
-                output,
-                policy=policy,
-                chosen=self._new_filter(job.task, policy),
-                common=common_prefix([part.keys for parts in inputs for part in parts]),
-                finished=lambda sst: self._upload(job, number, sst),
-                check=job.check,
-            )
+            with output:
+                purged = merge_sources(
+                    sources,
+                    builder,
+                    policy=policy,
+                    chosen=self._new_filter(job.task, policy),
+                    common=common_prefix([part.keys for parts in inputs for part in parts]),
+                    finished=finished,
+                    check=job.check,
+                )
         finally:
-            self._buffers.give_back(buffer)
             for source in sources:
                 source.close()
         self._purged.add(purged)
@@ -213,16 +222,6 @@ class LocalExecutor:
                 min_seq=Seq(policy.min_seq),
             )
         )
-
-    def _upload(self, job: _RunningJob, number: int, sst: EncodedSst) -> None:
-        # Not older than the job: SlateDB refuses an older output, and its garbage collector would delete it.
-        sst_id = self._ids.ulid(ulid_ms(job.task.job_id))
-        path = self._paths.sst(sst_id)
-        self._store.put(path, sst.data)
-        if self._cache is not None:
-            self._cache.keep_whole(path, sst.data)
-        self._rows.add(sst.rows)
-        job.progress.add(number, SsTable(sst_id, sst.info, sst.format_version))
 
 
 class _Progress:

@@ -13,7 +13,7 @@ from flagstone.errors import CorruptData, InvalidRequest
 from flagstone.kernels import merge
 from flagstone.lsm.compaction_filter import CompactionFilter, Decision, Outcome, Replace
 from flagstone.lsm.retention import RetentionPolicy, apply_retention, condense
-from flagstone.sst.builder import EncodedSst, SstBuilder
+from flagstone.sst.builder import BuiltSst, SstBuilder
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, Row
 
 
@@ -24,7 +24,7 @@ def merge_sources(
     policy: RetentionPolicy,
     chosen: CompactionFilter | None,
     common: int,
-    finished: Callable[[EncodedSst], None],
+    finished: Callable[[BuiltSst], None],
     check: Callable[[], None],
 ) -> int:
     """Merge `sources`, newest first, and call `finished` with each SST; returns how many rows had expired.

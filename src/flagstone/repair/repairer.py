@@ -33,7 +33,7 @@ from flagstone.repair.facts import Facts, read_facts
 from flagstone.repair.plan import Removal, RepairPlan, RepairReport, apply_repair, report_of
 from flagstone.runtime.clock import Clock
 from flagstone.runtime.ids import Ids, ulid_ms
-from flagstone.sst.builder import SstBuilder
+from flagstone.sst.builder import encode_sst
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectExists, ObjectMissing, ObjectStore
 from flagstone.types import EntryTuple, Ulid, WalId
@@ -236,9 +236,7 @@ class Repairer:
 
     def _upload(self, rows: Iterable[EntryTuple], at_ms: int) -> SsTable:
         """One SST of the rows, stamped with that time. Until a manifest names it, it is garbage."""
-        builder = SstBuilder()
-        builder.add_rows(sorted(rows, key=lambda row: (row[0], -row[1])))
-        built = builder.finish()
+        built = encode_sst(sorted(rows, key=lambda row: (row[0], -row[1])))
         sst = SsTable(self._fresh_id(at_ms), built.info, built.format_version)
         self._store.put(self._paths.sst(sst.id), built.data)
         return sst

@@ -4,8 +4,8 @@
 footer. A WAL file differs in four points: rows are in commit order, blocks have 64 KiB, the index has sequence numbers
 instead of keys, and there are neither filters nor statistics.
 
-Pure: the result is bytes and the record that describes them. A file under construction is in memory only, so a crash
-loses nothing but work.
+The bytes go to a sink as soon as a few blocks are finished: a file may be larger than memory. What the builder holds
+until the end of a file is its index, its statistics, and eight bytes of hash per key.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from io import SEEK_END, BytesIO
-from typing import Final
+from io import BytesIO
+from typing import Final, Protocol
 
 from flagstone.errors import InvalidRequest
 from flagstone.format.codec import CHECKSUM_BYTES, Codec, seal, seal_parts
@@ -23,7 +24,6 @@ from flagstone.format.filter import DEFAULT_MIN_FILTER_KEYS, BloomPolicy, Filter
 from flagstone.format.sst import BLOCK_SIZES, DEFAULT_BLOCK_BYTES, FORMAT_V2
 from flagstone.format.sst_info import SsTableInfo, SstType
 from flagstone.kernels import block_writer, bloom, sealing
-from flagstone.runtime.sync import Lock
 from flagstone.sst.footer import encode_tail
 from flagstone.types import EntryTuple
 
@@ -35,9 +35,6 @@ WAL_BLOCK_BYTES: Final = 64 * 1024
 
 SST_STEP_BYTES: Final = 256 * 1024
 """How many bytes of blocks the kernel finishes before the builder takes them."""
-
-SPARE_BYTES: Final = 64 * 1024 * 1024
-"""How much memory an idle executor keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +52,31 @@ class SstOptions:
             raise InvalidRequest(f"block_bytes is {self.block_bytes}; choose one of {choices}")
 
 
+class Sink(Protocol):
+    """Where the bytes of an SST go."""
+
+    def write(self, piece: bytes | memoryview, /) -> object:
+        """Append bytes. The builder uses their memory again."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltSst:
+    """A finished SST whose bytes are in its sink: the record for the manifest, and its size.
+
+    `tail` is everything after the data blocks; the first read of an SST needs it.
+    """
+
+    info: SsTableInfo
+    rows: int
+    size: int
+    tail: bytes
+    format_version: int = FORMAT_V2
+
+
 @dataclass(frozen=True, slots=True)
 class EncodedSst:
-    """One finished SST: its bytes, and the record that goes into the manifest beside it."""
+    """A small SST in memory: its bytes, and the record that goes into the manifest beside it."""
 
     data: bytes
     info: SsTableInfo
@@ -65,50 +84,35 @@ class EncodedSst:
     format_version: int = FORMAT_V2
 
 
-class SpareBuffers:
-    """Memory in which one SST after the other is built. Safe to use from many threads.
-
-    The system hands out fresh memory page by page, which takes a third of the time of a merge.
-    """
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._spare: list[tuple[BytesIO, int]] = []
-
-    def take(self) -> BytesIO:
-        """A buffer with something or nothing in it, at its beginning."""
-        with self._lock:
-            return self._spare.pop()[0] if self._spare else BytesIO()
-
-    def give_back(self, buffer: BytesIO) -> None:
-        """Keep as much of it as there is room for."""
-        size = buffer.seek(0, SEEK_END)
-        with self._lock:
-            room = SPARE_BYTES - sum(size for _, size in self._spare)
-            if room > 0:
-                size = buffer.truncate(min(size, room))
-                buffer.seek(0)
-                self._spare.append((buffer, size))
+def encode_sst(
+    rows: Iterable[EntryTuple], options: SstOptions | None = None, *, sst_type: SstType = SstType.COMPACTED
+) -> EncodedSst:
+    """One SST with these rows, in memory. Raises as `SstBuilder.add_rows` and `SstBuilder.finish` do."""
+    data = BytesIO()
+    builder = SstBuilder(options, open_sink=lambda: data, sst_type=sst_type)
+    builder.add_rows(list(rows))
+    built = builder.finish()
+    return EncodedSst(data.getvalue(), built.info, built.rows)
 
 
 class SstBuilder:
     """Builds SSTs from rows, one after the other.
 
     A compacted SST takes rows sorted by key, then by descending sequence number, and refuses others. A WAL file takes
-    them in commit order. `full` means that more than `max_bytes` of blocks are finished; `finish` gives the SST and
+    them in commit order. `full` means that more than `max_bytes` of blocks are finished; `finish` ends the SST and
     begins another. After an error the builder is of no further use.
 
-    `buffer` is memory to build in. Rows up to `resume`, the key and sequence number with which an interrupted run
-    ended, are not written again.
+    `open_sink` is called when the first blocks of an SST are finished. Rows up to `resume`, the key and sequence number
+    with which an interrupted run ended, are not written again.
     """
 
     def __init__(
         self,
         options: SstOptions | None = None,
         *,
+        open_sink: Callable[[], Sink],
         sst_type: SstType = SstType.COMPACTED,
         max_bytes: int = sys.maxsize,
-        buffer: BytesIO | None = None,
         resume: tuple[bytes, int] | None = None,
     ) -> None:
         self.options: SstOptions = options or SstOptions()
@@ -129,12 +133,11 @@ class SstBuilder:
             resume_seq=resume_seq,
             soft_limit=SST_STEP_BYTES if self._compacted else WAL_BLOCK_BYTES,
         )
-        # Unlike joined pieces it never holds an SST twice, and its memory serves one SST after the other.
-        self._data = BytesIO() if buffer is None else buffer
+        self._open_sink = open_sink
         self._begin()
 
     def _begin(self) -> None:
-        self._data.seek(0)
+        self._sink: Sink | None = None
         self._size = 0
         self._offsets: list[int] = []
         self._index_keys: list[bytes] = []
@@ -190,14 +193,14 @@ class SstBuilder:
             self._collect()
         return at
 
-    def finish(self) -> EncodedSst:
+    def finish(self) -> BuiltSst:
         """The finished SST. Raises `InvalidRequest` without a row: an empty SST has no form."""
         built = self.finish_if_any()
         if built is None:
             raise InvalidRequest("an SST needs at least one row")
         return built
 
-    def finish_if_any(self) -> EncodedSst | None:
+    def finish_if_any(self) -> BuiltSst | None:
         """The finished SST, or None without a row."""
         rows, key_bytes, value_bytes, first_entry, last_key = self._writer.finish_sst()
         self._collect()
@@ -216,9 +219,9 @@ class SstBuilder:
             codec=self.options.codec,
             sst_type=self.sst_type,
         )
-        self._data.writelines(parts)
-        self._data.truncate()
-        built = EncodedSst(self._data.getvalue(), info, rows)
+        tail = b"".join(parts)
+        self._write(tail)
+        built = BuiltSst(info, rows, self._size + len(tail), tail)
         self._begin()
         return built
 
@@ -227,22 +230,29 @@ class SstBuilder:
         data, bounds, offsets, index_keys, counts, hashes, keys = self._writer.take(self._size)
         if self._stamped:
             sealing.stamp(data, bounds)
-            self._data.write(data)
+            self._write(data)
             self._offsets += offsets
             self._size += len(data)
         else:
+            pieces: list[bytes] = []
             for at in range(0, len(bounds), 2):
-                stored, checksum = seal_parts(bytes(data[bounds[at] : bounds[at + 1]]), self.options.codec)
-                self._data.write(stored)
-                self._data.write(checksum)
+                sealed = seal_parts(bytes(data[bounds[at] : bounds[at + 1]]), self.options.codec)
+                pieces += sealed
                 self._offsets.append(self._size)
-                self._size += len(stored) + CHECKSUM_BYTES
+                self._size += len(sealed[0]) + CHECKSUM_BYTES
+            self._write(b"".join(pieces))
         self._index_keys += index_keys
         self._counts += counts
         if hashes:
             self._hashes.frombytes(hashes)
         for builder in self._filters:
             builder.add_keys(keys)
+
+    def _write(self, piece: bytes | memoryview) -> None:
+        if len(piece):
+            if self._sink is None:
+                self._sink = self._open_sink()
+            self._sink.write(piece)
 
     def _filter_block(self, rows: int) -> bytes:
         if not self._policies or rows < self.options.min_filter_keys:

@@ -1,12 +1,12 @@
 """`SstStore`: opens, fetches and uploads SSTs.
 
 Everything here may block, except `open`, `drop` and `plan_requests`. A fetch changes only memory, so a crash leaves
-nothing behind. A crash during an upload leaves no object, or a complete one that no manifest refers to.
+nothing behind. A crash during an upload leaves parts without a name, or a complete SST that no manifest refers to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from flagstone.errors import Unavailable
@@ -18,8 +18,9 @@ from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.pool import IoPool, shared_pool
 from flagstone.runtime.sync import Event, Lock
 from flagstone.sst.budget import ReadAheadBudget
-from flagstone.sst.builder import EncodedSst
+from flagstone.sst.builder import BuiltSst
 from flagstone.sst.cache import SstCache
+from flagstone.sst.output import SstOutput
 from flagstone.sst.reader import FILTERS, META, Sst, SstMeta
 from flagstone.store.caching import read_checked
 from flagstone.store.paths import DbPaths
@@ -189,20 +190,23 @@ class SstStore:
         for sst in ssts:
             self._counts.collect(sst)
 
-    def upload(self, sst_id: Ulid, encoded: EncodedSst) -> None:
-        """Write an SST under its id. Repeating it after a lost reply is harmless: the bytes are the same.
+    def output(self, new_id: Callable[[], Ulid]) -> SstOutput:
+        """Uploads SSTs while they are built.
 
         Index and filters, or the whole SST if it is small, are kept in memory for its first read.
         """
-        self._store.put(self._paths.sst(sst_id), encoded.data)
+        return SstOutput(self._store, self._paths, new_id, committed=self._keep_fresh)
+
+    def _keep_fresh(self, sst_id: Ulid, built: BuiltSst, whole: bytes | None) -> None:
         if self.cache.capacity_bytes:
-            info = encoded.info
-            small = info.estimated_size <= self._small_sst_bytes
-            start = 0 if small else info.filter_offset if info.filter_len else info.index_offset
-            with self._lock:
-                self._fresh[sst_id] = bytes(encoded.data[start:])
-                if len(self._fresh) > _FRESH_SSTS:
-                    del self._fresh[next(iter(self._fresh))]
+            small = built.info.estimated_size <= self._small_sst_bytes
+            # The store takes a small SST in one request, so that its bytes are still there.
+            kept = whole if small else built.tail
+            if kept is not None:
+                with self._lock:
+                    self._fresh[sst_id] = kept
+                    if len(self._fresh) > _FRESH_SSTS:
+                        del self._fresh[next(iter(self._fresh))]
 
     def fetch(self, needs: Sequence[Need], *, admit: bool = True) -> Pinned:
         """Everything the needs name, in few concurrent requests. With `admit` the blocks go into the cache, too.

@@ -30,17 +30,19 @@ from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.ids import SYSTEM_IDS, Ids
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.sync import Event, Lock
+from flagstone.store.kept_uploads import KeptUpload
 from flagstone.store.part_files import (
     DESCRIPTION,
     Damaged,
     PartKey,
+    StagedPart,
     drop_object,
     drop_part,
     has_part,
     read_part,
     scan_parts,
+    stage_part,
     touch_part,
-    write_part,
 )
 from flagstone.store.paths import (
     COMPACTIONS_FOLDER,
@@ -49,7 +51,15 @@ from flagstone.store.paths import (
     SST_FOLDER,
     folder_of,
 )
-from flagstone.store.port import ObjectMeta, ObjectStore, ObjectVersion, Range, StoredObject, check_range
+from flagstone.store.port import (
+    ObjectMeta,
+    ObjectStore,
+    ObjectVersion,
+    Range,
+    StoredObject,
+    Upload,
+    check_range,
+)
 
 _log = logging.getLogger("flagstone.store")
 
@@ -204,6 +214,10 @@ class CachingStore:
                 self.keep_whole(path, data)
         return version
 
+    def upload(self, path: str) -> Upload:
+        upload = self._uncached(path).upload(path)
+        return KeptUpload(self, path, upload, keep=self._cache_on_put) if _is_sst(path) else upload
+
     def put_if_absent(self, path: str, data: bytes, *, token: str | None = None) -> ObjectVersion:
         version = self._uncached(path).put_if_absent(path, data, token=token)
         self._forget(path)
@@ -345,6 +359,32 @@ class CachingStore:
         for number, at in enumerate(range(0, len(content), self._part_bytes)):
             self._keep(path, number, content[at : at + self._part_bytes])
 
+    @property
+    def part_bytes(self) -> int:
+        """The size of the parts in the cache."""
+        return self._part_bytes
+
+    def stage(self, path: str, number: int, content: bytes) -> StagedPart | None:
+        """Write a part of an object that is still being uploaded; None if the disk does not take it."""
+        try:
+            return stage_part(
+                self._folder,
+                self._key(path, number),
+                content,
+                writer=self._ids.token(),
+                now_ns=self._clock.now_ms() * 1_000_000,
+            )
+        except OSError:
+            return None
+
+    def publish(self, path: str, staged: Iterable[StagedPart]) -> None:
+        """Keep these parts, and no others, of an object that is on the store now."""
+        self._forget(path)
+        for part in staged:
+            with suppress(OSError):
+                part.publish()
+                self._count(part.size)
+
     def _describe(self, meta: ObjectMeta) -> None:
         fields = [meta.size, meta.last_modified_ms, meta.version.etag, meta.version.generation, meta.token]
         self._keep(meta.path, DESCRIPTION, json.dumps(fields).encode())
@@ -361,13 +401,14 @@ class CachingStore:
             return None
 
     def _keep(self, path: str, number: int, content: bytes) -> None:
-        now_ns = self._clock.now_ms() * 1_000_000
-        try:
-            size = write_part(
-                self._folder, self._key(path, number), content, writer=self._ids.token(), now_ns=now_ns
-            )
-        except OSError:
-            return  # on a full or read-only disk the store works without the cache
+        staged = self.stage(path, number, content)
+        if staged is not None:  # on a full or read-only disk the store works without the cache
+            with suppress(OSError):
+                staged.publish()
+                self._count(staged.size)
+
+    def _count(self, size: int) -> None:
+        """Count a new part, and evict others if there are too many."""
         with self._lock:
             self._bytes += size
             self._keys += 1

@@ -20,8 +20,10 @@ from flagstone.store.port import (
     ObjectMissing,
     ObjectStore,
     ObjectVersion,
+    Piece,
     Range,
     StoredObject,
+    Upload,
 )
 
 Direction = Literal["read", "write"]
@@ -35,6 +37,7 @@ OPERATIONS: Final = {
     "head": "head",
     "list": "list",
     "put": "put",
+    "upload": "put",
     "put_if_absent": "put",
     "put_if_match": "put",
     "copy": "copy",
@@ -52,6 +55,7 @@ _SLATEDB_LABELS: Final = {
     "head": ("get", "head"),
     "list": ("get", "list"),
     "put": ("put", "put"),
+    "upload": ("put", "put_multipart"),
     "put_if_absent": ("put", "put"),
     "put_if_match": ("put", "put"),
     "copy": ("put", "copy"),
@@ -143,74 +147,78 @@ class CountingStore:
             self._totals = _nothing()
 
     def get(self, path: str) -> StoredObject:
-        with self._counted("get"):
+        with self.counted("get"):
             return self._received(self._inner.get(path))
 
     def get_if_changed(self, path: str, known: ObjectVersion) -> StoredObject | None:
-        with self._counted("get_if_changed"):
+        with self.counted("get_if_changed"):
             found = self._inner.get_if_changed(path, known)
             return None if found is None else self._received(found)
 
     def get_range(self, path: str, start: int, stop: int) -> bytes:
-        with self._counted("get_range"):
+        with self.counted("get_range"):
             piece = self._inner.get_range(path, start, stop)
             self._moved("read", len(piece))
             return piece
 
     def get_ranges(self, path: str, ranges: Sequence[Range]) -> list[bytes]:
-        with self._counted("get_ranges"):
+        with self.counted("get_ranges"):
             pieces = self._inner.get_ranges(path, ranges)
             self._moved("read", sum(map(len, pieces)))
             return pieces
 
     def get_tail(self, path: str, length: int) -> StoredObject:
-        with self._counted("get_tail"):
+        with self.counted("get_tail"):
             return self._received(self._inner.get_tail(path, length))
 
     def head(self, path: str) -> ObjectMeta:
-        with self._counted("head"):
+        with self.counted("head"):
             return self._inner.head(path)
 
     def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
         # The time until the first object: the pauses of the consumer between objects do not count.
         found = iter(self._inner.list(prefix, after=after))
-        with self._counted("list"):
+        with self.counted("list"):
             first = next(found, None)
         if first is not None:
             yield first
             yield from found
 
     def put(self, path: str, data: bytes) -> ObjectVersion:
-        with self._counted("put"):
-            self._moved("write", len(data))
+        with self.counted("put"):
+            self.count_written(len(data))
             return self._inner.put(path, data)
 
+    def upload(self, path: str) -> Upload:
+        return _CountingUpload(self, self._inner.upload(path))
+
     def put_if_absent(self, path: str, data: bytes, *, token: str | None = None) -> ObjectVersion:
-        with self._counted("put_if_absent"):
-            self._moved("write", len(data))
+        with self.counted("put_if_absent"):
+            self.count_written(len(data))
             return self._inner.put_if_absent(path, data, token=token)
 
     def put_if_match(
         self, path: str, data: bytes, version: ObjectVersion, *, token: str | None = None
     ) -> ObjectVersion:
-        with self._counted("put_if_match"):
-            self._moved("write", len(data))
+        with self.counted("put_if_match"):
+            self.count_written(len(data))
             return self._inner.put_if_match(path, data, version, token=token)
 
     def copy(self, source: str, destination: str) -> None:
-        with self._counted("copy"):
+        with self.counted("copy"):
             self._inner.copy(source, destination)
 
     def delete(self, path: str) -> None:
-        with self._counted("delete"):
+        with self.counted("delete"):
             self._inner.delete(path)
 
     def delete_many(self, paths: Iterable[str]) -> None:
-        with self._counted("delete_many"):
+        with self.counted("delete_many"):
             self._inner.delete_many(paths)
 
     @contextmanager
-    def _counted(self, api: str) -> Iterator[None]:
+    def counted(self, api: str) -> Iterator[None]:
+        """Count the request that the `with` block makes, its time, and its error if it has one."""
         requests, errors, durations = self._instruments[api]
         requests.add()
         self._tally("requests", api)
@@ -235,11 +243,38 @@ class CountingStore:
         self._moved("read", len(found.data))
         return found
 
+    def count_written(self, size: int) -> None:
+        """Count bytes before the request that sends them: a failed request may have sent them, too."""
+        self._moved("write", size)
+
     def _moved(self, direction: Direction, size: int) -> None:
-        """Count bytes. Bytes to write count before the request: a failed request may have sent them."""
         with self._lock:
             self._totals["bytes_read" if direction == "read" else "bytes_written"] += size
         self._bytes["get" if direction == "read" else "put", direction].add(size)
+
+
+class _CountingUpload:
+    """Counts each part and the commit as one request, as a service bills them."""
+
+    def __init__(self, store: CountingStore, inner: Upload) -> None:
+        self._store = store
+        self._inner = inner
+
+    @property
+    def part_bytes(self) -> int:
+        return self._inner.part_bytes
+
+    def write(self, start: int, part: Piece) -> None:
+        with self._store.counted("upload"):
+            self._store.count_written(len(part))
+            self._inner.write(start, part)
+
+    def commit(self) -> None:
+        with self._store.counted("upload"):
+            self._inner.commit()
+
+    def abort(self) -> None:
+        self._inner.abort()
 
 
 def _nothing() -> Totals:

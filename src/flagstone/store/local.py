@@ -11,19 +11,33 @@ which `sweep_staging` removes. With `fsync=False` power loss may lose or truncat
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final, TypeVar
 
 from flagstone.errors import FlagstoneError, InvalidRequest, Unavailable
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.ids import SYSTEM_IDS, Ids
 from flagstone.runtime.sync import Lock
+from flagstone.store.files import (
+    Fill,
+    create_staging,
+    discard,
+    is_staging,
+    locked_folder,
+    make_folder,
+    parent_of,
+    read_range,
+    restamp,
+    stage,
+    status_or_none,
+    sync_folder,
+    walk,
+    write_all,
+)
 from flagstone.store.port import (
     NotWritten,
     ObjectChanged,
@@ -31,18 +45,19 @@ from flagstone.store.port import (
     ObjectMeta,
     ObjectMissing,
     ObjectVersion,
+    Piece,
     Range,
     StoredObject,
     StoreFull,
+    Upload,
+    UploadLost,
     check_path,
     check_prefix,
     check_range,
 )
 
-Fill = Callable[[BinaryIO], object]
-"""Writes the contents of a new file."""
+_T = TypeVar("_T")
 
-_STAGING: Final = re.compile(r"#[0-9]+\Z")
 _MISSING: Final = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR}
 _CALLERS_FAULT: Final = {
     errno.EACCES,
@@ -58,6 +73,8 @@ _NO_ROOM: Final = {errno.ENOSPC, errno.EDQUOT}
 _TOKENS_KEPT: Final = 4096
 _WHOLE: Final = 1 << 62
 """A length that no file has."""
+_PART_BYTES: Final = 128 * 1024
+"""Larger parts make writing a file no faster."""
 
 
 class LocalStore:
@@ -152,6 +169,9 @@ class LocalStore:
     def put(self, path: str, data: bytes) -> ObjectVersion:
         return self._replace(path, lambda stream: stream.write(data))
 
+    def upload(self, path: str) -> Upload:
+        return _LocalUpload(self, path, self._file(path))
+
     def put_if_absent(self, path: str, data: bytes, *, token: str | None = None) -> ObjectVersion:
         file = self._file(path)
         staging = self._stage(path, file, lambda stream: stream.write(data))
@@ -237,38 +257,52 @@ class LocalStore:
         file = self._file(path)
         staging = self._stage(path, file, fill)
         try:
-            # Unconditional writers share the lock: they must only not run between the comparison and the
-            # rename of a swap.
-            with locked_folder(parent_of(file), exclusive=expected is not None):
-                current = status_or_none(file)
-                if expected is not None and (current is None or _version(current) != expected):
-                    discard(staging)
-                    return self._own_or(ObjectChanged(path), path, token)
-                version = self._stamp(path, staging, current, token)
-                os.rename(staging, file)  # noqa: PTH104
+            version = self._rename(path, staging, expected, token)
         except OSError as error:
             discard(staging)
             raise _write_outcome(error, path) from error
+        if version is None:
+            discard(staging)
+            return self._own_or(ObjectChanged(path), path, token)
         self._sync(path, file)
         return version
 
+    def _rename(
+        self, path: str, staging: str, expected: ObjectVersion | None = None, token: str | None = None
+    ) -> ObjectVersion | None:
+        """Give a staging file the name of its object; None if the object is not the `expected` version."""
+        file = self._file(path)
+        # Unconditional writers share the lock: they must only not run between the comparison and the rename of a swap.
+        with locked_folder(parent_of(file), exclusive=expected is not None):
+            current = status_or_none(file)
+            if expected is not None and (current is None or _version(current) != expected):
+                return None
+            version = self._stamp(path, staging, current, token)
+            os.rename(staging, file)  # noqa: PTH104
+            return version
+
     def _stage(self, path: str, file: str, fill: Fill) -> str:
+        return self._in_folder(path, file, lambda: stage(file, fill, fsync=self._fsync))
+
+    def _in_folder(self, path: str, file: str, create: Callable[[], _T]) -> _T:
+        """What `create` returns, which makes a staging file; the folder of the file exists by then."""
         folder = parent_of(file)
         try:
             if self._fsync and folder not in self._synced_folders:
                 self._make_folder(folder)
             try:
-                return stage(file, fill, fsync=self._fsync)
+                return create()
             except FileNotFoundError:
                 self._make_folder(folder)
-                return stage(file, fill, fsync=self._fsync)
+                return create()
         except OSError as error:
-            problem = f"cannot write {path} in {self.url}: {error.strerror}"
-            if error.errno in _CALLERS_FAULT | _MISSING | {errno.EEXIST}:
-                raise InvalidRequest(problem) from error
-            if error.errno in _NO_ROOM:
-                raise StoreFull(problem) from error
-            raise NotWritten(problem) from error
+            raise self._staging_outcome(error, path) from error
+
+    def _staging_outcome(self, error: OSError, path: str) -> FlagstoneError:
+        problem = f"cannot write {path} in {self.url}: {error.strerror}"
+        if error.errno in _CALLERS_FAULT | _MISSING | {errno.EEXIST}:
+            return InvalidRequest(problem)
+        return StoreFull(problem) if error.errno in _NO_ROOM else NotWritten(problem)
 
     def _make_folder(self, folder: str) -> None:
         make_folder(folder, root=self._folder, fsync=self._fsync)
@@ -334,6 +368,84 @@ class LocalStore:
         return self._base + path
 
 
+class _LocalUpload:
+    """A staging file that grows, and gets the name of its object when it is complete.
+
+    The descriptor is open from the first part to the end. If the upload is dropped without an end, as an interrupt may
+    do, the staging file is removed with it.
+    """
+
+    part_bytes = _PART_BYTES
+    # The deletion of an object whose `__init__` was interrupted reads them.
+    _staging: tuple[str, int] | None = None
+    _renamed = False
+    _ended = False
+
+    def __init__(self, store: LocalStore, path: str, file: str) -> None:
+        self._store = store
+        self._path = path
+        self._file = file
+
+    def write(self, start: int, part: Piece) -> None:
+        staging = self._staging
+        if staging is None:
+            self._check_open()
+            staging = self._staging = self._store._in_folder(  # noqa: SLF001
+                self._path, self._file, lambda: create_staging(self._file)
+            )
+        try:
+            write_all(staging[1], start, part)
+        except OSError as error:
+            raise self._store._staging_outcome(error, self._path) from error  # noqa: SLF001
+
+    def commit(self) -> None:
+        if not self._renamed:
+            self._check_open()
+            if self._staging is None:
+                self.write(0, b"")
+            self._rename()
+        self._store._sync(self._path, self._file)  # noqa: SLF001
+        self.abort()
+
+    def abort(self) -> None:
+        self._ended = True
+        staging, self._staging = self._staging, None
+        if staging is not None:
+            os.close(staging[1])
+            if not self._renamed:
+                discard(staging[0])
+
+    def __del__(self) -> None:
+        if self._staging is not None:
+            name, descriptor = self._staging
+            os.close(descriptor)
+            if not self._renamed:
+                with suppress(OSError):
+                    os.unlink(name)  # noqa: PTH108
+
+    def _rename(self) -> None:
+        assert self._staging is not None
+        name, descriptor = self._staging
+        try:
+            if self._store._fsync:  # noqa: SLF001
+                os.fsync(descriptor)
+            self._store._rename(self._path, name)  # noqa: SLF001
+        except FileNotFoundError:
+            # A rename that failed, as far as its caller could see, may have been done. The descriptor knows the file.
+            status = status_or_none(self._file)
+            if status is None or not os.path.samestat(status, os.fstat(descriptor)):
+                raise UploadLost(
+                    f"the staging file of {self._path} was swept before it was complete"
+                ) from None
+        except OSError as error:
+            raise _write_outcome(error, self._path) from error
+        self._renamed = True
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise UploadLost(f"the upload of {self._path} has ended")
+
+
 def _reopen(folder: str, fsync: bool) -> LocalStore:
     return LocalStore(folder, fsync=fsync)
 
@@ -360,140 +472,3 @@ def _write_outcome(error: OSError, path: str) -> FlagstoneError:
     if error.errno in _CALLERS_FAULT | _MISSING:
         return InvalidRequest(f"cannot write {path}: {error.strerror}")
     return Unavailable(f"cannot write {path}: {error.strerror}")
-
-
-def is_staging(name: str) -> bool:
-    """Whether Flagstone and SlateDB take a file of that name for one that is still being written."""
-    return _STAGING.search(name) is not None
-
-
-def parent_of(file: str) -> str:
-    """The folder of an absolute path."""
-    return file.rpartition("/")[0] or "/"
-
-
-def make_folder(folder: str, *, root: str, fsync: bool) -> None:
-    """Create `folder` and its parents; with `fsync` they survive power loss once this returns.
-
-    Folders below `root` are synced even when they exist: the process that made them may have died before that.
-    """
-    topmost = root
-    while not Path(topmost).is_dir():
-        topmost = parent_of(topmost)
-    os.makedirs(folder, exist_ok=True)  # noqa: PTH103
-    while fsync and len(folder) > len(topmost):
-        folder = parent_of(folder)
-        sync_folder(folder)
-
-
-def stage(file: str, fill: Fill, *, fsync: bool) -> str:
-    """Write a complete staging file beside `file` and return its name; on any error nothing is left.
-
-    With `fsync` its bytes survive power loss once this returns.
-    """
-    staging, descriptor = _create_staging(file)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            fill(stream)
-            if fsync:
-                stream.flush()
-                os.fsync(descriptor)
-    except BaseException:
-        discard(staging)
-        raise
-    return staging
-
-
-def discard(file: str) -> None:
-    """Remove a staging file. `sweep_staging` removes it later if this fails."""
-    with suppress(OSError):
-        Path(file).unlink()
-
-
-def sync_folder(folder: str) -> None:
-    """Make the names in `folder` survive power loss."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def locked_folder(folder: str, *, exclusive: bool) -> Iterator[None]:
-    """Hold the folder's lock, which excludes all threads and processes of this machine.
-
-    The lock is on the folder itself: there is no lock file, and two stores with different roots use the same
-    lock. The operating system releases it when the process dies.
-    """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def status_or_none(file: str) -> os.stat_result | None:
-    """The file's status; None when there is no such file."""
-    try:
-        return os.stat(file)  # noqa: PTH116 - this is the hot path, and a Path costs more than the call
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
-def restamp(file: str, stamp_ns: int, *, later_than_ns: int) -> os.stat_result:
-    """Set the modification time to `stamp_ns`, as precisely as the file system can, and return the status.
-
-    Some file systems round times. The stamp is raised by the next coarser unit until the stored time is later
-    than `later_than_ns`.
-    """
-    for step_ns in (0, 1_000, 1_000_000, 1_000_000_000, 2_000_000_000):
-        wanted_ns = stamp_ns + step_ns
-        os.utime(file, ns=(wanted_ns, wanted_ns))
-        status = os.stat(file)  # noqa: PTH116
-        if status.st_mtime_ns > later_than_ns:
-            break
-    return status
-
-
-def read_range(descriptor: int, start: int, stop: int) -> bytes:
-    """The bytes [start, stop) of an open file, fewer when the file ends before `stop`."""
-    if stop - start > 1 << 20:
-        # `pread` allocates as many bytes as it is asked for, even when the file is shorter.
-        stop = min(stop, os.fstat(descriptor).st_size)
-    pieces = []
-    while start < stop and (piece := os.pread(descriptor, stop - start, start)):
-        pieces.append(piece)
-        start += len(piece)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-
-def walk(base: str, folder: str, after: str | None) -> Iterator[tuple[str, os.stat_result]]:
-    """The paths of all files below `folder` that are greater than `after`, ascending, staging files included.
-
-    `base` is the store's root and `folder` a path in it, each "" or with a closing slash. A folder sorts as
-    its name with the slash, so that "a-b/x" comes before "a/x".
-    """
-    try:
-        with os.scandir(base + folder) as entries:
-            names = sorted(entry.name + "/" if entry.is_dir() else entry.name for entry in entries)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    for name in names:
-        path = folder + name
-        if name.endswith("/"):
-            if after is None or after < path or after.startswith(path):
-                yield from walk(base, path, after)
-        elif (after is None or path > after) and (status := status_or_none(base + path)) is not None:
-            yield path, status
-
-
-def _create_staging(file: str) -> tuple[str, int]:
-    number = 1
-    while True:
-        staging = f"{file}#{number}"
-        try:
-            return staging, os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        except FileExistsError:
-            number += 1

@@ -5,9 +5,9 @@ Named stores live as long as the process, so that `memory://NAME/db` opened twic
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
 
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.sync import Lock
@@ -17,12 +17,17 @@ from flagstone.store.port import (
     ObjectMeta,
     ObjectMissing,
     ObjectVersion,
+    Piece,
     Range,
     StoredObject,
+    Upload,
+    UploadLost,
     check_path,
     check_prefix,
     check_range,
 )
+
+PART_BYTES: Final = 1024 * 1024
 
 
 class _Entry(NamedTuple):
@@ -35,9 +40,12 @@ class _Entry(NamedTuple):
 class MemoryStore:
     """A store that lives in this process. Pickles by name; an unnamed one does not pickle."""
 
-    def __init__(self, name: str | None = None, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, name: str | None = None, *, clock: Clock = SYSTEM_CLOCK, part_bytes: int = PART_BYTES
+    ) -> None:
         self._name = name
         self._clock = clock
+        self._part_bytes = part_bytes
         self._lock = Lock()
         self._entries: dict[str, _Entry] = {}
         self._paths: list[str] = []  # sorted, for listings
@@ -102,13 +110,17 @@ class MemoryStore:
                 start = max(start, bisect_right(paths, after))
             # Folders end with a slash; "0" is the character after it.
             stop = bisect_left(paths, folder[:-1] + "0") if folder else len(paths)
-            found = [(path, self._entries[path]) for path in paths[start:stop]]
+            # An interrupt may leave a path here whose object was not stored, or was deleted.
+            found = [(path, entry) for path in paths[start:stop] if (entry := self._entries.get(path))]
         for path, entry in found:
             yield ObjectMeta(path, len(entry.data), entry.last_modified_ms, _version(entry))
 
     def put(self, path: str, data: bytes) -> ObjectVersion:
         with self._lock:
             return self._store(path, data, None)
+
+    def upload(self, path: str) -> Upload:
+        return CollectedUpload(check_path(path), self.put, part_bytes=self._part_bytes)
 
     def put_if_absent(self, path: str, data: bytes, *, token: str | None = None) -> ObjectVersion:
         with self._lock:
@@ -150,14 +162,49 @@ class MemoryStore:
     def _store(self, path: str, data: bytes, token: str | None) -> ObjectVersion:
         self._generation += 1
         entry = _Entry(bytes(data), self._generation, self._clock.now_ms(), token)
-        if check_path(path) not in self._entries:
-            insort(self._paths, path)
+        position = bisect_left(self._paths, check_path(path))
+        if self._paths[position : position + 1] != [path]:
+            self._paths.insert(position, path)
+        # Last: from here on the object is there.
         self._entries[path] = entry
         return _version(entry)
 
     @staticmethod
     def _describe(path: str, entry: _Entry) -> ObjectMeta:
         return ObjectMeta(path, len(entry.data), entry.last_modified_ms, _version(entry), entry.token)
+
+
+class CollectedUpload:
+    """An upload whose parts wait in memory until `commit` puts them as one object."""
+
+    def __init__(self, path: str, put: Callable[[str, bytes], object], *, part_bytes: int) -> None:
+        self._path = path
+        self._put = put
+        self._part_bytes = part_bytes
+        self._parts: dict[int, bytes] | None = {}
+        self._committed = False
+
+    @property
+    def part_bytes(self) -> int:
+        return self._part_bytes
+
+    def write(self, start: int, part: Piece) -> None:
+        self._held().setdefault(start, bytes(part))
+
+    def commit(self) -> None:
+        if not self._committed:
+            parts = self._held()
+            self._put(self._path, b"".join(parts[start] for start in sorted(parts)))
+            self._committed = True
+            self._parts = None
+
+    def abort(self) -> None:
+        self._parts = None
+
+    def _held(self) -> dict[int, bytes]:
+        if self._parts is None:
+            raise UploadLost(f"the upload of {self._path} has ended")
+        return self._parts
 
 
 def _version(entry: _Entry) -> ObjectVersion:

@@ -88,8 +88,23 @@ def read_part(folder: Path, key: PartKey, start: int, stop: int) -> bytes:
     return content[start - first * _FRAME_BYTES : stop - first * _FRAME_BYTES]
 
 
-def write_part(folder: Path, key: PartKey, content: bytes, *, writer: str, now_ns: int) -> int:
-    """Store the part and return the file's size. `writer` must be unique among concurrent writers."""
+class StagedPart(NamedTuple):
+    """A part that is written but has no name yet; `publish` gives it one. A crash leaves it for `scan_parts`."""
+
+    unfinished: Path
+    file: Path
+    size: int
+
+    def publish(self) -> None:
+        self.unfinished.replace(self.file)
+
+    def discard(self) -> None:
+        with suppress(OSError):
+            self.unfinished.unlink()
+
+
+def stage_part(folder: Path, key: PartKey, content: bytes, *, writer: str, now_ns: int) -> StagedPart:
+    """Write the part to a file that no reader finds. `writer` must be unique among concurrent writers."""
     view = memoryview(content)
     checksums = b"".join(
         crc32(view[at : at + _FRAME_BYTES]).to_bytes(4, "little")
@@ -97,18 +112,18 @@ def write_part(folder: Path, key: PartKey, content: bytes, *, writer: str, now_n
     )
     head = _HEADER.pack(_MAGIC, len(content), _header_crc(key, len(content), checksums))
     file = _file(folder, key)
-    unfinished = file.with_name(f"{writer}{_UNFINISHED}")
+    staged = StagedPart(
+        file.with_name(f"{writer}{_UNFINISHED}"), file, len(head) + len(checksums) + len(content)
+    )
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with unfinished.open("wb") as stream:
+        with staged.unfinished.open("wb") as stream:
             stream.writelines((head, checksums, view))
-        os.utime(unfinished, ns=(now_ns, now_ns))
-        unfinished.replace(file)
+        os.utime(staged.unfinished, ns=(now_ns, now_ns))
     except BaseException:
-        with suppress(OSError):
-            unfinished.unlink()
+        staged.discard()
         raise
-    return len(head) + len(checksums) + len(content)
+    return staged
 
 
 def has_part(folder: Path, key: PartKey) -> bool:
@@ -132,7 +147,8 @@ def drop_object(folder: Path, url: str, path: str) -> None:
     """Remove all parts of an object, of any part size."""
     with suppress(OSError):
         for file in list(_object_folder(folder, url, path).iterdir()):
-            file.unlink(missing_ok=True)
+            if not file.name.endswith(_UNFINISHED):
+                file.unlink(missing_ok=True)
 
 
 def scan_parts(folder: Path, *, unfinished_before_ns: int) -> Iterator[PartFile]:

@@ -1,4 +1,4 @@
-"""The interface of an object store: thirteen methods, three ordinary outcomes, and the plan of range reads.
+"""The interface of an object store: fourteen methods, three ordinary outcomes, and the plan of range reads.
 
 Every network request of the engine passes through `ObjectStore`. Adapters (memory, local folder, obstore)
 implement it. Wrappers (retrying, counting, caching, two-phase) add one concern each and are stores themselves.
@@ -67,6 +67,10 @@ class StoreFull(NotWritten):
     """The store has no room left. Waiting does not help: collect garbage, or make room."""
 
 
+class UploadLost(Unavailable):
+    """An upload in parts cannot go on: what the store had of it is gone. Upload the object again from its beginning."""
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectVersion:
     """Names one version of one object, for conditional requests. Opaque: compare only for equality.
@@ -101,6 +105,9 @@ class StoredObject:
     meta: ObjectMeta
 
 
+Piece = bytes | bytearray | memoryview
+"""Bytes on their way to a store; a view has one dimension."""
+
 Range = tuple[int, int]
 """Half-open byte range (start, stop) with 0 <= start < stop."""
 
@@ -109,6 +116,43 @@ MAX_GAP_BYTES: Final = 256 * 1024
 
 MAX_FETCH_BYTES: Final = 16 * 1024 * 1024
 """Neighbours stay separate beyond this size, so that they can be fetched at the same time."""
+
+
+class Upload(Protocol):
+    """An object that reaches the store in parts and appears as a whole. One thread at a time uses it.
+
+    No request is made before the first part, and nothing is visible before `commit`. A crash leaves parts that no
+    listing shows: a staging file in a folder, an unfinished multipart upload on a service.
+    """
+
+    @property
+    def part_bytes(self) -> int:
+        """The size of a part that costs the store one request. Only the last part of an object may be smaller."""
+        ...
+
+    def write(self, start: int, part: Piece) -> None:
+        """Add the next part, which begins at byte `start`. The caller may use its memory again afterwards.
+
+        A part that the store already has is ignored, so a part whose answer was lost can be written again.
+
+        Raises:
+            UploadLost: the object must be uploaded again from its beginning.
+            Unavailable: the same part may be written again.
+
+        """
+        ...
+
+    def commit(self) -> None:
+        """Create or replace the object. Atomic: readers see the old bytes or the new ones.
+
+        Repeating it is harmless: after `Unavailable` the next call finds out whether the object was written.
+        Raises `UploadLost` if it was not and cannot be.
+        """
+        ...
+
+    def abort(self) -> None:
+        """Discard the parts. Does nothing after a commit or an abort. A failed abort leaves what a crash leaves."""
+        ...
 
 
 class ObjectStore(Protocol):
@@ -162,6 +206,10 @@ class ObjectStore(Protocol):
 
     def put(self, path: str, data: bytes) -> ObjectVersion:
         """Create or replace. Atomic: readers see the old bytes or the new ones."""
+        ...
+
+    def upload(self, path: str) -> Upload:
+        """Begin to create or replace an object in parts. Makes no request."""
         ...
 
     def put_if_absent(self, path: str, data: bytes, *, token: str | None = None) -> ObjectVersion:

@@ -1,7 +1,8 @@
 """Objects on S3, Google Cloud Storage or Azure Blob Storage, through obstore's blocking calls.
 
 obstore's own retries are off: a retried conditional write can lose against itself, and only `RetryingStore`
-recognises that by the write's token. `resolve` wraps this store in one.
+recognises that by the write's token. `resolve` wraps this store in one. Uploads in parts are the exception. obstore
+sends the parts in the background, and only obstore can send one of them again.
 
 A native client does not survive a fork: in the child of a process that has used one every call hangs. In such a
 child the store raises `InvalidRequest` instead.
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from obstore import open_writer
 from obstore.exceptions import (
     AlreadyExistsError,
     BaseError,
@@ -41,6 +43,7 @@ from flagstone.store.port import (
     ObjectVersion,
     Range,
     StoredObject,
+    Upload,
     check_path,
     check_prefix,
     check_range,
@@ -56,9 +59,10 @@ from flagstone.store.remote_options import (
     client_value,
     parse_remote_url,
 )
+from flagstone.store.remote_upload import RemoteUpload
 
 if TYPE_CHECKING:
-    from obstore import GetOptions, GetResult, PutMode, PutResult
+    from obstore import GetOptions, GetResult, PutMode, PutResult, WritableFile
     from obstore import ObjectMeta as RawMeta
 
 TOKEN_ATTRIBUTE: Final = "slatedbputid"  # noqa: S105 - the name under which SlateDB keeps its own
@@ -73,8 +77,10 @@ _TRANSIENT: Final = frozenset([408, 409, 425, 429])
 _PASSING: Final = ("RequestTimeout", "SlowDown")
 _RANGE_ERRORS: Final = ("status code: 416", "CONTENT_RANGE", "InvalidRange", "Requested range")
 _REFUSED: Final = "; the credentials are wrong, have expired, or do not allow this"
-_WRITING: Final = frozenset(["put", "put_if_absent", "list"])
+_WRITING: Final = frozenset(["put", "upload", "put_if_absent", "list"])
 _LIST_PAGE: Final = 1000
+_NO_RETRIES: Final = {"max_retries": 0, "retry_timeout": timedelta(seconds=30)}
+_PART_RETRIES: Final = {"max_retries": 8, "retry_timeout": timedelta(seconds=60)}
 _S3_ENDPOINTS: Final = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
 
 _Client = S3Store | GCSStore | AzureStore
@@ -98,6 +104,7 @@ class RemoteStore:
         self._pickle_secrets = pickle_secrets
         self._withheld: tuple[str, ...] = ()
         self._client: _Client | None = None
+        self._uploader: _Client | None = None
         self._client_pid = 0
 
     @property
@@ -116,7 +123,7 @@ class RemoteStore:
         return (_reopen, (self.url, options, self._pickle_secrets, withheld))
 
     def get(self, path: str) -> StoredObject:
-        return self._ask("get", check_path(path), lambda client: self._fetched(path, client.get(path)))
+        return self.ask("get", check_path(path), lambda client: self._fetched(path, client.get(path)))
 
     def get_if_changed(self, path: str, known: ObjectVersion) -> StoredObject | None:
         if self._address.service == "gcs" or known.etag is None:
@@ -130,7 +137,7 @@ class RemoteStore:
             except NotModifiedError:
                 return None
 
-        return self._ask("get_if_changed", check_path(path), request)
+        return self.ask("get_if_changed", check_path(path), request)
 
     def get_range(self, path: str, start: int, stop: int) -> bytes:
         check_range(path, start, stop)
@@ -146,7 +153,7 @@ class RemoteStore:
                     return None
                 raise
 
-        piece = self._ask("get_range", check_path(path), request)
+        piece = self.ask("get_range", check_path(path), request)
         if piece is None and self.head(path).size > start:
             raise Unavailable(f"get_range of {path} was refused, though it has bytes {start}..{stop}")
         return piece or b""
@@ -171,7 +178,7 @@ class RemoteStore:
                         return None
                     raise
 
-            found = self._ask("get_tail", check_path(path), request)
+            found = self.ask("get_tail", check_path(path), request)
             if found is not None:
                 return found
         meta = self.head(path)
@@ -179,13 +186,13 @@ class RemoteStore:
         if start == meta.size:
             return StoredObject(b"", meta)
         options: GetOptions = {"range": (start, meta.size), "if_match": meta.version.etag}
-        return self._ask(
+        return self.ask(
             "get_tail", path, lambda client: self._fetched(path, client.get(path, options=options))
         )
 
     def head(self, path: str) -> ObjectMeta:
         # obstore's `head` leaves out the attributes, and with them the token.
-        return self._ask(
+        return self.ask(
             "head",
             check_path(path),
             lambda client: self._described(path, client.get(path, options={"head": True})),
@@ -208,11 +215,14 @@ class RemoteStore:
         return not (elsewhere or self._options.get("s3_express") or self._address.bucket.endswith("--x-s3"))
 
     def put(self, path: str, data: bytes) -> ObjectVersion:
-        return self._ask(
+        return self.ask(
             "put",
             check_path(path),
             lambda client: self._version(client.put(path, bytes(data), mode="overwrite")),
         )
+
+    def upload(self, path: str) -> Upload:
+        return RemoteUpload(self, check_path(path))
 
     def put_if_absent(self, path: str, data: bytes, *, token: str | None = None) -> ObjectVersion:
         return self._put_conditionally("put_if_absent", path, data, "create", token)
@@ -233,11 +243,11 @@ class RemoteStore:
 
     def copy(self, source: str, destination: str) -> None:
         check_path(destination)
-        self._ask("copy", check_path(source), lambda client: client.copy(source, destination))
+        self.ask("copy", check_path(source), lambda client: client.copy(source, destination))
 
     def delete(self, path: str) -> None:
         try:
-            self._ask("delete", check_path(path), lambda client: client.delete(path))
+            self.ask("delete", check_path(path), lambda client: client.delete(path))
         except ObjectMissing:
             return
 
@@ -246,7 +256,7 @@ class RemoteStore:
         if not wanted:
             return
         try:
-            self._ask("delete_many", wanted[0], lambda client: client.delete(wanted))
+            self.ask("delete_many", wanted[0], lambda client: client.delete(wanted))
         except ObjectMissing:
             # The service does not report which objects it skipped after the first missing one.
             shared_pool().map_ordered(self.delete, wanted)
@@ -255,7 +265,7 @@ class RemoteStore:
         self, verb: str, path: str, data: bytes, mode: PutMode, token: str | None
     ) -> ObjectVersion:
         attributes: dict[str, str] | None = None if token is None else {TOKEN_ATTRIBUTE: token}
-        return self._ask(
+        return self.ask(
             verb,
             check_path(path),
             lambda client: self._version(
@@ -265,13 +275,13 @@ class RemoteStore:
         )
 
     def _listed(self, prefix: str, folder: str | None, offset: str | None) -> Iterator[ObjectMeta]:
-        pages = self._ask(
+        pages = self.ask(
             "list",
             prefix,
             lambda client: iter(client.list(folder, offset=offset or None, chunk_size=_LIST_PAGE)),
         )
         while True:
-            page = self._ask("list", prefix, lambda _: next(pages, None))
+            page = self.ask("list", prefix, lambda _: next(pages, None))
             if page is None:
                 return
             for raw in page:
@@ -294,7 +304,8 @@ class RemoteStore:
         # A condition on S3 and Azure does not use version ids, and not every answer has them.
         return ObjectVersion(etag=raw["e_tag"])
 
-    def _ask(self, verb: str, path: str, request: Callable[[_Client], _T]) -> _T:
+    def ask(self, verb: str, path: str, request: Callable[[_Client], _T]) -> _T:
+        """What `request` returns; raises the errors of the port in place of obstore's."""
         client = self._opened()
         try:
             return request(client)
@@ -308,6 +319,19 @@ class RemoteStore:
         # Outside the handler, so that the original error with its secrets does not become the context.
         raise problem
 
+    def open_writer(self, path: str, token: str, *, part_bytes: int, max_concurrency: int) -> WritableFile:
+        """A writer that sends parts in the background, each again until it succeeds. Makes no request."""
+        self._opened()
+        if self._uploader is None:
+            self._uploader = self._open(retry_config=_PART_RETRIES)
+        return open_writer(
+            self._uploader,
+            path,
+            attributes={TOKEN_ATTRIBUTE: token},
+            buffer_size=part_bytes,
+            max_concurrency=max_concurrency,
+        )
+
     def _opened(self) -> _Client:
         if _fork.forbids_io:
             raise InvalidRequest(
@@ -317,11 +341,12 @@ class RemoteStore:
         _fork.did_io = True
         client = self._client
         if client is None or self._client_pid != os.getpid():
-            client = self._client = self._open()
+            client = self._client = self._open(retry_config=_NO_RETRIES)
+            self._uploader = None
             self._client_pid = os.getpid()
         return client
 
-    def _open(self) -> _Client:
+    def _open(self, *, retry_config: Any) -> _Client:
         address = self._address
         http = {n: client_value(n, v) for n, v in self._options.items() if n in CLIENT_OPTIONS}
         config: dict[str, Any] = {n: v for n, v in self._options.items() if n not in CLIENT_OPTIONS}
@@ -335,7 +360,7 @@ class RemoteStore:
                 address.bucket,
                 prefix=address.prefix or None,
                 client_options=http or None,  # given any, the client ignores the environment's http options
-                retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=30)},
+                retry_config=retry_config,
                 **config,
             )
         except (*RAISED, TypeError) as error:

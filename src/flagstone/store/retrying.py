@@ -18,6 +18,9 @@ the same bytes, and an empty fence is always the same. A swap that lost while in
 then replaced by a writer that built on it. A create whose object is gone again may have been applied and then
 deleted.
 
+An upload in parts repeats one part, or the commit, and both are harmless to repeat. When the store has lost the
+parts, the upload ends `UploadLost` without another attempt: only the caller can make the bytes again.
+
 An attempt that is given up may still arrive later. It carries its condition with it, so it can only do harm
 where the condition has become true again: an object deleted since (the boundary protocol guards the metadata
 against that), or, on S3, the same bytes restored under the same path.
@@ -41,9 +44,12 @@ from flagstone.store.port import (
     ObjectMissing,
     ObjectStore,
     ObjectVersion,
+    Piece,
     Range,
     StoredObject,
     StoreFull,
+    Upload,
+    UploadLost,
 )
 
 _T = TypeVar("_T")
@@ -145,6 +151,9 @@ class RetryingStore:
     def put(self, path: str, data: bytes) -> ObjectVersion:
         return self._with_retries("put", path, lambda: self.inner.put(path, data))
 
+    def upload(self, path: str) -> Upload:
+        return _RetryingUpload(self, path)
+
     def put_if_absent(self, path: str, data: bytes, *, token: str | None = None) -> ObjectVersion:
         token = token or self.ids.token()
         write = lambda: self.inner.put_if_absent(path, data, token=token)  # noqa: E731
@@ -222,6 +231,26 @@ class RetryingStore:
             return None
 
 
+class _RetryingUpload:
+    def __init__(self, store: RetryingStore, path: str) -> None:
+        self._store = store
+        self._path = path
+        self._inner = store.inner.upload(path)
+
+    @property
+    def part_bytes(self) -> int:
+        return self._inner.part_bytes
+
+    def write(self, start: int, part: Piece) -> None:
+        _Effort(self._store, "upload", self._path).until_answered(lambda: self._inner.write(start, part))
+
+    def commit(self) -> None:
+        _Effort(self._store, "upload", self._path).until_answered(self._inner.commit)
+
+    def abort(self) -> None:
+        self._inner.abort()
+
+
 class _Effort:
     """One logical request: its attempts, its pauses and its final error."""
 
@@ -241,6 +270,8 @@ class _Effort:
         while True:
             try:
                 return request()
+            except UploadLost:
+                raise
             except Unavailable as error:
                 self.pause(error)
 

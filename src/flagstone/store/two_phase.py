@@ -59,6 +59,7 @@ from flagstone.store.intents import (
     record_version,
     staged_destination,
 )
+from flagstone.store.memory import CollectedUpload
 from flagstone.store.port import (
     ObjectChanged,
     ObjectExists,
@@ -66,8 +67,10 @@ from flagstone.store.port import (
     ObjectMissing,
     ObjectStore,
     ObjectVersion,
+    Piece,
     Range,
     StoredObject,
+    Upload,
     check_path,
 )
 
@@ -153,6 +156,21 @@ class TwoPhaseStore:
             record = self._intents.current(path)
         self._base.delete(source)
         raise lost_every_race(path)
+
+    def upload(self, path: str) -> Upload:
+        """As `ObjectStore.upload`. The first part asks the commit log; without a record the parts go to the base.
+
+        With a record they wait in memory: the name of a temporary has the checksum of the whole object.
+        """
+        _check_destination(path)
+
+        def collected() -> Upload | None:
+            if self._intents.current(path) is None:
+                return None
+            return CollectedUpload(path, self.put, part_bytes=direct.part_bytes)
+
+        direct = self._base.upload(path)
+        return _ChosenUpload(direct, collected)
 
     def put_if_absent(self, path: str, data: bytes, *, token: str | None = None) -> ObjectVersion:
         """As `ObjectStore.put_if_absent`; also refuses a deleted path that still has its record.
@@ -313,6 +331,34 @@ class TwoPhaseStore:
     def _adoption(self, path: str, source: str, token: str | None) -> CommitRecord:
         """The first record of an object that exists without one: version 2, since the object was version 1."""
         return CommitRecord(path, source, 2, RecordState.PENDING, self._clock.now_ms(), token)
+
+
+class _ChosenUpload:
+    """The upload that `choose` returns with the first part, or `direct` if that is None."""
+
+    def __init__(self, direct: Upload, choose: Callable[[], Upload | None]) -> None:
+        self._direct = direct
+        self._choose = choose
+        self._chosen: Upload | None = None
+
+    @property
+    def part_bytes(self) -> int:
+        return self._direct.part_bytes
+
+    def write(self, start: int, part: Piece) -> None:
+        self._upload().write(start, part)
+
+    def commit(self) -> None:
+        self._upload().commit()
+
+    def abort(self) -> None:
+        if self._chosen is not None:
+            self._chosen.abort()
+
+    def _upload(self) -> Upload:
+        if self._chosen is None:
+            self._chosen = self._choose() or self._direct
+        return self._chosen
 
 
 def _check_destination(path: str) -> None:

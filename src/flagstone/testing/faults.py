@@ -6,6 +6,8 @@
 The effects: `error` fails before the request is sent. `lost_reply` sends the request and then fails. `slow` waits
 `delay_s` of the clock before the request. `crash` simulates the death of the process: that call and all later ones
 raise `Crashed`, which no production code catches. `crash_after` sends the request of that one call first.
+
+The calls of an upload are `upload_part`, `upload_commit` and `upload_abort`.
 """
 
 from __future__ import annotations
@@ -14,12 +16,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import partial
 from typing import Literal, TypeVar
 
 from flagstone.errors import FlagstoneError, Unavailable
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.sync import Lock
-from flagstone.store.port import ObjectMeta, ObjectStore, ObjectVersion, Range, StoredObject
+from flagstone.store.port import ObjectMeta, ObjectStore, ObjectVersion, Piece, Range, StoredObject, Upload
 
 Effect = Literal["error", "lost_reply", "slow", "crash", "crash_after"]
 T = TypeVar("T")
@@ -89,6 +92,9 @@ class FaultyStore:
     def put(self, path: str, data: bytes) -> ObjectVersion:
         return self._call("put", path, lambda: self.inner.put(path, data))
 
+    def upload(self, path: str) -> Upload:
+        return _FaultyUpload(self.inner.upload(path), partial(self._call, path=path))
+
     def put_if_absent(self, path: str, data: bytes, *, token: str | None = None) -> ObjectVersion:
         return self._call("put_if_absent", path, lambda: self.inner.put_if_absent(path, data, token=token))
 
@@ -136,3 +142,22 @@ class FaultyStore:
                     if fault.nth is None or self._seen[index] == fault.nth:
                         return fault
         return None
+
+
+class _FaultyUpload:
+    def __init__(self, inner: Upload, call: Callable[..., None]) -> None:
+        self._inner = inner
+        self._call = call
+
+    @property
+    def part_bytes(self) -> int:
+        return self._inner.part_bytes
+
+    def write(self, start: int, part: Piece) -> None:
+        self._call("upload_part", request=lambda: self._inner.write(start, part))
+
+    def commit(self) -> None:
+        self._call("upload_commit", request=self._inner.commit)
+
+    def abort(self) -> None:
+        self._call("upload_abort", request=self._inner.abort)

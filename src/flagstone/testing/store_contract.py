@@ -28,6 +28,7 @@ from flagstone.store.port import (
     ObjectStore,
     ObjectVersion,
 )
+from flagstone.testing.upload_contract import UploadContract
 
 _T = TypeVar("_T")
 
@@ -107,7 +108,7 @@ class StoreRaces:
         together([write, read, read], threads=3)
 
 
-class StoreContract(StoreRaces):
+class StoreContract(StoreRaces, UploadContract):
     """The promises of `flagstone.store.port`, one test each."""
 
     keeps_tokens: ClassVar[bool] = True
@@ -253,6 +254,8 @@ class StoreContract(StoreRaces):
     def test_invalid_paths_raise_invalid_request(self, store: ObjectStore, path: str) -> None:
         with pytest.raises(InvalidRequest):
             store.put(path, b"x")
+        with pytest.raises(InvalidRequest):
+            store.upload(path)
         with pytest.raises(InvalidRequest):
             store.get(path)
 

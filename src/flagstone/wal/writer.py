@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any, Final, Protocol
 
 from flagstone.config import Settings
@@ -231,7 +232,8 @@ class WalWriter:
         self._source.note_logged(wal_id, last_seq)
 
     def _encode(self, spans: list[Span]) -> bytes:
-        builder = SstBuilder(self._options, sst_type=SstType.WAL)
+        data = BytesIO()
+        builder = SstBuilder(self._options, open_sink=lambda: data, sst_type=SstType.WAL)
         for span in spans:
             position = span.start
             while position != span.stop:
@@ -242,7 +244,8 @@ class WalWriter:
         if len(self._stream) > _STREAM_BYTES:
             # It grew for a large row, which may be the only one.
             self._stream = bytearray(_STREAM_BYTES)
-        return builder.finish().data
+        builder.finish()
+        return data.getvalue()
 
     def _put(self, path: str, data: bytes) -> None:
         # One token for all tries: it identifies our file after a lost reply.

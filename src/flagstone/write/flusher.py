@@ -1,8 +1,8 @@
 """The memtable flusher: writes frozen memtables to L0, in the order they were frozen.
 
-It builds and uploads several SSTs at a time, and adds them to the manifest one memtable after the other, because in
-L0 a newer SST shadows an older one. A memtable is added only when all its rows are in the WAL: otherwise a crash
-could keep a newer row and lose an older one.
+It builds several SSTs at a time, uploads each while it is built, and adds them to the manifest one memtable after the
+other, because in L0 a newer SST shadows an older one. A memtable is added only when all its rows are in the WAL:
+otherwise a crash could keep a newer row and lose an older one.
 
 A crash before the manifest lists an SST leaves an object that no manifest refers to. Garbage collection deletes it. Its
 rows are still in the WAL.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import Any, Final, NamedTuple
@@ -30,7 +30,7 @@ from flagstone.runtime.ids import Ids, ulid_ms
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.pool import Future, IoPool
 from flagstone.runtime.service import Supervisor
-from flagstone.sst.builder import EncodedSst, SstBuilder, SstOptions
+from flagstone.sst.builder import BuiltSst, Sink, SstBuilder, SstOptions
 from flagstone.types import EntryTuple, KeyRange, Seq, Ulid
 from flagstone.write.backpressure import L0Pressure, Pause, plan_upload_pause
 from flagstone.write.manifest import WriterManifest
@@ -194,14 +194,17 @@ class Flusher:
             keep_unfoldable=True,
         )
         uploaded: list[tuple[bytes, SsTable]] = []
-        for prefix, built in build_ssts(
-            frozen.memtable, options=self._options.sst, policy=policy, extractor=self._options.extractor
-        ):
-            sst = SsTable(_ulid_at(id_ms, self._ids), built.info)
-            self._manifest.views.ssts.upload(sst.id, built)
-            self._flush_bytes.add(len(built.data))
-            self._uploads.add()
-            uploaded.append((prefix, sst))
+        with self._manifest.views.ssts.output(lambda: _ulid_at(id_ms, self._ids)) as output:
+            for prefix, built in build_ssts(
+                frozen.memtable,
+                open_sink=output.open,
+                options=self._options.sst,
+                policy=policy,
+                extractor=self._options.extractor,
+            ):
+                uploaded.append((prefix, SsTable(output.commit(built), built.info)))
+                self._flush_bytes.add(built.size)
+                self._uploads.add()
         return tuple(uploaded)
 
     def _commit(self, frozen: FrozenMemtable, uploaded: Uploaded) -> None:
@@ -240,29 +243,35 @@ def _ulid_at(time_ms: int, ids: Ids) -> Ulid:
 def build_ssts(
     memtable: kernel.Memtable,
     *,
+    open_sink: Callable[[], Sink],
     options: SstOptions,
     policy: RetentionPolicy,
     extractor: SegmentExtractor | None = None,
-) -> list[tuple[bytes, EncodedSst]]:
-    """The SSTs by segment prefix (b"" without segments), in key order; none if retention leaves no row.
+) -> Iterator[tuple[bytes, BuiltSst]]:
+    """Each SST when it is finished, by segment prefix (b"" without segments), in key order.
 
-    Works in small steps: other threads run between them.
+    There is none if retention leaves no row. Works in small steps: other threads run between them.
     """
     while memtable.sort_some():
         pass
     run = memtable.sort_completely()
-    if extractor is not None:
-        by_segment = _rows_by_segment(memtable, run, policy, extractor)
-        built = [(prefix, _sst_of(rows, options)) for prefix, rows in by_segment]
-    else:
-        built = [(b"", _one_sst(memtable, run, options, policy))]
-    return [(prefix, encoded) for prefix, encoded in built if encoded is not None]
+    if extractor is None:
+        built = _one_sst(memtable, run, SstBuilder(options, open_sink=open_sink), policy)
+        if built is not None:
+            yield b"", built
+        return
+    for prefix, rows in _rows_by_segment(memtable, run, policy, extractor):
+        output = SstBuilder(options, open_sink=open_sink)
+        for row in rows:
+            output.add_row(row)
+        built = output.finish_if_any()
+        if built is not None:
+            yield prefix, built
 
 
 def _one_sst(
-    memtable: kernel.Memtable, run: SortedKeys, options: SstOptions, policy: RetentionPolicy
-) -> EncodedSst | None:
-    output = SstBuilder(options)
+    memtable: kernel.Memtable, run: SortedKeys, output: SstBuilder, policy: RetentionPolicy
+) -> BuiltSst | None:
     # One buffer for all steps: allocating it costs more than filling it.
     stream = bytearray(_STREAM_BYTES)
     at, total = 0, len(run[0])
@@ -286,10 +295,3 @@ def _rows_by_segment(
     every_key = (memtable.versions_at(run, index) for index in range(len(run[0])))
     for prefix, keys in groupby(every_key, key=lambda versions: route(extractor, versions[0][0])):
         yield prefix, chain.from_iterable(apply_retention(versions, policy) for versions in keys)
-
-
-def _sst_of(rows: Iterator[EntryTuple], options: SstOptions) -> EncodedSst | None:
-    output = SstBuilder(options)
-    for row in rows:
-        output.add_row(row)
-    return output.finish_if_any()

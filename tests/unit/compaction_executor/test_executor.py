@@ -21,13 +21,13 @@ from flagstone.metadata.manifest import ExternalDb, Segment
 from flagstone.runtime import metric_names
 from flagstone.runtime.ids import ulid_ms
 from flagstone.runtime.pool import IoPool
-from flagstone.sst.builder import EncodedSst
+from flagstone.sst.builder import EncodedSst, encode_sst
 from flagstone.sst.store import SstGone
 from flagstone.store.memory import MemoryStore
 from flagstone.testing.faults import Fault, FaultyStore
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, KeyRange, RunId
 from kit.executor import JOB, PATHS, SMALL, ExecutorRig
-from kit.ssts import build, ordered
+from kit.ssts import ordered
 
 
 def row(
@@ -319,7 +319,7 @@ def sst_v1(rows: list[EntryTuple]) -> EncodedSst:
 
 
 def test_the_ssts_of_the_first_format_in_these_tests_have_that_format() -> None:
-    assert build([row(b"a", 1)], SMALL).format_version == 2
+    assert encode_sst([row(b"a", 1)], SMALL).format_version == 2
     assert sst_v1([row(b"a", 1)]).data[-2:] == b"\0\1"
 
 

@@ -18,7 +18,7 @@ from flagstone.read.arrow import scan_arrow
 from flagstone.read.scan import AsyncScan, Scan
 from flagstone.read.scan_cursor import ScanRequest
 from flagstone.read.view import ReadView
-from flagstone.sst.builder import SstBuilder, SstOptions
+from flagstone.sst.builder import SstOptions, encode_sst
 from flagstone.sst.reader import META
 from flagstone.sst.store import Need, SstGone
 from flagstone.store.paths import DbPaths
@@ -113,13 +113,12 @@ def test_ssts_whose_filter_lacks_the_prefix_are_skipped() -> None:
     rig = Rig()
     views = []
     for prefix in (b"aa", b"bb"):
-        builder = SstBuilder(
-            SstOptions(block_bytes=1024, min_filter_keys=1, filters=(BloomPolicy(extractor=extractor),))
+        encoded = encode_sst(
+            [put(prefix + b"%04d" % number) for number in range(500)] + [put(b"zz")],
+            SstOptions(block_bytes=1024, min_filter_keys=1, filters=(BloomPolicy(extractor=extractor),)),
         )
-        builder.add_rows([put(prefix + b"%04d" % number) for number in range(500)] + [put(b"zz")])
-        encoded = builder.finish()
         rig.made += 1
-        rig.sst_store.upload(Ulid(rig.made), encoded)
+        rig.store.put(DbPaths("db").sst(Ulid(rig.made)), encoded.data)
         rig.ssts[Ulid(rig.made)] = SsTable(Ulid(rig.made), encoded.info)
         views.append(SstView.whole(Ulid(rig.made)))
     view = rig.view(rig.tree(l0=views))
@@ -232,11 +231,10 @@ def test_merge_operands_without_a_merge_operator_are_refused() -> None:
 def test_a_prefix_filter_that_the_cache_evicted_is_still_used(capacity_bytes: int) -> None:
     extractor = FixedPrefix("p2", 2)
     rig = Rig(capacity_bytes=capacity_bytes)
-    builder = SstBuilder(
-        SstOptions(block_bytes=1024, min_filter_keys=1, filters=(BloomPolicy(extractor=extractor),))
+    encoded = encode_sst(
+        [put(b"aa%04d" % number) for number in range(500)] + [put(b"zz")],
+        SstOptions(block_bytes=1024, min_filter_keys=1, filters=(BloomPolicy(extractor=extractor),)),
     )
-    builder.add_rows([put(b"aa%04d" % number) for number in range(500)] + [put(b"zz")])
-    encoded = builder.finish()
     rig.store.put(DbPaths("db").sst(Ulid(1)), encoded.data)
     rig.ssts[Ulid(1)] = SsTable(Ulid(1), encoded.info)
     view = rig.view(rig.tree(l0=[SstView.whole(Ulid(1))]))

@@ -7,8 +7,9 @@ import pytest
 from flagstone.errors import InvalidRequest
 from flagstone.format.sst import decode_sst
 from flagstone.format.sst_info import SstType
-from flagstone.sst.builder import SstBuilder, SstOptions
+from flagstone.sst.builder import SstOptions, encode_sst
 from flagstone.types import TOMBSTONE, VALUE, EntryTuple
+from kit.ssts import MemoryBuilder
 
 
 def row(key: bytes, seq: int = 1, value: bytes = b"value", kind: int = VALUE) -> EntryTuple:
@@ -16,14 +17,13 @@ def row(key: bytes, seq: int = 1, value: bytes = b"value", kind: int = VALUE) ->
 
 
 def rebuilt(rows: list[EntryTuple], **options: int) -> list[EntryTuple]:
-    builder = SstBuilder(SstOptions(**options))  # type: ignore[arg-type]
-    builder.add_rows(rows)
-    return [found for block in decode_sst(builder.finish().data, "sst").rows() for found in block]
+    encoded = encode_sst(rows, SstOptions(**options))  # type: ignore[arg-type]
+    return [found for block in decode_sst(encoded.data, "sst").rows() for found in block]
 
 
 def test_an_sst_without_rows_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="at least one row"):
-        SstBuilder().finish()
+        encode_sst([])
 
 
 def test_the_longest_key_and_a_value_larger_than_a_block_are_read_back() -> None:
@@ -39,12 +39,12 @@ def test_versions_of_one_key_in_several_blocks_are_read_back() -> None:
 @pytest.mark.parametrize("key", [b"", b"k" * 65_536])
 def test_keys_outside_the_limits_are_refused(key: bytes) -> None:
     with pytest.raises(InvalidRequest, match="1 to 65535 bytes"):
-        SstBuilder().add_rows([row(key)])
+        encode_sst([row(key)])
 
 
 def test_a_tombstone_with_a_value_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="is not a row"):
-        SstBuilder().add_rows([row(b"k", kind=TOMBSTONE, value=b"x")])
+        encode_sst([row(b"k", kind=TOMBSTONE, value=b"x")])
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_tombstone_with_a_value_is_refused() -> None:
     ],
 )
 def test_rows_out_of_order_are_refused_even_across_calls(rows: list[EntryTuple]) -> None:
-    builder = SstBuilder()
+    builder = MemoryBuilder()
     builder.add_rows(rows[:1])
     with pytest.raises(InvalidRequest, match="row 1"):
         builder.add_rows(rows[1:])
@@ -65,9 +65,7 @@ def test_rows_out_of_order_are_refused_even_across_calls(rows: list[EntryTuple])
 
 def test_a_wal_file_accepts_any_order_and_has_neither_filter_nor_statistics() -> None:
     rows = [row(b"b", 1), row(b"a", 2), row(b"b", 3)]
-    builder = SstBuilder(SstOptions(min_filter_keys=1), sst_type=SstType.WAL)
-    builder.add_rows(rows)
-    image = decode_sst(builder.finish().data, "wal")
+    image = decode_sst(encode_sst(rows, SstOptions(min_filter_keys=1), sst_type=SstType.WAL).data, "wal")
     assert [found for block in image.rows() for found in block] == rows
     assert (image.info.filter_len, image.info.stats_len, image.info.last_entry) == (0, 0, None)
     assert image.info.first_entry == (1).to_bytes(8, "big")
@@ -75,9 +73,10 @@ def test_a_wal_file_accepts_any_order_and_has_neither_filter_nor_statistics() ->
 
 def test_an_sst_has_a_filter_from_min_filter_keys_on() -> None:
     for count, expected in ((9, False), (10, True)):
-        builder = SstBuilder(SstOptions(min_filter_keys=10))
-        builder.add_rows([row(b"%03d" % number) for number in range(count)])
-        assert (decode_sst(builder.finish().data, "sst").filters() is not None) is expected
+        encoded = encode_sst(
+            [row(b"%03d" % number) for number in range(count)], SstOptions(min_filter_keys=10)
+        )
+        assert (decode_sst(encoded.data, "sst").filters() is not None) is expected
 
 
 @pytest.mark.parametrize("size", [0, 1000, 131_072])

@@ -190,7 +190,7 @@ def test_a_cache_that_cannot_write_still_reads(world: World, monkeypatch: pytest
     def full(*_: object, **__: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(caching, "write_part", full)
+    monkeypatch.setattr(caching, "stage_part", full)
 
     for _ in range(2):
         assert world.store.get_range(SST, 0, len(CONTENT)) == CONTENT

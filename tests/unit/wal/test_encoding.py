@@ -4,11 +4,10 @@ import pytest
 
 from flagstone.errors import CorruptData, InvalidRequest
 from flagstone.format.codec import Codec
-from flagstone.sst.builder import SstOptions
+from flagstone.sst.builder import SstOptions, encode_sst
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple
 from flagstone.wal.replay import decode_wal
 from kit.databases import encode_wal
-from kit.ssts import build
 
 ROWS: list[EntryTuple] = [
     (b"b", 1, VALUE, b"1", 10, None),
@@ -46,4 +45,4 @@ def test_a_wal_file_without_rows_is_not_encoded() -> None:
 
 def test_a_compacted_sst_does_not_decode_as_a_wal_file() -> None:
     with pytest.raises(CorruptData, match="expected"):
-        decode_wal(build(ROWS[:1], SstOptions()).data, "wal")
+        decode_wal(encode_sst(ROWS[:1], SstOptions()).data, "wal")

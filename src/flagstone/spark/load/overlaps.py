@@ -19,9 +19,9 @@ from flagstone.lsm.retention import RetentionPolicy
 from flagstone.metadata.manifest import SsTable
 from flagstone.runtime.pool import shared_pool
 from flagstone.spark.address import open_store
-from flagstone.spark.load.plan import LoadPlan, MadeSst, upload_sst
+from flagstone.spark.load.plan import LoadPlan, MadeSst, commit_sst, load_output
 from flagstone.spark.options import WriteOptions
-from flagstone.sst.builder import EncodedSst, SpareBuffers, SstBuilder
+from flagstone.sst.builder import SstBuilder
 from flagstone.types import KeyRange
 
 _FETCH_BYTES: Final = 2 * 1024 * 1024
@@ -69,10 +69,6 @@ def merge_overlaps(plan: LoadPlan, options: WriteOptions, made: Sequence[MadeSst
         return list(made)
     store, paths = open_store(plan.address)
     fetcher, merged = SstFetcher(store), list[MadeSst]()
-
-    def upload(encoded: EncodedSst) -> None:
-        merged.append(upload_sst(store, paths, plan, encoded))
-
     sources = [
         Source(
             [Part(each.sst, paths.sst(each.sst.id), KeyRange()) for each in layer],
@@ -83,23 +79,20 @@ def merge_overlaps(plan: LoadPlan, options: WriteOptions, made: Sequence[MadeSst
         )
         for layer in layers
     ]
-    buffers = SpareBuffers()
-    output = SstBuilder(
-        options.sst_options, max_bytes=options.max_sst_bytes, buffer=buffers.take(), resume=None
-    )
     try:
-        merge_sources(
-            sources,
-            output,
-            # Drops only repeated rows of a key: all rows have one sequence number, and older data is unknown here.
-            policy=RetentionPolicy(
-                min_seq=plan.seq, clock_ms=_LONG_AGO, keep_tombstones=True, keep_unfoldable=True
-            ),
-            chosen=None,
-            common=0,
-            finished=upload,
-            check=lambda: None,
-        )
+        with load_output(store, paths, plan) as output:
+            merge_sources(
+                sources,
+                SstBuilder(options.sst_options, open_sink=output.open, max_bytes=options.max_sst_bytes),
+                # Drops only repeated rows of a key: all rows have one sequence number, and older data is unknown here.
+                policy=RetentionPolicy(
+                    min_seq=plan.seq, clock_ms=_LONG_AGO, keep_tombstones=True, keep_unfoldable=True
+                ),
+                chosen=None,
+                common=0,
+                finished=lambda built: merged.append(commit_sst(output, built)),
+                check=lambda: None,
+            )
     finally:
         for source in sources:
             source.close()

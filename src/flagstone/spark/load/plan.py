@@ -12,7 +12,8 @@ from flagstone.metadata.manifest import SsTable
 from flagstone.runtime.ids import Ids
 from flagstone.spark.address import DatabaseAddress
 from flagstone.spark.job_control import per_second
-from flagstone.sst.builder import EncodedSst
+from flagstone.sst.builder import BuiltSst
+from flagstone.sst.output import SstOutput
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
 from flagstone.types import Seq, Ulid
@@ -44,13 +45,15 @@ class MadeSst:
     has_merges: bool = False
 
 
-def upload_sst(
-    store: ObjectStore, paths: DbPaths, plan: LoadPlan, encoded: EncodedSst, *, has_merges: bool = False
-) -> MadeSst:
-    """Upload an SST of the load under a new id with the time at which the load began, whatever the clock says here."""
-    sst = SsTable(ulid_at(plan.id_ms, plan.address.ids), encoded.info, encoded.format_version)
-    store.put(paths.sst(sst.id), encoded.data)
-    return MadeSst(sst, encoded.rows, len(encoded.data), has_merges)
+def load_output(store: ObjectStore, paths: DbPaths, plan: LoadPlan) -> SstOutput:
+    """Uploads SSTs of the load under ids with the time at which the load began, whatever the clock says here."""
+    return SstOutput(store, paths, lambda: ulid_at(plan.id_ms, plan.address.ids))
+
+
+def commit_sst(output: SstOutput, built: BuiltSst, *, has_merges: bool = False) -> MadeSst:
+    """Complete the upload of a finished SST."""
+    sst = SsTable(output.commit(built), built.info, built.format_version)
+    return MadeSst(sst, built.rows, built.size, has_merges)
 
 
 def ulid_at(time_ms: int, ids: Ids) -> Ulid:

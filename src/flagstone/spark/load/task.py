@@ -15,15 +15,13 @@ import pyarrow.compute as pc
 from flagstone.errors import InternalError, InvalidRequest
 from flagstone.kernels.columns import NOTHING, fixed, present, view, words
 from flagstone.spark.address import open_store
-from flagstone.spark.load.plan import LoadPlan, MadeSst, upload_sst
+from flagstone.spark.load.plan import LoadPlan, MadeSst, commit_sst, load_output
 from flagstone.spark.options import WriteOptions
-from flagstone.sst.builder import RowColumns, SpareBuffers, SstBuilder
+from flagstone.sst.builder import RowColumns, SstBuilder
 from flagstone.types import MERGE, TOMBSTONE, VALUE
 
 _OPS: Final = pa.array(["put", "delete", "merge"])
 _KINDS: Final = pa.array([VALUE, TOMBSTONE, MERGE], pa.uint8())
-_SPARE: Final = SpareBuffers()
-"""Buffers of finished SSTs for the next task: Spark reuses its worker processes."""
 
 
 def write_ssts(batches: Iterable[pa.RecordBatch], plan: LoadPlan, options: WriteOptions) -> list[MadeSst]:
@@ -36,30 +34,29 @@ def write_ssts(batches: Iterable[pa.RecordBatch], plan: LoadPlan, options: Write
     """
     store, paths = open_store(plan.address)
     made: list[MadeSst] = []
-    buffer = _SPARE.take()
-
-    def upload(writer: SstBuilder, *, has_merges: bool) -> None:
-        encoded = writer.finish_if_any()
-        if encoded is not None:
-            made.append(upload_sst(store, paths, plan, encoded, has_merges=has_merges))
-
     source = iter(batches)
     rows = (as_rows(batch, options, plan.created_ms) for batch in source)
     stretches = iter([check_sorted(rows)]) if options.presorted else ordered_stretches(rows)
-    for stretch in stretches:
-        writer = SstBuilder(options.sst_options, max_bytes=options.max_sst_bytes, buffer=buffer)
-        merges = False
-        for batch in one_per_key(stretch, refuse=options.duplicates == "error"):
-            merges = merges or _has_merges(batch)
-            columns, at = row_columns(batch), 0
-            while at < batch.num_rows:
-                at = writer.write_columns(columns, at, seq=plan.seq, created_ms=plan.created_ms)
-                if writer.full:
-                    upload(writer, has_merges=merges)
-        upload(writer, has_merges=merges)
+    with load_output(store, paths, plan) as output:
+
+        def finish(writer: SstBuilder, *, has_merges: bool) -> None:
+            built = writer.finish_if_any()
+            if built is not None:
+                made.append(commit_sst(output, built, has_merges=has_merges))
+
+        for stretch in stretches:
+            writer = SstBuilder(options.sst_options, open_sink=output.open, max_bytes=options.max_sst_bytes)
+            merges = False
+            for batch in one_per_key(stretch, refuse=options.duplicates == "error"):
+                merges = merges or _has_merges(batch)
+                columns, at = row_columns(batch), 0
+                while at < batch.num_rows:
+                    at = writer.write_columns(columns, at, seq=plan.seq, created_ms=plan.created_ms)
+                    if writer.full:
+                        finish(writer, has_merges=merges)
+            finish(writer, has_merges=merges)
     if next(source, None) is not None:
         raise InternalError("a task of a load ended before its last row; nothing of the load is visible")
-    _SPARE.give_back(buffer)
     return made
 
 

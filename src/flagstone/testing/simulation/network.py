@@ -22,9 +22,11 @@ from flagstone.store.port import (
     NotWritten,
     ObjectMeta,
     ObjectVersion,
+    Piece,
     Range,
     StoredObject,
     StoreFull,
+    Upload,
 )
 from flagstone.testing.simulation.scheduler import Process, Scheduler, Task, describe
 
@@ -33,8 +35,20 @@ T = TypeVar("T")
 Fault = Literal["refused", "lost_reply", "late", "repeated", "slow", "full"]
 
 WRITES: Final = frozenset(
-    ["put", "put_if_absent", "put_if_match", "copy", "delete", "log insert", "log replace", "log remove"]
+    [
+        "put",
+        "upload_commit",
+        "put_if_absent",
+        "put_if_match",
+        "copy",
+        "delete",
+        "log insert",
+        "log replace",
+        "log remove",
+    ]
 )
+_UPLOADING: Final = frozenset(["upload_part", "upload_abort"])
+"""Writes that no reader sees."""
 _PAGE: Final = 7
 _TIMEOUT_S: Final = 30.0
 """After this time a client gives up a request that was not answered."""
@@ -137,7 +151,7 @@ class Network:
                 return aim.fault
         for fault, rate in conditions.rates.items():
             if self.scheduler.random.random() < rate:
-                if op in WRITES or fault in ("refused", "lost_reply", "slow"):
+                if op in WRITES | _UPLOADING or fault in ("refused", "lost_reply", "slow"):
                     return fault
                 return "slow"
         return None
@@ -232,6 +246,9 @@ class Link:
         data = bytes(data)
         return self._call("put", path, lambda: self._store.put(path, data))
 
+    def upload(self, path: str) -> Upload:
+        return _LinkUpload(self._store.upload(path), path, self._call)
+
     def put_if_absent(self, path: str, data: bytes, *, token: str | None = None) -> ObjectVersion:
         data = bytes(data)
         return self._call("put_if_absent", path, lambda: self._store.put_if_absent(path, data, token=token))
@@ -263,3 +280,28 @@ class Link:
 
     def _call(self, op: str, path: str, effect: Callable[[], T]) -> T:
         return self._network.call(self._process, op, path, effect)
+
+
+class _LinkUpload:
+    """An upload whose parts and whose commit are requests of their own. Those that land after its end do nothing."""
+
+    def __init__(
+        self, inner: Upload, path: str, call: Callable[[str, str, Callable[[], None]], None]
+    ) -> None:
+        self._inner = inner
+        self._path = path
+        self._call = call
+
+    @property
+    def part_bytes(self) -> int:
+        return self._inner.part_bytes
+
+    def write(self, start: int, part: Piece) -> None:
+        data = bytes(part)
+        self._call("upload_part", self._path, lambda: self._inner.write(start, data))
+
+    def commit(self) -> None:
+        self._call("upload_commit", self._path, self._inner.commit)
+
+    def abort(self) -> None:
+        self._call("upload_abort", self._path, self._inner.abort)
