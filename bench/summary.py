@@ -28,7 +28,7 @@ from bench.harness import (
 
 COLOURS: Final = (FLAGSTONE, WHEEL, ROCKS, PARQUET)
 ORDER: Final = (
-    "engine", "remote", "compaction", "stalls", "requests", "spark", "spark-compaction", "kernels", "latency", "scaling",
+    "engine", "remote", "compaction", "stalls", "requests", "spark", "spark-compaction", "kernels", "latency", "threads", "scaling",
 )  # fmt: skip
 """The order of the sections; others come after them."""
 HEADLINE: Final = ("engine", "compaction", "spark")

@@ -65,6 +65,7 @@ from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectExists, ObjectMissing, ObjectStore
 from flagstone.types import KeyRange, WalId
 from flagstone.wal.frontier import find_frontier
+from flagstone.wal.replay import decode_wal
 
 SOURCE_LIFETIME: Final = timedelta(seconds=300)
 """How long a clone may take, including repeated calls, before garbage collection may delete its sources."""
@@ -366,7 +367,8 @@ def copy_wal(wal_store: ObjectStore, source: DbPaths, to: DbPaths, manifest: Man
     """Copy the WAL of a checkpoint's state under the same ids; under higher ones if a database was destroyed at `to`.
 
     A crash leaves some of the files; copying again adds the others. A file that exists already must be the same: if it
-    differs, a writer has opened the unfinished clone.
+    differs, a writer has opened the unfinished clone. A damaged file is not copied, because the damage would stay in
+    the copy: it raises `CorruptData`, and after a repair of the source the clone can be finished.
     """
     shift = wal_shift(manifest)
 
@@ -379,6 +381,7 @@ def copy_wal(wal_store: ObjectStore, source: DbPaths, to: DbPaths, manifest: Man
                 f"{origin} is gone, so the checkpoint this clone is made from has expired and was "
                 f"deleted; destroy the unfinished clone at {to.root!r} and make it again"
             ) from None
+        decode_wal(data, origin)
         path = to.wal(WalId(wal_id))
         try:
             wal_store.put_if_absent(path, data)

@@ -137,11 +137,15 @@ class ReplayedFile(NamedTuple):
 
 
 class Replayed:
-    """How far a WAL was replayed: the last sequence number, its file, and the empty files since."""
+    """How far a WAL was replayed: the last sequence number, its file, and the empty files since.
+
+    `step_id` is the last file before which sequence numbers are neither in the WAL nor in the SSTs of the manifest.
+    """
 
     def __init__(self) -> None:
         self.last_seq: int = -1
         self.last_id: WalId = WalId(0)
+        self.step_id: WalId = WalId(0)
         self.empty: list[WalId] = []
 
 
@@ -190,12 +194,15 @@ def replay(
                     f"{done.last_id}",
                     object=path,
                 )
+            seen_seq = max(done.last_seq, skip_through_seq)
+            if first > seen_seq + 1:
+                done.step_id = wal_id
             if done.empty and writers is not None:
                 check_step(
                     wal_store,
                     paths,
                     done.empty,
-                    seen_seq=max(done.last_seq, skip_through_seq),
+                    seen_seq=seen_seq,
                     first_seq=first,
                     end=last,
                     writers=writers,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import flagstone
-from flagstone import Admin, InvalidRequest, KeyRange
+from flagstone import Admin, CorruptData, InvalidRequest, KeyRange
 from flagstone.clones.origin import load_origin
 from flagstone.metadata.stores import ManifestStore
 from flagstone.store.memory import MemoryStore
@@ -427,3 +427,21 @@ def test_source_checkpoints_of_clones_expire_and_final_checkpoints_do_not(world:
     now_s = world.clock.now_ms() // 1000
     assert len([c for c in latest.checkpoints if c.expires_s is not None and c.expires_s <= now_s]) == 3
     assert len([c for c in latest.checkpoints if c.expires_s is None]) == 3
+
+
+def test_a_damaged_wal_file_is_not_copied_and_the_clone_can_be_finished_after_a_repair(world: World) -> None:
+    with world.open("p") as db:
+        db.put(b"a", b"1", await_durable=True)
+        db.checkpoint(scope="durable")
+        store = world.wal_store or world.store
+        path = max(meta.path for meta in store.list("p/wal") if meta.size)
+        whole = store.get(path).data
+        store.put(path, whole[:20] + bytes([whole[20] ^ 1]) + whole[21:])
+
+        with pytest.raises(CorruptData, match=path):
+            world.admin("p").clone("c")
+
+        assert [meta.path for meta in store.list("c/wal") if meta.size] == []
+        store.put(path, whole)
+        world.admin("p").clone("c")
+        assert world.scan("c") == {b"a": b"1"}

@@ -3,6 +3,10 @@
 Each poll takes the newest manifest, moves the reader checkpoint to it if there is one, reads the new WAL files, and
 publishes SSTs, memtables and the last sequence number together. A poll that fails changes nothing that reads see; the
 next poll continues where it stopped.
+
+The WAL may go on after rows that are in no WAL file: those of a bulk load, of a writer without a WAL, or of a restored
+checkpoint. A manifest that has them exists before the WAL goes on. So after a step in the sequence numbers of the WAL
+the poll reads the manifest again before it publishes anything.
 """
 
 from __future__ import annotations
@@ -84,6 +88,11 @@ class WalTail:
         self._replayed = Replayed()
         self.last_id: WalId = WalId(0)
         self.last_seq: int = 0
+
+    @property
+    def step_id(self) -> WalId:
+        """The last file before which sequence numbers are missing: only a manifest read after it has their rows."""
+        return self._replayed.step_id
 
     @property
     def memtables(self) -> tuple[Any, ...]:
@@ -248,18 +257,25 @@ class Follower:
 
     def _follow(self) -> None:
         for attempt in range(_ATTEMPTS):
+            read_id = WalId(0) if self._tail is None else self._tail.last_id
             latest = self._checkpoint.advance()
             check_readable(latest.value)
             try:
-                self._state = self._moved_to(latest)
+                moved = self._moved_to(latest)
             except (WalTruncated, WalDamaged):
                 if self._tail is not None:
                     self._tail.restart()
                 if attempt == _ATTEMPTS - 1:
                     raise
-            else:
-                self._poll_error = None
+                continue
+            # A fixed end of the WAL comes from the manifest, which then has all rows before it.
+            fixed = self._checkpoint.wal_end(latest.value) is not None
+            if self._tail is None or fixed or self._tail.step_id <= read_id:
+                self._state, self._poll_error = moved, None
                 return
+        raise Unavailable(
+            f"{self._paths.root!r} was loaded or restored again during each of {_ATTEMPTS} polls; try again"
+        )
 
     def note_outage(self, error: Unavailable) -> None:
         """A poll found the store unavailable: log it and show it in `status`; the next poll tries again."""

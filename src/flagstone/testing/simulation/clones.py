@@ -13,6 +13,7 @@ from uuid import UUID
 
 from flagstone.errors import Closed, CorruptData, InvalidRequest, TransactionConflict, Unavailable
 from flagstone.metadata.stores import NoDatabase
+from flagstone.store.paths import DbPaths
 from flagstone.testing.simulation.databases import Concatenation, TrackedDatabase
 from flagstone.testing.simulation.operators import require_no_damage
 from flagstone.testing.simulation.oracle import Violation
@@ -42,7 +43,6 @@ class Clone:
     """What the finished clone showed at first."""
     finished: bool = False
     written: bool = False
-    destroyed: bool = False
 
     @property
     def path(self) -> str:
@@ -82,7 +82,7 @@ class Clones:
             world.done["clone write"] += 1
             world.done["projection write"] += clone.keys is not None
         except (Closed, Unavailable, InvalidRequest, CorruptData) as error:
-            if isinstance(error, InvalidRequest) and not clone.destroyed:
+            if isinstance(error, InvalidRequest) and not clone.database.destroyed:
                 raise
             if isinstance(error, CorruptData) and world.is_unexpected(error):
                 raise
@@ -96,7 +96,7 @@ class Clones:
                 self._begin(process)
             return
         clone = self._random.choice(self.alive)
-        if clone.destroyed or self._random.random() < 0.2:
+        if clone.database.destroyed or self._random.random() < 0.2:
             self._destroy(process, clone, soft=self._random.random() < 0.4)
         elif not clone.finished:
             self._make(process, clone)
@@ -136,7 +136,7 @@ class Clones:
                 pass  # an earlier call has made it, and its reply was lost
             elif self._refused(clone, str(error)):
                 world.scheduler.note(f"clone: {describe(error)}")
-                clone.destroyed = True
+                clone.database.destroyed = True
                 self._destroy(process, clone, soft=False)
                 return
             else:
@@ -198,7 +198,7 @@ class Clones:
     def _destroy(self, process: Process, clone: Clone, *, soft: bool) -> bool:
         """Destroy the clone, or continue to; True when nothing of it is left."""
         world = self._world
-        clone.destroyed = True
+        clone.database.destroyed = True
         try:
             world.admin(process, clone.path).destroy(soft=soft, grace="60s")
             world.done["destroy"] += 1
@@ -217,9 +217,9 @@ class Clones:
         """In the quiet time: every clone shows what it must show, and then goes without a trace."""
         world = self._world
         for clone in list(self.alive):
-            if not clone.destroyed and not clone.finished:
+            if not clone.database.destroyed and not clone.finished:
                 self._make(process, clone)
-            if clone.destroyed:
+            if clone.database.destroyed:
                 continue
             if clone.written:
                 with world.open(process, clone.path) as db:
@@ -232,7 +232,7 @@ class Clones:
             require_no_damage(world, admin)
             for checkpoint in clone.database.checkpoints:
                 reread(world, process, clone.database, checkpoint)
-            clone.destroyed = True
+            clone.database.destroyed = True
 
     def require_gone(self, process: Process) -> None:
         """After every checkpoint has expired: the clones can be deleted whole."""
@@ -248,9 +248,16 @@ class Clones:
             path = f"clone{number}"
             with suppress(NoDatabase):
                 world.admin(process, path).purge(min_age="0s")
-            left = [meta.path for store in world.stores(process).values() for meta in store.list(path)]
+            left = self._left(process, path)
+            if left == [DbPaths(path).own("origin")]:
+                # A late request has begun the clone again after its destruction.
+                world.admin(process, path).destroy()
+                left = self._left(process, path)
             if left:
                 raise Violation(f"left over after the destruction of {path}: {left[0]}")
+
+    def _left(self, process: Process, path: str) -> list[str]:
+        return [meta.path for store in self._world.stores(process).values() for meta in store.list(path)]
 
 
 def manage_clones(world: World, process: Process) -> None:

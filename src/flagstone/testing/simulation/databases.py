@@ -24,3 +24,5 @@ class TrackedDatabase:
     path: str = MAIN_PATH
     oracle: Oracle = field(default_factory=Oracle)
     checkpoints: dict[UUID, dict[bytes, bytes]] = field(default_factory=dict)
+    destroyed: bool = False
+    """Whether a process has begun to destroy it."""

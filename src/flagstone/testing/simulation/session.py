@@ -66,6 +66,10 @@ class Session:
                 if isinstance(error, Closed):
                     self._check_fenced(error)
                     return
+            except InvalidRequest:
+                if not self._database.destroyed:
+                    raise
+                return
             self._world.done[action.__name__] += 1
             machine.sleep(random.expovariate(2.0))
 
