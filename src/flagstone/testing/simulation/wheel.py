@@ -87,6 +87,10 @@ async def _scan(folder: Path, *, segments: bool) -> dict[bytes, bytes]:
     return found
 
 
+def _main(folder: str, *roles: str) -> None:
+    rows = asyncio.run(_scan(Path(folder), segments="segments" in roles))
+    print(json.dumps({key.hex(): value.hex() for key, value in rows.items()}))
+
+
 if __name__ == "__main__":
-    shown = asyncio.run(_scan(Path(sys.argv[1]), segments="segments" in sys.argv[2:]))
-    print(json.dumps({key.hex(): value.hex() for key, value in shown.items()}))
+    _main(*sys.argv[1:])
