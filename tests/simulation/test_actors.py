@@ -120,7 +120,7 @@ def test_an_event_loop_gives_the_same_run_twice() -> None:
 
 @pytest.mark.slow
 def test_projections_are_written_within_their_range_only() -> None:
-    outcome = live(2, "cloner", "clone_writer", hours=1.0)
+    outcome = live(7, "cloner", "clone_writer")
     assert outcome.problem is None
     assert outcome.operations["projection write"] > 0
     assert outcome.operations["refusal"] > 0
@@ -128,7 +128,7 @@ def test_projections_are_written_within_their_range_only() -> None:
 
 @pytest.mark.slow
 def test_transactions_read_ranges() -> None:
-    outcome = live(1, "range_reads")
+    outcome = live(4, "range_reads")
     assert outcome.problem is None
     assert outcome.operations["range read"] > 20
 
@@ -151,6 +151,6 @@ def test_the_official_wheel_shows_the_same_rows_in_the_end(seed: int, cast: tupl
 
 @pytest.mark.slow
 def test_a_restored_checkpoint_is_the_current_state_again() -> None:
-    outcome = live(1, "restore", "segments")
+    outcome = live(2, "restore", "segments")
     assert outcome.problem is None
-    assert outcome.operations["restore"] == 1
+    assert outcome.operations["restore"] > 1

@@ -53,7 +53,7 @@ def _export(store: MemoryStore, folder: Path) -> None:
 
 
 async def _scan(folder: Path, *, segments: bool) -> dict[bytes, bytes]:
-    """All rows, as a reader of the wheel shows them."""
+    """All rows that do not expire, as a reader of the wheel shows them."""
     from slatedb import uniffi  # noqa: PLC0415 - only this process has the wheel's threads
 
     class Concatenation(uniffi.MergeOperator):  # type: ignore[misc]
@@ -82,11 +82,15 @@ async def _scan(folder: Path, *, segments: bool) -> dict[bytes, bytes]:
     found: dict[bytes, bytes] = {}
     rows = await reader.scan(everything)
     while batch := await rows.next_batch(1000):
-        found.update((row.key, row.value) for row in batch)
+        found.update((row.key, row.value) for row in batch if row.expire_ts is None)
     await reader.shutdown()
     return found
 
 
+def _main(folder: str, *roles: str) -> None:
+    rows = asyncio.run(_scan(Path(folder), segments="segments" in roles))
+    print(json.dumps({key.hex(): value.hex() for key, value in rows.items()}))
+
+
 if __name__ == "__main__":
-    shown = asyncio.run(_scan(Path(sys.argv[1]), segments="segments" in sys.argv[2:]))
-    print(json.dumps({key.hex(): value.hex() for key, value in shown.items()}))
+    _main(*sys.argv[1:])
