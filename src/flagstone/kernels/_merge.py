@@ -28,6 +28,7 @@ from cython.cimports.flagstone.kernels._bytes import (
     copy,
     get_u64,
     piece,
+    prefetch,
     put_little,
 )
 from cython.cimports.flagstone.kernels._memory import Buffer, free_buffer, grow_buffer, new_buffer
@@ -293,6 +294,9 @@ class Merger:
                 source.block += 1
                 source.begin = source.at = at
                 source.shareable = 0
+                if source.block < source.blocks:
+                    # The end of the next block is read first. By then it is in the processor's cache.
+                    prefetch(data, source.bounds[2 * source.block + 1] - 2, 1)
                 source.stop = entries_end(data, at, stop)
                 if source.stop < 0:
                     return self._fail(_BAD_BLOCK, source, at if stop - at < 2 else stop - 2)
@@ -314,6 +318,9 @@ class Merger:
             source.entry = entry
             source.seq = get_u64(data, entry.tail_at)
             source.at = entry.stop
+            # While other sources take their turns, both ends of the next row arrive, if it is as long as this one.
+            prefetch(data, entry.stop, 1)
+            prefetch(data, 2 * entry.stop - at - 16, 1)
             if entry.shared < self.common + 8:
                 source.head = self._head(source)
             if source.low_size > 0:
