@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flagstone.kernels import load_compiled, load_interpreted
-from flagstone.types import MAX_SEQ, EntryTuple
+from flagstone.types import MAX_SEQ, VALUE, EntryTuple
 from kit.kernels import both, outcome
 from kit.strategies import entries, keys, seqs, sorted_entries
 
@@ -60,7 +60,10 @@ def test_lookups_of_both_kernels_equal_a_linear_search(
             for limit in (max_seq, MAX_SEQ):
                 expected = [row for row in held if row[0] == key and row[1] <= limit]
                 for kernel in (compiled, interpreted):
-                    assert kernel.lookup(raw, key, limit) == (expected[0] if expected else None)
+                    row = expected[0] if expected else None
+                    assert kernel.lookup(raw, key, limit) == row
+                    simple = row is not None and row[2] == VALUE and row[5] is None
+                    assert kernel.lookup_value(raw, key, limit) == (row[3] if row and simple else row)
                     assert kernel.lookup_versions(raw, key, limit) == expected
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from itertools import pairwise
 from types import ModuleType
 from typing import Any
@@ -13,11 +14,11 @@ from hypothesis import strategies as st
 from flagstone.errors import CorruptData
 from flagstone.kernels import load_compiled, load_interpreted
 from flagstone.lsm.retention import visible_value
-from flagstone.types import MAX_SEQ, EntryTuple, Row
+from flagstone.types import MAX_SEQ, VALUE, EntryTuple, Row
 from kit.databases import Append
 from kit.kernels import blocks_of, both
 from kit.ssts import NOW_MS, oracle
-from kit.strategies import keys, seqs, sorted_entries
+from kit.strategies import keys, neighbours, seqs, sorted_entries
 
 pytestmark = pytest.mark.skipif(load_compiled("scan") is None, reason="kernels were not compiled here")
 
@@ -91,7 +92,9 @@ def make(kernel: ModuleType, tables: list[list[EntryTuple]]) -> tuple[Any, dict[
     reader = load_interpreted("block_reader")
     residents, pinned = [], {}
     for rows in tables:
-        resident = kernel.Resident(lambda bloom, key: key in bloom, reader.lookup, reader.lookup_versions)
+        resident = kernel.Resident(
+            lambda bloom, key: key in bloom, reader.lookup, reader.lookup_versions, reader.lookup_value
+        )
         blocks = blocks_of(rows)
         first_keys = [b"", *(reader.decode_rows(block)[0][0] for block in blocks[1:])]
         pinned[resident, -1] = (first_keys, first_keys, {row[0] for row in rows})
@@ -135,3 +138,20 @@ def test_probes_of_both_kernels_equal_a_linear_search(
                 pinned.update({place: everything[place] for place in wanted})
                 found = kernel.find((), [layer], key, max_seq, pinned)
             assert found == answer
+            if isinstance(answer, tuple) and answer[2] == VALUE and answer[5] is None:
+                answer = answer[3]
+            assert kernel.find((), [layer], key, max_seq, pinned, True) == answer
+
+
+@given(st.sets(st.one_of(keys, neighbours, st.binary(max_size=12)), min_size=1, max_size=60), st.data())
+def test_the_index_leads_to_the_block_that_may_hold_a_key(names: set[bytes], data: st.DataObject) -> None:
+    prefix = data.draw(st.sampled_from([b"", b"a", b"shared prefix "]))
+    first_keys = [b"", *sorted({prefix + name for name in names} - {b""})]
+    asked = [*first_keys[1:], data.draw(keys), prefix + data.draw(keys), prefix[:3] + b"\xff", b"\0"]
+    for kernel in both("probe"):
+        resident = kernel.Resident(None, None, None)
+        resident.hold_meta(None, first_keys, None)
+        layer = kernel.Layer([b""], [None], [resident])
+        for key in asked:
+            need = kernel.find((), [layer], key, 1, None)
+            assert need.numbers[0] == bisect_left(first_keys, key) - 1

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from flagstone.format import flat
@@ -117,7 +118,7 @@ class SstStats:
 def encode_stats(stats: SstStats) -> bytes:
     """The bytes of the stats block, neither compressed nor with a checksum."""
     totals = (stats.num_puts, stats.num_deletes, stats.num_merges, stats.raw_key_size, stats.raw_val_size)
-    return index_kernel.encode_stats(totals, list(stats.blocks))
+    return index_kernel.encode_stats(totals, [*chain.from_iterable(stats.blocks)])
 
 
 def decode_stats(data: bytes | memoryview) -> SstStats:

@@ -97,7 +97,9 @@ cdef inline tuple take_notes(Notes* notes, long long base, long long[::1] bounds
         size = record[2]
         index_keys.append(piece(notes.index_keys.data, at, at + size))
         at += size
-        counts.append((record[3], record[4], record[5]))
+        counts.append(record[3])
+        counts.append(record[4])
+        counts.append(record[5])
         record += _RECORD
     at = 0
     while at < notes.keys.used:

@@ -64,11 +64,12 @@ def take_notes(notes: Notes, base: int, bounds: Any) -> tuple[Any, ...]:
 
     Fills `bounds` with begin and end of each block. The offsets are the begins plus `base`.
     """
-    offsets, counts = [], []
+    offsets: list[int] = []
+    counts: list[int] = []
     for number, (start, stop, puts, deletes, merges) in enumerate(notes.records):
         bounds[2 * number], bounds[2 * number + 1] = start, stop
         offsets.append(base + start)
-        counts.append((puts, deletes, merges))
+        counts += (puts, deletes, merges)
     taken = offsets, notes.index_keys, counts, notes.hashes.tobytes(), notes.keys
     notes.records, notes.index_keys, notes.hashes, notes.keys = [], [], array("Q"), []
     return taken

@@ -198,18 +198,25 @@ def lookup(block: bytes, key: bytes, max_seq: int) -> tuple[Any, ...] | None:
 
     Versions of one key may continue in the next block; None therefore means "not in this block".
     """
-    return _search(block, key, max_seq, None)
+    return _search(block, key, max_seq, None, False)
+
+
+def lookup_value(block: bytes, key: bytes, max_seq: int) -> Any:
+    """As `lookup`, but where the row is a plain value without an expiry only the value, as `bytes`."""
+    return _search(block, key, max_seq, None, True)
 
 
 def lookup_versions(block: bytes, key: bytes, max_seq: int) -> list[Any]:
     """Every row of `key` with seq <= `max_seq` in this block, newest first."""
     found: list = []
-    _search(block, key, max_seq, found)
+    _search(block, key, max_seq, found, False)
     return found
 
 
 @cython.cfunc
-def _search(block: bytes, key: bytes, max_seq: cython.ulonglong, collect: list | None) -> tuple | None:
+def _search(
+    block: bytes, key: bytes, max_seq: cython.ulonglong, collect: list | None, simple: cython.bint
+) -> object:
     cursor: _Cursor = _cursor(block)
     target: cython.p_const_uchar = key
     size: cython.Py_ssize_t = len(key)
@@ -229,6 +236,8 @@ def _search(block: bytes, key: bytes, max_seq: cython.ulonglong, collect: list |
         matched = cursor.entry.shared + index
         if matched == size and index == cursor.entry.unshared:
             if cursor.seq() <= max_seq:
+                if simple and not cursor.entry.flags & (KIND_MASK | EXPIRE_FLAG):
+                    return piece(cursor.data, cursor.entry.value_at, cursor.entry.tail_at)
                 if collect is None:
                     return cursor.row(key)
                 collect.append(cursor.row(key))

@@ -337,8 +337,8 @@ class BlockWriter:
         """What is finished since the last call: `(data, bounds, offsets, index_keys, counts, hashes, keys)`.
 
         `data` may be written to, and is valid until the next call of any method. `bounds` is an array of begin and
-        end of each block in it, `offsets` has the begins plus `base`, `counts` puts, deletes and merges per block,
-        `hashes` and `keys`, where wanted, one 64-bit number and one key per row.
+        end of each block in it, `offsets` has the begins plus `base`, `counts` three numbers per block (puts, deletes
+        and merges), `hashes` and `keys`, where wanted, one 64-bit number and one key per row.
         """
         bounds = array("q", bytes(16 * noted_blocks(cython.address(self.notes))))
         self._drop_taken()

@@ -14,7 +14,51 @@ cdef extern from *:
     #else
     #define FLAGSTONE_PREFETCH(address) ((void)(address))
     #endif
+
+    /* The C compiler does not join eight single bytes to one access by itself. */
+    #if defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    static inline unsigned long long flagstone_load(const unsigned char* data) {
+        unsigned long long value;
+        memcpy(&value, data, 8);
+        return value;
+    }
+    static inline void flagstone_store(unsigned char* out, unsigned long long value) {
+        memcpy(out, &value, 8);
+    }
+    #define FLAGSTONE_SWAP(value) __builtin_bswap64(value)
+    #define FLAGSTONE_EQUAL_BYTES(differences) (__builtin_ctzll(differences) >> 3)
+    #else
+    static inline unsigned long long flagstone_load(const unsigned char* data) {
+        unsigned long long value = 0;
+        int index;
+        for (index = 7; index >= 0; index--)
+            value = value << 8 | data[index];
+        return value;
+    }
+    static inline void flagstone_store(unsigned char* out, unsigned long long value) {
+        int index;
+        for (index = 0; index < 8; index++, value >>= 8)
+            out[index] = (unsigned char)value;
+    }
+    static inline unsigned long long FLAGSTONE_SWAP(unsigned long long value) {
+        unsigned char bytes[8];
+        int index;
+        for (index = 7; index >= 0; index--, value >>= 8)
+            bytes[index] = (unsigned char)value;
+        return flagstone_load(bytes);
+    }
+    static inline int FLAGSTONE_EQUAL_BYTES(unsigned long long differences) {
+        int count = 0;
+        for (; (differences & 0xFF) == 0; differences >>= 8)
+            count++;
+        return count;
+    }
+    #endif
     """
+    unsigned long long _load "flagstone_load"(const unsigned char* data) noexcept nogil
+    void _store "flagstone_store"(unsigned char* out, unsigned long long value) noexcept nogil
+    unsigned long long _swap "FLAGSTONE_SWAP"(unsigned long long value) noexcept nogil
+    int _equal_bytes "FLAGSTONE_EQUAL_BYTES"(unsigned long long differences) noexcept nogil
     void _prefetch "FLAGSTONE_PREFETCH"(const void* address) noexcept nogil
     const unsigned long long MASK32 "FLAGSTONE_MASK32"
     const unsigned long long MASK64 "FLAGSTONE_MASK64"
@@ -26,11 +70,7 @@ cdef enum:
 
 
 cdef inline unsigned long long get_u64(const unsigned char* data, Py_ssize_t at) noexcept nogil:
-    cdef unsigned long long value = 0
-    cdef int index
-    for index in range(8):
-        value = (value << 8) | data[at + index]
-    return value
+    return _swap(_load(data + at))
 
 
 cdef inline long long get_i64(const unsigned char* data, Py_ssize_t at) noexcept nogil:
@@ -38,9 +78,7 @@ cdef inline long long get_i64(const unsigned char* data, Py_ssize_t at) noexcept
 
 
 cdef inline void put_u64(unsigned char* out, Py_ssize_t at, unsigned long long value) noexcept nogil:
-    cdef int index
-    for index in range(8):
-        out[at + index] = (value >> (56 - 8 * index)) & 0xFF
+    _store(out + at, _swap(value))
 
 
 cdef inline int get_u16(const unsigned char* data, Py_ssize_t at) noexcept nogil:
@@ -73,6 +111,8 @@ cdef inline void put_big(unsigned char* out, Py_ssize_t at, unsigned long long v
 cdef inline unsigned long long get_little(const unsigned char* data, Py_ssize_t at, int size) noexcept nogil:
     cdef unsigned long long value = 0
     cdef int index
+    if size == 8:
+        return _load(data + at)
     for index in range(size):
         value |= <unsigned long long>data[at + index] << (8 * index)
     return value
@@ -80,6 +120,9 @@ cdef inline unsigned long long get_little(const unsigned char* data, Py_ssize_t 
 
 cdef inline void put_little(unsigned char* out, Py_ssize_t at, unsigned long long value, int size) noexcept nogil:
     cdef int index
+    if size == 8:
+        _store(out + at, value)
+        return
     for index in range(size):
         out[at + index] = (value >> (8 * index)) & 0xFF
 
@@ -144,7 +187,11 @@ cdef inline Py_ssize_t common_prefix(
     const unsigned char* one, Py_ssize_t one_at, const unsigned char* two, Py_ssize_t two_at, Py_ssize_t size
 ) noexcept nogil:
     cdef Py_ssize_t at = 0
-    while at + 8 <= size and get_u64(one, one_at + at) == get_u64(two, two_at + at):
+    cdef unsigned long long differences
+    while at + 8 <= size:
+        differences = _load(one + one_at + at) ^ _load(two + two_at + at)
+        if differences:
+            return at + _equal_bytes(differences)
         at += 8
     while at < size and one[one_at + at] == two[two_at + at]:
         at += 1

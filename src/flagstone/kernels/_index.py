@@ -117,41 +117,48 @@ def encode_index(offsets: list[Any], first_keys: list[Any]) -> bytes:
     return bytes(buffer.buffer[buffer.capacity - buffer.used :])
 
 
-def encode_stats(totals: tuple[Any, ...], blocks: list[Any]) -> bytes:
-    """The FlatBuffers bytes of the statistics: five totals, and the three counts of each block."""
-    total: cython.Py_ssize_t = len(blocks)
+def encode_stats(totals: tuple[Any, ...], counts: list[Any]) -> bytes:
+    """The FlatBuffers bytes of the statistics: five totals, and three counts of each block."""
+    total: cython.Py_ssize_t = len(counts) // 3
     buffer: _Backwards = _Backwards(total * 28 + 96)
+    # Where the vtable of a shape lies. Tables with the same fields may differ in size: the size includes padding, which
+    # depends on the position.
     vtables: dict = {}
     tables: list = []
     fields: tuple
     count: cython.int
+    block: cython.Py_ssize_t
     start: cython.Py_ssize_t
     table_used: cython.Py_ssize_t
+    vtable_used: cython.Py_ssize_t
     vector_used: cython.Py_ssize_t
+    shape: cython.Py_ssize_t
+    last_shape: cython.Py_ssize_t = -1
     slot: cython.int
-    slots: cython.int
-    ends: list  # of the fields of the table at hand: how much was written when each was done; 0 without it
-    for block in blocks:
+    present: cython.int
+    ends: list  # of the fields of a table: how much was written when each was done; 0 without it
+    vtable_used = 0
+    for block in range(total):
         start = buffer.used
-        ends = [0, 0, 0]
-        slots = 0
+        present = 0
         for slot in range(2, -1, -1):
-            count = block[slot]
+            count = counts[3 * block + slot]
             if count:
                 buffer.put(count, 2)
-                ends[slot] = buffer.used
-                slots = max(slots, slot + 1)
+                present |= 1 << slot
         buffer.pad(4, 4)
         buffer.put(0, 4)
         table_used = buffer.used
         tables.append(table_used)
-        fields = tuple([table_used - end if end else 0 for end in ends])
-        # Tables with the same fields may differ in size: the size includes padding, which depends on the position.
-        shape = (fields, table_used - start)
-        if shape not in vtables:
-            _put_vtable(buffer, fields, slots, table_used - start)
-            vtables[shape] = buffer.used
-        _set_i32(buffer, table_used, vtables[shape] - table_used)
+        shape = 8 * (table_used - start) + present
+        if shape != last_shape:
+            if shape not in vtables:
+                fields = _block_fields(present, table_used - start)
+                _put_vtable(buffer, fields, len(fields), table_used - start)
+                vtables[shape] = buffer.used
+            vtable_used = vtables[shape]
+            last_shape = shape
+        _set_i32(buffer, table_used, vtable_used - table_used)
     buffer.pad(4 * total, 4)
     for table_used in reversed(tables):
         buffer.put(buffer.used + 4 - table_used, 4)
@@ -175,6 +182,22 @@ def encode_stats(totals: tuple[Any, ...], blocks: list[Any]) -> bytes:
     buffer.pad(4, alignment)
     buffer.put(buffer.used + 4 - table_used, 4)
     return bytes(buffer.buffer[buffer.capacity - buffer.used :])
+
+
+@cython.cfunc
+def _block_fields(present: cython.int, table_size: cython.Py_ssize_t) -> tuple:
+    """Where the counts of a block lie in its table, up to the last one that it has; 0 for those it does not have."""
+    places: list = []
+    place: cython.Py_ssize_t = table_size
+    slot: cython.int
+    # They were written from the last to the first.
+    for slot in range(2, -1, -1):
+        if present & (1 << slot):
+            place -= 2
+            places.insert(0, place)
+        elif places:
+            places.insert(0, 0)
+    return tuple(places)
 
 
 @cython.cfunc

@@ -33,54 +33,64 @@ FEW = cython.declare(cython.Py_ssize_t, 24)
 MAX_DEPTH = cython.declare(cython.int, 24)
 
 
-def next_anchors(
+def next_run(
     chunks: cython.ulonglong[::1],
     ends: cython.longlong[::1],
     chunk: cython.Py_ssize_t,
     at: cython.Py_ssize_t,
-    anchors: cython.ulonglong[::1],
+    room: cython.Py_ssize_t,
 ) -> tuple:
-    """Fill `anchors` with those from offset `at` of the `chunk`-th chunk on: `(how many, next chunk, next offset)`.
+    """A run of at most `room` anchors from offset `at` of a chunk on: `(run, next chunk, next offset)`.
 
-    `ends` has the end of the rows of each chunk. Does not hold the interpreter's lock.
+    `ends` has the end of the rows of each chunk. The run is None when there is no anchor left. Does not hold the
+    interpreter's lock.
     """
+    anchors: cython.ulonglong[::1] = _numbers(room)
+    prefixes: cython.ulonglong[::1] = _numbers(room)
+    spare: cython.ulonglong[::1] = _numbers(room)
+    spare_prefixes: cython.ulonglong[::1] = _numbers(room)
+    counts: cython.ulonglong[::1] = _numbers(8 * 256)
     count: cython.Py_ssize_t = 0
-    room: cython.Py_ssize_t = len(anchors)
+    before: cython.Py_ssize_t
+    # The prefixes up to here are those of a longer `skip`.
+    stale: cython.Py_ssize_t = 0
+    skip: cython.Py_ssize_t = MAX_SKIP
+    shared: cython.Py_ssize_t
     last: cython.Py_ssize_t = len(ends) - 1
     data: cython.p_const_uchar
     with cython.nogil:
         while chunk <= last and count < room:
             data = chunk_of(chunks, address_of(chunk, 0))
+            before = count
             while at < ends[chunk] and count < room:
                 if entry_flags(data, at) & ANCHOR_FLAG:
                     anchors[count] = address_of(chunk, at)
                     count += 1
                 at += entry_size(data, at)
+            # Now, because the chunk is in the processor's cache.
+            shared = _all_shared(chunks, anchors, 0, before, count, skip)
+            if shared < skip:
+                skip = shared
+                stale = before
+            _fill_prefixes(chunks, anchors, prefixes, before, count, skip)
             if at < ends[chunk] or chunk == last:
                 break
             chunk += 1
             at = 0
-    return count, chunk, at
-
-
-def sorted_run(chunks: cython.ulonglong[::1], anchors: cython.ulonglong[::1]) -> tuple:
-    """A run of these anchors, sorted where they are. Does not hold the interpreter's lock."""
-    total: cython.Py_ssize_t = len(anchors)
-    prefixes: cython.ulonglong[::1] = _numbers(total)
-    skip: cython.Py_ssize_t
+        _fill_prefixes(chunks, anchors, prefixes, 0, stale, skip)
+        if cython.compiled:
+            _sort(chunks, anchors, prefixes, spare, spare_prefixes, counts, 0, count, skip, 0)
+    if count == 0:
+        return None, chunk, at
     if not cython.compiled:
-        ordered = sorted(anchors, key=lambda anchor: entry_key(chunk_of(chunks, anchor), offset_of(anchor)))
-        skip = _shared(chunks, ordered[0], ordered[-1], MAX_SKIP)
-        anchors[:] = array("Q", ordered)
-        _fill_prefixes(chunks, anchors, prefixes, 0, total, skip)
-        return anchors, prefixes, skip
-    spare: cython.ulonglong[::1] = _numbers(total)
-    spare_prefixes: cython.ulonglong[::1] = _numbers(total)
-    counts: cython.ulonglong[::1] = _numbers(8 * 256)
-    with cython.nogil:
-        skip = _all_shared(chunks, anchors, 0, total)
-        _sort(chunks, anchors, prefixes, spare, spare_prefixes, counts, 0, total, skip, 0)
-    return anchors, prefixes, skip
+        anchors = array(
+            "Q",
+            sorted(
+                anchors[:count], key=lambda anchor: entry_key(chunk_of(chunks, anchor), offset_of(anchor))
+            ),
+        )
+        _fill_prefixes(chunks, anchors, prefixes, 0, count, skip)
+    return (anchors[:count], prefixes[:count], skip), chunk, at
 
 
 def merged_run(chunks: cython.ulonglong[::1], one: tuple, two: tuple) -> tuple:
@@ -131,15 +141,16 @@ def _shared(
 def _all_shared(
     chunks: cython.ulonglong[::1],
     anchors: cython.ulonglong[::1],
+    one: cython.Py_ssize_t,
     start: cython.Py_ssize_t,
     stop: cython.Py_ssize_t,
+    limit: cython.Py_ssize_t,
 ) -> cython.Py_ssize_t:
-    """How many leading bytes the keys of all these anchors have in common."""
-    skip: cython.Py_ssize_t = MAX_SKIP
+    """How many leading bytes the key of anchor `one` has in common with all those from `start` to `stop`."""
     row: cython.Py_ssize_t
     for row in range(start, stop):
-        skip = _shared(chunks, anchors[start], anchors[row], skip)
-    return skip
+        limit = _shared(chunks, anchors[one], anchors[row], limit)
+    return limit
 
 
 @cython.cfunc
@@ -200,13 +211,12 @@ def _sort(
     skip: cython.Py_ssize_t,
     depth: cython.int,
 ) -> cython.void:
-    """Sort the anchors from `start` to `stop`, whose keys share `skip` bytes; gives them the prefixes behind these."""
+    """Sort the anchors from `start` to `stop`, and with them their prefixes, the bytes behind the first `skip`."""
     row: cython.Py_ssize_t
     end: cython.Py_ssize_t
     at: cython.Py_ssize_t
     inner: cython.Py_ssize_t
     prefix: cython.ulonglong
-    _fill_prefixes(chunks, anchors, prefixes, start, stop, skip)
     if stop - start <= FEW:
         _sort_few(chunks, anchors, prefixes, start, stop)
         return
@@ -222,9 +232,10 @@ def _sort(
             end += 1
         if end - row > 1:
             # A key that ends within its prefix shares less, but the prefix is filled up with zeros.
-            inner = _all_shared(chunks, anchors, row, end)
+            inner = _all_shared(chunks, anchors, row, row, end, MAX_SKIP)
             if inner < skip + 8:
                 inner = skip + 8
+            _fill_prefixes(chunks, anchors, prefixes, row, end, inner)
             _sort(chunks, anchors, prefixes, spare, spare_prefixes, counts, row, end, inner, depth + 1)
             for at in range(row, end):
                 prefixes[at] = prefix

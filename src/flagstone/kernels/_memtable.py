@@ -43,7 +43,7 @@ from cython.cimports.flagstone.kernels._entries import (
 )
 from cython.cimports.flagstone.kernels._rows import CREATE_FLAG, EXPIRE_FLAG, MERGE_KIND, TOMBSTONE_KIND
 
-from ._key_runs import merged_run, next_anchors, sorted_run
+from ._key_runs import merged_run, next_run
 from ._memtable_streams import sorted_stream, wal_stream
 
 # How many keys are sorted at a time: interpreted, other threads wait for so many.
@@ -542,19 +542,19 @@ class Memtable:
         rest: cython.Py_ssize_t = self.keys
         for run in runs:
             rest -= len(run[0])
-        count, chunk, at = 0, order[1], order[2]
+        chunk, at = order[1], order[2]
+        added: tuple | None = None
         if rest > 0:
-            anchors: cython.ulonglong[::1] = array("Q", bytes(8)) * min(rest, SORT_STEP)
             ends: cython.longlong[::1] = array("q", self.ends[: len(self.chunks)])
-            count, chunk, at = next_anchors(bases, ends, chunk, at, anchors)
-        if count:
-            runs.append(sorted_run(bases, anchors[:count]))
+            added, chunk, at = next_run(bases, ends, chunk, at, min(rest, SORT_STEP))
+        if added is not None:
+            runs.append(added)
         while len(runs) > 1 and len(runs[len(runs) - 2][0]) <= 2 * len(runs[len(runs) - 1][0]):
             newer: tuple = runs.pop()
             runs.append(merged_run(bases, runs.pop(), newer))
         # Sorted aside and shown at once: code that a garbage collection runs in between still finds every row.
         self.order = (tuple(runs), chunk, at)
-        return 1 if count else 0
+        return added is not None
 
     @cython.cfunc
     @cython.exceptval(check=False)

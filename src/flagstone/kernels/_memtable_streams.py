@@ -31,8 +31,8 @@ from cython.cimports.flagstone.kernels._rows import (
 )
 
 # How many rows ahead memory is asked for.
-AHEAD = cython.declare(cython.Py_ssize_t, 12)
-PREFETCHED = cython.declare(cython.Py_ssize_t, 192)
+AHEAD = cython.declare(cython.Py_ssize_t, 16)
+PREFETCHED = cython.declare(cython.Py_ssize_t, 256)
 LONG_AGO = cython.declare(cython.longlong, -0x7FFFFFFFFFFFFFFF - 1)
 
 

@@ -1,5 +1,6 @@
 # One source of a merge: the compiled form. `_merge_source.py` has the interpreted form, see `_bytes`.
 
+from flagstone.kernels._bytes cimport get_u64
 from flagstone.kernels._rows cimport Entry
 
 cdef enum:
@@ -26,3 +27,15 @@ cdef struct Source:
     unsigned long long seq
     Entry entry
     Source* loser
+
+
+cdef inline unsigned long long head_of(Source* source, Py_ssize_t skip) noexcept nogil:
+    cdef unsigned long long value = 0
+    cdef Py_ssize_t index
+    if source.key_size >= skip + 8:
+        return get_u64(source.key, skip)
+    for index in range(skip, skip + 8):
+        value <<= 8
+        if index < source.key_size:
+            value |= source.key[index]
+    return value

@@ -35,3 +35,8 @@ class Source:
         self.shareable = self.key_size = self.head = self.seq = 0
         self.loser: Source | None = None
         self.entry = Entry()
+
+
+def head_of(source: Source, skip: int) -> int:
+    """Eight bytes of the key behind the first `skip`, filled up with zeros, as a number that sorts like them."""
+    return int.from_bytes(source.key[skip : min(skip + 8, source.key_size)].ljust(8, b"\0"), "big")

@@ -7,13 +7,16 @@ nothing; the SST store collects them now and then.
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import cython
-from cython.cimports.flagstone.kernels._bytes import compare
+from cython.cimports.flagstone.kernels._bytes import common_prefix, compare, get_u64
 from cython.cimports.flagstone.kernels._rows import MERGE_KIND
 
 from flagstone.errors import CorruptData
+
+_NO_HEADS = array("Q")
 
 
 class Need:
@@ -35,11 +38,15 @@ class Resident:
     """What of one SST is in memory. Readers take no lock: each field is replaced as a whole.
 
     `may_contain(bloom, key)`, `find_row(block, key, max_seq)` and `find_versions(block, key, max_seq)` read
-    filters and blocks. A touched block or index was used since the flag was last cleared.
+    filters and blocks. `find_value` is like `find_row`, but may return a plain value alone, as `bytes`. A touched block
+    or index was used since the flag was last cleared.
     """
 
     index: Any
     first_keys: list | None
+    # Of each first key but that of the first block the eight bytes behind the first `skip`, which all share.
+    heads: cython.ulonglong[::1]
+    skip: cython.Py_ssize_t
     bloom: Any
     blocks: list | None
     touched: bytearray | None
@@ -47,13 +54,14 @@ class Resident:
     may_contain: Any
     find_row: Any
     find_versions: Any
+    find_value: Any
     filter_positives: cython.longlong
     filter_negatives: cython.longlong
     false_positives: cython.longlong
     index_hits: cython.longlong
     block_hits: cython.longlong
 
-    def __init__(self, may_contain: Any, find_row: Any, find_versions: Any) -> None:
+    def __init__(self, may_contain: Any, find_row: Any, find_versions: Any, find_value: Any = None) -> None:
         self.index = None
         self.first_keys = None
         self.bloom = None
@@ -63,6 +71,9 @@ class Resident:
         self.may_contain = may_contain
         self.find_row = find_row
         self.find_versions = find_versions
+        self.find_value = find_row if find_value is None else find_value
+        self.heads = _NO_HEADS
+        self.skip = 0
         self.filter_positives = self.filter_negatives = self.false_positives = 0
         self.index_hits = self.block_hits = 0
 
@@ -73,6 +84,9 @@ class Resident:
             self.blocks = [None] * len(first_keys)
         self.index = index
         self.bloom = bloom
+        # The first keys of an SST never change, so neither do these.
+        if len(self.heads) == 0:
+            self.skip, self.heads = _heads(first_keys)
         self.first_keys = first_keys
 
     def release_meta(self) -> None:
@@ -80,6 +94,7 @@ class Resident:
         self.first_keys = None
         self.bloom = None
         self.index = None
+        self.heads = _NO_HEADS
 
     def held_index(self) -> Any:
         """The index, or None when it is not in memory."""
@@ -219,6 +234,75 @@ def _below(keys: list, key: bytes) -> cython.Py_ssize_t:
 
 @cython.cfunc
 @cython.inline
+@cython.exceptval(check=False)
+def _head(key: bytes, skip: cython.Py_ssize_t) -> cython.ulonglong:
+    """The eight bytes behind the first `skip`, filled up with zeros, as a number that sorts like them."""
+    data: cython.p_const_uchar = key
+    size: cython.Py_ssize_t = len(key)
+    value: cython.ulonglong = 0
+    index: cython.Py_ssize_t
+    if size >= skip + 8:
+        return get_u64(data, skip)
+    for index in range(skip, skip + 8):
+        value <<= 8
+        if index < size:
+            value |= data[index]
+    return value
+
+
+@cython.cfunc
+def _heads(keys: list) -> tuple:
+    """`(skip, heads)` of the first keys of blocks, for `_below_by_heads`."""
+    count: cython.Py_ssize_t = len(keys)
+    number: cython.Py_ssize_t
+    skip: cython.Py_ssize_t
+    one: bytes
+    two: bytes
+    if count < 3:
+        return 0, _NO_HEADS
+    one = keys[1]
+    two = keys[count - 1]
+    skip = common_prefix(one, 0, two, 0, min(len(one), len(two)))
+    heads = array("Q", bytes(8)) * count
+    out: cython.ulonglong[::1] = heads
+    for number in range(1, count):
+        out[number] = _head(cython.cast(bytes, keys[number]), skip)
+    return skip, heads
+
+
+@cython.cfunc
+@cython.exceptval(check=False)
+def _below_by_heads(
+    keys: list, heads: cython.ulonglong[::1], skip: cython.Py_ssize_t, key: bytes
+) -> cython.Py_ssize_t:
+    """As `_below`: the heads lie side by side, while each key lies somewhere else in memory."""
+    low: cython.Py_ssize_t = 1
+    high: cython.Py_ssize_t = len(keys)
+    middle: cython.Py_ssize_t
+    last: bytes = keys[high - 1]
+    wanted: cython.p_const_uchar = key
+    other: cython.p_const_uchar = last
+    size: cython.Py_ssize_t = len(key)
+    shared: cython.Py_ssize_t = common_prefix(wanted, 0, other, 0, min(skip, size))
+    head: cython.ulonglong
+    if _compare(cython.cast(bytes, keys[0]), key) >= 0:
+        return 0
+    if shared < skip:
+        return high if shared < size and wanted[shared] > other[shared] else 1
+    head = _head(key, skip)
+    while low < high:
+        middle = (low + high) >> 1
+        if heads[middle] < head or (
+            heads[middle] == head and _compare(cython.cast(bytes, keys[middle]), key) < 0
+        ):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@cython.cfunc
+@cython.inline
 @cython.exceptval(-1)
 def _collect(rows: list, versions: list) -> cython.int:
     """Add versions down to the first that is no merge operand; 1 when there was one."""
@@ -231,12 +315,19 @@ def _collect(rows: list, versions: list) -> cython.int:
 
 
 def find(
-    memtables: tuple[Any, ...], layers: list[Any], key: bytes, max_seq: object, fetched: dict[Any, Any] | None
+    memtables: tuple[Any, ...],
+    layers: list[Any],
+    key: bytes,
+    max_seq: object,
+    fetched: dict[Any, Any] | None,
+    simple: cython.bint = False,
 ) -> Any:
     """The newest row of `key` with seq <= `max_seq`; None when there is none; a `Need` when memory lacks something.
 
     Memtables and layers are asked newest first, and the first that has the key answers. Only a merge operand
     is not an answer: then the result is the list of rows, newest first, down to the first that is none.
+
+    With `simple` a row that is a plain value without an expiry may come as the value alone, as `bytes`.
 
     `fetched` holds what was fetched for this read, whatever the cache did with it since: under `(sst, number)`
     a block, under `(sst, -1)` the tuple `(index, first_keys, bloom)`.
@@ -266,7 +357,7 @@ def find(
         while at < count and _compare(cython.cast(bytes, layer.starts[at]), key) <= 0:
             stop = layer.stops[at]
             if stop is None or _compare(key, cython.cast(bytes, stop)) < 0:
-                row = _search(layer.ssts[at], key, max_seq, fetched, rows)
+                row = _search(layer.ssts[at], key, max_seq, fetched, rows, simple)
                 if row is not None:
                     if not isinstance(row, list):
                         return row
@@ -278,7 +369,9 @@ def find(
 
 
 @cython.cfunc
-def _search(sst: Resident, key: bytes, max_seq: object, fetched: dict | None, rows: list | None) -> Any:
+def _search(
+    sst: Resident, key: bytes, max_seq: object, fetched: dict | None, rows: list | None, simple: cython.bint
+) -> Any:
     """`find` in one SST. `rows` are the operands collected so far; the list that comes back extends them."""
     first_keys: list | None = None
     bloom: object = None
@@ -307,7 +400,10 @@ def _search(sst: Resident, key: bytes, max_seq: object, fetched: dict | None, ro
         sst.filter_positives += 1
     count = len(first_keys)
     # A separator equal to the key may open a block that continues the key's versions from the block before.
-    number = _below(first_keys, key) - 1
+    if meta is None and len(sst.heads) == count:
+        number = _below_by_heads(first_keys, sst.heads, sst.skip, key) - 1
+    else:
+        number = _below(first_keys, key) - 1
     while True:
         if number >= 0:
             raw = None if fetched is None else fetched.get((sst, number))
@@ -321,8 +417,10 @@ def _search(sst: Resident, key: bytes, max_seq: object, fetched: dict | None, ro
                 sst.block_hits += 1
             try:
                 if rows is None:
-                    row = sst.find_row(raw, key, max_seq)
+                    row = (sst.find_value if simple else sst.find_row)(raw, key, max_seq)
                     if row is not None:
+                        if type(row) is bytes:
+                            return row
                         if cython.cast(tuple, row)[2] != MERGE_KIND:
                             return row
                         rows = []

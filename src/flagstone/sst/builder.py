@@ -141,7 +141,7 @@ class SstBuilder:
         self._size = 0
         self._offsets: list[int] = []
         self._index_keys: list[bytes] = []
-        self._counts: list[tuple[int, int, int]] = []
+        self._counts: list[int] = []
         self._hashes = array("Q")
         self._filters = [FilterBuilder(policy) for policy in self._policies if policy.extractor]
 

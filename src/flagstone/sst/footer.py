@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from flagstone.format.codec import Codec, seal
 from flagstone.format.sst import encode_footer
 from flagstone.format.sst_info import FilterFormat, SsTableInfo, SstType
@@ -15,7 +13,7 @@ def encode_tail(
     data_bytes: int,
     offsets: list[int],
     index_keys: list[bytes],
-    counts: Sequence[tuple[int, int, int]],
+    counts: list[int],
     key_bytes: int,
     value_bytes: int,
     first_entry: bytes,
@@ -26,14 +24,13 @@ def encode_tail(
 ) -> tuple[SsTableInfo, tuple[bytes, ...]]:
     """The record of an SST with `data_bytes` of blocks, and the parts after the blocks, in order.
 
-    `offsets`, `index_keys` and `counts` (puts, deletes, merges) have one element per block; `filters` are sealed
+    `offsets` and `index_keys` have one element per block, `counts` three: puts, deletes, merges. `filters` are sealed
     already. A WAL file has no statistics.
     """
     stats = b""
     if sst_type is SstType.COMPACTED:
-        puts, deletes, merges = (sum(each) for each in zip(*counts, strict=True))
-        totals = (puts, deletes, merges, key_bytes, value_bytes)
-        stats = seal(index_kernel.encode_stats(totals, list(counts)), codec)
+        totals = (*(sum(counts[kind::3]) for kind in range(3)), key_bytes, value_bytes)
+        stats = seal(index_kernel.encode_stats(totals, counts), codec)
     index = seal(index_kernel.encode_index(offsets, index_keys), codec)
     index_offset = data_bytes + len(filters)
     stats_offset = index_offset + len(index)

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
             may_contain: Callable[..., Any],
             find_row: Callable[[bytes, bytes, int], Any],
             find_versions: Callable[[bytes, bytes, int], list[EntryTuple]],
+            find_value: Callable[[bytes, bytes, int], Any] | None = None,
         ) -> None: ...
         def hold_meta(self, index: BlockIndex, first_keys: list[bytes], bloom: bytes | None) -> None: ...
         def release_meta(self) -> None: ...
@@ -103,7 +104,12 @@ class Sst(Resident):
         fetched_whole: bool = False,
     ) -> None:
         if format_version == FORMAT_V2:
-            super().__init__(bloom.may_contain_key, block_reader.lookup, block_reader.lookup_versions)
+            super().__init__(
+                bloom.may_contain_key,
+                block_reader.lookup,
+                block_reader.lookup_versions,
+                block_reader.lookup_value,
+            )
         else:
             super().__init__(bloom.may_contain_key, _find_row_v1, _find_versions_v1)
         self.id = sst_id

@@ -185,9 +185,11 @@ class Db(Reads):
                 if type(simple) is bytes:
                     return simple
                 if simple is None and not view.segmented:
-                    found = _find(view.older_memtables, view.layers, key, seq, None)
+                    found = _find(view.older_memtables, view.layers, key, seq, None, True)
                     if found is None:
                         return default
+                    if type(found) is bytes:
+                        return found
                     if type(found) is tuple and found[2] == VALUE and found[5] is None:
                         return found[3]  # type: ignore[no-any-return]
                 self._context.gets -= 1  # the memtable counted this get, and the slow path counts it again
