@@ -24,6 +24,7 @@ ROWS = [put(number, value=b"v" * 200) for number in range(4000)]
 def small_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundredth of the real sizes, so that small SSTs need every kind of request."""
     monkeypatch.setattr(read_ahead, "FIRST_READ_BYTES", 4 * KIB)
+    monkeypatch.setattr(read_ahead, "SHORT_READ_BYTES", 8 * KIB)
     monkeypatch.setattr(read_ahead, "MIN_PARALLEL_BYTES", 16 * KIB)
     monkeypatch.setattr(read_ahead, "MAX_REQUEST_BYTES", 32 * KIB)
 
