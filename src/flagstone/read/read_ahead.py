@@ -57,6 +57,8 @@ class LayerBlocks:
         self._start, self._stop = start, stop
         self._pinned = pinned
         self._prefix_probe = prefix_probe
+        # Of the SSTs in use. The cache may evict an index while the scan is in its SST.
+        self._opened: dict[int, tuple[BlockIndex, range]] = {}
         first = max(bisect_left(self._starts, start) - 1, 0)
         end = bisect_left(self._starts, stop)
         while first < end and self._stops[first] is not None and self._stops[first] <= start:
@@ -81,6 +83,8 @@ class LayerBlocks:
 
     def open(self, at: int) -> tuple[BlockIndex, range] | None:
         """The index of an SST and the numbers of its blocks in the range; None if the index is not in memory."""
+        if at in self._opened:
+            return self._opened[at]
         sst = self.sst(at)
         index: BlockIndex | None = sst.held_index()
         if index is None:
@@ -97,7 +101,8 @@ class LayerBlocks:
             extractor, prefix = self._prefix_probe
             if filters is not None and not filters.may_contain_prefix(prefix, extractor):
                 end = first
-        return index, range(first, end)
+        self._opened[at] = index, range(first, end)
+        return self._opened[at]
 
     def has(self, at: int, number: int) -> bool:
         """Whether a block (`META`: the index) is in memory."""
@@ -107,6 +112,7 @@ class LayerBlocks:
     def release(self, at: int) -> None:
         """The scan has left an SST: its index and filters stay in memory only if the cache keeps them."""
         sst = self.sst(at)
+        self._opened.pop(at, None)
         self._pinned.pop((sst, META), None)
         self._pinned.pop((sst, FILTERS), None)
 
