@@ -25,6 +25,9 @@ Need = probe_kernel.Need
 FIRST_READ_BYTES: Final = 16 * 1024
 """The size of a scan's first request for blocks."""
 
+SHORT_READ_BYTES: Final = 64 * 1024
+"""Up to this size a stretch counts as reached when the scan has used a block of it, beyond when it comes to it."""
+
 MIN_PARALLEL_BYTES: Final = 1024 * 1024
 """Smaller requests are not split: the first byte takes longer than the rest."""
 
@@ -54,6 +57,8 @@ class LayerBlocks:
         self._start, self._stop = start, stop
         self._pinned = pinned
         self._prefix_probe = prefix_probe
+        # Of the SSTs in use. The cache may evict an index while the scan is in its SST.
+        self._opened: dict[int, tuple[BlockIndex, range]] = {}
         first = max(bisect_left(self._starts, start) - 1, 0)
         end = bisect_left(self._starts, stop)
         while first < end and self._stops[first] is not None and self._stops[first] <= start:
@@ -78,6 +83,8 @@ class LayerBlocks:
 
     def open(self, at: int) -> tuple[BlockIndex, range] | None:
         """The index of an SST and the numbers of its blocks in the range; None if the index is not in memory."""
+        if at in self._opened:
+            return self._opened[at]
         sst = self.sst(at)
         index: BlockIndex | None = sst.held_index()
         if index is None:
@@ -94,7 +101,8 @@ class LayerBlocks:
             extractor, prefix = self._prefix_probe
             if filters is not None and not filters.may_contain_prefix(prefix, extractor):
                 end = first
-        return index, range(first, end)
+        self._opened[at] = index, range(first, end)
+        return self._opened[at]
 
     def has(self, at: int, number: int) -> bool:
         """Whether a block (`META`: the index) is in memory."""
@@ -104,6 +112,7 @@ class LayerBlocks:
     def release(self, at: int) -> None:
         """The scan has left an SST: its index and filters stay in memory only if the cache keeps them."""
         sst = self.sst(at)
+        self._opened.pop(at, None)
         self._pinned.pop((sst, META), None)
         self._pinned.pop((sst, FILTERS), None)
 
@@ -115,10 +124,11 @@ class Stretch:
     memory, or the scan fetches it when it needs it.
     """
 
-    __slots__ = ("at", "future", "last", "need", "size")
+    __slots__ = ("at", "first", "future", "last", "need", "size")
 
-    def __init__(self, at: int, last: int, size: int, need: Need) -> None:
+    def __init__(self, at: int, first: int, last: int, size: int, need: Need) -> None:
         self.at = at
+        self.first = first
         self.last = last
         self.size = size
         self.need = need
@@ -186,7 +196,7 @@ class ReadAhead:
 
     def plan(self, *, max_bytes: int, max_requests: int, share: Share) -> list[Stretch]:
         """Requests to make now, within these bounds and the budget."""
-        if self._entered is None or not self._stretches:
+        if self._entered is None or not self._stretches or self._stretches[0] is not self._entered:
             return []
         window = min(2 * self._reached_bytes, max_bytes - self._entered.size)
         size = plan_request_bytes(window)
@@ -202,17 +212,25 @@ class ReadAhead:
                 planned.append(stretch)
         return planned + self._plan_indexes(2 * window - waiting, max_requests - len(planned))
 
-    def pass_to(self, at: int, number: int | None) -> None:
-        """The scan is at that block, or has not opened that SST: it does not need the stretches before any more."""
+    def pass_to(self, at: int, number: int | None) -> bool:
+        """The scan is at that block, or has not opened that SST: it does not need the stretches before any more.
+
+        Whether it has reached another stretch, so that there may be more to plan.
+        """
         while self._stretches and self._ends_before(self._stretches[0], at, number):
             self.held_bytes -= self._stretches.popleft().size
-        if self._stretches:
-            if self._stretches[0] is not self._entered:
-                self._entered = self._stretches[0]
-                self._reached_bytes += self._entered.size
-        elif self._entered is not None:
-            # The scan has passed blocks in memory beyond the last stretch.
-            self._restart(at, number)
+        if not self._stretches:
+            if self._entered is not None:
+                # The scan has passed blocks in memory beyond the last stretch.
+                self._restart(at, number)
+            return False
+        head = self._stretches[0]
+        # A scan that has read this far reads on; a shorter one may end with the stretch before.
+        if head is self._entered or (head.size < SHORT_READ_BYTES and number in (None, head.first)):
+            return False
+        self._entered = head
+        self._reached_bytes += head.size
+        return True
 
     def settle(self, future: Future[Pinned]) -> None:
         """A fetch has ended, with a result or an error."""
@@ -264,7 +282,8 @@ class ReadAhead:
             count += 1
         numbers, self._rest = rest[:count], rest[count:]
         lacking = [number for number in numbers if not self._blocks.has(self._at, number)]
-        stretch = Stretch(self._at, numbers[-1], found, Need(self._blocks.sst(self._at), index, lacking))
+        need = Need(self._blocks.sst(self._at), index, lacking)
+        stretch = Stretch(self._at, numbers[0], numbers[-1], found, need)
         self._stretches.append(stretch)
         self.held_bytes += found
         return stretch
@@ -280,7 +299,7 @@ class ReadAhead:
         while reach > 0 and len(planned) < max_requests and at in self._blocks.positions:
             sst = self._blocks.sst(at)
             if at not in self._indexes and not self._blocks.has(at, META):
-                self._indexes[at] = Stretch(at, META, 0, Need(sst, None, []))
+                self._indexes[at] = Stretch(at, META, META, 0, Need(sst, None, []))
                 planned.append(self._indexes[at])
             reach -= sst.info.estimated_size
             at += self._step

@@ -159,6 +159,7 @@ class ScanCursor:
         self._spare: Chunk = []
         self._pinned: Pinned = {}
         self._share: Share | None = None
+        self._held_back = False
         self._finished = request.keys.empty
         self._renewals = 0
         # Forward: all keys below were shown; backward: all keys above.
@@ -209,10 +210,14 @@ class ScanCursor:
             return []
         if self._share is None:
             self._share = budget.open_share()
+        due = self._held_back
         for source in sources:
-            source.note_position()
+            due |= source.note_position()
             for future in source.read_ahead.landed_indexes():
                 self.settle(future)
+                due = True
+        if not due:
+            return []
         ahead = sorted((source.read_ahead for source in sources), key=lambda each: each.held_bytes)
         held = self._share.held_bytes = sum(each.held_bytes for each in ahead)
         requests = MAX_REQUESTS - sum(each.under_way for each in ahead)
@@ -225,6 +230,8 @@ class ScanCursor:
                 share=self._share,
             )
             held += each.held_bytes - before
+        # When requests end, more can be made, wherever the scan is.
+        self._held_back = len(planned) >= requests
         return planned
 
     @property

@@ -232,10 +232,10 @@ class LayerSource(Source):
         at = self._next if self.reverse else self._next + 1
         return self._index.first_keys[at] if at in self._blocks else self.frontier
 
-    def note_position(self) -> None:
-        """Before read-ahead is planned: let go of what the scan has passed."""
+    def note_position(self) -> bool:
+        """Let the read-ahead go of what the scan has passed; whether there may be more to plan."""
         opened = self._index is not None and self._next in self._blocks
-        self.read_ahead.pass_to(self._at, self._next if opened else None)
+        return self.read_ahead.pass_to(self._at, self._next if opened else None)
 
     def _next_sst(self) -> None:
         if self._index is not None:

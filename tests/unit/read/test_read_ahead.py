@@ -12,7 +12,7 @@ from flagstone.read.scan_cursor import Chunk, Lacking, ScanCursor, ScanRequest
 from flagstone.read.view import ReadView
 from flagstone.runtime.pool import Future, IoPool
 from flagstone.sst.budget import ReadAheadBudget
-from flagstone.sst.store import Pinned
+from flagstone.sst.store import Need, Pinned
 from flagstone.types import MAX_SEQ, EntryTuple
 from kit.ssts import NOW_MS, Rig, put
 
@@ -24,6 +24,7 @@ ROWS = [put(number, value=b"v" * 200) for number in range(4000)]
 def small_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundredth of the real sizes, so that small SSTs need every kind of request."""
     monkeypatch.setattr(read_ahead, "FIRST_READ_BYTES", 4 * KIB)
+    monkeypatch.setattr(read_ahead, "SHORT_READ_BYTES", 8 * KIB)
     monkeypatch.setattr(read_ahead, "MIN_PARALLEL_BYTES", 16 * KIB)
     monkeypatch.setattr(read_ahead, "MAX_REQUEST_BYTES", 32 * KIB)
 
@@ -184,3 +185,16 @@ def test_a_block_that_the_cache_evicts_before_the_scan_comes_to_it_is_fetched() 
     for number in range(10, 600):
         sst.release_block(number)
     assert drive.finish().rows == pairs(ROWS)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_an_index_that_the_cache_evicts_while_the_scan_uses_it_stays_with_the_scan(reverse: bool) -> None:
+    rig = Rig()
+    view = one_run(rig, ssts=4)
+    every = [sst for layer in view.layers for sst in layer.parts()[2]]
+    rig.sst_store.fetch([Need(sst, None, []) for sst in every])
+    drive = Drive(rig, view, ReadAheadBudget(capacity_bytes=0), reverse=reverse)
+    while drive.step():
+        for sst in every:
+            sst.release_meta()
+    assert drive.rows == pairs(ROWS[::-1] if reverse else ROWS)
