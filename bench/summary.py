@@ -29,6 +29,7 @@ from bench.harness import (
 COLOURS: Final = (FLAGSTONE, WHEEL, ROCKS, PARQUET)
 ORDER: Final = (
     "engine", "remote", "compaction", "stalls", "requests", "spark", "spark-compaction", "kernels", "latency", "scaling",
+    "metadata",
 )  # fmt: skip
 """The order of the sections; others come after them."""
 HEADLINE: Final = ("engine", "compaction", "spark")

@@ -95,6 +95,8 @@ class Sst(Resident):
     valid. After its object was deleted, an SST still serves reads from memory.
     """
 
+    __slots__ = ("_path", "fetched_whole", "filters", "format_version", "id", "info")
+
     def __init__(
         self,
         sst_id: Ulid,
