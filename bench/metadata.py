@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 from uuid import UUID
 
 import flagstone
-from bench.harness import FLAGSTONE, Curve, formatted, sized, write_markdown
+from bench.harness import formatted, sized, write_markdown
 from bench.machine import scratch_place
 from flagstone import Admin, Settings
 from flagstone.compaction.picker import plan_compactions
@@ -64,14 +64,13 @@ STEPS: Final = {
     "edit for a flush": "A new dictionary of all SSTs, copied as a block; everything else depends on the flush only.",
     "publish a view": "The layers of L0, and of the runs that changed.",
     "plan compactions": "The size of each run is the sum over its SSTs.",
-    "open": "Decode the manifest, write one, make a layer per run, decode it again where another process wrote it.",
+    "open": "Decode the manifest, write the next one, make an object per SST and a layer per run.",
     "flush": "One row: an SST, the rules between two manifests, a manifest, a view.",
     "statistics": "What `flagstone stats` shows.",
     "garbage collection": "A dry run: list the objects, read the manifests, decide.",
     "clone": "Two manifests of the clone, two of the database, which keeps the SSTs by a checkpoint.",
 }
 """Step -> what it does, and what it costs."""
-CURVES: Final = ("decode a manifest", "encode a manifest", "open", "flush")
 
 
 def made_manifest(count: int) -> Manifest:
@@ -201,17 +200,6 @@ def _report(sizes: dict[int, _Steps]) -> str:
         ]
         for name in STEPS
     ]
-    curves = [
-        Curve(
-            name.replace(" ", "-"),
-            name.capitalize(),
-            "ms",
-            {FLAGSTONE: [(count, median(steps.taken[name])) for count, steps in sizes.items()]},
-            limit,
-        )
-        for name, limit in STEPS.items()
-        if name in CURVES
-    ]
     return write_markdown(
         "metadata",
         "Metadata of large databases",
@@ -224,7 +212,6 @@ def _report(sizes: dict[int, _Steps]) -> str:
             *(f"- **{name}**: {limit}" for name, limit in STEPS.items()),
         ],
         basis=f"Medians of {ROUNDS} rounds.",
-        curves=curves,
     )
 
 
