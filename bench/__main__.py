@@ -30,6 +30,7 @@ COMPARISONS: Final = {
     "compaction": "bench.compaction",
     "stalls": "bench.stalls",
     "scaling": "bench.scaling",
+    "metadata": "bench.metadata",
     "latency": "bench.latency",
     "threads": "bench.threads",
     "remote": "bench.remote",

@@ -28,7 +28,8 @@ from bench.harness import (
 
 COLOURS: Final = (FLAGSTONE, WHEEL, ROCKS, PARQUET)
 ORDER: Final = (
-    "engine", "remote", "compaction", "stalls", "requests", "spark", "spark-compaction", "kernels", "latency", "threads", "scaling",
+    "engine", "remote", "compaction", "stalls", "requests", "spark", "spark-compaction", "kernels", "latency", "threads",
+    "scaling", "metadata",
 )  # fmt: skip
 """The order of the sections; others come after them."""
 HEADLINE: Final = ("engine", "compaction", "spark")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -25,9 +26,11 @@ from flagstone.format.sst_info import (
     encode_info,
     encode_stats,
 )
+from flagstone.kernels import load_compiled
 from flagstone.lsm.sequence import SequenceTracker, decode_tracker, encode_tracker
 from flagstone.lsm.tree import Bound, BoundKind, BytesRange, SortedRun, SstView, Tree
 from flagstone.metadata.compactions import (
+    _COMPACTIONS,
     Compactions,
     DrainSpec,
     Job,
@@ -40,7 +43,8 @@ from flagstone.metadata.compactions import (
     encode_compactions,
 )
 from flagstone.metadata.manifest import Checkpoint, ExternalDb, Manifest, Segment, SsTable
-from flagstone.metadata.manifest_codec import decode_manifest, encode_manifest
+from flagstone.metadata.manifest_codec import _MANIFEST, _MANIFEST_V1, decode_manifest, encode_manifest
+from kit.kernels import both, damaged, outcome
 
 pytestmark = pytest.mark.slow
 
@@ -224,12 +228,12 @@ def survive(decode: Callable[[bytes], object], data: bytes) -> None:
 def test_damaged_metadata_raises_corrupt_data_or_decodes(
     decode: Callable[[bytes], object], whole: bytes, data: st.DataObject
 ) -> None:
-    damaged = bytearray(whole)
+    changed = bytearray(whole)
     for at, bit in data.draw(
         st.lists(st.tuples(st.integers(0, len(whole) - 1), st.integers(0, 7)), min_size=1, max_size=6)
     ):
-        damaged[at] ^= 1 << bit
-    survive(decode, bytes(damaged))
+        changed[at] ^= 1 << bit
+    survive(decode, bytes(changed))
 
 
 @fuzzed
@@ -263,3 +267,44 @@ def test_random_bytes_raise_corrupt_data_or_decode(envelope: bytes, noise: bytes
         survive(decode, envelope + noise)
     for tracker in (noise, b"\1" + noise, b"\1\1\0\0\0\0\0\0\1" + noise):
         survive(decode_tracker, tracker)
+
+
+# -- both forms of the kernels ----------------------------------------------------------------------------
+
+SHAPES: list[flat.Shape[Any]] = [_MANIFEST, _MANIFEST_V1, _COMPACTIONS]
+compiled_too = pytest.mark.skipif(
+    load_compiled("flat_reader") is None, reason="kernels were not compiled here"
+)
+
+
+def read_by(kernel: ModuleType, shape: flat.Shape[Any], data: bytes, strict: bool) -> Any:
+    return outcome(kernel.decode, flat.reading_table(shape, kernel), data, 2, strict)
+
+
+def written_by(kernel: ModuleType, shape: flat.Shape[Any], value: object) -> bytes:
+    written: bytes = kernel.encode(flat.writing_table(shape, kernel), value, b"\0\2")
+    return written
+
+
+@compiled_too
+@given(manifests() | compactions())
+def test_both_kernels_write_the_same_bytes_and_read_the_same_value(held: Manifest | Compactions) -> None:
+    shape: flat.Shape[Any] = _MANIFEST if isinstance(held, Manifest) else _COMPACTIONS
+    written = {written_by(kernel, shape, held) for kernel in both("flat_writer")}
+    assert len(written) == 1
+    for kernel in both("flat_reader"):
+        assert read_by(kernel, shape, *written, strict=False) == held
+        assert read_by(kernel, shape, *written, strict=True) == held
+
+
+@compiled_too
+@settings(max_examples=300)
+@given(data=st.data())
+def test_both_kernels_read_or_refuse_damaged_metadata_alike(data: st.DataObject) -> None:
+    whole = data.draw(st.sampled_from([sample[2] for sample in SAMPLES]))
+    changes = data.draw(st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), max_size=4))
+    cut = data.draw(st.sampled_from([0, 0, 0, 1, 8, 40]))
+    stored, strict = damaged(whole, changes, cut), data.draw(st.booleans())
+    for shape in SHAPES:
+        compiled, interpreted = (read_by(kernel, shape, stored, strict) for kernel in both("flat_reader"))
+        assert compiled == interpreted

@@ -52,15 +52,19 @@ _tables_made: list[int] = [0]
 
 @cython.cclass
 class _Plan:
-    """How the tables of one vtable are unpacked: per field present, by address, its slot, letter and offset."""
+    """How the tables of one vtable are unpacked: per field present, by address, its slot, letter and offset.
+
+    `absent` are the slots that are not present. The lists are kept as bytes, and used by their addresses.
+    """
 
     size: cython.Py_ssize_t
     count: cython.Py_ssize_t
-    slots: bytes
-    codes: bytes
-    ats: bytes
-    absent: bytes
-    """The slots that are not present."""
+    absent_count: cython.Py_ssize_t
+    slots: cython.p_const_uchar
+    codes: cython.p_const_uchar
+    ats: cython.p_const_uchar
+    absent: cython.p_const_uchar
+    kept: tuple
     phase: cython.Py_ssize_t
     """The value of (position % 8) that aligns the 8-byte fields; -1 if there are none."""
     gaps: bytes
@@ -157,6 +161,9 @@ class _Reader:
     marks: bytearray
     marked: cython.p_uchar
     overlap: cython.Py_ssize_t
+    wide: Any
+    wide_high: cython.ulonglong
+    wide_low: cython.ulonglong
 
     def __init__(self, buffer: bytes, start: cython.Py_ssize_t, strict: cython.bint) -> None:
         self.buffer = buffer
@@ -172,6 +179,8 @@ class _Reader:
         self.strict = strict
         self.newer = False
         self.overlap = -1
+        self.wide = None
+        self.wide_high = self.wide_low = 0
         self.marks = bytearray(self.size if strict else 0)
         self.marked = self.marks
         if strict and self.size >= 4:
@@ -212,29 +221,30 @@ class _Reader:
         high: cython.ulonglong = 0
         low: cython.ulonglong = 0
         index: cython.Py_ssize_t
-        slots: cython.p_const_uchar = plan.slots
-        ats: cython.p_const_uchar = plan.ats
         for index in range(plan.count):
-            if slots[index]:
-                low = get_little(self.data, position + get_u16(ats, 2 * index), 8)
+            if plan.slots[index]:
+                low = get_little(self.data, position + get_u16(plan.ats, 2 * index), 8)
             else:
-                high = get_little(self.data, position + get_u16(ats, 2 * index), 8)
-        return wide_number(high, low)
+                high = get_little(self.data, position + get_u16(plan.ats, 2 * index), 8)
+        # Most views have the id of their SST.
+        if self.wide is None or high != self.wide_high or low != self.wide_low:
+            self.wide = wide_number(high, low)
+            self.wide_high = high
+            self.wide_low = low
+        return self.wide
 
     @cython.cfunc
     def record(self, table: Table, plan: _Plan, position: cython.Py_ssize_t) -> object:
         index: cython.Py_ssize_t
         slot: cython.Py_ssize_t
-        absent: cython.p_const_uchar = plan.absent
-        slots: cython.p_const_uchar = plan.slots
         numbers: Any = () if cython.compiled else plan.unpacker.unpack_from(self.data, position)
         made = new_record(table.record)
-        for index in range(len(plan.absent)):
-            slot = absent[index]
+        for index in range(plan.absent_count):
+            slot = plan.absent[index]
             if table.members[slot] is not None:
                 set_member(made, table.members[slot], table.defaults[slot])
         for index in range(plan.count):
-            slot = slots[index]
+            slot = plan.slots[index]
             # A record has no union, so that `field` needs no values.
             value = self.field(table, plan, index, position, numbers, table.defaults)
             if table.members[slot] is not None:
@@ -245,11 +255,10 @@ class _Reader:
     @cython.cfunc
     def made_value(self, table: Table, plan: _Plan, position: cython.Py_ssize_t) -> object:
         index: cython.Py_ssize_t
-        slots: cython.p_const_uchar = plan.slots
         numbers: Any = () if cython.compiled else plan.unpacker.unpack_from(self.data, position)
         values: list = table.defaults.copy()
         for index in range(plan.count):
-            values[slots[index]] = self.field(table, plan, index, position, numbers, values)
+            values[plan.slots[index]] = self.field(table, plan, index, position, numbers, values)
         try:
             return table.make(values)
         except CorruptData as error:
@@ -268,12 +277,9 @@ class _Reader:
         values: list,
     ) -> object:
         """The value of a field. `values` are those before it; `numbers` those of the table, when interpreted."""
-        codes: cython.p_const_uchar = plan.codes
-        ats: cython.p_const_uchar = plan.ats
-        slots: cython.p_const_uchar = plan.slots
-        code: cython.int = codes[index]
-        slot: cython.Py_ssize_t = slots[index]
-        at: cython.Py_ssize_t = position + get_u16(ats, 2 * index)
+        code: cython.int = plan.codes[index]
+        slot: cython.Py_ssize_t = plan.slots[index]
+        at: cython.Py_ssize_t = position + get_u16(plan.ats, 2 * index)
         if code <= _LAST_NUMBER:
             value = _load(self.data, at, code) if cython.compiled else numbers[index]
             if code != _CHOICE:
@@ -302,7 +308,6 @@ class _Reader:
 
     @cython.cfunc
     def children(self, target: Table, position: cython.Py_ssize_t) -> tuple:
-        at: cython.Py_ssize_t
         stop: cython.Py_ssize_t = self.vector_end(position, 4, 0)
         return tuple([self.table(target, at + get_u32(self.data, at)) for at in range(position + 4, stop, 4)])
 
@@ -459,10 +464,16 @@ def _plan(table: Table, stored: tuple, vtable: cython.Py_ssize_t, position: cyth
     gaps += range(max(end, 4), size)
     plan.size = size
     plan.count = len(present)
-    plan.slots = bytes([slot for _, slot in present])
-    plan.codes = bytes([table.codes[slot] for _, slot in present])
-    plan.ats = b"".join([at.to_bytes(2, "big") for at, _ in present])
-    plan.absent = bytes([slot for slot in range(table.count) if slot not in plan.slots])
+    slots: bytes = bytes([slot for _, slot in present])
+    codes: bytes = bytes([table.codes[slot] for _, slot in present])
+    ats: bytes = b"".join([at.to_bytes(2, "big") for at, _ in present])
+    absent: bytes = bytes([slot for slot in range(table.count) if slot not in slots])
+    plan.kept = (slots, codes, ats, absent)
+    plan.slots = slots
+    plan.codes = codes
+    plan.ats = ats
+    plan.absent = absent
+    plan.absent_count = len(absent)
     plan.phase = phases.pop() if phases else -1
     plan.gaps = b"".join([at.to_bytes(2, "big") for at in gaps])
     plan.newer = any(offsets[table.count :])

@@ -42,24 +42,34 @@ _UNION = cython.declare(cython.int, 120)  # x
 
 _SMALLEST_BUFFER = cython.declare(cython.Py_ssize_t, 1024)
 _STRUCT_CODES = {"i": "b", "s": "I", "t": "I", "u": "I", "v": "I", "w": "I", "x": "I"}
+_tables_made: list[int] = [0]
 
 
 @cython.cclass
 class _Layout:
     """How a table with given fields is packed at a given end position.
 
-    Per field, by address, its slot, letter and offset.
+    Per field, by address, its slot, letter and offset. The lists are kept as bytes, and used by their addresses.
     """
 
-    key: cython.ulonglong
     size: cython.Py_ssize_t
     count: cython.Py_ssize_t
-    slots: bytes
-    codes: bytes
-    ats: bytes
+    slots: cython.p_const_uchar
+    codes: cython.p_const_uchar
+    ats: cython.p_const_uchar
+    kept: tuple
     vtable: bytes
     alignment: cython.Py_ssize_t
     packer: Any
+
+
+@cython.cclass
+class _Found:
+    """The layout for `key` (the fields present, and the end position), and where the buffer at hand has its vtable."""
+
+    key: cython.ulonglong
+    layout: _Layout
+    vtable_place: cython.Py_ssize_t
 
 
 @cython.cclass
@@ -83,7 +93,7 @@ class Table:
     members: list
     wide: cython.bint
     layouts: dict
-    recent: _Layout | None
+    number: cython.Py_ssize_t
     expected: cython.Py_ssize_t
 
     def __init__(
@@ -112,8 +122,9 @@ class Table:
             self.members = [None if member is None else getattr(record[0], member) for member in record[1]]
         self.wide = wide
         self.layouts = {}
-        self.recent = None
+        self.number = _tables_made[0]
         self.expected = 0
+        _tables_made[0] += 1
 
 
 def encode(table: Table, value: Any, before: bytes) -> bytes:
@@ -136,6 +147,7 @@ class _Builder:
     out: cython.p_uchar
     capacity: cython.Py_ssize_t
     used: cython.Py_ssize_t
+    recent: list
     vtables: dict
     alignment: cython.Py_ssize_t
 
@@ -144,6 +156,7 @@ class _Builder:
         self.buffer = bytearray(self.capacity)
         self.out = self.buffer
         self.used = 0
+        self.recent = [None] * (2 * _tables_made[0])
         self.vtables = {}
         self.alignment = 4
 
@@ -172,7 +185,9 @@ class _Builder:
         bit: cython.ulonglong = 1
         code: cython.int
         values: list
-        numbers: Slots = new_slots()
+        numbers: Slots
+        if not cython.compiled:  # a C structure on the stack; only the slots that are present are read
+            numbers = new_slots()
         codes: cython.p_const_uchar = table.codes
         order: cython.p_const_uchar = table.order
         if table.wide:
@@ -205,46 +220,55 @@ class _Builder:
         self, table: Table, present: cython.ulonglong, numbers: cython.pointer(Slots)
     ) -> cython.Py_ssize_t:
         """Write the fields of a table; `numbers` has the place of each child."""
-        layout: _Layout | None = table.recent
-        key: cython.ulonglong = (present << 3) | (self.used & 7)
-        place: cython.Py_ssize_t
-        vtable_place: cython.Py_ssize_t
+        found: _Found = self.find(table, present)
+        layout: _Layout = found.layout
+        place: cython.Py_ssize_t = self.used + layout.size
         base: cython.Py_ssize_t
         at: cython.Py_ssize_t
         index: cython.Py_ssize_t
         slot: cython.Py_ssize_t
-        if layout is None or layout.key != key:
-            layout = table.layouts.get(key)
-            if layout is None:
-                layout = table.layouts[key] = _layout(table, present, self.used & 7)
-            table.recent = layout
-        slots: cython.p_const_uchar = layout.slots
-        codes: cython.p_const_uchar = layout.codes
-        ats: cython.p_const_uchar = layout.ats
         self.reserve(layout.size + len(layout.vtable))
-        place = self.used + layout.size
-        for index in range(layout.count):
-            if codes[index] > _LAST_NUMBER:
-                slot = slots[index]
-                at = get_u16(ats, 2 * index)
-                numbers.held[slot] = place - at - cython.cast(cython.Py_ssize_t, numbers.held[slot])
-        known = self.vtables.get(layout.vtable)
-        vtable_place = place + len(layout.vtable) if known is None else known
         base = self.capacity - place
+        self.used = place
+        if found.vtable_place == 0:
+            self.used += len(layout.vtable)
+            copy(self.out, self.capacity - self.used, layout.vtable, 0, len(layout.vtable))
+            found.vtable_place = self.vtables[layout.vtable] = self.used
+        for index in range(layout.count):
+            if layout.codes[index] > _LAST_NUMBER:
+                slot = layout.slots[index]
+                at = get_u16(layout.ats, 2 * index)
+                numbers.held[slot] = place - at - cython.cast(cython.Py_ssize_t, numbers.held[slot])
         if cython.compiled:
-            put_little(self.out, base, cython.cast(cython.ulonglong, vtable_place - place), 4)
+            put_little(self.out, base, cython.cast(cython.ulonglong, found.vtable_place - place), 4)
             for index in range(layout.count):
-                _store(self.out, base + get_u16(ats, 2 * index), codes[index], numbers.held[slots[index]])
+                at = base + get_u16(layout.ats, 2 * index)
+                _store(self.out, at, layout.codes[index], numbers.held[layout.slots[index]])
         else:
             held = [numbers.held[slot] for slot in layout.slots]
-            layout.packer.pack_into(self.buffer, base, vtable_place - place, *held)
-        self.used = place
-        if known is None:
-            copy(self.out, self.capacity - vtable_place, layout.vtable, 0, len(layout.vtable))
-            self.used = vtable_place
-            self.vtables[layout.vtable] = vtable_place
+            layout.packer.pack_into(self.buffer, base, found.vtable_place - place, *held)
         self.alignment = max(self.alignment, layout.alignment)
         return place
+
+    @cython.cfunc
+    def find(self, table: Table, present: cython.ulonglong) -> _Found:
+        """The layout of a table with these fields that ends here, and the place of its vtable: 0 if it has none."""
+        key: cython.ulonglong = (present << 3) | (self.used & 7)
+        # Most tables of a kind have the same fields, and end at one of two positions.
+        at: cython.Py_ssize_t = 2 * table.number + ((self.used >> 2) & 1)
+        found: _Found | None = self.recent[at]
+        if found is None or found.key != key:
+            layout: _Layout | None = table.layouts.get(key)
+            if layout is None:
+                layout = table.layouts[key] = _layout(table, present, self.used & 7)
+            found = _Found()
+            found.key = key
+            found.layout = layout
+            found.vtable_place = 0
+            self.recent[at] = found
+        if found.vtable_place == 0:
+            found.vtable_place = self.vtables.get(found.layout.vtable, 0)
+        return found
 
     @cython.cfunc
     @cython.exceptval(-1)
@@ -370,12 +394,15 @@ def _layout(table: Table, present: int, phase: int) -> _Layout:
         code += f"{addresses[slot] - at}x{_STRUCT_CODES.get(letter, letter)}"
         at = addresses[slot] + table.sizes[slot]
     vtable = [addresses.get(slot, 0) for slot in range(max(slots, default=-1) + 1)]
-    layout.key = present << 3 | phase
     layout.size = length
     layout.count = len(slots)
-    layout.slots = bytes(by_address)
-    layout.codes = bytes([table.codes[slot] for slot in by_address])
-    layout.ats = b"".join([addresses[slot].to_bytes(2, "big") for slot in by_address])
+    stored_slots: bytes = bytes(by_address)
+    stored_codes: bytes = bytes([table.codes[slot] for slot in by_address])
+    stored_ats: bytes = b"".join([addresses[slot].to_bytes(2, "big") for slot in by_address])
+    layout.kept = (stored_slots, stored_codes, stored_ats)
+    layout.slots = stored_slots
+    layout.codes = stored_codes
+    layout.ats = stored_ats
     layout.vtable = struct.pack(f"<{2 + len(vtable)}H", 4 + 2 * len(vtable), length, *vtable)
     layout.alignment = max([table.sizes[slot] for slot in slots], default=4)
     layout.packer = struct.Struct(f"{code}{length - at}x")

@@ -139,7 +139,7 @@ def run_ids_unique(following: Manifest) -> None:
 
 def view_ids_unique(following: Manifest, current: Manifest | None) -> None:
     """No view id occurs twice, unless it already did: SlateDB's union leaves repeated ids behind."""
-    ids = [view.id for view in following.views]
+    ids = [view.id for views in following.lists_of_views for view in views]
     if len(set(ids)) == len(ids):
         return
     known = set() if current is None else _repeated(view.id for view in current.views)
@@ -150,11 +150,13 @@ def view_ids_unique(following: Manifest, current: Manifest | None) -> None:
 
 def ssts_are_those_referenced(following: Manifest) -> None:
     """The manifest describes exactly the SSTs its views refer to, each under its own id."""
-    referenced = {view.sst_id for view in following.views}
+    referenced = {view.sst_id for views in following.lists_of_views for view in views}
+    described = [sst.id for sst in following.ssts.values()]
+    if referenced == following.ssts.keys() and described == list(following.ssts):
+        return
     odd = referenced ^ following.ssts.keys()
     odd |= {sst_id for sst_id, sst in following.ssts.items() if sst.id != sst_id}
-    if odd:
-        broken(ssts_are_those_referenced, ulid_texts(odd))
+    broken(ssts_are_those_referenced, ulid_texts(odd))
 
 
 def segments_ordered_and_disjoint(following: Manifest) -> None:

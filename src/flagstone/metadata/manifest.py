@@ -110,6 +110,14 @@ class Manifest:
             yield from tree.views
 
     @property
+    def lists_of_views(self) -> Iterator[tuple[SstView, ...]]:
+        """L0 and the runs of every tree."""
+        for tree in self.trees:
+            yield tree.l0
+            for run in tree.runs:
+                yield run.views
+
+    @property
     def newest_l0(self) -> Ulid | None:
         """The id that a new L0 SST must not be older than; see `Tree.newest_l0`."""
         return trees.newest_l0(self.trees)
@@ -162,7 +170,7 @@ def replace_trees(
         segments=manifest.segments if segments is None else tuple(sorted(segments, key=lambda s: s.prefix)),
     )
     # Most edits leave most runs as they are, and a run may have a hundred thousand views.
-    before, after = _lists_of_views(manifest), _lists_of_views(edited)
+    before, after = ({id(views): views for views in held.lists_of_views} for held in (manifest, edited))
     entered = {view.sst_id for key, views in after.items() if key not in before for view in views}
     ssts = dict(manifest.ssts)
     last = next(reversed(ssts), 0)
@@ -181,12 +189,6 @@ def replace_trees(
     return replace(
         edited, ssts=ssts, external_dbs=tuple(_with_ssts_of(db, ssts) for db in manifest.external_dbs)
     )
-
-
-def _lists_of_views(manifest: Manifest) -> dict[int, tuple[SstView, ...]]:
-    """L0 and the runs of all trees, by identity."""
-    lists = (views for tree in manifest.trees for views in (tree.l0, *(run.views for run in tree.runs)))
-    return {id(views): views for views in lists}
 
 
 def _with_ssts_of(db: ExternalDb, ssts: Mapping[Ulid, SsTable]) -> ExternalDb:

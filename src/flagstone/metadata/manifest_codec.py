@@ -117,9 +117,10 @@ def _make_manifest(values: list[Any]) -> Manifest:
         checkpoints=checkpoints,
         external_dbs=external_dbs or (),
     )
-    unknown = {view.sst_id for view in manifest.views} - described.keys()
-    if unknown:
-        raise CorruptData(f"a view refers to SST {min(unknown):#x}, which the manifest does not describe")
+    for views in manifest.lists_of_views:
+        unknown = [view.sst_id for view in views if view.sst_id not in described]
+        if unknown:
+            raise CorruptData(f"a view refers to SST {unknown[0]:#x}, which the manifest does not describe")
     return manifest
 
 
@@ -133,7 +134,7 @@ def _take_manifest(manifest: Manifest) -> tuple[Any, ...]:
         manifest.replay_after_wal_id,
         manifest.wal_id_last_seen,
         manifest.tree.last_compacted_l0,
-        [manifest.ssts[sst_id] for sst_id in sorted(manifest.ssts)],
+        _sorted_ssts(manifest),
         manifest.tree.l0,
         manifest.tree.runs,
         manifest.last_l0_clock_tick,
@@ -144,6 +145,12 @@ def _take_manifest(manifest: Manifest) -> tuple[Any, ...]:
         manifest.segments,
         manifest.segment_extractor_name,
     )
+
+
+def _sorted_ssts(manifest: Manifest) -> list[SsTable]:
+    ids = list(manifest.ssts)
+    ordered = sorted(ids)
+    return [*manifest.ssts.values()] if ids == ordered else [manifest.ssts[sst_id] for sst_id in ordered]
 
 
 def _make_manifest_v1(values: list[Any]) -> Manifest:

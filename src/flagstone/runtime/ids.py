@@ -19,7 +19,10 @@ _RANDOM_BITS: Final = 80
 _MAX_MS: Final = 2**48 - 1
 _ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _VALUE_OF: Final = {letter: value for value, letter in enumerate(_ALPHABET)}
-_SHIFTS: Final = tuple(range(125, -1, -5))
+_TEXT_CHARACTERS: Final = 26
+# Two characters at a time: a large database has many ids.
+_PAIRS: Final = [one + other for one in _ALPHABET for other in _ALPHABET]
+_PAIR_SHIFTS: Final = tuple(range(120, -1, -10))
 
 
 class Ids:
@@ -66,7 +69,7 @@ class Ids:
 
 def ulid_text(ulid: Ulid) -> str:
     """The 26 characters (Crockford base 32, upper case) of a ULID in paths; they sort like the ULIDs."""
-    return "".join([_ALPHABET[ulid >> shift & 31] for shift in _SHIFTS])
+    return "".join([_PAIRS[ulid >> shift & 1023] for shift in _PAIR_SHIFTS])
 
 
 def parse_ulid(text: str) -> Ulid:
@@ -74,8 +77,8 @@ def parse_ulid(text: str) -> Ulid:
 
     Lower case is refused: on an object store, a path in lower case is another object.
     """
-    if len(text) != len(_SHIFTS):
-        raise InvalidRequest(f"ULID {text!r} has {len(text)} characters; it must have {len(_SHIFTS)}")
+    if len(text) != _TEXT_CHARACTERS:
+        raise InvalidRequest(f"ULID {text!r} has {len(text)} characters; it must have {_TEXT_CHARACTERS}")
     value = 0
     for position, letter in enumerate(text):
         digit = _VALUE_OF.get(letter)

@@ -29,6 +29,7 @@ from flagstone.format.sst import (
 )
 from flagstone.format.sst_info import SsTableInfo
 from flagstone.kernels import block_reader, bloom, probe, sealing
+from flagstone.store.paths import DbPaths
 from flagstone.types import EntryTuple, Ulid
 
 META: Final = -1
@@ -88,16 +89,19 @@ class SstMeta:
 class Sst(Resident):
     """One open SST. Two of them are equal only if they are the same Python object.
 
-    With `fetched_whole` the request for index and filters fetches the blocks, too.
+    `path` is that of its object, or the paths of the database that owns it. With `fetched_whole` the request for index
+    and filters fetches the blocks, too.
 
     Safe to use from many threads: each part in memory is replaced as a whole, and a part that a reader holds stays
     valid. After its object was deleted, an SST still serves reads from memory.
     """
 
+    __slots__ = ("_path", "fetched_whole", "filters", "format_version", "id", "info")
+
     def __init__(
         self,
         sst_id: Ulid,
-        path: str,
+        path: str | DbPaths,
         info: SsTableInfo,
         *,
         format_version: int = FORMAT_V2,
@@ -113,7 +117,7 @@ class Sst(Resident):
         else:
             super().__init__(bloom.may_contain_key, _find_row_v1, _find_versions_v1)
         self.id = sst_id
-        self.path = path
+        self._path = path
         self.info = info
         self.format_version = format_version
         self.fetched_whole = fetched_whole
@@ -121,6 +125,11 @@ class Sst(Resident):
 
     def __repr__(self) -> str:
         return f"Sst({self.path!r})"
+
+    @property
+    def path(self) -> str:
+        """The path of the object; made on demand, because most SSTs of a large database are never read."""
+        return self._path if isinstance(self._path, str) else self._path.sst(self.id)
 
     @property
     def meta_range(self) -> tuple[int, int]:

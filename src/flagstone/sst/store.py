@@ -149,6 +149,7 @@ class SstStore:
         self._counts = ReadCounts(registry)
         self._lock = Lock()
         self._ssts: dict[Ulid, Sst] = {}
+        self._lenders: dict[str, DbPaths] = {}
         self._fresh: dict[Ulid, bytes] = {}
         self._flights: dict[tuple[Sst, int], _Flight] = {}
 
@@ -162,16 +163,21 @@ class SstStore:
         with self._lock:
             sst = self._ssts.get(sst_id)
             if sst is None:
-                paths = self._paths if owner is None else DbPaths(owner)
+                paths = self._paths if owner is None else self._paths_of(owner)
                 sst = Sst(
                     sst_id,
-                    paths.sst(sst_id),
+                    paths,
                     info,
                     format_version=format_version,
                     fetched_whole=info.estimated_size <= self._small_sst_bytes,
                 )
                 self._ssts[sst_id] = sst
             return sst
+
+    def _paths_of(self, lender: str) -> DbPaths:
+        if lender not in self._lenders:
+            self._lenders[lender] = DbPaths(lender)
+        return self._lenders[lender]
 
     def drop(self, sst_ids: Iterable[Ulid]) -> None:
         """Forget SSTs that left the manifest. Reads that still use them continue, without the cache."""

@@ -120,6 +120,34 @@ def test_compacted_ssts_are_removed_from_the_list_of_their_lender() -> None:
     assert after.external_dbs == (replace(db, sst_ids=()),)
 
 
+def test_an_sst_stays_while_another_run_has_a_view_of_it() -> None:
+    shared, other = sst(1), sst(2)
+    older = SortedRun(RunId(1), (SstView(Ulid(7), shared.id), SstView.whole(other.id)))
+    newer = SortedRun(RunId(2), (SstView.whole(shared.id),))
+    manifest = replace_trees(new_manifest(), tree=Tree((), (newer, older)), added=(shared, other))
+    edited = replace_trees(manifest, tree=Tree((), (older,)))
+    assert list(edited.ssts) == [shared.id, other.id]
+    assert list(replace_trees(edited, tree=Tree()).ssts) == []
+
+
+def test_an_added_sst_without_a_view_does_not_join_the_manifest() -> None:
+    assert replace_trees(new_manifest(), added=(sst(1),)).ssts == {}
+
+
+def test_ssts_stay_in_the_order_of_their_ids() -> None:
+    runs = [SortedRun(RunId(9 - number), (SstView.whole(sst(number).id),)) for number in (3, 1, 2)]
+    manifest = new_manifest()
+    for number, run in zip((3, 1, 2), runs, strict=True):
+        manifest = replace_trees(manifest, tree=Tree((), (*manifest.tree.runs, run)), added=(sst(number),))
+    assert list(manifest.ssts) == [sst(number).id for number in (1, 2, 3)]
+
+
+def test_a_flush_into_the_root_tree_leaves_the_runs_as_they_are() -> None:
+    run = SortedRun(RunId(1), (SstView.whole(sst(1).id),))
+    manifest = replace_trees(new_manifest(), tree=Tree((), (run,)), added=(sst(1),))
+    assert apply_flush(manifest, flush(2)).tree.runs[0] is run
+
+
 def test_a_view_of_an_unknown_sst_is_refused() -> None:
     with pytest.raises(InternalError, match="not described"):
         replace_trees(new_manifest(), tree=Tree((SstView.whole(Ulid(7)),)))
