@@ -7,6 +7,7 @@ untouched until a coordinator commits the result.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -32,6 +33,7 @@ from flagstone.lsm.tree import BytesRange
 from flagstone.metadata.compactions import JobContext, Subcompaction
 from flagstone.metadata.manifest import SsTable
 from flagstone.runtime import metric_names
+from flagstone.runtime.budget import MemoryBudget
 from flagstone.runtime.ids import SYSTEM_IDS, Ids, ulid_ms
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.pool import IoPool, shared_pool
@@ -80,6 +82,7 @@ class LocalExecutor:
         pool: IoPool | None = None,
         ids: Ids = SYSTEM_IDS,
         metrics: Metrics | None = None,
+        memory: MemoryBudget | None = None,
     ) -> None:
         self._store = store
         self._cache = cache
@@ -88,6 +91,7 @@ class LocalExecutor:
         self._work: Final = merging.work
         self._pool = pool or shared_pool()
         self._ids = ids
+        self._memory = memory
         self._buffers = SpareBuffers()
         # Not threads of the shared pool: a range would wait there for requests that wait for a thread.
         threads = 0 if self._pool.max_workers == 0 else self._work.max_subcompactions
@@ -153,12 +157,21 @@ class LocalExecutor:
                 [part for part in (part.within(keys) for part in parts) if not part.keys.empty]
                 for parts in job.sources
             ]
-            self._merge(job, number, [parts for parts in inside if parts], resume)
+            inputs = [parts for parts in inside if parts]
+            with self._room(job, len(inputs)):
+                self._merge(job, number, inputs, resume)
         except Cancelled:
             raise
         except BaseException as error:
             job.failure = error
             raise
+
+    def _room(self, job: _RunningJob, sources: int) -> AbstractContextManager[None]:
+        """The memory for one range; waits while other ranges of the process have it."""
+        if self._memory is None:
+            return nullcontext()
+        work = self._work
+        return self._memory.merging(work.max_sst_size + 2 * sources * work.bytes_to_fetch, job.check)
 
     def _merge(
         self, job: _RunningJob, number: int, inputs: list[list[Part]], resume: tuple[bytes, int] | None
@@ -179,7 +192,8 @@ class LocalExecutor:
             )
             for parts in inputs
         ]
-        buffer = self._buffers.take()
+        # A budget has no part for buffers of an idle executor.
+        buffer = self._buffers.take() if self._memory is None else None
         output = SstBuilder(
             self._merging.sst, max_bytes=self._work.max_sst_size, buffer=buffer, resume=resume
         )
@@ -194,7 +208,8 @@ class LocalExecutor:
                 check=job.check,
             )
         finally:
-            self._buffers.give_back(buffer)
+            if buffer is not None:
+                self._buffers.give_back(buffer)
             for source in sources:
                 source.close()
         self._purged.add(purged)
