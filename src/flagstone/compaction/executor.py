@@ -95,7 +95,9 @@ class LocalExecutor:
         self._buffers = SpareBuffers()
         # Not threads of the shared pool: a range would wait there for requests that wait for a thread.
         threads = 0 if self._pool.max_workers == 0 else self._work.max_subcompactions
-        self._ranges = IoPool(max_workers=threads, name="flagstone-merge")
+        self._ranges = (
+            IoPool(max_workers=threads, name="flagstone-merge") if memory is None else memory.merge_pool
+        )
         registry = metrics or Metrics()
         self._purged = registry.counter(metric_names.COMPACTOR_EXPIRED_ENTRIES_PURGED, entry_type="value")
         self._seconds = registry.histogram(MERGE_SECONDS)

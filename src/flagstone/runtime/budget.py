@@ -31,7 +31,7 @@ from flagstone.runtime.pool import IoPool
 from flagstone.runtime.sync import Lock, Waiters, of_process
 
 _RETRY_S: Final = 1.0
-_FLUSH_THREADS: Final = 4
+_THREADS: Final = 4
 
 
 class Shares(NamedTuple):
@@ -169,8 +169,10 @@ class MemoryBudget:
         self._flushes: WeakSet[_Grant] = WeakSet()
         self._merges: WeakSet[_Grant] = WeakSet()
         self._cache: Reclaimable | None = None
-        self.flush_pool: Final = IoPool(max_workers=_FLUSH_THREADS, name="flagstone-flush")
+        self.flush_pool: Final = IoPool(max_workers=_THREADS, name="flagstone-flush")
         """The threads that flush the memtables of all databases."""
+        self.merge_pool: Final = IoPool(max_workers=_THREADS, name="flagstone-merge")
+        """The threads that merge ranges of compactions of all databases."""
 
     @property
     def used(self) -> bool:
