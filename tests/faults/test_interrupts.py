@@ -160,6 +160,8 @@ OPERATIONS: list[tuple[Callable[[World], None], int, dict[str, Any]]] = [
     (write_batch, 3, {"max_wal_bytes": 100}),
     (write_batch, 3, {"wal_enabled": False}),
     (write_batch, 3, {"synchronous_commit": True}),
+    (write_batch, 3, {"memory_budget": 64 << 20}),
+    (flush, 3, {"memory_budget": 64 << 20}),
     (flush_wal, 3, {}),
     (flush, 3, {}),
     (flush, 3, {"wal_enabled": False}),

@@ -7,6 +7,7 @@ untouched until a coordinator commits the result.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -32,6 +33,7 @@ from flagstone.lsm.tree import BytesRange
 from flagstone.metadata.compactions import JobContext, Subcompaction
 from flagstone.metadata.manifest import SsTable
 from flagstone.runtime import metric_names
+from flagstone.runtime.budget import MemoryBudget
 from flagstone.runtime.ids import SYSTEM_IDS, Ids, ulid_ms
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.pool import IoPool, shared_pool
@@ -83,6 +85,7 @@ class LocalExecutor:
         pool: IoPool | None = None,
         ids: Ids = SYSTEM_IDS,
         metrics: Metrics | None = None,
+        memory: MemoryBudget | None = None,
     ) -> None:
         self._store = store
         self._destination: Destination = store if cache is None else KeepingStore(store, cache)
@@ -91,9 +94,12 @@ class LocalExecutor:
         self._work: Final = merging.work
         self._pool = pool or shared_pool()
         self._ids = ids
+        self._memory = memory
         # Not threads of the shared pool: a range would wait there for requests that wait for a thread.
         threads = 0 if self._pool.max_workers == 0 else self._work.max_subcompactions
-        self._ranges = IoPool(max_workers=threads, name="flagstone-merge")
+        self._ranges = (
+            IoPool(max_workers=threads, name="flagstone-merge") if memory is None else memory.merge_pool
+        )
         registry = metrics or Metrics()
         self._purged = registry.counter(metric_names.COMPACTOR_EXPIRED_ENTRIES_PURGED, entry_type="value")
         self._seconds = registry.histogram(MERGE_SECONDS)
@@ -155,12 +161,21 @@ class LocalExecutor:
                 [part for part in (part.within(keys) for part in parts) if not part.keys.empty]
                 for parts in job.sources
             ]
-            self._merge(job, number, [parts for parts in inside if parts], resume)
+            inputs = [parts for parts in inside if parts]
+            with self._room(job, len(inputs)):
+                self._merge(job, number, inputs, resume)
         except Cancelled:
             raise
         except BaseException as error:
             job.failure = error
             raise
+
+    def _room(self, job: _RunningJob, sources: int) -> AbstractContextManager[None]:
+        """The memory for one range; waits while other ranges of the process have it."""
+        if self._memory is None:
+            return nullcontext()
+        work = self._work
+        return self._memory.merging(work.max_sst_size + 2 * sources * work.bytes_to_fetch, job.check)
 
     def _merge(
         self, job: _RunningJob, number: int, inputs: list[list[Part]], resume: tuple[bytes, int] | None

@@ -205,9 +205,9 @@ class GarbageCollectorOptions(Section):
 class Settings(Section):
     """The settings of a database that is open for writing.
 
-    The last seven are not in SlateDB's settings. SlateDB has `sst_block_size`, `filter_bits_per_key`,
-    `block_cache_bytes` and `meta_cache_bytes` in its builders, and does not have `max_wal_bytes`, `synchronous_commit`
-    and `on_clock_regression`. They are read from the same files; `to_slatedb_json` omits them.
+    The last eight are not in SlateDB's settings. SlateDB has `sst_block_size`, `filter_bits_per_key`,
+    `block_cache_bytes` and `meta_cache_bytes` in its builders, and does not have `max_wal_bytes`, `synchronous_commit`,
+    `on_clock_regression` and `memory_budget`. They are read from the same files; `to_slatedb_json` omits them.
     """
 
     flush_interval: timedelta | None = duration("100ms", optional=True)
@@ -250,6 +250,11 @@ class Settings(Section):
 
     "refuse" waits up to ten seconds and then raises, as SlateDB does. "hold" uses the newest stored time until the
     clock has reached it. A TTL counts from that time, so rows live longer by the lag.
+    """
+    memory_budget: int | None = integer(None, minimum=64 * _MIB, optional=True, ours=True)
+    """Memory that all databases of this process with this setting share: memtables, caches, flushes and compactions.
+
+    Other limits are lowered to fit, and all these databases have one cache. None: each database has its own limits.
     """
 
     def check(self) -> None:

@@ -20,6 +20,7 @@ from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.lsm.segments import SegmentExtractor
 from flagstone.metadata.stores import ManifestStore
 from flagstone.read.view import ViewBuilder
+from flagstone.runtime.budget import MemoryBudget, fit_settings, process_budget
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.ids import SYSTEM_IDS, Ids
 from flagstone.runtime.metrics import Metrics
@@ -72,7 +73,7 @@ def open_database(
     found, root = resolve_database(path, store, store_options)
     if not root:
         raise InvalidRequest(f"{os.fspath(path)!r} names a whole store; a database needs a path inside it")
-    settings = settings or Settings()
+    settings, memory = _within_budget(settings or Settings())
     merging, threads = check_compactor_parts(settings, scheduler, executor)
     metrics, paths, pool = Metrics(), DbPaths(root), shared_pool()
     main = _with_retries_and_metrics(found, metrics, clock, ids)
@@ -98,10 +99,12 @@ def open_database(
         scheduler=scheduler,
         executor=merging,
         compaction_pool=threads,
+        memory=memory,
     )
     manifests = ManifestStore(env.store, paths, metrics=metrics, clock=clock, ids=ids)
     opened = open_for_writing(env, manifests, create=create)
-    cache = SstCache(capacity_bytes=settings.block_cache_bytes + settings.meta_cache_bytes, metrics=metrics)
+    own = SstCache(capacity_bytes=settings.block_cache_bytes + settings.meta_cache_bytes, metrics=metrics)
+    cache = own if memory is None else memory.share_cache(own)
     ssts = SstStore(on_disk, paths, cache=cache, pool=pool, metrics=metrics)
     engine = Engine(env, manifests, opened, ViewBuilder(ssts))
     engine.start()
@@ -110,6 +113,14 @@ def open_database(
         wanted = plan_preload(opened.recovered.manifest.value, paths, preload)
         engine.services.supervisor.start(CachePreload(env.disk_cache, wanted))
     return Db(engine) if opened.key_ranges is None else ProjectedDb(engine)
+
+
+def _within_budget(settings: Settings) -> tuple[Settings, MemoryBudget | None]:
+    """The memory budget of this process, and the settings with limits that fit into it."""
+    if settings.memory_budget is None:
+        return settings, None
+    memory = process_budget(settings.memory_budget)
+    return fit_settings(settings, memory.shares), memory
 
 
 def _with_retries_and_metrics(

@@ -53,10 +53,6 @@ SORT_STEP = cython.declare(cython.Py_ssize_t, 1 << 20 if cython.compiled else 1 
 ADDRESS_BITS = cython.declare(cython.int, 38)
 ADDRESS_MASK = cython.declare(cython.ulonglong, (1 << 38) - 1)
 TAG_MASK = cython.declare(cython.ulonglong, (1 << 26) - 1)
-# How many rows of columns are looked up ahead: their keys stay in the fastest cache.
-AHEAD = cython.declare(cython.Py_ssize_t, 128)
-# The sum of the touched slots; without it the C compiler would drop the loop.
-_touched = cython.declare(cython.ulonglong, 0)
 
 
 @cython.cclass
@@ -175,7 +171,6 @@ class Memtable:
         value_bytes: cython.Py_ssize_t
         flags: cython.int
         ends: cython.longlong
-        ahead: list = []
         if seq <= self.largest_seq:
             return -1
         self.largest_seq = seq
@@ -187,12 +182,9 @@ class Memtable:
         else:
             key_data = keys
             value_data = values
-        self._make_room(count)
         for row in range(count):
             at = key_offsets[row]
             size = key_offsets[row + 1] - at
-            if row % AHEAD == 0:
-                ahead = self._keys_ahead(key_offsets, key_data, row, min(row + AHEAD, count))
             if row and compare(key_data, before, before_size, key_data, at, size) >= 0:
                 self.largest_seq = self.largest_seq + 1
             before = at
@@ -208,7 +200,7 @@ class Memtable:
                 flags |= EXPIRE_FLAG
                 ends = expires[row]
             self._append(
-                ahead[row % AHEAD],
+                piece(key_data, at, at + size),
                 self.largest_seq,
                 flags,
                 value_data,
@@ -268,7 +260,8 @@ class Memtable:
         # All memory before the first change: there may be none.
         if self.chunk_used + size > self.chunk_size:
             self._new_chunk(size)
-        self._make_room(1)
+        if (self.keys + 1) * 4 > (len(self.slots) - 1) * 3:
+            self._grow()
         at = self.chunk_used
         out = self.chunk
         address = address_of(len(self.chunks) - 1, at)
@@ -461,39 +454,6 @@ class Memtable:
             slot = (slot + 1) & mask
             held = self.slots[slot]
         return slot
-
-    @cython.cfunc
-    def _keys_ahead(
-        self,
-        offsets: cython.const[cython.longlong][::1],
-        data: cython.p_const_uchar,
-        start: cython.Py_ssize_t,
-        stop: cython.Py_ssize_t,
-    ) -> list:
-        """The keys of the next rows, whose slots are touched.
-
-        Slots lie all over memory. A loop that only touches them keeps many cache misses in flight at once.
-        """
-        global _touched  # noqa: PLW0603
-        ahead: list = []
-        key: bytes
-        row: cython.Py_ssize_t
-        mask: cython.ulonglong = len(self.slots) - 1
-        for row in range(start, stop):
-            key = piece(data, offsets[row], offsets[row + 1])
-            ahead.append(key)
-            if cython.compiled:
-                _touched += self.slots[_hash(key) & mask]
-        return ahead
-
-    @cython.cfunc
-    @cython.inline
-    @cython.exceptval(-1)
-    def _make_room(self, keys: cython.Py_ssize_t) -> cython.int:
-        """Let the hash table have room for that many more keys."""
-        while (self.keys + keys) * 4 > (len(self.slots) - 1) * 3:
-            self._grow()
-        return 0
 
     @cython.cfunc
     @cython.exceptval(-1)

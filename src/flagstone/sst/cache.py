@@ -43,7 +43,7 @@ class SstCache:
         if capacity_bytes < 0:
             raise InvalidRequest(f"capacity_bytes is {capacity_bytes}; use 0 (keep nothing) or more")
         registry = metrics or Metrics()
-        self.capacity_bytes: Final = capacity_bytes
+        self.capacity_bytes: int = capacity_bytes
         self._gauge = registry.gauge(CACHE_BYTES)
         self._evictions = registry.counter(CACHE_EVICTIONS)
         self._lock = Lock()
@@ -59,6 +59,13 @@ class SstCache:
     def held_bytes(self) -> int:
         """The bytes in memory. When `admit_…` returns, they are within the capacity."""
         return self._small_bytes + self._main_bytes
+
+    def resize(self, capacity_bytes: int) -> None:
+        """Keep at most this much from now on."""
+        if capacity_bytes != self.capacity_bytes:
+            with self._lock:
+                self.capacity_bytes = capacity_bytes
+                self._shrink()
 
     def admit_block(self, sst: Sst, number: int, raw: bytes, *, count: int) -> None:
         """Keep a block, unless it is larger than the whole cache. The SST has `count` blocks."""

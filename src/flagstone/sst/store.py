@@ -189,6 +189,12 @@ class SstStore:
             self._counts.collect(sst)
             self.cache.drop(sst)
 
+    def close(self) -> None:
+        """Release the memory of all SSTs: other databases may share the cache. Reads under way continue."""
+        with self._lock:
+            opened = list(self._ssts)
+        self.drop(opened)
+
     def report(self) -> None:
         """Update the read counters with the hits that the SSTs have counted."""
         with self._lock:

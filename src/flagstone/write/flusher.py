@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import Any, Final, NamedTuple
@@ -25,6 +26,7 @@ from flagstone.lsm.retention import RetentionPolicy, apply_retention
 from flagstone.lsm.segments import SegmentExtractor, route
 from flagstone.metadata.manifest import Flush, SsTable, apply_flush, drop_empty_segments
 from flagstone.runtime import metric_names as names
+from flagstone.runtime.budget import MemoryBudget
 from flagstone.runtime.clock import Clock
 from flagstone.runtime.ids import Ids, ulid_ms
 from flagstone.runtime.metrics import Metrics
@@ -60,6 +62,7 @@ class FlushOptions:
     sst: SstOptions
     merge_operator: MergeOperator | None = None
     extractor: SegmentExtractor | None = None
+    memory: MemoryBudget | None = None
 
 
 class _Job(NamedTuple):
@@ -91,7 +94,9 @@ class Flusher:
         self._clock = clock
         self._ids = ids
         self._supervisor = supervisor
-        self._pool = IoPool(max_workers=self._parallelism, name="flagstone-flush")
+        memory = options.memory
+        self._own_pool = IoPool(max_workers=self._parallelism, name="flagstone-flush")
+        self._pool = self._own_pool if memory is None else memory.flush_pool
         self._jobs: deque[_Job] = deque()
         self._retry_at = 0.0
         self._last_id_ms = 0
@@ -129,7 +134,7 @@ class Flusher:
 
     def close(self) -> None:
         """End the threads, without waiting for uploads under way."""
-        self._pool.close()
+        self._own_pool.close()
 
     def _start_uploads(self) -> None:
         if self._clock.monotonic() < self._retry_at:
@@ -142,7 +147,7 @@ class Flusher:
             newest = self._manifest.current.value.newest_l0
             floor_ms = max(self._last_id_ms, 0 if newest is None else ulid_ms(newest))
             self._last_id_ms = max(self._clock.now_ms(), floor_ms)
-            future = self._pool.submit(self._build_and_upload, frozen, self._last_id_ms)
+            future = self._pool.submit(self._flush, frozen, self._last_id_ms)
             self._jobs.append(_Job(frozen, future))
             future.add_done_callback(lambda _: self._supervisor.wake(self))
 
@@ -175,6 +180,11 @@ class Flusher:
             self._state.wake.follower()
             self._state.notify()
         return pause is None
+
+    def _flush(self, frozen: FrozenMemtable, id_ms: int) -> Uploaded:
+        memory = self._options.memory
+        with nullcontext() if memory is None else memory.flushing(frozen.memtable.size()):
+            return self._build_and_upload(frozen, id_ms)
 
     def _build_and_upload(self, frozen: FrozenMemtable, id_ms: int) -> Uploaded:
         state = self._state

@@ -146,9 +146,10 @@ class Memtables:
 class State:
     """One moment of an open database.
 
-    `view` is what reads see: the memtables above the SSTs of the manifest. `held` makes writers wait. `refusal` makes
-    writes raise. After `failure` nothing becomes durable any more. `closed` makes reads raise as well. `writable` says
-    whether a write may go ahead; every write reads it.
+    `view` is what reads see: the memtables above the SSTs of the manifest. `held` makes writers wait, and so does
+    `starved`: the memory budget has no room for more rows. `refusal` makes writes raise. After `failure` nothing
+    becomes durable any more. `closed` makes reads raise as well. `writable` says whether a write may go ahead; every
+    write reads it.
     """
 
     manifest: Versioned[Manifest]
@@ -156,13 +157,16 @@ class State:
     view: Any
     max_unflushed_bytes: int
     held: bool = False
+    starved: bool = False
     refusal: FlagstoneError | None = None
     failure: FlagstoneError | None = None
     closed: Closed | None = None
     writable: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "writable", not (self.held or self.crowded) and self.refusal is None)
+        object.__setattr__(
+            self, "writable", not (self.held or self.starved or self.crowded) and self.refusal is None
+        )
 
     @property
     def crowded(self) -> bool:

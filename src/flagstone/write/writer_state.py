@@ -43,6 +43,7 @@ from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.sequenced import Versioned
 from flagstone.read.view import ClosedView, ReadView
 from flagstone.runtime import metric_names as names
+from flagstone.runtime.budget import MemoryBudget, RowAccount
 from flagstone.runtime.clock import Clock, HeldClock
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.sync import Lock, Waiters
@@ -111,12 +112,14 @@ class WriterState:
         "_key_check",
         "_max_wal_bytes",
         "_max_wal_files",
+        "_memory",
         "_next_point_ms",
         "_pauses",
         "_pending",
         "_tick_ms",
         "_ticket",
         "_waiters",
+        "_wal_at_bytes",
         "_wal_at_freeze",
         "_wal_enabled",
         "changed",
@@ -171,8 +174,10 @@ class WriterState:
         self._wal_at_freeze = recovered.last_wal_id
         self._armed = False
         self._next_point_ms = 0
-        # The size of the active memtable at which a write has more to do than to insert its rows.
-        self._act_at_bytes = 0
+        # The sizes of the active memtable at which the WAL is due, and at which a write has anything more to do than
+        # to insert its rows.
+        self._wal_at_bytes = self._act_at_bytes = 0
+        self._memory: RowAccount | None = None
         self._plan_next_act()
         self._counts = WriteCounts(metrics, recovered.memtables, last_seq=recovered.last_seq)
         self._pauses = metrics.counter(names.DB_BACKPRESSURE_COUNT)
@@ -357,6 +362,9 @@ class WriterState:
     ) -> None:
         """Continue with a newer manifest, and drop the memtable whose rows it holds; see `State.adopt`."""
         self.update(lambda now: now.adopt(latest, prepared, flushed))
+        if self._memory is not None and flushed is not None:
+            self.retry()
+            self._memory.settle()
         self.wake.flusher()
 
     def update(self, change: Callable[[State], State]) -> None:
@@ -369,6 +377,28 @@ class WriterState:
         """Make waiting threads test their conditions again."""
         with self.lock:
             self.changed.notify_all()
+
+    def memtable_bytes(self) -> tuple[int, int]:
+        """The bytes in the active memtable and in the frozen ones."""
+        memtables = self.now.memtables
+        active: int = memtables.active.size()
+        return active, memtables.unflushed_bytes - active
+
+    def retry(self) -> None:
+        """Memory was released: writers that wait for it continue, if there is enough."""
+        with self.lock:
+            self.changed.notify_all()
+            self._reserve()
+
+    def draw_from(self, budget: MemoryBudget) -> None:
+        """Ask this budget for the memory of rows from now on. `wake` must be set: the budget may freeze a memtable."""
+        self._memory = budget.open_account(self)
+        self.retry()
+
+    def release_memory(self) -> None:
+        """The database is closed: its part of the memory budget is for the others."""
+        if self._memory is not None:
+            self._memory.close()
 
     def frozen_memtables(self) -> tuple[FrozenMemtable, ...]:
         """The frozen memtables, newest first.
@@ -623,9 +653,11 @@ class WriterState:
         """The active memtable is large enough for a WAL file or for L0."""
         if size >= self._freeze_bytes:
             self._freeze()
-        else:
+            return
+        if size >= self._wal_at_bytes:
             self.wake.wal_now()
-            self._act_at_bytes = self._freeze_bytes
+            self._wal_at_bytes = self._freeze_bytes
+        self._reserve()
 
     def _freeze(self) -> bool:
         before = self._without_cut_off_rows()
@@ -644,11 +676,23 @@ class WriterState:
     def _plan_next_act(self) -> None:
         """Call it when the WAL has taken all rows, or a new memtable begins."""
         logged = self.now.memtables.active.size()
-        self._act_at_bytes = (
+        self._wal_at_bytes = (
             self._freeze_bytes
             if self._max_wal_bytes is None
             else min(self._freeze_bytes, logged + self._max_wal_bytes)
         )
+        self._reserve()
+
+    def _reserve(self) -> None:
+        """Ask the memory budget for what the next rows need. While it refuses, writers wait."""
+        self._act_at_bytes = self._wal_at_bytes
+        if self._memory is None:
+            return
+        now = self.now
+        granted, more = self._memory.ask(now.memtables.unflushed_bytes)
+        self._act_at_bytes = min(self._wal_at_bytes, now.memtables.active.size() + more)
+        if now.starved is granted:
+            self.now = replace(now, starved=not granted)
 
     def _record_point(self, seq: int, now_ms: int) -> None:
         now = self.now
@@ -663,6 +707,8 @@ class WriterState:
         if not self.now.writable:
             if self.now.refusal is None:
                 self._pauses.add()
+            if self.now.starved and self._memory is not None:
+                self._memory.relieve()
             self.changed.wait_for(lambda: self.now.writable or self.now.refusal is not None)
         if self.now.refusal is not None:
             self.raise_failure()

@@ -135,6 +135,7 @@ def local_executor(env: Environment, options: CompactionWorkerOptions) -> LocalE
         pool=env.pool,
         ids=env.ids,
         metrics=env.metrics,
+        memory=env.memory,
     )
 
 

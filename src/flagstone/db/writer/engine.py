@@ -67,6 +67,7 @@ class Services:
                 sst=env.sst_options,
                 merge_operator=env.counted_operator("flush"),
                 extractor=env.extractor,
+                memory=env.memory,
             ),
             clock=env.clock,
             ids=env.ids,
@@ -141,6 +142,8 @@ class Engine:
         self.maintenance: Maintenance = Maintenance(env, self.manifest)
         self.services: Services = Services(env, self.state, self.manifest, self.maintenance)
         self.state.wake = self.services
+        if env.memory is not None:
+            self.state.draw_from(env.memory)
         self.services.scan_checkpoints.track(recovered.manifest, view.forest)
         self.manifest.listeners = (
             self.services.scan_checkpoints,
@@ -225,6 +228,8 @@ class Engine:
         self.state.fail(reason)
         self.maintenance.stop()
         self.services.stop()
+        self.state.release_memory()
+        self.manifest.views.ssts.close()
 
     def _on_failure(self, error: FlagstoneError) -> None:
         """A service failed for good: nothing more becomes durable."""
@@ -261,6 +266,7 @@ class Engine:
             "l0_tables": sum(len(tree.l0) for tree in manifest.value.trees),
             "sorted_runs": sum(len(tree.runs) for tree in manifest.value.trees),
             "pinned_for_long_reads": self.services.scan_checkpoints.count,
+            "memory": None if self.env.memory is None else self.env.memory.usage(),
             "compactor": self.maintenance.status(),
             "garbage_collector": self.maintenance.garbage_status(),
         }

@@ -14,6 +14,7 @@ from flagstone.lsm.compaction_filter import CompactionFilterFactory
 from flagstone.lsm.merge_operator import CountingOperator, MergeOperator
 from flagstone.lsm.segments import SegmentExtractor
 from flagstone.runtime import metric_names
+from flagstone.runtime.budget import MemoryBudget
 from flagstone.runtime.clock import Clock
 from flagstone.runtime.ids import Ids
 from flagstone.runtime.metrics import Metrics
@@ -44,6 +45,7 @@ class Environment:
     scheduler: Scheduler | None = None
     executor: Executor | None = None
     compaction_pool: ThreadPoolExecutor | None = None
+    memory: MemoryBudget | None = None
 
     def counted_operator(self, path: Literal["read", "flush", "compact"]) -> MergeOperator | None:
         """The merge operator; the metric of `path` counts the operands that it folds."""
