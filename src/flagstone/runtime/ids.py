@@ -20,6 +20,8 @@ _MAX_MS: Final = 2**48 - 1
 _ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _VALUE_OF: Final = {letter: value for value, letter in enumerate(_ALPHABET)}
 _SHIFTS: Final = tuple(range(125, -1, -5))
+_PAIRS: Final = tuple(first + second for first in _ALPHABET for second in _ALPHABET)
+_PAIR_SHIFTS: Final = tuple(range(120, -1, -10))
 
 
 class Ids:
@@ -66,7 +68,7 @@ class Ids:
 
 def ulid_text(ulid: Ulid) -> str:
     """The 26 characters (Crockford base 32, upper case) of a ULID in paths; they sort like the ULIDs."""
-    return "".join([_ALPHABET[ulid >> shift & 31] for shift in _SHIFTS])
+    return "".join([_PAIRS[ulid >> shift & 1023] for shift in _PAIR_SHIFTS])
 
 
 def parse_ulid(text: str) -> Ulid:

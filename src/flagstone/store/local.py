@@ -17,6 +17,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from io import BufferedWriter, FileIO
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -63,10 +64,9 @@ _WHOLE: Final = 1 << 62
 class LocalStore:
     """A folder as an object store, for any number of threads and processes of one machine.
 
-    Versions never repeat: each write gets a modification time later than that of the object it replaces, and
-    a random part below the millisecond where it replaces nothing. Only the store object that made a conditional
-    write remembers its token. That is enough: the outcome of a write is in doubt only when syncing the folder
-    fails, and then the same store object tries again.
+    Versions never repeat: each write gets a modification time later than that of the object it replaces, and a random
+    part below the millisecond where it replaces nothing. Only the store object that made a conditional write remembers
+    its token. A write is in doubt only if its folder could not be synced, and then the same object tries again.
     """
 
     def __init__(
@@ -393,7 +393,7 @@ def stage(file: str, fill: Fill, *, fsync: bool) -> str:
     """
     staging, descriptor = _create_staging(file)
     try:
-        with os.fdopen(descriptor, "wb") as stream:
+        with BufferedWriter(FileIO(descriptor, "wb")) as stream:  # `os.fdopen` takes four times as long
             fill(stream)
             if fsync:
                 stream.flush()
@@ -407,7 +407,7 @@ def stage(file: str, fill: Fill, *, fsync: bool) -> str:
 def discard(file: str) -> None:
     """Remove a staging file. `sweep_staging` removes it later if this fails."""
     with suppress(OSError):
-        Path(file).unlink()
+        os.unlink(file)  # noqa: PTH108 - a Path costs more than the call
 
 
 def sync_folder(folder: str) -> None:

@@ -18,7 +18,7 @@ from flagstone.kernels import block_reader
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.pool import Future, IoPool
 from flagstone.store.paths import DbPaths
-from flagstone.store.port import ObjectMissing, ObjectStore
+from flagstone.store.port import NEARBY, ObjectMissing, ObjectStore
 from flagstone.types import EntryTuple, WalId
 from flagstone.wal.frontier import check_step
 
@@ -38,7 +38,6 @@ def decode_wal(stored: bytes, path: str) -> list[EntryTuple]:
 DEFAULT_PARALLELISM: Final = 16
 DEFAULT_BYTES_IN_FLIGHT: Final = 64 * 1024 * 1024
 _FIRST_WINDOW: Final = 2
-_NEARBY: Final = ("file:", "memory:")
 _QUICK_S: Final = 0.001
 _HICCUPS_S: Final = 0.004
 """A busy machine delays a read now and then; only a store that is slow on average justifies other threads."""
@@ -90,7 +89,7 @@ def fetch_in_order(
         return
     under_way: deque[Future[FetchedWal]] = deque()
     fetched = largest = 0
-    quick = wal_store.url.startswith(_NEARBY)
+    quick = wal_store.url.startswith(NEARBY)
     allowed_s = _HICCUPS_S
     while quick and (wal_id := next(waiting, None)) is not None:
         started = clock.monotonic()

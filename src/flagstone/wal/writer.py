@@ -4,6 +4,12 @@ WAL files are written one after the other. A caller that waits for durability ma
 once, with all rows committed meanwhile (group commit). If the WAL id is taken, a newer writer has fenced this one: the
 service stops, and no row that was not written is reported as durable.
 
+On a disk or in memory, waking the thread of the service takes as long as writing the file. There a caller that waits
+writes the file in its own thread, unless another thread is writing; then the service writes the next file, with the
+rows of all callers that came meanwhile. A caller that is interrupted (Ctrl-C) leaves its file in the state of the
+writer, and the next write of the WAL begins with that file. A caller does not retry: after an error of the store the
+service does.
+
 A WAL file is created only if its id is free. A newer writer's fence takes that id and so stops a replaced writer. If
 garbage collection has deleted the fence, because replay starts behind it, the create succeeds and no replay ever reads
 the rows. Therefore a writer reads the manifest after the create, before it reports anything as durable: if the manifest
@@ -18,12 +24,13 @@ their clocks noticing, a `limit_s` of 0 reads the manifest after every file.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Final, Protocol
 
 from flagstone.config import Settings
-from flagstone.errors import Closed, Unavailable
+from flagstone.errors import Closed, FlagstoneError, Unavailable
 from flagstone.format.codec import Codec
 from flagstone.format.sst_info import SstType
 from flagstone.runtime.clock import Clock
@@ -33,10 +40,13 @@ from flagstone.runtime.service import Supervisor
 from flagstone.runtime.sync import Lock
 from flagstone.sst.builder import SstBuilder, SstOptions
 from flagstone.store.paths import DbPaths
-from flagstone.store.port import ObjectExists, ObjectStore
+from flagstone.store.port import NEARBY, ObjectExists, ObjectStore
 from flagstone.types import WalId
 
 _log = logging.getLogger("flagstone.wal")
+
+Attempt = Callable[[Callable[[], object], str], None]
+"""Makes a request for the object at a path, once or until it succeeds."""
 
 _STREAM_BYTES: Final = 1 << 18
 """One step fills half of the buffer."""
@@ -115,23 +125,44 @@ class Span(Protocol):
     def stop(self) -> tuple[int, int]: ...
 
 
+class Sealed(Protocol):
+    """The content of one WAL file, and the token that identifies it on the store."""
+
+    @property
+    def wal_id(self) -> WalId: ...
+
+    @property
+    def spans(self) -> Sequence[Any]: ...
+
+    @property
+    def last_seq(self) -> int: ...
+
+    @property
+    def token(self) -> str: ...
+
+
 class WalSource(Protocol):
     """The state whose rows are written."""
 
-    def seal_wal(self) -> tuple[list[Any], int]:
-        """The rows for the next file, and the last sequence number among them."""
+    last_seq: int
+
+    def unfinished_wal(self) -> Any:
+        """The oldest sealed file that may not be on the store, or None."""
         ...
 
-    def note_logged(self, wal_id: WalId, last_seq: int) -> None:
-        """The file is on the store, and so is every row up to `last_seq`."""
+    def seal_wal(self, new_token: Callable[[], str]) -> Any:
+        """The next file, with all rows that no other file has, or None without such rows."""
+        ...
+
+    def note_logged(self, file: Any) -> None:
+        """The oldest sealed file is on the store, and so are all its rows."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalOptions:
-    """How WAL files are written. `first_id` is the id of the first one. Without `max_retries` retries never end."""
+    """How WAL files are written. Without `max_retries` retries never end."""
 
-    first_id: WalId
     codec: Codec
     flush_interval_s: float | None
     max_retries: int | None
@@ -162,17 +193,26 @@ class WalWriter:
         self._paths = paths
         self._source = source
         self._ownership = ownership
-        self._next_id = options.first_id
+        self._callers_write = store.url.startswith(NEARBY)
         self._options = SstOptions(codec=options.codec)
         self._flush_interval_s = options.flush_interval_s
         self._max_retries = options.max_retries
         self._clock = clock
         self._ids = ids
         self._supervisor = supervisor
+        self._writing = Lock()
+        """Held while a thread writes a file."""
         self._lock = Lock()
         self._requested = False
         self._due_at: float | None = None
+        self._serving = False
+        """Whether the service writes files, one after the other, for callers that wait."""
+        self._files = 0
+        """How many files were written."""
+        self._wakes_at = inf
+        """When the service wakes up by itself."""
         self._stream = bytearray(_STREAM_BYTES)
+        self._builder: SstBuilder | None = None
         self._flushes = metrics.counter("slatedb.wal.wal_buffer_flushes")
         self._requests = metrics.counter("slatedb.wal.wal_buffer_flush_requests")
         self._flush_bytes = metrics.counter("slatedb.wal.wal_flush_bytes")
@@ -191,46 +231,82 @@ class WalWriter:
         with self._lock:
             if self._due_at is None:
                 self._due_at = self._clock.monotonic() + self._flush_interval_s
-        self._supervisor.wake(self)
+            too_late = self._due_at < self._wakes_at
+        if too_late:
+            self._supervisor.wake(self)
 
     def run_once(self) -> float | None:
         """Write one file if it is time; return the seconds until the next step."""
         with self._lock:
-            due_at, requested = self._due_at, self._requested
-            wait_s = _IDLE_S if due_at is None else due_at - self._clock.monotonic()
-            if not requested and wait_s > 0:
+            if not self._requested and (wait_s := self._plan_wait()) > 0:
                 return wait_s
             self._requested, self._due_at = False, None
-        self.write_file()
+            self._serving = True
+        with self._writing:
+            self.write_file(self._with_retries)
         with self._lock:
-            return (
-                0.0
-                if self._requested
-                else _IDLE_S
-                if self._due_at is None
-                else max(0.0, self._due_at - self._clock.monotonic())
-            )
+            self._serving = self._requested
+            return self._plan_wait()
 
-    def write_file(self) -> None:
-        """Write all committed rows to one file, if there are any.
+    def write_now(self) -> None:
+        """Write all committed rows in this thread, or request it if another thread is writing or the store is far away.
+
+        Returns also if the rows could not be written: then the service continues, or has failed.
+        """
+        with self._lock:
+            files = self._files
+            alone = not (self._requested or self._serving or self._writing.locked())
+        if alone and self._callers_write:
+            try:
+                with self._writing:
+                    # Not if another caller was faster: many callers are better off with a file of the service.
+                    if files == self._files:
+                        self.write_file(_once)
+                        return
+            except Unavailable:
+                pass
+            except FlagstoneError as error:
+                self._supervisor.fail(self, error)
+                return
+        self.request()
+
+    def _plan_wait(self) -> float:
+        """Seconds until the next step. The caller holds the lock."""
+        now = self._clock.monotonic()
+        wait_s = 0.0 if self._requested else _IDLE_S if self._due_at is None else max(0.0, self._due_at - now)
+        self._wakes_at = now + wait_s
+        return wait_s
+
+    def write_file(self, attempt: Attempt) -> None:
+        """Write all committed rows to one file, if there are any; before it, a file that was interrupted.
 
         A crash before the file exists loses the rows, none of which was reported as durable. After that, replay finds
-        them. Raises `Closed` when a newer writer owns the database.
+        them. `attempt` decides how often a request is tried. Raises `Closed` when a newer writer owns the database.
         """
-        spans, last_seq = self._source.seal_wal()
-        if not spans:
-            return
-        data = self._encode(spans)
-        wal_id = self._next_id
-        self._put(self._paths.wal(wal_id), data)
-        self._with_retries(self._ownership.ensure, self._paths.wal(wal_id))
-        self._next_id = WalId(wal_id + 1)
+        last_seq = self._source.last_seq
+        written = -1
+        while written < last_seq:
+            file = self._source.unfinished_wal() or self._source.seal_wal(self._ids.token)
+            if file is None:
+                return
+            self._write(file, attempt)
+            written = file.last_seq
+
+    def _write(self, file: Sealed, attempt: Attempt) -> None:
+        path, data = self._paths.wal(file.wal_id), self._encode(file.spans)
+        try:
+            attempt(lambda: self._store.put_if_absent(path, data, token=file.token), path)
+        except ObjectExists:
+            raise self._ownership.lost() from None
+        attempt(self._ownership.ensure, path)
+        self._files += 1
         self._flushes.add()
         self._flush_bytes.add(len(data))
-        self._source.note_logged(wal_id, last_seq)
+        self._source.note_logged(file)
 
-    def _encode(self, spans: list[Span]) -> bytes:
-        builder = SstBuilder(self._options, sst_type=SstType.WAL)
+    def _encode(self, spans: Sequence[Span]) -> bytes:
+        # Kept from file to file. An exception leaves a builder with half a file, which is not used again.
+        builder, self._builder = self._builder or SstBuilder(self._options, sst_type=SstType.WAL), None
         for span in spans:
             position = span.start
             while position != span.stop:
@@ -241,15 +317,9 @@ class WalWriter:
         if len(self._stream) > _STREAM_BYTES:
             # It grew for a large row, which may be the only one.
             self._stream = bytearray(_STREAM_BYTES)
-        return builder.finish().data
-
-    def _put(self, path: str, data: bytes) -> None:
-        # One token for all tries: it identifies our file after a lost reply.
-        token = self._ids.token()
-        try:
-            self._with_retries(lambda: self._store.put_if_absent(path, data, token=token), path)
-        except ObjectExists:
-            raise self._ownership.lost() from None
+        data = builder.finish().data
+        self._builder = builder
+        return data
 
     def _with_retries(self, request: Callable[[], object], path: str) -> None:
         pause_s = _FIRST_PAUSE_S
@@ -266,3 +336,7 @@ class WalWriter:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             else:
                 return
+
+
+def _once(request: Callable[[], object], _path: str) -> None:
+    request()

@@ -23,7 +23,6 @@ from flagstone.metadata.stores import ManifestStore
 from flagstone.read.view import ViewBuilder
 from flagstone.runtime.service import Supervisor
 from flagstone.runtime.sync import Lock
-from flagstone.types import WalId
 from flagstone.wal.writer import Ownership, WalOptions, WalWriter, trusted_s
 from flagstone.write.flusher import Flusher, FlushOptions
 from flagstone.write.key_check import KeyRanges
@@ -49,7 +48,6 @@ class Services:
             state,
             Ownership(manifest, clock=env.clock, limit_s=trusted_s(settings)),
             WalOptions(
-                first_id=WalId(state.last_wal_id + 1),
                 codec=env.sst_options.codec,
                 flush_interval_s=None if interval is None else interval.total_seconds(),
                 max_retries=settings.object_store_max_retries,
@@ -109,6 +107,9 @@ class Services:
 
     def wal_now(self) -> None:
         self.wal.request()
+
+    def write_wal(self) -> None:
+        self.wal.write_now()
 
     def flusher(self) -> None:
         self.supervisor.wake(self.memtable_flusher)

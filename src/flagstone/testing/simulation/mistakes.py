@@ -44,27 +44,27 @@ def changed(**changes: Callable[[Mapping[str, Any]], Any]) -> Make:
 
 
 def acknowledge_before_upload(_right: Any) -> Any:
-    def write_file(self: Any) -> None:
-        spans, last_seq = self._source.seal_wal()
-        if spans:
-            self._source.note_logged(self._next_id, last_seq)
-            self._put(self._paths.wal(self._next_id), self._encode(spans))
-            self._next_id += 1
+    def write_file(self: Any, attempt: Any) -> None:
+        file = self._source.seal_wal(self._ids.token)
+        if file is not None:
+            self._source.note_logged(file)
+            path, data = self._paths.wal(file.wal_id), self._encode(file.spans)
+            attempt(lambda: self._store.put_if_absent(path, data, token=file.token), path)
 
     return write_file
 
 
 def mark_logged_after_upload(right: Any) -> Any:
-    def write_file(self: Any) -> None:
+    def write_file(self: Any, attempt: Any) -> None:
         state = self._source
-        right(self)
+        right(self, attempt)
         state.update(lambda now: replace(now, memtables=now.memtables.logged()))
 
     return write_file
 
 
 def durable_through_last_seq(right: Any) -> Any:
-    return lambda self, wal_id, _last_seq: right(self, wal_id, self.last_seq)
+    return lambda self, file: right(self, replace(file, last_seq=self.last_seq))
 
 
 def replay_too_late(right: Any) -> Any:
