@@ -1,8 +1,8 @@
 """Reading WAL files: the rows of one file, many files fetched ahead, and the replay of what SSTs do not have yet.
 
 A WAL file is an SST with rows in commit order. An empty file is a fence: it takes an id away from a writer that was
-replaced. Releases before 0.14 wrote an SST without a block instead. A file that is cut short, to however few bytes, is
-damage.
+replaced. Releases before 0.14 wrote an SST without a block instead. `VOID` takes an id away from a writer with several
+files under way. A file that is cut short, to however few bytes, is damage.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from flagstone.runtime.pool import Future, IoPool
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import NEARBY, ObjectMissing, ObjectStore
 from flagstone.types import EntryTuple, WalId
-from flagstone.wal.frontier import check_step
+from flagstone.wal.frontier import VOID, check_step
 
 
 def decode_wal(stored: bytes, path: str) -> list[EntryTuple]:
     """The rows of a WAL file in commit order; none for a fence. Raises `CorruptData` naming object and offset."""
-    if not stored:
+    if not stored or stored == VOID:
         return []
     image = decode_sst(stored, path)
     if image.info.sst_type is not SstType.WAL:
@@ -152,6 +152,7 @@ def replay(
     *,
     skip_through_seq: int = 0,
     writers: int | None = None,
+    settled: WalId | None = None,
     before: Replayed | None = None,
     pool: IoPool | None = None,
 ) -> Iterator[ReplayedFile]:
@@ -159,8 +160,10 @@ def replay(
 
     Rows up to `skip_through_seq` are left out: the WAL usually overlaps the SSTs by a file. `writers` is how many
     writers have claimed the database and may have left a fence up to `last`; with it, a file that lost its rows is
-    detected. `before` is the state of the replay up to `after`, and is updated file by file. Reads only, so a crash
-    changes nothing. Memory is bounded by the read-ahead of `fetch_in_order`, plus the rows of the current file.
+    detected. It ends before the first empty file above `settled`, where a takeover is under way
+    (`flagstone.wal.takeover`). `before` is the state of the replay up to `after`, and is updated file by file. Reads
+    only, so a crash changes nothing. Memory is bounded by the read-ahead of `fetch_in_order`, plus the rows of the
+    current file.
 
     Raises:
         WalTruncated: a file has vanished. A writer must first check whether it was replaced.
@@ -178,6 +181,8 @@ def replay(
                 f"{path} has vanished from {wal_store.url}, but the WAL is to be replayed up to {last}; read the "
                 "manifest again and start over, and if the file is still missing, verify the database"
             )
+        if not stored and settled is not None and wal_id > settled:
+            return
         rows = decode_wal(stored, path)
         if not stored:
             done.empty.append(wal_id)

@@ -42,6 +42,7 @@ from flagstone.sst.builder import SstBuilder, SstOptions
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import NEARBY, ObjectExists, ObjectStore
 from flagstone.types import WalId
+from flagstone.wal.uploads import FIRST_PAUSE_S, LONGEST_PAUSE_S, Uploads
 
 _log = logging.getLogger("flagstone.wal")
 
@@ -51,8 +52,6 @@ Attempt = Callable[[Callable[[], object], str], None]
 _STREAM_BYTES: Final = 1 << 18
 """One step fills half of the buffer."""
 _IDLE_S: Final = 3600.0
-_FIRST_PAUSE_S: Final = 0.1
-_LONGEST_PAUSE_S: Final = 5.0
 
 
 TRUSTED_S: Final = 20.0
@@ -161,11 +160,16 @@ class WalSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalOptions:
-    """How WAL files are written. Without `max_retries` retries never end."""
+    """How WAL files are written: how many at once, and when a request is repeated while it is under way.
+
+    Without `max_retries` retries never end.
+    """
 
     codec: Codec
     flush_interval_s: float | None
     max_retries: int | None
+    parallel: int = 1
+    hedge_after_s: float | None = None
 
 
 class WalWriter:
@@ -193,7 +197,20 @@ class WalWriter:
         self._paths = paths
         self._source = source
         self._ownership = ownership
-        self._callers_write = store.url.startswith(NEARBY)
+        self._uploads = (
+            None
+            if options.parallel == 1 and options.hedge_after_s is None
+            else Uploads(
+                store,
+                limit=options.parallel,
+                hedge_after_s=options.hedge_after_s,
+                max_retries=options.max_retries,
+                clock=clock,
+                ids=ids,
+                wake=lambda: supervisor.wake(self),
+            )
+        )
+        self._callers_write = self._uploads is None and store.url.startswith(NEARBY)
         self._options = SstOptions(codec=options.codec)
         self._flush_interval_s = options.flush_interval_s
         self._max_retries = options.max_retries
@@ -237,6 +254,8 @@ class WalWriter:
 
     def run_once(self) -> float | None:
         """Write one file if it is time; return the seconds until the next step."""
+        if self._uploads is not None:
+            return self._run_uploads(self._uploads)
         with self._lock:
             if not self._requested and (wait_s := self._plan_wait()) > 0:
                 return wait_s
@@ -270,6 +289,36 @@ class WalWriter:
                 return
         self.request()
 
+    def close(self) -> None:
+        """Send no more files."""
+        if self._uploads is not None:
+            self._uploads.close()
+
+    def _run_uploads(self, uploads: Uploads) -> float:
+        """Finish the files that are on the store, in order; send the next one if it is time."""
+        try:
+            while (upload := uploads.take_created()) is not None:
+                self._with_retries(self._ownership.ensure, upload.path)
+                self._finish(upload.file, len(upload.data))
+        except ObjectExists:
+            raise self._ownership.lost() from None
+        resend_s, start_s = uploads.send_more(), uploads.start_in_s()
+        with self._lock:
+            wait_s = self._plan_wait()
+            start = wait_s <= 0 and start_s <= 0
+            if start:
+                self._requested, self._due_at = False, None
+        if start:
+            file = self._source.seal_wal(self._ids.token)
+            if file is not None:
+                uploads.start(file, self._paths.wal(file.wal_id), self._encode(file.spans), file.token)
+            return 0.0
+        with self._lock:
+            # A file that must wait for others is sent when one of them is finished, which wakes the service.
+            wait_s = min(_IDLE_S, resend_s, max(self._plan_wait(), start_s))
+            self._wakes_at = self._clock.monotonic() + wait_s
+            return wait_s
+
     def _plan_wait(self) -> float:
         """Seconds until the next step. The caller holds the lock."""
         now = self._clock.monotonic()
@@ -299,9 +348,12 @@ class WalWriter:
         except ObjectExists:
             raise self._ownership.lost() from None
         attempt(self._ownership.ensure, path)
+        self._finish(file, len(data))
+
+    def _finish(self, file: Sealed, size: int) -> None:
         self._files += 1
         self._flushes.add()
-        self._flush_bytes.add(len(data))
+        self._flush_bytes.add(size)
         self._source.note_logged(file)
 
     def _encode(self, spans: Sequence[Span]) -> bytes:
@@ -322,7 +374,7 @@ class WalWriter:
         return data
 
     def _with_retries(self, request: Callable[[], object], path: str) -> None:
-        pause_s = _FIRST_PAUSE_S
+        pause_s = FIRST_PAUSE_S
         tries = 0
         while True:
             try:
@@ -333,7 +385,7 @@ class WalWriter:
                     raise
                 _log.warning("cannot write the WAL path=%s tries=%d error=%s", path, tries, error)
                 self._clock.sleep(self._ids.jitter(pause_s, 0.5))
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             else:
                 return
 

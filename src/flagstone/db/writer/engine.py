@@ -19,6 +19,7 @@ from flagstone.db.writer.environment import Environment
 from flagstone.db.writer.manifest_follower import LoadAdoption, ManifestFollower
 from flagstone.db.writer.scan_checkpoints import ScanCheckpoints
 from flagstone.errors import Closed, FlagstoneError
+from flagstone.metadata.parallel_wal import forget_parallel_wal
 from flagstone.metadata.stores import ManifestStore
 from flagstone.read.view import ViewBuilder
 from flagstone.runtime.service import Supervisor
@@ -41,7 +42,7 @@ class Services:
         settings = env.settings
         self._wal_enabled = settings.wal_enabled
         self.supervisor: Supervisor = Supervisor(clock=env.clock)
-        interval = settings.flush_interval
+        interval, hedge = settings.flush_interval, settings.wal_hedge_after
         self.wal: WalWriter = WalWriter(
             env.wal_store,
             env.paths,
@@ -51,6 +52,8 @@ class Services:
                 codec=env.sst_options.codec,
                 flush_interval_s=None if interval is None else interval.total_seconds(),
                 max_retries=settings.object_store_max_retries,
+                parallel=settings.max_parallel_wal_writes,
+                hedge_after_s=None if hedge is None else hedge.total_seconds(),
             ),
             clock=env.clock,
             ids=env.ids,
@@ -100,6 +103,7 @@ class Services:
         try:
             self.supervisor.stop(_STOP_TIMEOUT_S)
         finally:
+            self.wal.close()
             self.memtable_flusher.close()
 
     def wal_soon(self) -> None:
@@ -215,7 +219,7 @@ class Engine:
         last_wal_id = self.state.last_wal_id
         self.manifest.commit(
             lambda now: replace(
-                self.services.scan_checkpoints.without_checkpoints(now.value),
+                forget_parallel_wal(self.services.scan_checkpoints.without_checkpoints(now.value)),
                 wal_id_last_seen=max(now.value.wal_id_last_seen, last_wal_id),
             )
         )

@@ -11,7 +11,9 @@ from flagstone.kernels import memtable as kernel
 from flagstone.lsm.tree import Bound, BoundKind, BytesRange, SortedRun, Tree
 from flagstone.metadata.sequenced import SequencedConflict
 from flagstone.store.port import NotWritten, ObjectExists
-from flagstone.types import MAX_SEQ, TOMBSTONE, KeyRange
+from flagstone.types import MAX_SEQ, TOMBSTONE, KeyRange, WalId
+from flagstone.wal.frontier import write_fence
+from flagstone.wal.takeover import EndedWal
 from flagstone.write.batch import WriteBatch
 
 Make = Callable[[Any], Any]
@@ -82,10 +84,30 @@ def recover_last_seq_too_low(right: Any) -> Any:
 
 
 def no_fence(_right: Any) -> Any:
-    def write_fence(_store: Any, _paths: Any, candidate: int, *_arguments: Any, **_options: Any) -> int:
-        return candidate - 1
+    def end_wal(_store: Any, _paths: Any, candidate: int, *_arguments: Any, **_options: Any) -> EndedWal:
+        return EndedWal(WalId(candidate - 1), WalId(candidate - 1))
 
-    return write_fence
+    return end_wal
+
+
+def fence_one_id(_right: Any) -> Any:
+    def end_wal(*arguments: Any, **options: Any) -> EndedWal:
+        first = write_fence(*arguments, **options)
+        return EndedWal(first, first)
+
+    return end_wal
+
+
+def finish_any_file(_right: Any) -> Any:
+    def take_created(self: Any) -> Any:
+        for upload in self._unfinished:
+            self._check(upload)
+        created = next((upload for upload in self._unfinished if upload.is_created()), None)
+        if created is not None:
+            self._unfinished.remove(created)
+        return created
+
+    return take_created
 
 
 # -- memory -------------------------------------------------------------------------------------------------
