@@ -92,6 +92,11 @@ def put(world: World) -> None:
     world.db.put(key, value)
 
 
+def put_durably(world: World) -> None:
+    ((key, value),) = world.uncertain[-1].items()
+    world.db.put(key, value, await_durable=True)
+
+
 def write_batch(world: World) -> None:
     world.write(world.uncertain[-1])
 
@@ -151,6 +156,8 @@ SMALL = {"l0_sst_size_bytes": 150, "max_unflushed_bytes": 400}
 
 OPERATIONS: list[tuple[Callable[[World], None], int, dict[str, Any]]] = [
     (put, 1, {}),
+    (put_durably, 1, {}),
+    (put_durably, 1, {"synchronous_commit": True}),
     (merge, 1, {}),
     (write_batch, 3, {}),
     (write_arrow, 3, {}),

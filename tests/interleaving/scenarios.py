@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -33,6 +33,7 @@ from flagstone.store.port import ObjectVersion
 from flagstone.store.two_phase import TwoPhaseStore
 from flagstone.types import MAX_SEQ, VALUE, WalId
 from flagstone.wal.writer import Ownership, WalOptions, WalWriter
+from flagstone.write.state import SealedWal
 from interleaving.thread_explorer import Stage
 from kit.databases import encode_wal
 
@@ -140,25 +141,36 @@ def open_inline(store: Any, ids: int) -> Opened:
 class RowWriter(WalWriter):
     """A WAL writer that takes rows instead of memtables."""
 
-    def _encode(self, spans: list[Any]) -> bytes:
-        return encode_wal(spans)
+    def _encode(self, spans: Sequence[Any]) -> bytes:
+        return encode_wal(list(spans))
 
 
 class RowSource:
     """Rows for `RowWriter`, one for each WAL file; `durable` has the rows that were reported as durable."""
 
-    def __init__(self, seqs: Iterable[int], on_durable: Callable[[WalId], None]) -> None:
+    def __init__(self, next_id: int, seqs: Iterable[int], on_durable: Callable[[WalId], None]) -> None:
         self.waiting = list(seqs)
+        self._next_id = next_id
         self.durable: list[int] = []
         self._on_durable = on_durable
 
-    def seal_wal(self) -> tuple[list[Any], int]:
-        seq = self.waiting.pop(0)
-        return [row(seq)], seq
+    @property
+    def last_seq(self) -> int:
+        return self.waiting[0]
 
-    def note_logged(self, wal_id: WalId, last_seq: int) -> None:
-        self._on_durable(wal_id)
-        self.durable.append(last_seq)
+    def unfinished_wal(self) -> None:
+        return None
+
+    def seal_wal(self, new_token: Callable[[], str]) -> SealedWal:
+        seq = self.waiting.pop(0)
+        spans: Any = (row(seq),)
+        file = SealedWal(WalId(self._next_id), spans, seq, new_token())
+        self._next_id += 1
+        return file
+
+    def note_logged(self, file: SealedWal) -> None:
+        self._on_durable(file.wal_id)
+        self.durable.append(file.last_seq)
 
 
 class EpochCheck:
@@ -177,14 +189,14 @@ def write_rows(
     check_epoch: Callable[[], None] = lambda: None,
 ) -> list[int]:
     """Write one WAL file per row; the rows reported as durable before the writer ended or was fenced."""
-    rows = RowSource(seqs, on_durable)
+    rows = RowSource(next_id, seqs, on_durable)
     never_woken: Any = None
     writer = RowWriter(
         store,
         PATHS,
         rows,
         Ownership(EpochCheck(check_epoch), clock=VirtualClock(START_MS), limit_s=0),
-        WalOptions(first_id=WalId(next_id), codec=Codec.NONE, flush_interval_s=None, max_retries=0),
+        WalOptions(codec=Codec.NONE, flush_interval_s=None, max_retries=0),
         clock=VirtualClock(START_MS),
         ids=Ids(2),
         metrics=Metrics(),
@@ -192,7 +204,7 @@ def write_rows(
     )
     with suppress(Closed):
         while rows.waiting:
-            writer.write_file()
+            writer.write_file(writer._with_retries)
     return rows.durable
 
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+import flagstone
 from flagstone import Admin
+from flagstone.config import Settings
 from flagstone.format.codec import Codec
 from flagstone.format.filter import BloomPolicy
 from flagstone.format.sst_info import SstType
@@ -123,6 +125,28 @@ def test_the_wheel_scans_gets_and_compacts_a_database_that_we_wrote(
 
 
 @pytest.mark.slow
+def test_the_wheel_opens_a_database_whose_parallel_writer_crashed_once_flagstone_has_closed_the_hole(
+    tmp_path: Path, wheel: Any
+) -> None:
+    store = LocalStore(tmp_path, fsync=False)
+    parallel = Settings(max_parallel_wal_writes=4, compactor_options=None)
+    with flagstone.open("db", store=store, settings=parallel) as db:
+        db.put(b"a", b"1", await_durable=True)
+        wal = [meta.path for meta in store.list("db/wal")]
+        lost = WalId(int(wal[-1][-24:-4]) + 1)
+        # What its crash leaves: a file behind one that was never created.
+        store.copy(wal[-1], DbPaths("db").wal(WalId(lost + 1)))
+        crashed = tmp_path / "crashed"
+        for meta in list(store.list("db")):
+            LocalStore(crashed, fsync=False).put(meta.path, store.get(meta.path).data)
+    Admin("db", store=LocalStore(crashed, fsync=False)).repair(plan_only=False)
+
+    assert wheel.scan(str(crashed), "db") == {b"a": b"1"}
+    wheel.apply(str(crashed), "db", [("put", b"b", b"2")])
+    with flagstone.open("db", store=LocalStore(crashed, fsync=False), settings=parallel) as db:
+        assert dict(db.scan()) == {b"a": b"1", b"b": b"2"}
+
+
 @pytest.mark.parametrize("block_bytes", [1024, 65536])
 def test_the_wheel_reads_ssts_of_every_block_size(block_bytes: int, tmp_path: Path, wheel: Any) -> None:
     made = HandMade(tmp_path, SstOptions(block_bytes=block_bytes))

@@ -129,6 +129,8 @@ def test_to_slatedb_json_omits_settings_that_slatedb_lacks() -> None:
         "block_cache_bytes",
         "meta_cache_bytes",
         "max_wal_bytes",
+        "max_parallel_wal_writes",
+        "wal_hedge_after",
         "synchronous_commit",
         "on_clock_regression",
         "memory_budget",

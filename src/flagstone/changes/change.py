@@ -16,6 +16,7 @@ from flagstone.store.port import ObjectMissing, ObjectStore
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, WalId
 from flagstone.wal.frontier import check_step
 from flagstone.wal.replay import FetchedWal, decode_wal, fetch_in_order
+from flagstone.wal.takeover import allowed_hole, settled_end
 
 Operation = Literal["put", "delete", "merge"]
 
@@ -126,7 +127,7 @@ class WalFiles:
             stored = self._store.get(self.paths.wal(wal_id)).data
         except ObjectMissing:
             return None
-        return self._decode(wal_id, stored)
+        return None if self._is_unsettled(wal_id, stored) else self._decode(wal_id, stored)
 
     def read(self, wal_id: WalId) -> ChangeBatch:
         """The changes of one file.
@@ -158,6 +159,8 @@ class WalFiles:
             if stored is None:
                 self.check_not_removed(wal_id)
                 return
+            if self._is_unsettled(wal_id, stored):
+                return
             batch = self._decode(wal_id, stored)
             if not stored:
                 empty.append(wal_id)
@@ -174,6 +177,9 @@ class WalFiles:
         # Read again after the listing: both files may have been created since the first read.
         if left is None or self.find(wal_id) is not None:
             return
+        latest = self._manifests.latest()
+        if latest is not None and left.wal_id - wal_id <= allowed_hole(latest.value):
+            return  # a writer with several files under way has not created this one yet
         raise InvalidRequest(
             f"file {wal_id} of the WAL of {self.paths.root} is missing: it was removed by garbage collection before "
             f"it was read, or it was lost, which `verify` shows; changes can be read from {left.wal_id} on, and what "
@@ -187,10 +193,16 @@ class WalFiles:
         latest = self._manifests.latest()
         return find_oldest(files, None if latest is None else latest.value)
 
+    def _is_unsettled(self, wal_id: WalId, stored: bytes) -> bool:
+        """Whether the file is a fence of a takeover that is not complete: the files after it may not count."""
+        if stored:
+            return False
+        # Another writer begins here, or another database at the same path, which ends this reader.
+        latest = self._manifests.latest()
+        settled = None if latest is None else settled_end(latest.value)
+        return settled is not None and wal_id > settled
+
     def _decode(self, wal_id: WalId, stored: bytes) -> ChangeBatch:
-        if not stored:
-            # A fence: another writer begins here, or another database at the same path, which ends this reader.
-            self._manifests.latest()
         changes = [change_of(row, wal_id) for row in decode_wal(stored, self.paths.wal(wal_id))]
         last_seq = changes[-1].seq if changes else UNKNOWN_SEQ
         return ChangeBatch(wal_id, changes, Position(WalId(wal_id + 1), last_seq))

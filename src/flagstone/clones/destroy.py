@@ -36,7 +36,7 @@ from flagstone.clones.origin import ORIGIN
 from flagstone.clones.residue import PURGE_AGE, DestroyedObjects
 from flagstone.config.durations import as_duration
 from flagstone.errors import InvalidRequest
-from flagstone.metadata.annotations import Destroyed, MarkEntry, decode_retention, is_mark, mark_entries
+from flagstone.metadata.annotations import Destroyed, MarkEntry, decode_retention, is_record, mark_entries
 from flagstone.metadata.borrowing import release_final
 from flagstone.metadata.compactions import Compactions
 from flagstone.metadata.destruction import erase, find_mark, is_vacant, mark_destroyed, note_fence
@@ -50,7 +50,8 @@ from flagstone.runtime.pool import IoPool, shared_pool
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
 from flagstone.types import ManifestId, WalId
-from flagstone.wal.frontier import find_frontier, write_fence
+from flagstone.wal.frontier import find_frontier
+from flagstone.wal.takeover import end_wal
 
 _log = logging.getLogger("flagstone.clones")
 
@@ -106,7 +107,7 @@ def live_checkpoints(manifest: Manifest, now_ms: int) -> tuple[Checkpoint, ...]:
     return tuple(
         entry
         for entry in manifest.checkpoints
-        if not is_mark(entry) and not is_expired(entry, now_ms // 1000)
+        if not is_record(entry) and not is_expired(entry, now_ms // 1000)
     )
 
 
@@ -300,7 +301,7 @@ class Destroyer:
             expected=claimed.wal_id_last_seen,
             pool=self._pool,
         )
-        return write_fence(
+        ended = end_wal(
             self._wal_store,
             self._paths,
             WalId(frontier + 1),
@@ -308,6 +309,7 @@ class Destroyer:
             refresh=lambda: self._manifests.require_latest().value,
             pool=self._pool,
         )
+        return ended.last
 
     def _end_compactions(self) -> None:
         """Claim the compactions file and drop all jobs, so that workers lose theirs."""

@@ -32,6 +32,7 @@ from flagstone.metadata.compactions import Compactions, JobStatus
 from flagstone.metadata.fencing import Fence, claim_compactions, claim_writer
 from flagstone.metadata.invariants import check_replaced_state
 from flagstone.metadata.manifest import ExternalDb, Manifest, SsTable, edit_tree, replace_trees
+from flagstone.metadata.parallel_wal import forget_parallel_wal
 from flagstone.metadata.sequenced import Versioned
 from flagstone.metadata.stores import CompactionsStore, ManifestStore
 from flagstone.runtime.clock import Clock
@@ -41,8 +42,9 @@ from flagstone.sst.builder import SstOptions, encode_sst
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
 from flagstone.types import EntryTuple, Seq, WalId
-from flagstone.wal.frontier import find_frontier, write_fence
+from flagstone.wal.frontier import find_frontier
 from flagstone.wal.replay import decode_wal
+from flagstone.wal.takeover import end_wal
 
 
 def restore(
@@ -122,7 +124,7 @@ def apply_restore(
     # A new sequence number: these SSTs show the state of no earlier one, and a consumer of changes notices the step.
     step = Seq(max(current.last_l0_seq, last_seq) + 1)
     restored = replace(
-        current,
+        forget_parallel_wal(current),
         tree=checkpointed.tree,
         segments=checkpointed.segments,
         ssts=checkpointed.ssts,
@@ -197,10 +199,10 @@ def _end_wal(
         writer.check(latest)
         return latest
 
-    end = write_fence(wal_store, paths, WalId(frontier + 1), claimed, refresh=refresh, pool=shared_pool())
-    latest = refresh()
+    ended = end_wal(wal_store, paths, WalId(frontier + 1), claimed, refresh=refresh, pool=shared_pool())
+    end, latest = ended.last, refresh()
     # Sequence numbers ascend from file to file, so the last file with rows has the last one.
-    for wal_id in range(end - 1, latest.replay_after_wal_id, -1):
+    for wal_id in range(ended.first - 1, latest.replay_after_wal_id, -1):
         path = paths.wal(WalId(wal_id))
         rows = decode_wal(wal_store.get(path).data, path)
         if rows:

@@ -203,8 +203,9 @@ def number(default: float, *, minimum: float) -> Any:
     return _field(default, Number(minimum))
 
 
-def duration(default: str, *, minimum: str = "1ms", optional: bool = False) -> Any:
-    return _field(parse_duration(default), Duration(parse_duration(minimum)), optional=optional)
+def duration(default: str | None, *, minimum: str = "1ms", optional: bool = False, ours: bool = False) -> Any:
+    value = None if default is None else parse_duration(default)
+    return _field(value, Duration(parse_duration(minimum)), optional=optional, ours=ours)
 
 
 def choice(

@@ -205,9 +205,9 @@ class GarbageCollectorOptions(Section):
 class Settings(Section):
     """The settings of a database that is open for writing.
 
-    The last eight are not in SlateDB's settings. SlateDB has `sst_block_size`, `filter_bits_per_key`,
-    `block_cache_bytes` and `meta_cache_bytes` in its builders, and does not have `max_wal_bytes`, `synchronous_commit`,
-    `on_clock_regression` and `memory_budget`. They are read from the same files; `to_slatedb_json` omits them.
+    The last ten are not in SlateDB's settings. SlateDB has `sst_block_size`, `filter_bits_per_key`,
+    `block_cache_bytes` and `meta_cache_bytes` in its builders, and does not have the others. They are read from the
+    same files; `to_slatedb_json` omits them.
     """
 
     flush_interval: timedelta | None = duration("100ms", optional=True)
@@ -243,6 +243,10 @@ class Settings(Section):
     """Memory for SST indexes and filters; 0: no cache."""
     max_wal_bytes: int | None = integer(None, minimum=1, optional=True, ours=True)
     """When unwritten rows reach this size, a WAL file is written before `flush_interval` is over. None: no limit."""
+    max_parallel_wal_writes: int = integer(1, minimum=1, maximum=64, ours=True)
+    """How many WAL files may be under way at once. Above 1, only Flagstone may open the database after a crash."""
+    wal_hedge_after: timedelta | None = duration(None, optional=True, ours=True)
+    """After this time a second request for a WAL file is sent, and the first success counts. None: no second one."""
     synchronous_commit: bool = boolean(False, ours=True)
     """Whether a write with `await_durable` becomes visible only when it is durable. Later writes return after it."""
     on_clock_regression: ClockRegression = choice("refuse", "refuse", "hold", ours=True)

@@ -6,6 +6,7 @@ leaves an unused epoch and an empty WAL file.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,15 +20,19 @@ from flagstone.errors import Closed, InvalidRequest
 from flagstone.lsm.segments import check_extractor
 from flagstone.metadata.fencing import Fence, claim_writer
 from flagstone.metadata.manifest import Manifest, new_manifest
+from flagstone.metadata.parallel_wal import find_parallel_wal, note_settled
 from flagstone.metadata.sequenced import SequencedConflict, Versioned
 from flagstone.metadata.stores import ManifestStore
 from flagstone.read.view import is_long
-from flagstone.types import Seq, WalId
-from flagstone.wal.frontier import WalDamaged, check_no_hole, find_frontier, write_fence
+from flagstone.types import ManifestId, Seq, WalId
+from flagstone.wal.frontier import WalDamaged, check_no_hole, find_frontier
 from flagstone.wal.replay import ReplayedFile, WalTruncated, replay
+from flagstone.wal.takeover import EndedWal, allowed_hole, end_wal
 from flagstone.write.key_check import KeyRanges, SegmentCheck, WritableRangeCheck
 from flagstone.write.state import Memtables
 from flagstone.write.writer_state import Recovered
+
+_log = logging.getLogger("flagstone.wal")
 
 _ATTEMPTS = 3
 FIRST_MANIFEST: Final = 1
@@ -64,10 +69,12 @@ def open_for_writing(env: Environment, manifests: ManifestStore, *, create: bool
     no_hole = (
         None
         if current.id == FIRST_MANIFEST
-        else env.pool.submit(check_no_hole, env.wal_store, env.paths, frontier)  # concurrent with the claim
+        else env.pool.submit(  # concurrent with the claim
+            check_no_hole, env.wal_store, env.paths, frontier, allowed=allowed_hole(current.value)
+        )
     )
     try:
-        fence, claimed = claim_writer(manifests)
+        fence, claimed = claim_writer(manifests, parallel_wal=env.settings.max_parallel_wal_writes)
     except Closed:
         # Destroyed since the manifest was read: the manifest records it, so no claim succeeds.
         raise destroyed_database(env.store, env.paths) from None
@@ -82,9 +89,20 @@ def open_for_writing(env: Environment, manifests: ManifestStore, *, create: bool
         fence.check(latest.value)
         return latest.value
 
-    fence_id = write_fence(
+    ended = end_wal(
         env.wal_store, env.paths, WalId(frontier + 1), claimed.value, refresh=refresh, pool=env.pool
     )
+    limit = env.settings.max_parallel_wal_writes
+    if limit > 1:
+        _log.warning(
+            "opened with max_parallel_wal_writes=%d path=%s: after a crash, open it with Flagstone or run `flagstone "
+            "repair` before SlateDB opens it",
+            limit,
+            env.paths.root,
+        )
+    if find_parallel_wal(claimed.value) is not None:
+        # Before the first file of this writer: from here on the next owner relies on these fences.
+        manifests.update(fence.guard(partial(_note_settled, env, ended)))
     for attempt in range(_ATTEMPTS):
         # Read again: the former writer may have flushed a memtable between the claim and the fence. After a failed
         # replay `poll` is not enough: it misses a manifest that was deleted soon after it was written, as the
@@ -92,7 +110,7 @@ def open_for_writing(env: Environment, manifests: ManifestStore, *, create: bool
         latest = manifests.poll() if attempt == 0 else manifests.require_latest()
         fence.check(latest.value)
         try:
-            opened = _replayed(env, fence, latest, fence_id)
+            opened = _replayed(env, fence, latest, ended)
         except (WalTruncated, WalDamaged):
             if attempt == _ATTEMPTS - 1:
                 raise
@@ -107,6 +125,15 @@ def open_for_writing(env: Environment, manifests: ManifestStore, *, create: bool
     raise AssertionError("the last attempt returns or raises")
 
 
+def _note_settled(env: Environment, ended: EndedWal, now: Versioned[Manifest]) -> Manifest:
+    return note_settled(
+        now.value,
+        limit=env.settings.max_parallel_wal_writes,
+        through=ended.last,
+        manifest_id=ManifestId(now.next_id),
+    )
+
+
 def _find_frontier(env: Environment, manifest: Manifest) -> WalId:
     after, expected = manifest.replay_after_wal_id, manifest.wal_id_last_seen
     return find_frontier(env.wal_store, env.paths, after, expected=expected, pool=env.pool)
@@ -119,9 +146,10 @@ def _find_end(env: Environment, manifests: ManifestStore) -> WalId:
     if it has one as seen from the newest manifest, too: a fence in the hole would hide the files after it.
     """
     for attempt in range(_ATTEMPTS):
-        frontier = _find_frontier(env, manifests.require_latest().value)
+        latest = manifests.require_latest().value
+        frontier = _find_frontier(env, latest)
         try:
-            check_no_hole(env.wal_store, env.paths, frontier)
+            check_no_hole(env.wal_store, env.paths, frontier, allowed=allowed_hole(latest))
         except WalDamaged:
             if attempt == _ATTEMPTS - 1:
                 raise
@@ -160,7 +188,7 @@ def _find_or_create(
     return manifests.require_latest(), None
 
 
-def _replayed(env: Environment, fence: Fence, latest: Versioned[Manifest], fence_id: WalId) -> Opened:
+def _replayed(env: Environment, fence: Fence, latest: Versioned[Manifest], ended: EndedWal) -> Opened:
     manifest, extractor = latest.value, env.extractor
     memtables = Memtables()
     last_seq, last_tick_ms = int(manifest.last_l0_seq), manifest.last_l0_clock_tick
@@ -168,7 +196,7 @@ def _replayed(env: Environment, fence: Fence, latest: Versioned[Manifest], fence
         env.wal_store,
         env.paths,
         manifest.replay_after_wal_id,
-        WalId(fence_id - 1),  # the fence of this writer is empty
+        WalId(ended.first - 1),  # the fences of this writer are empty
         skip_through_seq=manifest.last_l0_seq,
         writers=manifest.writer_epoch - 1,  # the fence of this writer is not replayed
         pool=env.pool,
@@ -189,7 +217,7 @@ def _replayed(env: Environment, fence: Fence, latest: Versioned[Manifest], fence
                 last_seq=Seq(last_seq), last_tick_ms=last_tick_ms, replay_after=previous
             )
         previous = file.wal_id
-    recovered = Recovered(latest, memtables.logged(), last_seq, last_tick_ms, fence_id, segments)
+    recovered = Recovered(latest, memtables.logged(), last_seq, last_tick_ms, ended.last, segments)
     return Opened(fence, recovered)
 
 

@@ -7,6 +7,7 @@ they carry it:
     flagstone.load/<state>?...         load record: how far a bulk load is, later where it stands among the changes
     flagstone.destroyed/<state>?...    destruction mark: the database was destroyed, its path may be vacant
     flagstone.clone/<path>             final checkpoint: the clone that borrows SSTs by it
+    flagstone.parallel-wal/<limit>?... record of parallel WAL files: how many ids may be in doubt, and from where on
     coordinator <epoch> has left       worker of a finished job: the compaction coordinator left in order
 
 The strings are stored: a change of one breaks existing databases. A name that begins like one of them and does not
@@ -27,6 +28,7 @@ _RETENTION: Final = "flagstone.log-pin/"
 _LOAD: Final = "flagstone.load/"
 _DESTROYED: Final = "flagstone.destroyed/"
 _CLONE: Final = "flagstone.clone/"
+_PARALLEL_WAL: Final = "flagstone.parallel-wal/"
 
 # -- retention checkpoints ----------------------------------------------------------------------------------
 
@@ -230,9 +232,10 @@ class MarkEntry(NamedTuple):
     mark: Destroyed
 
 
-def is_mark(checkpoint: Checkpoint) -> bool:
-    """Whether the checkpoint is a destruction mark, which keeps no state for a reader."""
-    return checkpoint.name is not None and checkpoint.name.startswith(_DESTROYED)
+def is_record(checkpoint: Checkpoint) -> bool:
+    """Whether the checkpoint only records something about the database: no reader or user needs its state."""
+    name = checkpoint.name
+    return name is not None and name.startswith((_DESTROYED, _PARALLEL_WAL))
 
 
 def mark_entries(manifest: Manifest) -> list[MarkEntry]:
@@ -287,6 +290,40 @@ def borrower_of(checkpoint: Checkpoint) -> str | None:
     """The path of the clone for which a final checkpoint is kept; None for any other checkpoint."""
     name = checkpoint.name or ""
     return unquote(name.removeprefix(_CLONE)) if name.startswith(_CLONE) else None
+
+
+# -- parallel WAL files -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelWal:
+    """The record of writers that send several WAL files at once; see `flagstone.metadata.parallel_wal`."""
+
+    limit: int
+    through: WalId | None
+    settled_epoch: int
+    epoch: int
+
+
+def encode_parallel_wal(record: ParallelWal) -> str:
+    """The checkpoint name for the record."""
+    fields = {"settled": record.settled_epoch, "epoch": record.epoch}
+    if record.through is not None:
+        fields["through"] = record.through
+    return f"{_PARALLEL_WAL}{record.limit}?{urlencode(fields)}"
+
+
+def decode_parallel_wal(checkpoint: Checkpoint) -> ParallelWal | None:
+    """The record in `checkpoint`; None for any other checkpoint."""
+    parts = _split(checkpoint, _PARALLEL_WAL)
+    if parts is None:
+        return None
+    limit, fields = parts
+    try:
+        through = WalId(int(fields["through"])) if "through" in fields else None
+        return ParallelWal(int(limit), through, int(fields["settled"]), int(fields["epoch"]))
+    except (KeyError, ValueError):
+        return None
 
 
 # -- compaction coordinators --------------------------------------------------------------------------------

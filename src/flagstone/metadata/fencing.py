@@ -15,8 +15,10 @@ from flagstone.errors import Closed, InternalError
 from flagstone.metadata.compactions import Compactions
 from flagstone.metadata.destruction import require_not_destroyed
 from flagstone.metadata.manifest import Manifest, renew_repeated_view_ids
+from flagstone.metadata.parallel_wal import note_claim
 from flagstone.metadata.sequenced import SequencedConflict, Versioned
 from flagstone.metadata.stores import CompactionsStore, ManifestStore
+from flagstone.types import ManifestId
 
 Role = Literal["writer", "compactor"]
 T = TypeVar("T", Manifest, Compactions)
@@ -66,14 +68,17 @@ class Fence:
             )
 
 
-def claim_writer(manifests: ManifestStore) -> tuple[Fence, Versioned[Manifest]]:
+def claim_writer(manifests: ManifestStore, *, parallel_wal: int = 1) -> tuple[Fence, Versioned[Manifest]]:
     """Become the writer: raise the writer epoch, however many races for the next manifest are lost.
 
-    A crash afterwards costs only an epoch.
+    `parallel_wal` is how many WAL files the writer will send at once. A crash afterwards costs only an epoch.
     """
-    claimed = manifests.update(
-        lambda now: replace(renew_repeated_view_ids(now.value), writer_epoch=now.value.writer_epoch + 1)
-    )
+
+    def claim(now: Versioned[Manifest]) -> Manifest:
+        raised = replace(renew_repeated_view_ids(now.value), writer_epoch=now.value.writer_epoch + 1)
+        return note_claim(now.value, raised, limit=parallel_wal, manifest_id=ManifestId(now.next_id))
+
+    claimed = manifests.update(claim)
     return Fence("writer", claimed.value.writer_epoch), claimed
 
 

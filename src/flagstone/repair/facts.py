@@ -23,7 +23,9 @@ from flagstone.runtime.pool import shared_pool
 from flagstone.store.paths import BoundaryOf, DbPaths
 from flagstone.store.port import ObjectMeta, ObjectMissing, ObjectStore
 from flagstone.types import CompactionsId, EntryTuple, ManifestId, Ulid, WalId
+from flagstone.wal.frontier import FENCE, VOID
 from flagstone.wal.replay import decode_wal, replay
+from flagstone.wal.takeover import allowed_hole, settled_end
 
 _ATTEMPTS: Final = 5
 _NEWEST_FORMAT: Final = 2
@@ -249,10 +251,9 @@ def _wal_file(wal_store: ObjectStore, wal_id: WalId, meta: ObjectMeta) -> WalFil
 
 def read_wal(data: bytes, path: str) -> tuple[list[EntryTuple], str | None]:
     """The rows of a WAL file, and its problem; of a damaged file the rows of its sound blocks."""
-    if not data:
+    if data in (FENCE, VOID):
         return [], None
     if len(data) <= FOOTER_BYTES:
-        # Only an empty object is a fence.
         return [], f"cut to {len(data)} bytes"
     try:
         return decode_wal(data, path), None
@@ -279,14 +280,19 @@ def _replay_problem(wal_store: ObjectStore, facts: Facts) -> str | None:
     needed = [] if base is None else [wal_id for wal_id in facts.wal if wal_id > base.replay_after_wal_id]
     if base is None or not needed:
         return None
+    last = max(needed)
+    for missing in range(last - 1, last - 1 - allowed_hole(base), -1):
+        if missing not in facts.wal:
+            last = missing - 1  # the files after a hole that a crash of a parallel writer explains
     try:
         for _ in replay(
             wal_store,
             facts.paths,
             base.replay_after_wal_id,
-            WalId(max(needed)),
+            WalId(last),
             skip_through_seq=base.last_l0_seq,
             writers=base.writer_epoch,
+            settled=settled_end(base),
             pool=shared_pool(),
         ):
             pass

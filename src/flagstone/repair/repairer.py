@@ -24,8 +24,10 @@ from typing import Final
 from flagstone.errors import InvalidRequest, TransactionConflict, Unavailable
 from flagstone.lsm.segments import SegmentExtractor, route, segment_of
 from flagstone.metadata.compactions import Compactions
+from flagstone.metadata.fencing import claim_writer
 from flagstone.metadata.invariants import check_repaired_state
 from flagstone.metadata.manifest import Manifest, SsTable
+from flagstone.metadata.parallel_wal import find_parallel_wal, note_settled
 from flagstone.metadata.sequenced import SequencedConflict, Versioned
 from flagstone.metadata.stores import CompactionsStore, ManifestStore
 from flagstone.repair.diagnosis import plan_repair
@@ -33,11 +35,13 @@ from flagstone.repair.facts import Facts, read_facts
 from flagstone.repair.plan import Removal, RepairPlan, RepairReport, apply_repair, report_of
 from flagstone.runtime.clock import Clock
 from flagstone.runtime.ids import Ids, ulid_ms
+from flagstone.runtime.pool import shared_pool
 from flagstone.sst.builder import encode_sst
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectExists, ObjectMissing, ObjectStore
-from flagstone.types import EntryTuple, Ulid, WalId
-from flagstone.wal.frontier import FENCE
+from flagstone.types import EntryTuple, ManifestId, Ulid, WalId
+from flagstone.wal.frontier import FENCE, find_frontier
+from flagstone.wal.takeover import end_wal
 
 _log = logging.getLogger("flagstone.repair")
 
@@ -94,6 +98,13 @@ class Repairer:
         """
         if not plan.repairable:
             return report_of(plan)
+        if plan.base is not None and find_parallel_wal(plan.base) is not None:
+            self._settle_wal()
+            settled, plan = plan, self.plan()
+            if plan.sound:
+                report = report_of(settled)
+                report.applied = True
+                return report
         for _ in range(_ATTEMPTS):
             try:
                 facts = self._read_facts()
@@ -118,6 +129,28 @@ class Repairer:
     def _read_facts(self) -> Facts:
         return read_facts(
             self._store, self._wal_store, self._paths, clock=self._clock, has_origin=self._has_origin()
+        )
+
+    def _settle_wal(self) -> None:
+        """Take the database over from a writer with several WAL files under way, as the next writer would."""
+        manifests = ManifestStore(self._store, self._paths, clock=self._clock, ids=self._ids)
+        fence, claimed = claim_writer(manifests)
+
+        def refresh() -> Manifest:
+            latest = manifests.require_latest().value
+            fence.check(latest)
+            return latest
+
+        pool, value = shared_pool(), claimed.value
+        expected, after = value.wal_id_last_seen, value.replay_after_wal_id
+        frontier = find_frontier(self._wal_store, self._paths, after, expected=expected, pool=pool)
+        ended = end_wal(self._wal_store, self._paths, WalId(frontier + 1), value, refresh=refresh, pool=pool)
+        manifests.update(
+            fence.guard(
+                lambda now: note_settled(
+                    now.value, limit=1, through=ended.last, manifest_id=ManifestId(now.next_id)
+                )
+            )
         )
 
     def _claim(self, facts: Facts) -> int | None:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from flagstone.metadata.manifest import Manifest
+from flagstone.metadata.parallel_wal import find_parallel_wal
 from flagstone.repair.facts import Facts, WalFile
 from flagstone.repair.plan import (
     CLOCK_TOLERANCE_MS,
@@ -29,6 +30,7 @@ from flagstone.repair.plan import (
 )
 from flagstone.runtime.ids import ulid_ms
 from flagstone.types import EntryTuple, ManifestId, Ulid, WalId
+from flagstone.wal.takeover import allowed_hole
 
 Batch = list[EntryTuple]
 
@@ -214,6 +216,19 @@ def _lost_span(file: WalFile, files: list[WalFile], base: Manifest) -> tuple[int
     return (low + 1, high - 1) if high - 1 > low else None
 
 
+def find_unsettled(facts: Facts, base: Manifest) -> WalId | None:
+    """The first missing WAL file, if the crash of a writer with several files under way explains the hole."""
+    if find_parallel_wal(base) is None:
+        return None
+    ids = [wal_id for wal_id in facts.wal if wal_id > base.replay_after_wal_id]
+    missing = int(base.replay_after_wal_id) + 1
+    while missing in facts.wal:
+        missing += 1
+    last = max(ids, default=0)
+    explained = base.wal_id_last_seen < missing < last <= missing + allowed_hole(base)
+    return WalId(missing) if explained else None
+
+
 def _find_holes(
     facts: Facts, base: Manifest, needed: list[WalFile], found: Findings
 ) -> list[tuple[int, int]]:
@@ -221,6 +236,18 @@ def _find_holes(
     holes: list[tuple[int, int]] = []
     expected = int(base.replay_after_wal_id) + 1
     ends = [file.id for file in needed]
+    unsettled = find_unsettled(facts, base)
+    if unsettled is not None:
+        void = sum(wal_id > unsettled for wal_id in ends)
+        ends = [wal_id for wal_id in ends if wal_id < unsettled]
+        found.add(
+            Defect(
+                "wal hole",
+                facts.paths.wal(unsettled),
+                f"missing, with {void} files after it: a writer with several WAL files under way has crashed",
+                "fence the WAL; the rows after the hole were not reported as durable, and do not count",
+            )
+        )
     if base.wal_id_last_seen >= expected and (not ends or base.wal_id_last_seen > ends[-1]):
         ends.append(int(base.wal_id_last_seen) + 1)
     for wal_id in ends:

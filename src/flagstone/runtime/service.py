@@ -150,12 +150,16 @@ class Supervisor:
                 # If `wake` was called during the step, this returns at once.
                 runner.wakeup.wait(delay)
         except BaseException as error:  # noqa: BLE001 - the next caller gets every error
-            self._fail(service, error)
+            self.fail(service, error)
         finally:
             with self._lock:
                 self._runners.pop(id(service), None)
 
-    def _fail(self, service: Service, error: BaseException) -> None:
+    def fail(self, service: Service, error: BaseException) -> None:
+        """The service cannot continue: stop all services, and raise `error` at every later call.
+
+        The supervisor calls it when a step raises. A thread that does a step of the service itself calls it, too.
+        """
         failure = _as_flagstone_error(service, error)
         _log.error("failed service name=%s kind=%s error=%s", service.name, type(failure).__name__, error)
         with self._lock:

@@ -80,10 +80,9 @@ _PART_BYTES: Final = 128 * 1024
 class LocalStore:
     """A folder as an object store, for any number of threads and processes of one machine.
 
-    Versions never repeat: each write gets a modification time later than that of the object it replaces, and
-    a random part below the millisecond where it replaces nothing. Only the store object that made a conditional
-    write remembers its token. That is enough: the outcome of a write is in doubt only when syncing the folder
-    fails, and then the same store object tries again.
+    Versions never repeat: each write gets a modification time later than that of the object it replaces, and a random
+    part below the millisecond where it replaces nothing. Only the store object that made a conditional write remembers
+    its token. A write is in doubt only if its folder could not be synced, and then the same object tries again.
     """
 
     def __init__(

@@ -21,6 +21,9 @@ from flagstone.errors import InvalidRequest, TransactionConflict, Unavailable
 
 T = TypeVar("T")
 
+NEARBY: Final = ("file:", "memory:")
+"""How the URLs of stores begin that answer without a network."""
+
 
 class AccessRefused(InvalidRequest):
     """The service refuses the caller: credentials are missing, wrong, or do not allow the request."""

@@ -1,8 +1,8 @@
 """Reading WAL files: the rows of one file, many files fetched ahead, and the replay of what SSTs do not have yet.
 
 A WAL file is an SST with rows in commit order. An empty file is a fence: it takes an id away from a writer that was
-replaced. Releases before 0.14 wrote an SST without a block instead. A file that is cut short, to however few bytes, is
-damage.
+replaced. Releases before 0.14 wrote an SST without a block instead. `VOID` takes an id away from a writer with several
+files under way. A file that is cut short, to however few bytes, is damage.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from flagstone.kernels import block_reader
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.pool import Future, IoPool
 from flagstone.store.paths import DbPaths
-from flagstone.store.port import ObjectMissing, ObjectStore
+from flagstone.store.port import NEARBY, ObjectMissing, ObjectStore
 from flagstone.types import EntryTuple, WalId
-from flagstone.wal.frontier import check_step
+from flagstone.wal.frontier import VOID, check_step
 
 
 def decode_wal(stored: bytes, path: str) -> list[EntryTuple]:
     """The rows of a WAL file in commit order; none for a fence. Raises `CorruptData` naming object and offset."""
-    if not stored:
+    if not stored or stored == VOID:
         return []
     image = decode_sst(stored, path)
     if image.info.sst_type is not SstType.WAL:
@@ -38,7 +38,6 @@ def decode_wal(stored: bytes, path: str) -> list[EntryTuple]:
 DEFAULT_PARALLELISM: Final = 16
 DEFAULT_BYTES_IN_FLIGHT: Final = 64 * 1024 * 1024
 _FIRST_WINDOW: Final = 2
-_NEARBY: Final = ("file:", "memory:")
 _QUICK_S: Final = 0.001
 _HICCUPS_S: Final = 0.004
 """A busy machine delays a read now and then; only a store that is slow on average justifies other threads."""
@@ -90,7 +89,7 @@ def fetch_in_order(
         return
     under_way: deque[Future[FetchedWal]] = deque()
     fetched = largest = 0
-    quick = wal_store.url.startswith(_NEARBY)
+    quick = wal_store.url.startswith(NEARBY)
     allowed_s = _HICCUPS_S
     while quick and (wal_id := next(waiting, None)) is not None:
         started = clock.monotonic()
@@ -157,6 +156,7 @@ def replay(
     *,
     skip_through_seq: int = 0,
     writers: int | None = None,
+    settled: WalId | None = None,
     before: Replayed | None = None,
     pool: IoPool | None = None,
 ) -> Iterator[ReplayedFile]:
@@ -164,8 +164,10 @@ def replay(
 
     Rows up to `skip_through_seq` are left out: the WAL usually overlaps the SSTs by a file. `writers` is how many
     writers have claimed the database and may have left a fence up to `last`; with it, a file that lost its rows is
-    detected. `before` is the state of the replay up to `after`, and is updated file by file. Reads only, so a crash
-    changes nothing. Memory is bounded by the read-ahead of `fetch_in_order`, plus the rows of the current file.
+    detected. It ends before the first empty file above `settled`, where a takeover is under way
+    (`flagstone.wal.takeover`). `before` is the state of the replay up to `after`, and is updated file by file. Reads
+    only, so a crash changes nothing. Memory is bounded by the read-ahead of `fetch_in_order`, plus the rows of the
+    current file.
 
     Raises:
         WalTruncated: a file has vanished. A writer must first check whether it was replaced.
@@ -183,6 +185,8 @@ def replay(
                 f"{path} has vanished from {wal_store.url}, but the WAL is to be replayed up to {last}; read the "
                 "manifest again and start over, and if the file is still missing, verify the database"
             )
+        if not stored and settled is not None and wal_id > settled:
+            return
         rows = decode_wal(stored, path)
         if not stored:
             done.empty.append(wal_id)

@@ -4,6 +4,12 @@ WAL files are written one after the other. A caller that waits for durability ma
 once, with all rows committed meanwhile (group commit). If the WAL id is taken, a newer writer has fenced this one: the
 service stops, and no row that was not written is reported as durable.
 
+On a disk or in memory, waking the thread of the service takes as long as writing the file. There a caller that waits
+writes the file in its own thread, unless another thread is writing; then the service writes the next file, with the
+rows of all callers that came meanwhile. A caller that is interrupted (Ctrl-C) leaves its file in the state of the
+writer, and the next write of the WAL begins with that file. A caller does not retry: after an error of the store the
+service does.
+
 A WAL file is created only if its id is free. A newer writer's fence takes that id and so stops a replaced writer. If
 garbage collection has deleted the fence, because replay starts behind it, the create succeeds and no replay ever reads
 the rows. Therefore a writer reads the manifest after the create, before it reports anything as durable: if the manifest
@@ -18,13 +24,14 @@ their clocks noticing, a `limit_s` of 0 reads the manifest after every file.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from math import inf
 from typing import Any, Final, Protocol
 
 from flagstone.config import Settings
-from flagstone.errors import Closed, Unavailable
+from flagstone.errors import Closed, FlagstoneError, Unavailable
 from flagstone.format.codec import Codec
 from flagstone.format.sst_info import SstType
 from flagstone.runtime import metric_names as names
@@ -35,16 +42,18 @@ from flagstone.runtime.service import Supervisor
 from flagstone.runtime.sync import Lock
 from flagstone.sst.builder import SstBuilder, SstOptions
 from flagstone.store.paths import DbPaths
-from flagstone.store.port import ObjectExists, ObjectStore
+from flagstone.store.port import NEARBY, ObjectExists, ObjectStore
 from flagstone.types import WalId
+from flagstone.wal.uploads import FIRST_PAUSE_S, LONGEST_PAUSE_S, Uploads
 
 _log = logging.getLogger("flagstone.wal")
+
+Attempt = Callable[[Callable[[], object], str], None]
+"""Makes a request for the object at a path, once or until it succeeds."""
 
 _STREAM_BYTES: Final = 1 << 18
 """One step fills half of the buffer."""
 _IDLE_S: Final = 3600.0
-_FIRST_PAUSE_S: Final = 0.1
-_LONGEST_PAUSE_S: Final = 5.0
 
 
 TRUSTED_S: Final = 20.0
@@ -117,26 +126,52 @@ class Span(Protocol):
     def stop(self) -> tuple[int, int]: ...
 
 
+class Sealed(Protocol):
+    """The content of one WAL file, and the token that identifies it on the store."""
+
+    @property
+    def wal_id(self) -> WalId: ...
+
+    @property
+    def spans(self) -> Sequence[Any]: ...
+
+    @property
+    def last_seq(self) -> int: ...
+
+    @property
+    def token(self) -> str: ...
+
+
 class WalSource(Protocol):
     """The state whose rows are written."""
 
-    def seal_wal(self) -> tuple[list[Any], int]:
-        """The rows for the next file, and the last sequence number among them."""
+    last_seq: int
+
+    def unfinished_wal(self) -> Any:
+        """The oldest sealed file that may not be on the store, or None."""
         ...
 
-    def note_logged(self, wal_id: WalId, last_seq: int) -> None:
-        """The file is on the store, and so is every row up to `last_seq`."""
+    def seal_wal(self, new_token: Callable[[], str]) -> Any:
+        """The next file, with all rows that no other file has, or None without such rows."""
+        ...
+
+    def note_logged(self, file: Any) -> None:
+        """The oldest sealed file is on the store, and so are all its rows."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalOptions:
-    """How WAL files are written. `first_id` is the id of the first one. Without `max_retries` retries never end."""
+    """How WAL files are written: how many at once, and when a request is repeated while it is under way.
 
-    first_id: WalId
+    Without `max_retries` retries never end.
+    """
+
     codec: Codec
     flush_interval_s: float | None
     max_retries: int | None
+    parallel: int = 1
+    hedge_after_s: float | None = None
 
 
 class WalWriter:
@@ -164,17 +199,40 @@ class WalWriter:
         self._paths = paths
         self._source = source
         self._ownership = ownership
-        self._next_id = options.first_id
+        self._uploads = (
+            None
+            if options.parallel == 1 and options.hedge_after_s is None
+            else Uploads(
+                store,
+                limit=options.parallel,
+                hedge_after_s=options.hedge_after_s,
+                max_retries=options.max_retries,
+                clock=clock,
+                ids=ids,
+                wake=lambda: supervisor.wake(self),
+            )
+        )
+        self._callers_write = self._uploads is None and store.url.startswith(NEARBY)
         self._options = SstOptions(codec=options.codec)
         self._flush_interval_s = options.flush_interval_s
         self._max_retries = options.max_retries
         self._clock = clock
         self._ids = ids
         self._supervisor = supervisor
+        self._writing = Lock()
+        """Held while a thread writes a file."""
         self._lock = Lock()
         self._requested = False
         self._due_at: float | None = None
+        self._serving = False
+        """Whether the service writes files, one after the other, for callers that wait."""
+        self._files = 0
+        """How many files were written."""
+        self._wakes_at = inf
+        """When the service wakes up by itself."""
         self._stream = bytearray(_STREAM_BYTES)
+        self._builder: SstBuilder | None = None
+        self._data = BytesIO()
         self._flushes = metrics.counter(names.WAL_BUFFER_FLUSHES)
         self._requests = metrics.counter(names.WAL_BUFFER_FLUSH_REQUESTS)
         self._flush_bytes = metrics.counter(names.WAL_FLUSH_BYTES)
@@ -193,47 +251,117 @@ class WalWriter:
         with self._lock:
             if self._due_at is None:
                 self._due_at = self._clock.monotonic() + self._flush_interval_s
-        self._supervisor.wake(self)
+            too_late = self._due_at < self._wakes_at
+        if too_late:
+            self._supervisor.wake(self)
 
     def run_once(self) -> float | None:
         """Write one file if it is time; return the seconds until the next step."""
+        if self._uploads is not None:
+            return self._run_uploads(self._uploads)
         with self._lock:
-            due_at, requested = self._due_at, self._requested
-            wait_s = _IDLE_S if due_at is None else due_at - self._clock.monotonic()
-            if not requested and wait_s > 0:
+            if not self._requested and (wait_s := self._plan_wait()) > 0:
                 return wait_s
             self._requested, self._due_at = False, None
-        self.write_file()
+            self._serving = True
+        with self._writing:
+            self.write_file(self._with_retries)
         with self._lock:
-            return (
-                0.0
-                if self._requested
-                else _IDLE_S
-                if self._due_at is None
-                else max(0.0, self._due_at - self._clock.monotonic())
-            )
+            self._serving = self._requested
+            return self._plan_wait()
 
-    def write_file(self) -> None:
-        """Write all committed rows to one file, if there are any.
+    def write_now(self) -> None:
+        """Write all committed rows in this thread, or request it if another thread is writing or the store is far away.
+
+        Returns also if the rows could not be written: then the service continues, or has failed.
+        """
+        with self._lock:
+            files = self._files
+            alone = not (self._requested or self._serving or self._writing.locked())
+        if alone and self._callers_write:
+            try:
+                with self._writing:
+                    # Not if another caller was faster: many callers are better off with a file of the service.
+                    if files == self._files:
+                        self.write_file(_once)
+                        return
+            except Unavailable:
+                pass
+            except FlagstoneError as error:
+                self._supervisor.fail(self, error)
+                return
+        self.request()
+
+    def close(self) -> None:
+        """Send no more files."""
+        if self._uploads is not None:
+            self._uploads.close()
+
+    def _run_uploads(self, uploads: Uploads) -> float:
+        """Finish the files that are on the store, in order; send the next one if it is time."""
+        try:
+            while (upload := uploads.take_created()) is not None:
+                self._with_retries(self._ownership.ensure, upload.path)
+                self._finish(upload.file, len(upload.data))
+        except ObjectExists:
+            raise self._ownership.lost() from None
+        resend_s, start_s = uploads.send_more(), uploads.start_in_s()
+        with self._lock:
+            wait_s = self._plan_wait()
+            start = wait_s <= 0 and start_s <= 0
+            if start:
+                self._requested, self._due_at = False, None
+        if start:
+            file = self._source.seal_wal(self._ids.token)
+            if file is not None:
+                uploads.start(file, self._paths.wal(file.wal_id), self._encode(file.spans), file.token)
+            return 0.0
+        with self._lock:
+            # A file that must wait for others is sent when one of them is finished, which wakes the service.
+            wait_s = min(_IDLE_S, resend_s, max(self._plan_wait(), start_s))
+            self._wakes_at = self._clock.monotonic() + wait_s
+            return wait_s
+
+    def _plan_wait(self) -> float:
+        """Seconds until the next step. The caller holds the lock."""
+        now = self._clock.monotonic()
+        wait_s = 0.0 if self._requested else _IDLE_S if self._due_at is None else max(0.0, self._due_at - now)
+        self._wakes_at = now + wait_s
+        return wait_s
+
+    def write_file(self, attempt: Attempt) -> None:
+        """Write all committed rows to one file, if there are any; before it, a file that was interrupted.
 
         A crash before the file exists loses the rows, none of which was reported as durable. After that, replay finds
-        them. Raises `Closed` when a newer writer owns the database.
+        them. `attempt` decides how often a request is tried. Raises `Closed` when a newer writer owns the database.
         """
-        spans, last_seq = self._source.seal_wal()
-        if not spans:
-            return
-        data = self._encode(spans)
-        wal_id = self._next_id
-        self._put(self._paths.wal(wal_id), data)
-        self._with_retries(self._ownership.ensure, self._paths.wal(wal_id))
-        self._next_id = WalId(wal_id + 1)
-        self._flushes.add()
-        self._flush_bytes.add(len(data))
-        self._source.note_logged(wal_id, last_seq)
+        last_seq = self._source.last_seq
+        written = -1
+        while written < last_seq:
+            file = self._source.unfinished_wal() or self._source.seal_wal(self._ids.token)
+            if file is None:
+                return
+            self._write(file, attempt)
+            written = file.last_seq
 
-    def _encode(self, spans: list[Span]) -> bytes:
-        data = BytesIO()
-        builder = SstBuilder(self._options, open_sink=lambda: data, sst_type=SstType.WAL)
+    def _write(self, file: Sealed, attempt: Attempt) -> None:
+        path, data = self._paths.wal(file.wal_id), self._encode(file.spans)
+        try:
+            attempt(lambda: self._store.put_if_absent(path, data, token=file.token), path)
+        except ObjectExists:
+            raise self._ownership.lost() from None
+        attempt(self._ownership.ensure, path)
+        self._finish(file, len(data))
+
+    def _finish(self, file: Sealed, size: int) -> None:
+        self._files += 1
+        self._flushes.add()
+        self._flush_bytes.add(size)
+        self._source.note_logged(file)
+
+    def _encode(self, spans: Sequence[Span]) -> bytes:
+        # Kept from file to file. An exception leaves a builder with half a file, which is not used again.
+        builder, self._builder = self._builder or self._make_builder(), None
         for span in spans:
             position = span.start
             while position != span.stop:
@@ -245,18 +373,18 @@ class WalWriter:
             # It grew for a large row, which may be the only one.
             self._stream = bytearray(_STREAM_BYTES)
         builder.finish()
-        return data.getvalue()
+        self._builder = builder
+        return self._data.getvalue()
 
-    def _put(self, path: str, data: bytes) -> None:
-        # One token for all tries: it identifies our file after a lost reply.
-        token = self._ids.token()
-        try:
-            self._with_retries(lambda: self._store.put_if_absent(path, data, token=token), path)
-        except ObjectExists:
-            raise self._ownership.lost() from None
+    def _make_builder(self) -> SstBuilder:
+        return SstBuilder(self._options, open_sink=self._open_sink, sst_type=SstType.WAL)
+
+    def _open_sink(self) -> BytesIO:
+        self._data = BytesIO()
+        return self._data
 
     def _with_retries(self, request: Callable[[], object], path: str) -> None:
-        pause_s = _FIRST_PAUSE_S
+        pause_s = FIRST_PAUSE_S
         tries = 0
         while True:
             try:
@@ -267,6 +395,10 @@ class WalWriter:
                     raise
                 _log.warning("cannot write the WAL path=%s tries=%d error=%s", path, tries, error)
                 self._clock.sleep(self._ids.jitter(pause_s, 0.5))
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             else:
                 return
+
+
+def _once(request: Callable[[], object], _path: str) -> None:
+    request()

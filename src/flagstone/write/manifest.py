@@ -7,12 +7,14 @@ from typing import Any, Protocol
 
 from flagstone.metadata.fencing import Fence
 from flagstone.metadata.manifest import Manifest
+from flagstone.metadata.parallel_wal import renew_record
 from flagstone.metadata.sequenced import UPDATE_TIMEOUT_S, Versioned
 from flagstone.metadata.stores import ManifestStore
 from flagstone.read.view import ReadView, ViewBuilder
 from flagstone.runtime import metric_names as names
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.sync import Lock
+from flagstone.types import ManifestId
 from flagstone.write.state import FrozenMemtable
 from flagstone.write.writer_state import WriterState
 
@@ -91,7 +93,14 @@ class WriterManifest:
 
     def commit(self, edit: Edit, *, timeout_s: float = UPDATE_TIMEOUT_S) -> Versioned[Manifest]:
         """Commit an edit without adopting the result: reads do not see it yet."""
-        return self.store.update(self.fence.guard(edit), timeout_s=timeout_s)
+
+        def edited(now: Versioned[Manifest]) -> Manifest | None:
+            changed = edit(now)
+            if changed is None or changed == now.value:
+                return changed
+            return renew_record(changed, ManifestId(now.next_id))
+
+        return self.store.update(self.fence.guard(edited), timeout_s=timeout_s)
 
     def adopt(self, latest: Versioned[Manifest], flushed: FrozenMemtable | None = None) -> None:
         """Make `latest` the current manifest, and drop the memtable whose rows it holds.

@@ -51,6 +51,20 @@ class WalSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class SealedWal:
+    """The content of one WAL file that may not be on the store yet: its rows, and the last sequence number among them.
+
+    Every attempt to write the file uses the same id and token, so that a later one recognises the file of an earlier
+    one that was interrupted.
+    """
+
+    wal_id: WalId
+    spans: tuple[WalSpan, ...]
+    last_seq: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
 class Memtables:
     """The active memtable, the frozen ones (newest first, as reads want them), and how far each is in the WAL.
 
@@ -120,16 +134,25 @@ class Memtables:
 
     def logged(self) -> Memtables:
         """All rows so far are in the WAL, or on their way into it."""
-        logged = ((self.active, self.active.position()),)
-        return replace(self, unlogged=logged, bytes_logged=self.written_bytes)
+        return Memtables(  # not `replace`, which takes longer than all else a small WAL file needs here
+            self.active,
+            self.frozen,
+            self.points,
+            ((self.active, self.active.position()),),
+            self.rows_before,
+            self.bytes_before,
+            self.written_bytes,
+            self.freezes,
+            self.lookups_before,
+        )
 
-    def spans(self) -> list[WalSpan]:
+    def spans(self) -> tuple[WalSpan, ...]:
         """The rows that the next WAL file must hold."""
-        return [
+        return tuple(
             WalSpan(memtable, start, memtable.position())
             for memtable, start in self._unlogged()
             if memtable.position() != start
-        ]
+        )
 
     def through(self, last_seq: int) -> Memtables:
         """The same without the rows above `last_seq`, which a write that was cut off left in the active memtable."""
@@ -146,8 +169,9 @@ class Memtables:
 class State:
     """One moment of an open database.
 
-    `view` is what reads see: the memtables above the SSTs of the manifest. `held` makes writers wait, and so does
-    `starved`: the memory budget has no room for more rows. `refusal` makes writes raise. After `failure` nothing
+    `view` is what reads see: the memtables above the SSTs of the manifest. `sealed` are the WAL files that may not be
+    on the store yet, oldest first. `held` makes writers wait, and so does `starved`: the memory budget has no room for
+    more rows. `refusal` makes writes raise. After `failure` nothing
     becomes durable any more. `closed` makes reads raise as well. `writable` says whether a write may go ahead; every
     write reads it.
     """
@@ -156,6 +180,7 @@ class State:
     memtables: Memtables
     view: Any
     max_unflushed_bytes: int
+    sealed: tuple[SealedWal, ...] = ()
     held: bool = False
     starved: bool = False
     refusal: FlagstoneError | None = None
@@ -199,6 +224,21 @@ class State:
     def with_memtables(self, memtables: Memtables) -> State:
         """The same SSTs below other memtables."""
         return replace(self, memtables=memtables, view=self._view(self.manifest, memtables, self.view))
+
+    def with_sealed(self, memtables: Memtables, sealed: tuple[SealedWal, ...]) -> State:
+        """The same with other unfinished WAL files. `memtables` are the present ones, up to how far they are logged."""
+        return State(
+            self.manifest,
+            memtables,
+            self.view,
+            self.max_unflushed_bytes,
+            sealed,
+            self.held,
+            self.starved,
+            self.refusal,
+            self.failure,
+            self.closed,
+        )
 
     def freeze(self, *, last_seq: int, last_tick_ms: int, replay_after: WalId) -> State:
         """Begin a new memtable; unchanged when the active one is empty."""

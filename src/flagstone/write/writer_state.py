@@ -52,7 +52,7 @@ from flagstone.write.batch import BY_DEFAULT, Expiry, WriteBatch, pending_rows
 from flagstone.write.conflicts import ConflictTracker, Isolation, ReadPoint, TransactionState, elapsed_ms
 from flagstone.write.durability import DurabilityTimeout, WriteHandle, wake_waiters
 from flagstone.write.key_check import KeyCheck
-from flagstone.write.state import FrozenMemtable, Memtables, State, WalSpan, WriteCounts
+from flagstone.write.state import FrozenMemtable, Memtables, SealedWal, State, WriteCounts
 
 if TYPE_CHECKING:
     from asyncio import Future
@@ -80,7 +80,7 @@ class Recovered:
 
 
 class Wake(Protocol):
-    """How the state starts the background services. It may hold the write lock, so no method may block."""
+    """How the state starts the background services. It may hold the write lock, so only `write_wal` may block."""
 
     def wal_soon(self) -> None:
         """Rows wait for the WAL. The flush interval decides when they are written."""
@@ -88,6 +88,13 @@ class Wake(Protocol):
 
     def wal_now(self) -> None:
         """Rows must be in the WAL as soon as possible."""
+        ...
+
+    def write_wal(self) -> None:
+        """Write the rows to the WAL in this thread, if no other thread does; otherwise as `wal_now`.
+
+        The state calls it without its lock.
+        """
         ...
 
     def flusher(self) -> None:
@@ -335,27 +342,53 @@ class WriterState:
 
     # -- WAL and manifest ---------------------------------------------------------------------------------
 
-    def seal_wal(self) -> tuple[list[WalSpan], int]:
-        """The rows for the next WAL file, and the last sequence number among them. Batches are never split."""
+    def seal_wal(self, new_token: Callable[[], str]) -> SealedWal | None:
+        """The next WAL file, with all rows that no other file has; None without such rows. Batches are never split.
+
+        The rows and their file are recorded by one assignment. A thread that is interrupted while it writes the file
+        leaves it in `State.sealed`, and the next one writes it.
+        """
         with self.lock:
             now = self._without_cut_off_rows()
             spans = now.memtables.spans()
             self._armed = False
-            self.now = replace(now, memtables=now.memtables.logged())
+            if not spans:
+                return None
+            last_id = now.sealed[-1].wal_id if now.sealed else self.last_wal_id
+            file = SealedWal(WalId(last_id + 1), spans, self.last_seq, new_token())
+            self.now = now.with_sealed(now.memtables.logged(), (*now.sealed, file))
             self._plan_next_act()
-            return spans, self.last_seq
+            return file
 
-    def note_logged(self, wal_id: WalId, last_seq: int) -> None:
-        """WAL file `wal_id` is on the store, and so is every row up to `last_seq`."""
+    def note_logged(self, file: SealedWal) -> None:
+        """The oldest sealed WAL file is on the store, and so is every row up to its last sequence number.
+
+        The file stays in `State.sealed` until all else is recorded. After an exception in between it is written again,
+        which finds the file there.
+        """
+        wal_id = file.wal_id
         with self.lock:
             self.last_wal_id = max(self.last_wal_id, wal_id)
-        self.advance_durable(last_seq)
+        self.advance_durable(file.last_seq)
+        self._forget_sealed(file)
         # Many small WAL files make the next opening slow. After a flush, replay starts behind them.
         if wal_id - self._wal_at_freeze >= self._max_wal_files:
             self._wal_at_freeze = wal_id
             self.freeze()
         if self.now.memtables.frozen:
             self.wake.flusher()
+
+    def unfinished_wal(self) -> SealedWal | None:
+        """The oldest WAL file that was sealed and may not be on the store."""
+        sealed = self.now.sealed
+        return sealed[0] if sealed else None
+
+    def _forget_sealed(self, file: SealedWal) -> None:
+        with self.lock:
+            now = self.now
+            self.now = now.with_sealed(
+                now.memtables, tuple(other for other in now.sealed if other is not file)
+            )
 
     def adopt(
         self, latest: Versioned[Manifest], prepared: Any, flushed: FrozenMemtable | None = None
@@ -507,7 +540,13 @@ class WriterState:
         """
         if self.is_durable(seq):
             return
-        self.request_durable()
+        if timeout is None and self._wal_enabled:
+            # No other thread has to wake up if this one writes the file. A store may take longer than a timeout allows.
+            self.wake.write_wal()
+            if self.is_durable(seq):
+                return
+        else:
+            self.request_durable()
         self.changed.wait_for(
             lambda: self.durable_seq >= seq or self.now.failure is not None, timeout=timeout
         )

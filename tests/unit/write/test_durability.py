@@ -24,7 +24,7 @@ class Services:
     """The services of a writer: only requests to write the WAL matter here."""
 
     def __init__(self, wal_now: Callable[[], None]) -> None:
-        self.wal_now = wal_now
+        self.wal_now = self.write_wal = wal_now
 
     def wal_soon(self) -> None: ...
 

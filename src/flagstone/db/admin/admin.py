@@ -28,7 +28,7 @@ from flagstone.gc.report import GarbageReport
 from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.lsm.segments import SegmentExtractor
 from flagstone.lsm.sequence import Rounding
-from flagstone.metadata.annotations import is_mark
+from flagstone.metadata.annotations import is_record
 from flagstone.metadata.manifest import Checkpoint, Manifest
 from flagstone.metadata.sequenced import Listed, Versioned
 from flagstone.metadata.stores import ManifestStore
@@ -250,7 +250,7 @@ class Admin(AdminCompaction):
         An empty `name` selects the checkpoints without a name. The entry that records a destruction, which is stored as
         a checkpoint, is left out.
         """
-        held = tuple(entry for entry in self._latest().value.checkpoints if not is_mark(entry))
+        held = tuple(entry for entry in self._latest().value.checkpoints if not is_record(entry))
         return held if name is None else tuple(entry for entry in held if (entry.name or "") == name)
 
     def create_checkpoint(

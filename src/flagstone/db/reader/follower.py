@@ -38,6 +38,7 @@ from flagstone.store.port import ObjectStore
 from flagstone.types import MAX_SEQ, EntryTuple, WalId
 from flagstone.wal.frontier import WalDamaged, check_no_hole, find_frontier
 from flagstone.wal.replay import Replayed, WalTruncated, replay
+from flagstone.wal.takeover import allowed_hole, settled_end
 from flagstone.write.key_check import KeyRanges
 
 _log = logging.getLogger("flagstone.db")
@@ -128,7 +129,7 @@ class WalTail:
             last = find_frontier(self.wal_store, self.paths, after, expected=expected, pool=self.pool)
             if not self.last_id:
                 # Once: later files are read one after the other as they appear.
-                check_no_hole(self.wal_store, self.paths, last)
+                check_no_hole(self.wal_store, self.paths, last, allowed=allowed_hole(manifest))
         files = replay(
             self.wal_store,
             self.paths,
@@ -136,6 +137,7 @@ class WalTail:
             last,
             skip_through_seq=manifest.last_l0_seq,
             writers=manifest.writer_epoch,
+            settled=settled_end(manifest),
             before=self._replayed,
             pool=self.pool,
         )

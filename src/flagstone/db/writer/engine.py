@@ -19,11 +19,11 @@ from flagstone.db.writer.environment import Environment
 from flagstone.db.writer.manifest_follower import LoadAdoption, ManifestFollower
 from flagstone.db.writer.scan_checkpoints import ScanCheckpoints
 from flagstone.errors import Closed, FlagstoneError
+from flagstone.metadata.parallel_wal import forget_parallel_wal
 from flagstone.metadata.stores import ManifestStore
 from flagstone.read.view import ViewBuilder
 from flagstone.runtime.service import Supervisor
 from flagstone.runtime.sync import Lock
-from flagstone.types import WalId
 from flagstone.wal.writer import Ownership, WalOptions, WalWriter, trusted_s
 from flagstone.write.flusher import Flusher, FlushOptions
 from flagstone.write.key_check import KeyRanges
@@ -42,17 +42,18 @@ class Services:
         settings = env.settings
         self._wal_enabled = settings.wal_enabled
         self.supervisor: Supervisor = Supervisor(clock=env.clock)
-        interval = settings.flush_interval
+        interval, hedge = settings.flush_interval, settings.wal_hedge_after
         self.wal: WalWriter = WalWriter(
             env.wal_store,
             env.paths,
             state,
             Ownership(manifest, clock=env.clock, limit_s=trusted_s(settings)),
             WalOptions(
-                first_id=WalId(state.last_wal_id + 1),
                 codec=env.sst_options.codec,
                 flush_interval_s=None if interval is None else interval.total_seconds(),
                 max_retries=settings.object_store_max_retries,
+                parallel=settings.max_parallel_wal_writes,
+                hedge_after_s=None if hedge is None else hedge.total_seconds(),
             ),
             clock=env.clock,
             ids=env.ids,
@@ -103,6 +104,7 @@ class Services:
         try:
             self.supervisor.stop(_STOP_TIMEOUT_S)
         finally:
+            self.wal.close()
             self.memtable_flusher.close()
 
     def wal_soon(self) -> None:
@@ -110,6 +112,9 @@ class Services:
 
     def wal_now(self) -> None:
         self.wal.request()
+
+    def write_wal(self) -> None:
+        self.wal.write_now()
 
     def flusher(self) -> None:
         self.supervisor.wake(self.memtable_flusher)
@@ -217,7 +222,7 @@ class Engine:
         last_wal_id = self.state.last_wal_id
         self.manifest.commit(
             lambda now: replace(
-                self.services.scan_checkpoints.without_checkpoints(now.value),
+                forget_parallel_wal(self.services.scan_checkpoints.without_checkpoints(now.value)),
                 wal_id_last_seen=max(now.value.wal_id_last_seen, last_wal_id),
             )
         )

@@ -11,7 +11,9 @@ from flagstone.kernels import memtable as kernel
 from flagstone.lsm.tree import Bound, BoundKind, BytesRange, SortedRun, Tree
 from flagstone.metadata.sequenced import SequencedConflict
 from flagstone.store.port import NotWritten, ObjectExists
-from flagstone.types import MAX_SEQ, TOMBSTONE, KeyRange
+from flagstone.types import MAX_SEQ, TOMBSTONE, KeyRange, WalId
+from flagstone.wal.frontier import write_fence
+from flagstone.wal.takeover import EndedWal
 from flagstone.write.batch import WriteBatch
 
 Make = Callable[[Any], Any]
@@ -44,27 +46,27 @@ def changed(**changes: Callable[[Mapping[str, Any]], Any]) -> Make:
 
 
 def acknowledge_before_upload(_right: Any) -> Any:
-    def write_file(self: Any) -> None:
-        spans, last_seq = self._source.seal_wal()
-        if spans:
-            self._source.note_logged(self._next_id, last_seq)
-            self._put(self._paths.wal(self._next_id), self._encode(spans))
-            self._next_id += 1
+    def write_file(self: Any, attempt: Any) -> None:
+        file = self._source.seal_wal(self._ids.token)
+        if file is not None:
+            self._source.note_logged(file)
+            path, data = self._paths.wal(file.wal_id), self._encode(file.spans)
+            attempt(lambda: self._store.put_if_absent(path, data, token=file.token), path)
 
     return write_file
 
 
 def mark_logged_after_upload(right: Any) -> Any:
-    def write_file(self: Any) -> None:
+    def write_file(self: Any, attempt: Any) -> None:
         state = self._source
-        right(self)
+        right(self, attempt)
         state.update(lambda now: replace(now, memtables=now.memtables.logged()))
 
     return write_file
 
 
 def durable_through_last_seq(right: Any) -> Any:
-    return lambda self, wal_id, _last_seq: right(self, wal_id, self.last_seq)
+    return lambda self, file: right(self, replace(file, last_seq=self.last_seq))
 
 
 def replay_too_late(right: Any) -> Any:
@@ -92,10 +94,30 @@ def damaged_wal_is_empty(right: Any) -> Any:
 
 
 def no_fence(_right: Any) -> Any:
-    def write_fence(_store: Any, _paths: Any, candidate: int, *_arguments: Any, **_options: Any) -> int:
-        return candidate - 1
+    def end_wal(_store: Any, _paths: Any, candidate: int, *_arguments: Any, **_options: Any) -> EndedWal:
+        return EndedWal(WalId(candidate - 1), WalId(candidate - 1))
 
-    return write_fence
+    return end_wal
+
+
+def fence_one_id(_right: Any) -> Any:
+    def end_wal(*arguments: Any, **options: Any) -> EndedWal:
+        first = write_fence(*arguments, **options)
+        return EndedWal(first, first)
+
+    return end_wal
+
+
+def finish_any_file(_right: Any) -> Any:
+    def take_created(self: Any) -> Any:
+        for upload in self._unfinished:
+            self._check(upload)
+        created = next((upload for upload in self._unfinished if upload.is_created()), None)
+        if created is not None:
+            self._unfinished.remove(created)
+        return created
+
+    return take_created
 
 
 def await_no_upload(_right: Any) -> Any:

@@ -17,7 +17,17 @@ from unittest.mock import patch
 from flagstone.gc.metadata import Reach
 from flagstone.testing.simulation import mistakes
 from flagstone.testing.simulation.mistakes import Make
-from flagstone.testing.simulation.worlds import ASLEEP, BUSY, DOUBT, GARBAGE, LONG_READS, RIVALS, STALE, TREE
+from flagstone.testing.simulation.worlds import (
+    ASLEEP,
+    BUSY,
+    DOUBT,
+    GARBAGE,
+    LONG_READS,
+    PARALLEL,
+    RIVALS,
+    STALE,
+    TREE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +76,17 @@ MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "no_fence": Mutant(
         "a new writer continues the WAL without a fence",
-        {"flagstone.db.recovery.write_fence": mistakes.no_fence},
+        {"flagstone.db.recovery.end_wal": mistakes.no_fence},
+    ),
+    "fence_one_id": Mutant(
+        "a new writer fences one WAL id, although the former one has several files under way",
+        {"flagstone.db.recovery.end_wal": mistakes.fence_one_id},
+        PARALLEL,
+    ),
+    "finish_any_file": Mutant(
+        "a WAL file makes its rows durable before the files before it are on the store",
+        {"flagstone.wal.uploads.Uploads.take_created": mistakes.finish_any_file},
+        PARALLEL,
     ),
     "replay_too_late": Mutant(
         "recovery replays the WAL from one file too late",

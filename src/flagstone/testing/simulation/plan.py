@@ -25,6 +25,8 @@ PAUSES_S: Final = (0.5, 15.0, 45.0, 400.0, 4_000.0, 90_000.0)
 """How long a machine may be paused: below and above every timeout, trust window and age."""
 NEVER_S: Final = 1e9
 """The interval of disturbances that do not happen."""
+_LATER: Final = 0x57414C
+"""Separates the generator of values that came later from that of the first ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,14 @@ def plan_world(seed: int, *, hours: float | None = None, chosen: Mapping[str, An
         drawn[name] = value = given.get(name, value)
         return value
 
+    later = Ids(seed ^ _LATER)
+
+    def pick_later(name: str, default: Any, *choices: Any) -> Any:
+        # Of another generator, so that older values of a seed stay; a world with chosen values has the default.
+        value = choices[int(later.uniform(0, len(choices)))]
+        drawn[name] = value = given.get(name, default if chosen else value)
+        return value
+
     trouble = pick("trouble", 0.0, 0.3, 1.0, 3.0)
     rates: dict[Fault, float] = {
         "refused": pick("refused", 0.02) * trouble,
@@ -98,6 +108,7 @@ def plan_world(seed: int, *, hours: float | None = None, chosen: Mapping[str, An
         compactions_options=garbage,
     )
     flush_interval_s = pick("flush_interval_s", None, 0.1, 5)
+    hedge_s = pick_later("wal_hedge_s", None, None, None, 0.03, 0.5)
     settings = Settings(
         l0_sst_size_bytes=pick("l0_sst_size_bytes", 600, 2_000, 6_000),
         l0_max_ssts=pick("l0_max_ssts", 4, 8),
@@ -110,6 +121,8 @@ def plan_world(seed: int, *, hours: float | None = None, chosen: Mapping[str, An
         sst_block_size=1024,
         compactor_options=compactor if pick("compactor", True, True, False) else None,
         on_clock_regression="hold",
+        max_parallel_wal_writes=pick_later("max_parallel_wal_writes", 1, 1, 1, 2, 4),
+        wal_hedge_after=None if hedge_s is None else timedelta(seconds=hedge_s),
         garbage_collector_options=collector if pick("collector", False, True) else None,
     )
     plan = Plan(

@@ -25,6 +25,12 @@ RIVALS: Final[Mapping[str, Any]] = {
     "flush_interval_s": 0.1,
 }
 """A world in which three writers take the database away from each other all the time."""
+PARALLEL: Final[Mapping[str, Any]] = {
+    **RIVALS,
+    "max_parallel_wal_writes": 4,
+    "crash_every_s": 60.0,
+}
+"""As `RIVALS`, with several WAL files under way and more crashes."""
 TREE: Final[Mapping[str, Any]] = {
     **BUSY,
     "l0_sst_size_bytes": 600,
