@@ -48,7 +48,7 @@ from flagstone.types import ManifestId, RunId, Seq, Ulid, WalId
 
 T = TypeVar("T")
 
-SIZES: Final = sized((1_000, 10_000, 100_000), quickly=(50,))
+SIZES: Final = sized((1_000, 10_000, 100_000), quickly=(200,))
 ROUNDS: Final = sized(5, quickly=1)
 CHECKPOINTS: Final = sized(1_000, quickly=5)
 FIRST_ID_MS: Final = 1_760_000_000_000
