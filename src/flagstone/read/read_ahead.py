@@ -63,7 +63,7 @@ class LayerBlocks:
         end = bisect_left(self._starts, stop)
         while first < end and self._stops[first] is not None and self._stops[first] <= start:
             first += 1
-        self.positions = range(first, end)
+        self.positions: range = range(first, end)
 
     def sst(self, at: int) -> Sst:
         """The SST at a position."""
@@ -127,11 +127,11 @@ class Stretch:
     __slots__ = ("at", "first", "future", "last", "need", "size")
 
     def __init__(self, at: int, first: int, last: int, size: int, need: Need) -> None:
-        self.at = at
-        self.first = first
-        self.last = last
-        self.size = size
-        self.need = need
+        self.at: int = at
+        self.first: int = first
+        self.last: int = last
+        self.size: int = size
+        self.need: Need = need
         self.future: Future[Pinned] | None = None
 
 
@@ -152,7 +152,7 @@ class ReadAhead:
         self._rest: range | None = None
         self._entered: Stretch | None = None
         self._reached_bytes = 0
-        self.held_bytes = 0
+        self.held_bytes: int = 0
         """The size of all stretches that the scan has not passed."""
 
     @property

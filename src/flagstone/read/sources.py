@@ -133,7 +133,7 @@ class LayerSource(Source):
         self._layer = LayerBlocks(layer, start, stop, pinned, prefix_probe)
         self._pinned = pinned
         self._max_bytes = read_ahead_bytes
-        self.read_ahead = ReadAhead(self._layer, reverse=reverse)
+        self.read_ahead: ReadAhead = ReadAhead(self._layer, reverse=reverse)
         self._blocks_now = 1
         super().__init__(HIGHEST if reverse else LOWEST, reverse=reverse)
         positions = self._layer.positions

@@ -22,7 +22,7 @@ class ReadAheadBudget:
     """
 
     def __init__(self, *, capacity_bytes: int = DEFAULT_READ_AHEAD_BUDGET) -> None:
-        self.capacity_bytes: Final = capacity_bytes
+        self.capacity_bytes: Final[int] = capacity_bytes
         self._lock = Lock()
         self._shares: WeakSet[Share] = WeakSet()
 
@@ -54,8 +54,8 @@ class Share:
     __slots__ = ("__weakref__", "_budget", "held_bytes")
 
     def __init__(self, budget: ReadAheadBudget) -> None:
-        self._budget = budget
-        self.held_bytes = 0
+        self._budget: ReadAheadBudget = budget
+        self.held_bytes: int = 0
 
     def grow(self, size: int) -> bool:
         """Add `size` bytes; False, and no change, if the budget does not have them."""

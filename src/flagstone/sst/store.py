@@ -145,7 +145,7 @@ class SstStore:
         self._paths = paths
         self.cache: Final = cache or SstCache(metrics=registry)
         self.pool: Final = pool or shared_pool()
-        self.read_ahead: Final = read_ahead or ReadAheadBudget()
+        self.read_ahead: Final[ReadAheadBudget] = read_ahead or ReadAheadBudget()
         self._counts = ReadCounts(registry)
         self._lock = Lock()
         self._ssts: dict[Ulid, Sst] = {}
