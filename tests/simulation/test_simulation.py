@@ -9,7 +9,11 @@ import sys
 import pytest
 from tests.simulation.planted_bugs import table, written
 
+from flagstone.runtime.clock import Clock
+from flagstone.store.memory import MemoryStore
+from flagstone.store.port import Upload
 from flagstone.testing.simulate import Run
+from flagstone.testing.simulation import world
 from flagstone.testing.simulation.mutants import MUTANTS, TREE
 from flagstone.testing.simulation.recorded import FOUND, MISSED
 from flagstone.testing.simulation.shrink import shrink
@@ -86,6 +90,27 @@ def test_a_crash_counts_only_if_a_process_has_ended() -> None:
     outcome = Run(3, 0.3, {"crash_every_s": 20.0}).live(lines.append)
     troubled = lines[: next(at for at, line in enumerate(lines) if "the quiet time begins" in line)]
     assert 0 < outcome.faults["crash"] == sum(": crash " in line for line in troubled)
+
+
+@pytest.mark.slow
+def test_no_world_breaks_a_promise_when_ssts_are_uploaded_in_small_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    uploads: list[str] = []
+
+    class SmallParts(MemoryStore):
+        def __init__(self, *, clock: Clock) -> None:
+            super().__init__(clock=clock, part_bytes=300)
+
+        def upload(self, path: str) -> Upload:
+            uploads.append(path)
+            return super().upload(path)
+
+    monkeypatch.setattr(world, "MemoryStore", SmallParts)
+    problems = {seed: Run(seed, 0.05, {}).live().problem for seed in range(40, 46)}
+
+    assert {seed: problem for seed, problem in problems.items() if problem is not None} == {}
+    assert uploads
 
 
 @pytest.mark.slow
