@@ -176,23 +176,17 @@ class ReadAhead:
         stretch = self._indexes.get(at) if number == META else self._containing(at, number)
         return None if stretch is None else stretch.future
 
-    def need(self, at: int, index: BlockIndex, rest: range, max_bytes: int) -> Need:
-        """What to fetch at once: the scan lacks the first block of `rest`, and no fetch under way brings it.
-
-        `rest` are the blocks of the SST that the scan has not used, in its order. The scan has the index in hand; the
-        cache may have evicted it.
-        """
-        number = rest[0]
+    def need(self, at: int, number: int, max_bytes: int) -> Need:
+        """What to fetch at once: the scan lacks that block, and no fetch under way brings it."""
         stretch = self._containing(at, number)
         if stretch is None:
-            self._restart(at, None)
-            self._index, self._rest = index, rest
+            self._restart(at, number)
             size = min(max(self._reached_bytes, FIRST_READ_BYTES), MIN_PARALLEL_BYTES, max_bytes)
             return self._plan_stretch(size).need
         # The fetch of the stretch has failed, or the cache has evicted the block since it was planned.
-        lacking = range(number, stretch.last + self._step, self._step)
+        rest = range(number, stretch.last + self._step, self._step)
         need = stretch.need
-        return Need(need.sst, need.index, [each for each in lacking if not self._blocks.has(at, each)])
+        return Need(need.sst, need.index, [each for each in rest if not self._blocks.has(at, each)])
 
     def plan(self, *, max_bytes: int, max_requests: int, share: Share) -> list[Stretch]:
         """Requests to make now, within these bounds and the budget."""
@@ -255,7 +249,7 @@ class ReadAhead:
         self._stretches.clear()
         self.held_bytes = 0
         self._at, self._rest = at, None
-        if number is not None and self._open_next() and self._rest is not None and number in self._rest:
+        if number is not None and self._open_next() and self._rest is not None:
             self._rest = self._rest[self._rest.index(number) :]
 
     def _open_next(self) -> bool:

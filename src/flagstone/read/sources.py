@@ -183,12 +183,7 @@ class LayerSource(Source):
         if self.ended or self._layer.has(self._at, self._next):
             return None
         pending = self.read_ahead.pending(self._at, self._next)
-        if pending is not None:
-            return pending
-        assert self._index is not None, "the SST is open"
-        end = self._blocks.start - 1 if self.reverse else self._blocks.stop
-        rest = range(self._next, end, -1 if self.reverse else 1)
-        return self.read_ahead.need(self._at, self._index, rest, self._max_bytes)
+        return pending or self.read_ahead.need(self._at, self._next, self._max_bytes)
 
     def pass_blocks(self, limit: bytes, max_blocks: int) -> tuple[list[bytes], bytes, bytes] | None:
         """Forward: whole blocks that end below `limit`, with the bounds of the visible keys.
