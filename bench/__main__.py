@@ -31,6 +31,7 @@ COMPARISONS: Final = {
     "stalls": "bench.stalls",
     "scaling": "bench.scaling",
     "latency": "bench.latency",
+    "wal-uploads": "bench.wal_uploads",
     "remote": "bench.remote",
     "spark": "bench.spark",
     "spark-compaction": "bench.spark_compaction",
