@@ -33,6 +33,7 @@ COMPARISONS: Final = {
     "metadata": "bench.metadata",
     "latency": "bench.latency",
     "threads": "bench.threads",
+    "wal-uploads": "bench.wal_uploads",
     "remote": "bench.remote",
     "spark": "bench.spark",
     "spark-compaction": "bench.spark_compaction",

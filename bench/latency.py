@@ -116,7 +116,7 @@ def durable_puts(profile: Profile, writers: int) -> Seen:
                 seen.calls.append(time.perf_counter() - started)
                 number += writers
 
-        _together(write, writers)
+        together(write, writers)
     return seen
 
 
@@ -133,11 +133,12 @@ def paced_puts(profile: Profile, rate: int, writers: int, *, durable: bool) -> S
                 db.put(key(number), VALUE, await_durable=durable)
                 seen.calls.append(time.perf_counter() - started)
 
-        _together(write, writers)
+        together(write, writers)
     return seen
 
 
-def _together(work: Callable[[int], None], count: int) -> None:
+def together(work: Callable[[int], None], count: int) -> None:
+    """Run `work` in that many threads."""
     threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
     for thread in threads:
         thread.start()

@@ -105,7 +105,8 @@ class LatencyStore:
 
     @property
     def url(self) -> str:
-        return self._inner.url
+        # Not that of the inner store, which is near.
+        return f"simulated://{self._profile.name}"
 
     def get(self, path: str) -> StoredObject:
         return self._received(self._inner.get, path)

@@ -56,7 +56,7 @@ def test_a_change_that_a_consumer_does_not_receive_is_found() -> None:
         return (None, 0.0) if batch is not None and taken == 20 else (batch, wait_s)
 
     with patch.object(Follower, "take", take):
-        problem = live(1, "consumer").problem
+        problem = live(2, "consumer").problem
     assert problem is not None
     assert "did not receive write" in problem
 

@@ -2,7 +2,8 @@
 
 A store far away takes its time for each request. Several files under way at once shorten the wait for the next file.
 They are finished in order: a file counts only when all files before it are on the store. At most `limit` files are
-unfinished, so a writer that is replaced leaves at most that many ids in doubt (`flagstone.wal.takeover`).
+unfinished, so a writer that is replaced leaves at most that many ids in doubt (`flagstone.wal.takeover`). After a file
+that several callers shared, the next one waits a moment for them.
 
 A request that takes long is repeated after a while (a hedge), and the first success counts. Both requests create the
 object only if it is absent, and both carry the same token, so the later one finds its own file.
@@ -29,6 +30,8 @@ FIRST_PAUSE_S: Final = 0.1
 LONGEST_PAUSE_S: Final = 5.0
 _THREADS_PER_FILE: Final = 4
 """A slow request occupies its thread after another one has succeeded."""
+_GATHER: Final = 0.1
+"""The part of the time of an upload that the callers of a finished file get to write again."""
 _WEIGHT: Final = 0.1
 """How much the last file counts in the average time of an upload."""
 
@@ -43,6 +46,7 @@ class Upload:
     token: str
     started_at: float
     hedge_at: float
+    commits: int
     requests: list[Future[ObjectVersion]] = field(default_factory=list)
     retry_at: float = inf
     tries: int = 0
@@ -102,20 +106,23 @@ class Uploads:
         self._wake = wake
         self._pool = IoPool(max_workers=_THREADS_PER_FILE * limit, name="flagstone-wal")
         self._unfinished: deque[Upload] = deque()
-        self._started_at = -inf
+        self._started_at = self._gather_until = -inf
         self._mean_s = 0.0
+        self._last_seq = 0
 
     def start_in_s(self) -> float:
         """Seconds until another file may be started; infinite while there are as many as allowed."""
         if len(self._unfinished) >= self._limit:
             return inf
         gap_s = plan_gap_s(len(self._unfinished), self._limit, self._mean_s)
-        return max(0.0, self._started_at + gap_s - self._clock.monotonic())
+        start_at = max(self._started_at + gap_s, self._gather_until)
+        return max(0.0, start_at - self._clock.monotonic())
 
     def start(self, file: Any, path: str, data: bytes, token: str) -> None:
         """Send a file."""
         now = self._started_at = self._clock.monotonic()
-        upload = Upload(file, path, data, token, now, now + self._hedge_after_s)
+        commits, self._last_seq = file.last_seq - self._last_seq, file.last_seq
+        upload = Upload(file, path, data, token, now, now + self._hedge_after_s, commits)
         self._unfinished.append(upload)
         self._send(upload)
 
@@ -132,7 +139,11 @@ class Uploads:
         if not self._unfinished or not self._unfinished[0].is_created():
             return None
         upload = self._unfinished.popleft()
-        self._mean_s += _WEIGHT * (self._clock.monotonic() - upload.started_at - self._mean_s)
+        now = self._clock.monotonic()
+        self._mean_s += _WEIGHT * (now - upload.started_at - self._mean_s)
+        if upload.commits > 1:
+            # Its callers write again at once. They share a file if the next one waits for them a moment.
+            self._gather_until = now + _GATHER * self._mean_s
         return upload
 
     def send_more(self) -> float:

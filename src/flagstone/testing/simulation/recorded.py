@@ -62,7 +62,7 @@ FOUND: Final[dict[str, Found]] = {
     "collect_checkpointed_manifests": Found(2, 0.2, 579),
     "collect_checkpointed_wal": Found(1, 0.2, 516),
     "collect_wal_after_replay": Found(11, 0.5, 1372),
-    "collect_output_of_flushes": Found(11, 1, 2436),
+    "collect_output_of_flushes": Found(8, 0.5, 1799),
 }
 
 MISSED: Final[dict[str, str]] = {
