@@ -189,7 +189,7 @@ def cold_task_gets() -> Go:
 
 
 Way = tuple[str, Callable[[], Go], int]
-"""Who works, how a process prepares it, and how many such processes run at once."""
+"""What works, how a process prepares it, and how many such processes run at once."""
 
 
 def _warm(layers: int) -> list[Way]:

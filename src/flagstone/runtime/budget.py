@@ -1,6 +1,6 @@
 """One memory budget for all databases that this process has open.
 
-Who asks, and what happens if there is no room:
+The components that ask, and what happens if there is no room:
 
     rows in memtables   `RowAccount.ask`, in steps; the writers of that database wait
     a flush             `MemoryBudget.flushing`, from a reserved part; the flush waits for other flushes only

@@ -141,8 +141,14 @@ def _judge_continuity(report: Report, latest: Manifest, present: list[int], path
     needed = present[bisect_left(present, first) :]
     last = max([*needed[-1:], latest.wal_id_last_seen])
     for start, stop in missing_runs(needed, first, last + 1):
-        if last <= start + allowed_hole(latest):
-            return  # the files of a writer with several under way, or what its crash left for the next owner
+        if latest.wal_id_last_seen < start and last <= start + allowed_hole(latest):
+            report.add(
+                "warning",
+                paths.wal(WalId(start)),
+                "missing: a writer with several WAL files under way is creating it, or has crashed; the next opening "
+                "by Flagstone, or a repair, drops the files after it",
+            )
+            return
         hidden = len(needed) - bisect_left(needed, stop)
         count = "" if stop - start == 1 else f" like {stop - start - 1} more, up to file {stop - 1}"
         report.add(
