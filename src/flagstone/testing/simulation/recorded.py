@@ -51,18 +51,18 @@ FOUND: Final[dict[str, Found]] = {
     "skip_fence_check": Found(5, 0.5, 1252),
     "manifest_written_again": Found(2, 0.02, 61),
     "adopt_older_manifest": Found(3, 0.5, 1631),
-    "skip_boundary": Found(10, 0.3, 751),
+    "skip_boundary": Found(161, 1, 3044),
     "restored_with_wal": Found(36, 0.3, 1078),
     "restored_without_step": Found(1, 0.01, 30),
     "trust_lost_reply": Found(2, 0.3, 776),
     "trust_any_winner": Found(5, 0.5, 1526),
     "deny_own_write": Found(1, 0.05, 76),
-    "no_boundary": Found(20, 1, 853),
+    "no_boundary": Found(44, 1, 2850),
     "collect_checkpointed_ssts": Found(2, 0.2, 583),
     "collect_checkpointed_manifests": Found(2, 0.2, 579),
     "collect_checkpointed_wal": Found(1, 0.2, 516),
-    "collect_wal_after_replay": Found(11, 0.5, 1372),
-    "collect_output_of_flushes": Found(8, 0.5, 1799),
+    "collect_wal_after_replay": Found(41, 0.3, 882),
+    "collect_output_of_flushes": Found(97, 1, 3086),
 }
 
 MISSED: Final[dict[str, str]] = {
