@@ -321,7 +321,24 @@ class Verifier:
             self._note("wal fence" if check.is_fence else "wal", check)
         if latest is not None:
             now_s = self._clock.now_ms() // 1000
-            judge_wal(self._report, latest, manifests, present, paths=self._paths, now_s=now_s)
+            judge_wal(
+                self._report,
+                latest,
+                manifests,
+                present,
+                paths=self._paths,
+                now_s=now_s,
+                reread=lambda: self._reread(latest),
+            )
+
+    def _reread(self, known: Manifest) -> Manifest:
+        """The newest manifest; `known` if it cannot be read now, which the walk reports elsewhere."""
+        newest = self._newest_manifest()
+        with suppress(CorruptData, ObjectMissing):
+            if newest is not None:
+                path = self._paths.manifest(ManifestId(newest))
+                return load_manifest(self._store.get(path).data, path)
+        return known
 
     def _report_ssts(self, paths: Iterable[str], checks: Mapping[str, SstCheck | None]) -> None:
         for path in paths:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import NamedTuple
 
 from flagstone.metadata.annotations import ParallelWal
@@ -61,9 +60,9 @@ def end_wal(
     if record is None:
         return EndedWal(first, first)
     last = WalId(first + record.limit - 1)
-    after = [WalId(wal_id) for wal_id in range(first + 1, last + 1)]
-    taken = pool.map_ordered(partial(_is_taken, wal_store, paths), after)
-    void = [wal_id for wal_id, held in zip(after, taken, strict=True) if held]
+    # One after the other: a crash between them leaves no hole, which the next owner would have to look for.
+    after = (WalId(wal_id) for wal_id in range(first + 1, last + 1))
+    void = [wal_id for wal_id in after if _is_taken(wal_store, paths, wal_id)]
     if void:
         refresh()
     if claimed.writer_epoch - record.settled_epoch > 1:

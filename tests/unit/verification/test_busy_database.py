@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from uuid import UUID
 
 import flagstone
 from flagstone import Admin
@@ -70,3 +71,30 @@ def test_a_missing_sst_of_a_checkpoint_is_damage_however_busy_the_database_is() 
 
     assert store.walks == WALKS + 1
     assert not report.ok
+
+
+class RestoredStore(MemoryStore):
+    """Before each listing of the WAL the database is restored, and a new writer writes after the skipped number."""
+
+    checkpoint: UUID | None = None
+
+    def list(self, prefix: str, *, after: str | None = None) -> Iterator[ObjectMeta]:
+        if prefix == "db/wal" and (checkpoint := self.checkpoint) is not None:
+            self.checkpoint = None
+            Admin("db", store=self).restore(checkpoint)
+            with flagstone.open("db", store=self, settings=QUIET) as db:
+                db.put(b"later", b"1", await_durable=True)
+            self.checkpoint = checkpoint
+        return super().list(prefix, after=after)
+
+
+def test_numbers_that_a_restore_skips_during_the_walk_are_no_damage() -> None:
+    store = RestoredStore()
+    with flagstone.open("db", store=store, settings=QUIET) as db:
+        db.put(b"a", b"1", await_durable=True)
+        checkpoint = Admin("db", store=store).create_checkpoint().id
+        db.put(b"b", b"2", await_durable=True)
+    store.checkpoint = checkpoint
+    report = Admin("db", store=store).verify()
+    store.checkpoint = None
+    assert report.damage == []
