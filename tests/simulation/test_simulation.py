@@ -10,13 +10,13 @@ import pytest
 from tests.simulation.planted_bugs import table, written
 
 from flagstone.runtime.clock import Clock
-from flagstone.store.memory import MemoryStore
 from flagstone.store.port import Upload
 from flagstone.testing.simulate import Run
 from flagstone.testing.simulation import world
 from flagstone.testing.simulation.mutants import MUTANTS, TREE
 from flagstone.testing.simulation.recorded import FOUND, MISSED
 from flagstone.testing.simulation.shrink import shrink
+from flagstone.testing.simulation.stores import DamageableStore
 from flagstone.testing.simulation.world import simulate
 
 SLICE = range(1, 97)
@@ -98,7 +98,7 @@ def test_no_world_breaks_a_promise_when_ssts_are_uploaded_in_small_parts(
 ) -> None:
     uploads: list[str] = []
 
-    class SmallParts(MemoryStore):
+    class SmallParts(DamageableStore):
         def __init__(self, *, clock: Clock) -> None:
             super().__init__(clock=clock, part_bytes=300)
 
@@ -106,7 +106,7 @@ def test_no_world_breaks_a_promise_when_ssts_are_uploaded_in_small_parts(
             uploads.append(path)
             return super().upload(path)
 
-    monkeypatch.setattr(world, "MemoryStore", SmallParts)
+    monkeypatch.setattr(world, "DamageableStore", SmallParts)
     problems = {seed: Run(seed, 0.05, {}).live().problem for seed in range(40, 46)}
 
     assert {seed: problem for seed, problem in problems.items() if problem is not None} == {}

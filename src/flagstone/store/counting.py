@@ -55,7 +55,7 @@ _SLATEDB_LABELS: Final = {
     "head": ("get", "head"),
     "list": ("get", "list"),
     "put": ("put", "put"),
-    "upload": ("put", "put_multipart"),
+    "upload": ("put", "put"),
     "put_if_absent": ("put", "put"),
     "put_if_match": ("put", "put"),
     "copy": ("put", "copy"),

@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 from flagstone.runtime.clock import Clock
 from flagstone.store.commit_log import CommitRecord, RecordState, folder_bounds
-from flagstone.store.memory import MemoryStore
+from flagstone.store.memory import PART_BYTES, MemoryStore
 from flagstone.store.port import Range, StoredObject
 from flagstone.testing.simulation.network import Link, Network
 from flagstone.testing.simulation.scheduler import Process
@@ -22,8 +22,8 @@ _DAMAGED_ANSWERS: Final = 0.1
 class DamageableStore(MemoryStore):
     """A store that loses bits without notice: the version and the time of a damaged object stay as they were."""
 
-    def __init__(self, *, clock: Clock) -> None:
-        super().__init__(clock=clock)
+    def __init__(self, *, clock: Clock, part_bytes: int = PART_BYTES) -> None:
+        super().__init__(clock=clock, part_bytes=part_bytes)
         self.ever_damaged: set[str] = set()
         self._whole: dict[str, tuple[bytes, bytes]] = {}
         """For each damaged object: its bytes, and the damaged ones."""
