@@ -15,6 +15,7 @@ BUSY: Final[Mapping[str, Any]] = {
     "idle_s": 1.0,
     "latency_s": 0.02,
     "wal_enabled": True,
+    "max_parallel_wal_writes": 1,
 }
 """A world in which the clients of two writers have much to do, without further roles."""
 RIVALS: Final[Mapping[str, Any]] = {
