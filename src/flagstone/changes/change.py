@@ -9,6 +9,7 @@ from typing import Final, Literal, NamedTuple
 from flagstone.errors import InvalidRequest
 from flagstone.metadata.annotations import UNKNOWN_SEQ, Position
 from flagstone.metadata.manifest import NO_WAL, Manifest
+from flagstone.metadata.parallel_wal import allowed_hole, settled_end
 from flagstone.metadata.stores import ManifestStore
 from flagstone.runtime.pool import IoPool, shared_pool
 from flagstone.store.paths import DbPaths
@@ -16,7 +17,6 @@ from flagstone.store.port import ObjectMissing, ObjectStore
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, WalId
 from flagstone.wal.frontier import check_step
 from flagstone.wal.replay import FetchedWal, decode_wal, fetch_in_order
-from flagstone.wal.takeover import allowed_hole, settled_end
 
 Operation = Literal["put", "delete", "merge"]
 

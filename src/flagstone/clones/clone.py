@@ -227,13 +227,7 @@ class Cloner:
 
     def _frontier(self, paths: DbPaths, manifest: Manifest) -> WalId:
         """The last WAL file, which an active writer may extend: every file on the store is durable."""
-        return find_frontier(
-            self._wal_store,
-            paths,
-            manifest.replay_after_wal_id,
-            expected=manifest.wal_id_last_seen,
-            pool=shared_pool(),
-        )
+        return find_frontier(self._wal_store, paths, manifest, pool=shared_pool())
 
     # -- after it -----------------------------------------------------------------------------------------
 

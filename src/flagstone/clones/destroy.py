@@ -294,13 +294,7 @@ class Destroyer:
         return self._manifests.update(lambda now: note_fence(now.value, fence_id))
 
     def _fence_wal(self, claimed: Manifest) -> WalId:
-        frontier = find_frontier(
-            self._wal_store,
-            self._paths,
-            claimed.replay_after_wal_id,
-            expected=claimed.wal_id_last_seen,
-            pool=self._pool,
-        )
+        frontier = find_frontier(self._wal_store, self._paths, claimed, pool=self._pool)
         ended = end_wal(
             self._wal_store,
             self._paths,

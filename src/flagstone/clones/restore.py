@@ -76,9 +76,7 @@ def restore(
     parted = _part_rows(rows, checkpointed, current, segment_extractor)
     # Before the claim, as when a writer opens the database: a writer that claims it later takes these ids with its own
     # fence. An end that is found afterwards may be that writer's, and the fence would stop it.
-    frontier = find_frontier(
-        wal_store, paths, current.replay_after_wal_id, expected=current.wal_id_last_seen, pool=shared_pool()
-    )
+    frontier = find_frontier(wal_store, paths, current, pool=shared_pool())
     writer, claimed = claim_writer(manifests)
     compactor, _ = _claim_compactor(manifests, writer)
     end, last_seq, last_tick = _end_wal(

@@ -20,14 +20,14 @@ from flagstone.errors import Closed, InvalidRequest
 from flagstone.lsm.segments import check_extractor
 from flagstone.metadata.fencing import Fence, claim_writer
 from flagstone.metadata.manifest import Manifest, new_manifest
-from flagstone.metadata.parallel_wal import find_parallel_wal, note_settled
+from flagstone.metadata.parallel_wal import allowed_hole, find_parallel_wal, note_settled
 from flagstone.metadata.sequenced import SequencedConflict, Versioned
 from flagstone.metadata.stores import ManifestStore
 from flagstone.read.view import is_long
 from flagstone.types import ManifestId, Seq, WalId
 from flagstone.wal.frontier import WalDamaged, check_no_hole, find_frontier
 from flagstone.wal.replay import ReplayedFile, WalTruncated, replay
-from flagstone.wal.takeover import EndedWal, allowed_hole, end_wal
+from flagstone.wal.takeover import EndedWal, end_wal
 from flagstone.write.key_check import KeyRanges, SegmentCheck, WritableRangeCheck
 from flagstone.write.state import Memtables
 from flagstone.write.writer_state import Recovered
@@ -135,8 +135,7 @@ def _note_settled(env: Environment, ended: EndedWal, now: Versioned[Manifest]) -
 
 
 def _find_frontier(env: Environment, manifest: Manifest) -> WalId:
-    after, expected = manifest.replay_after_wal_id, manifest.wal_id_last_seen
-    return find_frontier(env.wal_store, env.paths, after, expected=expected, pool=env.pool)
+    return find_frontier(env.wal_store, env.paths, manifest, pool=env.pool)
 
 
 def _find_end(env: Environment, manifests: ManifestStore) -> WalId:

@@ -35,6 +35,18 @@ def find_parallel_wal(manifest: Manifest) -> ParallelWal | None:
     return None if checkpoint is None else decode_parallel_wal(checkpoint)
 
 
+def settled_end(manifest: Manifest) -> WalId | None:
+    """The file after which an empty file means that a takeover is under way; None if no file has that meaning."""
+    record = find_parallel_wal(manifest)
+    return None if record is None else record.through
+
+
+def allowed_hole(manifest: Manifest) -> int:
+    """How many ids after the end of the WAL may be missing before files that exist."""
+    record = find_parallel_wal(manifest)
+    return 0 if record is None else record.limit - 1
+
+
 def note_claim(before: Manifest, claimed: Manifest, *, limit: int, manifest_id: ManifestId) -> Manifest:
     """`claimed` follows `before` with a higher epoch. Its writer will send up to `limit` files at once."""
     record = find_parallel_wal(before)

@@ -16,6 +16,7 @@ from flagstone.metadata.boundary import Boundary
 from flagstone.metadata.compactions import Compactions
 from flagstone.metadata.destruction import find_mark
 from flagstone.metadata.manifest import Manifest
+from flagstone.metadata.parallel_wal import allowed_hole, settled_end
 from flagstone.metadata.sequenced import SequencedObject
 from flagstone.metadata.stores import CompactionsStore, ManifestStore
 from flagstone.runtime.clock import Clock
@@ -25,7 +26,6 @@ from flagstone.store.port import ObjectMeta, ObjectMissing, ObjectStore
 from flagstone.types import CompactionsId, EntryTuple, ManifestId, Ulid, WalId
 from flagstone.wal.frontier import FENCE, VOID
 from flagstone.wal.replay import decode_wal, replay
-from flagstone.wal.takeover import allowed_hole, settled_end
 
 _ATTEMPTS: Final = 5
 _NEWEST_FORMAT: Final = 2

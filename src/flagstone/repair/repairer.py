@@ -142,8 +142,7 @@ class Repairer:
             return latest
 
         pool, value = shared_pool(), claimed.value
-        expected, after = value.wal_id_last_seen, value.replay_after_wal_id
-        frontier = find_frontier(self._wal_store, self._paths, after, expected=expected, pool=pool)
+        frontier = find_frontier(self._wal_store, self._paths, value, pool=pool)
         ended = end_wal(self._wal_store, self._paths, WalId(frontier + 1), value, refresh=refresh, pool=pool)
         manifests.update(
             fence.guard(

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from flagstone.metadata.manifest import Manifest
-from flagstone.metadata.parallel_wal import find_parallel_wal
+from flagstone.metadata.parallel_wal import allowed_hole, find_parallel_wal
 from flagstone.repair.facts import Facts, WalFile
 from flagstone.repair.plan import (
     CLOCK_TOLERANCE_MS,
@@ -30,7 +30,6 @@ from flagstone.repair.plan import (
 )
 from flagstone.runtime.ids import ulid_ms
 from flagstone.types import EntryTuple, ManifestId, Ulid, WalId
-from flagstone.wal.takeover import allowed_hole
 
 Batch = list[EntryTuple]
 

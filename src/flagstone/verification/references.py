@@ -9,13 +9,13 @@ from itertools import pairwise
 from flagstone.lsm.tree import SstView
 from flagstone.metadata.annotations import decode_retention
 from flagstone.metadata.manifest import Manifest, SsTable
+from flagstone.metadata.parallel_wal import allowed_hole
 from flagstone.runtime.ids import ulid_text
 from flagstone.store.paths import DbPaths
 from flagstone.types import ManifestId, Ulid, WalId
 from flagstone.verification.report import Report
 from flagstone.verification.ssts import SstCheck
 from flagstone.wal.frontier import FIRST_FENCE, is_loss
-from flagstone.wal.takeover import allowed_hole
 
 
 def sst_paths(manifest: Manifest, own: DbPaths) -> dict[Ulid, str]:

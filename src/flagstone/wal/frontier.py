@@ -3,8 +3,9 @@
 Finding. WAL ids are contiguous above `replay_after`, so "does file n exist" is true up to the end and false after it.
 The end is found by probes: leap forward until a miss, then narrow down. A listing would walk over all files that
 garbage collection has not removed yet. A hole hides the files after it: the search may stop at any id that exists and
-has no successor. Files are created in order by one writer at a time and removed only at or below `replay_after`, so
-only damage makes a hole, and `verify` reports it.
+has no successor. Files are removed only at or below `replay_after`. One writer at a time creates them in order, so only
+damage makes a hole, and `verify` reports it. A writer with several files under way creates them in any order: the
+manifest says how many ids may be missing before a file that exists, and the search ends before the first of them.
 
 Proving. Sequence numbers ascend by one, with exceptions. A bulk load, a restored state and a writer without a WAL take
 sequence numbers that are never in the WAL; those are in SSTs, at or below the manifest's `last_l0_seq`. SlateDB skips a
@@ -26,7 +27,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from flagstone.errors import CorruptData, Unavailable
-from flagstone.metadata.manifest import Manifest
+from flagstone.metadata.manifest import NO_WAL, Manifest
+from flagstone.metadata.parallel_wal import allowed_hole
 from flagstone.runtime.pool import IoPool
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectExists, ObjectMissing, ObjectStore
@@ -88,23 +90,36 @@ def apply_answers(search: FrontierSearch, answers: Mapping[int, bool]) -> Fronti
 def find_frontier(
     store: ObjectStore,
     paths: DbPaths,
-    replay_after: WalId,
+    manifest: Manifest,
     *,
-    expected: WalId | None = None,
+    after: WalId = NO_WAL,
     pool: IoPool | None = None,
 ) -> WalId:
-    """The last WAL file, or `replay_after` when there is none above it.
+    """The last WAL file before any hole, or the manifest's `replay_after_wal_id` if there is none above it.
 
-    `expected` is the probable end: the manifest's `wal_id_last_seen`. If it is right, two requests suffice (one if it
-    equals `replay_after`). Without it, or if it lags, the number of requests grows with the logarithm of the distance.
-    With a `pool`, the probes of a round overlap; without, they are made one after the other and stop at the first miss.
-    Another writer may create the next file at any time: the answer is a lower bound that only a fence makes final.
+    Files up to `after` are known to exist. `wal_id_last_seen` is the probable end. If it is right, two requests suffice
+    (one if it equals `replay_after_wal_id`). If it lags, the number of requests grows with the logarithm of the
+    distance. Holes that the manifest allows cost one request each. With a `pool`, the probes of a round overlap;
+    without, they are made one after the other and stop at the first miss. Another writer may create the next file at
+    any time: the answer is a lower bound that only a fence makes final.
     """
-    search = FrontierSearch(replay_after, expected=replay_after if expected is None else expected)
+    after = max(after, manifest.replay_after_wal_id)
+    search = FrontierSearch(after, expected=max(after, manifest.wal_id_last_seen))
     while not search.done:
         wal_ids = plan_probes(search, width=1 if pool is None else _WIDTH)
         search = apply_answers(search, _fetch_answers(store, paths, wal_ids, pool))
-    return WalId(search.present)
+    return before_hole(store, paths, manifest, WalId(search.present), pool=pool)
+
+
+def before_hole(
+    store: ObjectStore, paths: DbPaths, manifest: Manifest, last: WalId, *, pool: IoPool | None = None
+) -> WalId:
+    """The last file before the holes that `manifest` allows before file `last`; `last` itself if there is none."""
+    # Without the files up to `wal_id_last_seen` the WAL is damaged, which replay reports.
+    in_order = max(manifest.replay_after_wal_id, manifest.wal_id_last_seen)
+    wal_ids = list(range(max(in_order + 1, last - allowed_hole(manifest)), last))
+    answers = _fetch_answers(store, paths, wal_ids, pool)
+    return WalId(min((wal_id for wal_id, exists in answers.items() if not exists), default=last + 1) - 1)
 
 
 def _fetch_answers(
@@ -232,13 +247,7 @@ def write_fence(
     manifest = claimed
     for _ in range(_ATTEMPTS):
         if candidate <= manifest.replay_after_wal_id:
-            frontier = find_frontier(
-                wal_store,
-                paths,
-                manifest.replay_after_wal_id,
-                expected=manifest.wal_id_last_seen,
-                pool=pool,
-            )
+            frontier = find_frontier(wal_store, paths, manifest, pool=pool)
             candidate = WalId(frontier + 1)
             # After the search: a writer that claims the database later takes this id with its own fence.
             manifest = refresh()

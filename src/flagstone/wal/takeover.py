@@ -30,7 +30,7 @@ from flagstone.runtime.pool import IoPool
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectExists, ObjectStore
 from flagstone.types import WalId
-from flagstone.wal.frontier import VOID, write_fence
+from flagstone.wal.frontier import VOID, before_hole, write_fence
 
 _log = logging.getLogger("flagstone.wal")
 
@@ -55,14 +55,17 @@ def end_wal(
 
     After a crash in here the next owner does the same again.
     """
-    first = write_fence(wal_store, paths, candidate, claimed, refresh=refresh, pool=pool)
     record = find_parallel_wal(claimed)
+    if record is not None:
+        # The caller may have found the candidate by a manifest that did not allow holes yet.
+        candidate = WalId(before_hole(wal_store, paths, claimed, WalId(candidate - 1), pool=pool) + 1)
+    first = write_fence(wal_store, paths, candidate, claimed, refresh=refresh, pool=pool)
     if record is None:
         return EndedWal(first, first)
     last = WalId(first + record.limit - 1)
     # One after the other: a crash between them leaves no hole, which the next owner would have to look for.
-    after = (WalId(wal_id) for wal_id in range(first + 1, last + 1))
-    void = [wal_id for wal_id in after if _is_taken(wal_store, paths, wal_id)]
+    following = (WalId(wal_id) for wal_id in range(first + 1, last + 1))
+    void = [wal_id for wal_id in following if _is_taken(wal_store, paths, wal_id)]
     if void:
         refresh()
     if claimed.writer_epoch - record.settled_epoch > 1:
@@ -86,18 +89,6 @@ def plan_void(record: ParallelWal, sizes: Mapping[WalId, int], end: WalId) -> li
         return []
     zone = range(fence + 1, min(fence + record.limit, end))
     return [WalId(wal_id) for wal_id in zone if sizes.get(WalId(wal_id), 0) > len(VOID)]
-
-
-def settled_end(manifest: Manifest) -> WalId | None:
-    """The file after which an empty file means that a takeover is under way; None if no file has that meaning."""
-    record = find_parallel_wal(manifest)
-    return None if record is None else record.through
-
-
-def allowed_hole(manifest: Manifest) -> int:
-    """How many ids after the end of the WAL may be missing before files that exist."""
-    record = find_parallel_wal(manifest)
-    return 0 if record is None else record.limit - 1
 
 
 def _is_taken(wal_store: ObjectStore, paths: DbPaths, wal_id: WalId) -> bool:

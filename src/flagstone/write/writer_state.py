@@ -29,8 +29,7 @@ on the memtable removes these rows before it does anything else.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
@@ -316,19 +315,18 @@ class WriterState:
         with self.lock:
             return self._freeze()
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Make writers wait while the block runs. Writes that have begun are finished before it starts."""
+    def hold(self) -> None:
+        """Make writers wait until `release`. Writes that have begun are finished before this returns."""
         self.update(lambda now: replace(now, held=True))
-        try:
-            yield
-        finally:
-            self.update(lambda now: replace(now, held=False))
+
+    def release(self) -> None:
+        """Let writers go on."""
+        self.update(lambda now: replace(now, held=False))
 
     def skip_to(self, seq: int, ranges: Sequence[KeyRange]) -> None:
         """A bulk load wrote rows of these ranges under `seq`, into SSTs. Later writes get larger sequence numbers.
 
-        The caller holds the writers (`held`), and every write is durable. A `seq` below `last_seq` changes nothing.
+        The caller holds the writers (`hold`), and every write is durable. A `seq` below `last_seq` changes nothing.
         """
         with self.lock:
             if self.durable_seq != self.last_seq:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from flagstone.metadata.manifest import Manifest
 from flagstone.runtime.pool import IoPool
 from flagstone.store.local import LocalStore
 from flagstone.store.paths import DbPaths
@@ -18,8 +20,12 @@ if TYPE_CHECKING:
 PATHS = DbPaths("db")
 
 
+def seen(replay_after: int, last_seen: int = 0) -> Manifest:
+    return Manifest(replay_after_wal_id=WalId(replay_after), wal_id_last_seen=WalId(last_seen))
+
+
 def test_an_empty_wal_ends_at_the_replay_start(wal: WalFiles, pool: IoPool) -> None:
-    assert find_frontier(wal.store, PATHS, WalId(0), pool=pool) == 0
+    assert find_frontier(wal.store, PATHS, Manifest(), pool=pool) == 0
     assert wal.requests == {"head": 1}
 
 
@@ -39,7 +45,7 @@ def test_an_ordinary_open_takes_few_requests(
 ) -> None:
     wal.add_files(1, last)
 
-    found = find_frontier(wal.store, PATHS, WalId(replay_after), expected=WalId(expected), pool=pool)
+    found = find_frontier(wal.store, PATHS, seen(replay_after, expected), pool=pool)
 
     assert found == last
     assert wal.requests == {"head": requests}
@@ -49,29 +55,29 @@ def test_an_ordinary_open_takes_few_requests(
 def test_without_a_pool_probing_stops_at_the_first_miss(wal: WalFiles, last: int, requests: int) -> None:
     wal.add_files(1, last)
 
-    assert find_frontier(wal.store, PATHS, WalId(7)) == last
+    assert find_frontier(wal.store, PATHS, seen(7)) == last
     assert wal.requests == {"head": requests}
 
 
 def test_the_end_of_thousands_of_wal_files_is_found_with_few_requests(wal: WalFiles, pool: IoPool) -> None:
     wal.add_files(1, 4096)
 
-    assert find_frontier(wal.store, PATHS, WalId(3), expected=WalId(3), pool=pool) == 4096
+    assert find_frontier(wal.store, PATHS, seen(3, 3), pool=pool) == 4096
     assert wal.requests["head"] < 50
 
 
 def test_the_end_is_found_when_the_expected_file_does_not_exist(wal: WalFiles, pool: IoPool) -> None:
     wal.add_files(1, 20)
 
-    assert find_frontier(wal.store, PATHS, WalId(3), expected=WalId(90), pool=pool) == 20
-    assert find_frontier(wal.store, PATHS, WalId(3), expected=WalId(90)) == 20
+    assert find_frontier(wal.store, PATHS, seen(3, 90), pool=pool) == 20
+    assert find_frontier(wal.store, PATHS, seen(3, 90)) == 20
 
 
 def test_a_missing_wal_file_ends_the_wal(wal: WalFiles) -> None:
     wal.add_files(1, 3)
     wal.remove(2)
 
-    assert find_frontier(wal.store, PATHS, WalId(0)) == 1
+    assert find_frontier(wal.store, PATHS, Manifest()) == 1
 
 
 def test_a_missing_wal_file_below_the_expected_one_does_not_end_the_wal(wal: WalFiles) -> None:
@@ -79,7 +85,7 @@ def test_a_missing_wal_file_below_the_expected_one_does_not_end_the_wal(wal: Wal
     wal.add_files(1, 5)
     wal.remove(2)
 
-    assert find_frontier(wal.store, PATHS, WalId(0), expected=WalId(5)) == 5
+    assert find_frontier(wal.store, PATHS, seen(0, 5)) == 5
 
 
 @pytest.mark.parametrize(("name", "last"), [("crash", 5), ("fencing", 5), ("wal_store", 3), ("gc", 10)])
@@ -90,8 +96,7 @@ def test_the_end_of_a_wal_of_the_official_writer_is_found(name: str, last: int, 
     found = find_frontier(
         LocalStore(database.wal_store or database.store),
         DbPaths(database.path),
-        manifest.replay_after_wal_id,
-        expected=manifest.wal_id_last_seen if hinted else None,
+        manifest if hinted else replace(manifest, wal_id_last_seen=manifest.replay_after_wal_id),
     )
 
     assert found == last

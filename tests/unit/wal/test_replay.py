@@ -203,7 +203,7 @@ def test_replaying_a_wal_of_the_official_writer_gives_its_rows(name: str, pool: 
     reader = PlainReader(database)
     manifest = reader.manifests.require_latest().value
     store, paths = LocalStore(database.wal_store or database.store), DbPaths(database.path)
-    last = find_frontier(store, paths, manifest.replay_after_wal_id, pool=pool)
+    last = find_frontier(store, paths, manifest, pool=pool)
 
     rows: dict[bytes, dict[int, EntryTuple]] = {}
     for sst_row in reader._table_rows(manifest):

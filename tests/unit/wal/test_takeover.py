@@ -137,6 +137,30 @@ def test_a_replaced_writer_reports_nothing_after_the_hole_and_its_rows_there_do_
         old.close()
 
 
+@pytest.mark.parametrize("before", range(1, 13))
+@pytest.mark.parametrize("missing", [1, 2, 3])
+def test_a_hole_ends_the_wal_wherever_the_search_for_the_end_looks(before: int, missing: int) -> None:
+    inner = MemoryStore()
+    store = HeldStore(inner, range(FIRST_ID + before, FIRST_ID + before + missing))
+    old = opened(store)
+    handles = write_each(old, store, before + 4)
+    handles[before - 1].wait(20)
+    expected = {b"%d" % number: b"v" for number in range(before)}
+
+    with flagstone.open_reader("db", store=inner, mode="latest") as reader:
+        assert dict(reader.scan()) == expected
+    admin = flagstone.Admin("db", store=inner)
+    checkpoint = admin.create_checkpoint()
+    with flagstone.open_reader("db", store=inner, checkpoint=checkpoint.id) as reader:
+        assert dict(reader.scan()) == expected
+    assert admin.verify().ok
+    assert rows(inner, PARALLEL) == expected
+    assert flagstone.Admin("db", store=inner).verify().ok
+    store.release()
+    with suppress(FlagstoneError):
+        old.close()
+
+
 @pytest.mark.parametrize("settings", [MANUAL, PARALLEL], ids=["one file", "four files"])
 def test_sequence_numbers_continue_after_the_last_row_that_counts(settings: Settings) -> None:
     inner = MemoryStore()

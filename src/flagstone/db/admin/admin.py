@@ -272,13 +272,7 @@ class Admin(AdminCompaction):
         refuse_destroyed(latest, self._store, self._paths)
         frontier = None
         if source is None:
-            frontier = find_frontier(
-                self._wal_store,
-                self._paths,
-                latest.replay_after_wal_id,
-                expected=latest.wal_id_last_seen,
-                pool=shared_pool(),
-            )
+            frontier = find_frontier(self._wal_store, self._paths, latest, pool=shared_pool())
         created, _ = checkpoints.create_checkpoint(
             self._manifest_store(),
             clock=self._clock,

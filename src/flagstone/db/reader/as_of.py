@@ -233,13 +233,7 @@ class FormerTail(WalTail):
 
     def _files(self, manifest: Manifest) -> Iterator[tuple[WalId, list[EntryTuple]]]:
         after = manifest.replay_after_wal_id
-        end = find_frontier(
-            self.wal_store,
-            self.paths,
-            after,
-            expected=max(after, manifest.wal_id_last_seen),
-            pool=self.pool,
-        )
+        end = find_frontier(self.wal_store, self.paths, manifest, pool=self.pool)
         wal_ids = (WalId(wal_id) for wal_id in range(after + 1, end + 1))
         for wal_id, stored in fetch_in_order(self.wal_store, self.paths, wal_ids, pool=self.pool):
             if stored is None and self._base.wal_complete:

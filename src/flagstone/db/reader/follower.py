@@ -23,6 +23,7 @@ from flagstone.kernels import memtable as kernel
 from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.lsm.segments import SegmentExtractor, check_extractor
 from flagstone.metadata.manifest import Manifest
+from flagstone.metadata.parallel_wal import allowed_hole, settled_end
 from flagstone.metadata.sequenced import Versioned
 from flagstone.metadata.stores import ManifestStore
 from flagstone.read.view import LongKeyMemtable, ReadView, ViewBuilder, is_long
@@ -38,7 +39,6 @@ from flagstone.store.port import ObjectStore
 from flagstone.types import MAX_SEQ, EntryTuple, WalId
 from flagstone.wal.frontier import WalDamaged, check_no_hole, find_frontier
 from flagstone.wal.replay import Replayed, WalTruncated, replay
-from flagstone.wal.takeover import allowed_hole, settled_end
 from flagstone.write.key_check import KeyRanges
 
 _log = logging.getLogger("flagstone.db")
@@ -125,8 +125,7 @@ class WalTail:
         """
         after = max(self.last_id, manifest.replay_after_wal_id)
         if last is None:
-            expected = max(after, manifest.wal_id_last_seen)
-            last = find_frontier(self.wal_store, self.paths, after, expected=expected, pool=self.pool)
+            last = find_frontier(self.wal_store, self.paths, manifest, after=after, pool=self.pool)
             if not self.last_id:
                 # Once: later files are read one after the other as they appear.
                 check_no_hole(self.wal_store, self.paths, last, allowed=allowed_hole(manifest))

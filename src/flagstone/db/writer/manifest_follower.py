@@ -10,6 +10,9 @@ flush and one manifest.
 
 A crash before that manifest leaves the load request for the next writer. After it, all of the load is there. The same
 manifest records for consumers of changes where the load belongs (`flagstone.loads.edit`).
+
+If the store does not answer that edit, the load is in doubt: the manifest may have been written. The next row needs a
+sequence number below the load's if it was not written, and above if it was. So writes wait until the store answers.
 """
 
 from __future__ import annotations
@@ -21,8 +24,8 @@ from uuid import UUID
 
 from flagstone.db.writer.background import Maintenance
 from flagstone.db.writer.environment import Environment
-from flagstone.errors import CorruptData, FlagstoneError, Unavailable
-from flagstone.loads.edit import Load, apply_recorded_load
+from flagstone.errors import CorruptData, Unavailable
+from flagstone.loads.edit import Load, apply_recorded_load, is_applied
 from flagstone.loads.request import announce_writer, find_load_record, load_request, move_load
 from flagstone.metadata.annotations import held_loads
 from flagstone.metadata.manifest import Manifest
@@ -52,8 +55,8 @@ class LoadAdoption:
         self._manifest = manifest
         self._maintenance = maintenance
         self._announced = False
-        self._doubtful: set[UUID] = set()
-        """The loads whose commit outcome is unknown."""
+        self._doubtful: tuple[UUID, Load] | None = None
+        """The load that may be in the newest manifest. Writers wait while there is one."""
 
     def announce(self) -> None:
         """Announce this writer to bulk loads. If the store is not available, the next call tries again."""
@@ -77,7 +80,8 @@ class LoadAdoption:
     @property
     def expected(self) -> bool:
         """Whether a bulk load is being built, or waits for this writer."""
-        return any(held.record.open for held in held_loads(self._manifest.current.value))
+        waiting = any(held.record.open for held in held_loads(self._manifest.current.value))
+        return waiting or self._doubtful is not None
 
     def run(self) -> None:
         """Adopt the load requests that are ready.
@@ -86,17 +90,14 @@ class LoadAdoption:
             Closed: a newer writer owns the database.
 
         """
-        for held in list(held_loads(self._manifest.current.value)):
-            load_id = held.checkpoint.id
-            if held.record.state == "ready":
-                try:
-                    self._take(load_id)
-                except Unavailable as error:
-                    # The request stays, and the next poll tries again.
-                    _log.warning("cannot adopt a bulk load yet id=%s error=%s", load_id, error)
-            elif held.record.state == "done" and load_id in self._doubtful:
-                self._doubtful.remove(load_id)
-                self._maintenance.note_load(self._manifest.current.value)
+        try:
+            self._settle()
+            for held in list(held_loads(self._manifest.current.value)):
+                if held.record.state == "ready":
+                    self._take(held.checkpoint.id)
+        except Unavailable as error:
+            # The request stays, and the next poll tries again.
+            _log.warning("cannot adopt a bulk load yet error=%s", error)
 
     def _take(self, load_id: UUID) -> None:
         state = self._state
@@ -107,35 +108,38 @@ class LoadAdoption:
             return
         # The long flush comes before writes have to wait.
         state.flush_memtables(timeout_s=_LONGEST_HOLD_S)
-        with state.held():
+        state.hold()
+        try:
             state.flush_memtables(timeout_s=_LONGEST_HOLD_S)
             last_seq = state.last_seq
             # Without a WAL, rows are in SSTs a moment before they count as durable.
             state.wait_durable(last_seq, _LONGEST_HOLD_S)
-            if last_seq > load.seq:
+            if last_seq >= load.seq:
                 self._refuse(
                     load_id,
-                    f"the database is at sequence number {last_seq} and has passed {load.seq}, that of the load; "
-                    "load again",
+                    f"the database is at sequence number {last_seq} and the load at {load.seq}; load again",
                 )
                 return
-            ranges = load.key_ranges
-            try:
-                written = self._commit(load_id, load)
-            except FlagstoneError:
-                # The manifest may have been written and its reply lost: later rows need sequence numbers above the
-                # load's.
-                self._doubtful.add(load_id)
-                state.skip_to(load.seq, ranges)
-                raise
-            held = find_load_record(written.value, load_id)
-            if held is None or held.record.state != "done":
-                return  # the load was cancelled
-            state.skip_to(load.seq, ranges)
+            self._doubtful = load_id, load
+            self._settle()
+        finally:
+            if self._doubtful is None:
+                state.release()
+
+    def _settle(self) -> None:
+        """Add the load in doubt to the manifest, unless it was added or cancelled. Then let writers go on."""
+        if self._doubtful is None:
+            return
+        load_id, load = self._doubtful
+        # An answer ends the doubt: an earlier attempt has written its manifest by now, or never will.
+        written = self._commit(load_id, load)
+        if is_applied(written.value, load):
+            self._state.skip_to(load.seq, load.key_ranges)
             self._manifest.adopt(written)
-        self._doubtful.discard(load_id)
-        self._maintenance.note_load(written.value)
-        _log.info("adopted a bulk load id=%s seq=%d ssts=%d", load_id, load.seq, len(load.ssts))
+            self._maintenance.note_load(written.value)
+            _log.info("adopted a bulk load id=%s seq=%d ssts=%d", load_id, load.seq, len(load.ssts))
+        self._doubtful = None
+        self._state.release()
 
     def _commit(self, load_id: UUID, load: Load) -> Versioned[Manifest]:
         now_ms = self._env.clock.now_ms()
