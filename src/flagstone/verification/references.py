@@ -105,20 +105,24 @@ def judge_wal(
                 following.path,
                 f"begins at sequence number {following.min_seq}, but {one.path} ends at {one.max_seq}",
             )
-    in_order = [check for _, check in sorted(present.items())]
     suspected = Report(report.database)
-    _judge_empty_files(suspected, latest, in_order, paths)
+    _judge_empty_files(suspected, latest, present, paths)
     if suspected.findings:
-        _judge_empty_files(report, reread(), in_order, paths)
+        _judge_empty_files(report, reread(), present, paths)
 
 
-def _judge_empty_files(report: Report, latest: Manifest, files: list[SstCheck], paths: DbPaths) -> None:
+def _judge_empty_files(
+    report: Report, latest: Manifest, files: Mapping[int, SstCheck], paths: DbPaths
+) -> None:
     """An empty file is a fence, unless sequence numbers are missing around it and there are more such files than
     writers.
     """
-    empty_files = sum(1 for check in files if not check.size)
-    seen_seq, suspects = 0, list[SstCheck]()
-    for check in files:
+    empty_files = sum(1 for check in files.values() if not check.size)
+    seen_seq, suspects, before = 0, list[SstCheck](), 0
+    for wal_id, check in sorted(files.items()):
+        if wal_id != before + 1:
+            suspects = []  # the files that are missing here, which are judged elsewhere, have these sequence numbers
+        before = wal_id
         if not check.size and check.path != paths.wal(FIRST_FENCE):
             suspects.append(check)
         if check.min_seq is None or check.max_seq is None:

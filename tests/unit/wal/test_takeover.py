@@ -219,6 +219,29 @@ def test_a_reader_opens_while_a_file_before_others_is_missing() -> None:
     db.close()
 
 
+def test_a_file_under_way_after_a_fence_is_no_damage_when_older_fences_are_collected() -> None:
+    inner = MemoryStore()
+    for number in range(4):
+        with opened(inner) as db:
+            db.put(b"old", b"%d" % number)
+            db.flush()
+    inner.delete_many([meta.path for meta in inner.list("db/wal")][:-5])
+    store = HeldStore(inner)
+    db = opened(store)
+    held = PATHS.wal(WalId(db._engine.state.last_wal_id + 1))
+    store.released[held] = Event()
+    for number in range(2):
+        db.put(b"new", b"%d" % number)
+        db._engine.services.wal_now()
+        wait_until(lambda number=number: len(db._engine.state.now.sealed) > number)
+    wait_until(lambda: PATHS.wal(WalId(db._engine.state.last_wal_id)) in store.created)
+    report = flagstone.Admin("db", store=inner).verify()
+    assert report.damage == []
+    assert held in [finding.object for finding in report.findings if finding.severity == "warning"]
+    store.release()
+    db.close()
+
+
 def test_repair_closes_the_hole_without_opening_the_database() -> None:
     inner = MemoryStore()
     store = HeldStore(inner, [FIRST_ID + 1])
