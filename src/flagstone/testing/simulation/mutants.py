@@ -25,7 +25,7 @@ from flagstone.testing.simulation.worlds import (
     LONG_READS,
     PARALLEL,
     RIVALS,
-    STALE,
+    STALLED,
     TREE,
 )
 
@@ -242,13 +242,13 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "skip_boundary": Mutant(
         "a writer does not read the boundary after it created a manifest",
         {"flagstone.metadata.boundary.Boundary.admits": mistakes.instead(True)},
-        STALE,
+        STALLED,
         1.0,
     ),
     "boundary_from_memory": Mutant(
         "a writer compares a manifest that it created with the boundary that it read before",
         {"flagstone.metadata.boundary.Boundary.admits": mistakes.boundary_from_memory},
-        STALE,
+        STALLED,
         1.0,
     ),
     "restored_with_wal": Mutant(
@@ -280,9 +280,9 @@ MUTANTS: Final[dict[str, Mutant]] = {
         "the collector deletes manifests before it advances the boundary",
         {"flagstone.gc.round.Round._delete_versions": mistakes.delete_before_boundary},
         {
-            **STALE,
+            **STALLED,
             "aims": (
-                *STALE["aims"],
+                *STALLED["aims"],
                 ("put_if_absent", "boundary", "refused", 0.95),
                 ("put_if_match", "boundary", "refused", 0.95),
             ),
@@ -292,7 +292,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "no_boundary": Mutant(
         "the collector deletes manifests and never advances the boundary",
         {"flagstone.gc.round.Round._delete_versions": mistakes.no_boundary},
-        STALE,
+        STALLED,
         1.0,
     ),
     "collect_checkpointed_ssts": Mutant(

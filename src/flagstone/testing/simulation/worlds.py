@@ -85,5 +85,19 @@ ASLEEP: Final[Mapping[str, Any]] = {
     "pauses_s": (400.0, 700.0),
 }
 """A world in which a writer wakes up after its successor has made and collected a fence."""
-STALE: Final[Mapping[str, Any]] = {**ASLEEP, "writers": 3, "compactor": True, "wal_enabled": False}
-"""A world in which a machine often wakes up long after it read a manifest."""
+STALLED: Final[Mapping[str, Any]] = {
+    **BUSY,
+    "readers": 0,
+    "wal_enabled": False,
+    "compactor": False,
+    "collector": True,
+    "garbage_every_s": 60,
+    "manifest_poll_s": 3_000,
+    "latency_s": 1.5,
+    "trouble": 0.0,
+    "aims": (("put_if_absent", "/manifest/", "slow", 0.5),),
+    "crash_every_s": NEVER_S,
+    "outage_every_s": NEVER_S,
+    "pause_every_s": NEVER_S,
+}
+"""A world in which a manifest may reach the store when its id is already collected, and its writer waits for it."""
