@@ -13,6 +13,9 @@ not the Castagnoli variant.
 The size of a decompressed block is bounded before memory is allocated for it. A data block has at most 64 KiB,
 unless a single row fills it; that row declares its size in its first bytes. An index, a filter or statistics have
 no declared size. They may expand as far as a zlib stream can, the most of the three codecs with a natural limit.
+
+The library of a codec is imported when its first block comes: together they take five megabytes, and most databases
+use one of them, or none.
 """
 
 from __future__ import annotations
@@ -20,14 +23,13 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Final
-
-import cramjam
-import lz4.block
-import zstandard
+from typing import TYPE_CHECKING, Final
 
 from flagstone.errors import CorruptData
 from flagstone.kernels import sealing
+
+if TYPE_CHECKING:
+    import zstandard
 
 CHECKSUM_BYTES: Final = 4
 _ZSTD_LEVEL: Final = 3
@@ -79,18 +81,15 @@ def decompress(codec: Codec, stored: bytes, declared: Declared | None = None) ->
         return stored
     try:
         return _DECOMPRESS[codec](stored, declared or (lambda _: part_limit(len(stored))))
-    except (
-        zlib.error,
-        cramjam.DecompressionError,
-        lz4.block.LZ4BlockError,
-        zstandard.ZstdError,
-        ValueError,
-        OverflowError,
-    ) as error:
+    except (_Undecodable, zlib.error, ValueError, OverflowError) as error:
         reason = str(error).partition("\n")[0]
     except MemoryError:
         reason = "there is not enough memory for the size that it claims"
     raise CorruptData(f"{codec.title} block of {len(stored)} bytes does not decompress: {reason}", offset=0)
+
+
+class _Undecodable(Exception):
+    """The library of a codec refused a block."""
 
 
 def part_limit(stored_bytes: int) -> int:
@@ -116,6 +115,8 @@ def _read_bounded(read: Callable[[int], bytes], declared: Declared) -> bytes:
 
 
 def _compress_zstd(raw: bytes) -> bytes:
+    import zstandard  # noqa: PLC0415
+
     try:
         context = _compressors.pop()
     except IndexError:
@@ -126,22 +127,26 @@ def _compress_zstd(raw: bytes) -> bytes:
 
 
 def _decompress_zstd(stored: bytes, declared: Declared) -> bytes:
-    claimed = zstandard.frame_content_size(stored)
+    import zstandard  # noqa: PLC0415
+
     try:
         context = _decompressors.pop()
     except IndexError:
         context = zstandard.ZstdDecompressor()
     try:
+        claimed = zstandard.frame_content_size(stored)
         if 0 <= claimed <= FREE_BYTES:
             return context.decompress(stored, allow_extra_data=False)
         # The frame claims a large size, or none, which neither engine writes: do not trust it.
         with context.stream_reader(stored, read_across_frames=False) as reader:
             raw = _read_bounded(reader.read, declared)
-        if 0 <= claimed != len(raw):
-            raise ValueError(f"holds {len(raw)} bytes and claims {claimed}")
-        return raw
+    except zstandard.ZstdError as error:
+        raise _Undecodable(error) from error
     finally:
         _decompressors.append(context)
+    if 0 <= claimed != len(raw):
+        raise ValueError(f"holds {len(raw)} bytes and claims {claimed}")
+    return raw
 
 
 def _decompress_zlib(stored: bytes, declared: Declared) -> bytes:
@@ -159,29 +164,51 @@ def _decompress_zlib(stored: bytes, declared: Declared) -> bytes:
     return raw
 
 
+def _compress_lz4(raw: bytes) -> bytes:
+    import lz4.block  # noqa: PLC0415
+
+    return lz4.block.compress(raw, store_size=True)  # type: ignore[no-any-return]
+
+
 def _decompress_lz4(stored: bytes, _declared: Declared) -> bytes:
+    import lz4.block  # noqa: PLC0415
+
     claimed = int.from_bytes(stored[:4], "little")
     # One byte of LZ4 expands to at most 255.
     if len(stored) < 5 or claimed > 255 * len(stored):
         raise ValueError(f"claims to hold {claimed} bytes")
-    raw: bytes = lz4.block.decompress(stored[4:], uncompressed_size=claimed)
+    try:
+        raw: bytes = lz4.block.decompress(stored[4:], uncompressed_size=claimed)
+    except lz4.block.LZ4BlockError as error:
+        raise _Undecodable(error) from error
     if len(raw) != claimed:
         raise ValueError(f"holds {len(raw)} bytes and claims {claimed}")
     return raw
 
 
+def _compress_snappy(raw: bytes) -> bytes:
+    import cramjam  # noqa: PLC0415
+
+    return bytes(cramjam.snappy.compress_raw(raw))
+
+
 def _decompress_snappy(stored: bytes, _declared: Declared) -> bytes:
-    # The size is a varint in front; three bytes of Snappy expand to at most 64.
-    claimed = cramjam.snappy.decompress_raw_len(stored)
-    if claimed > 64 * len(stored):
-        raise ValueError(f"claims to hold {claimed} bytes")
-    return bytes(cramjam.snappy.decompress_raw(stored))
+    import cramjam  # noqa: PLC0415
+
+    try:
+        # The size is a varint in front; three bytes of Snappy expand to at most 64.
+        claimed = cramjam.snappy.decompress_raw_len(stored)
+        if claimed > 64 * len(stored):
+            raise ValueError(f"claims to hold {claimed} bytes")
+        return bytes(cramjam.snappy.decompress_raw(stored))
+    except cramjam.DecompressionError as error:
+        raise _Undecodable(error) from error
 
 
 _COMPRESS: Final[dict[Codec, Callable[[bytes], bytes]]] = {
-    Codec.SNAPPY: lambda raw: bytes(cramjam.snappy.compress_raw(raw)),
+    Codec.SNAPPY: _compress_snappy,
     Codec.ZLIB: zlib.compress,
-    Codec.LZ4: lambda raw: lz4.block.compress(raw, store_size=True),
+    Codec.LZ4: _compress_lz4,
     Codec.ZSTD: _compress_zstd,
 }
 _DECOMPRESS: Final[dict[Codec, Callable[[bytes, Declared], bytes]]] = {

@@ -2,7 +2,8 @@
 
 A probe never blocks and changes nothing, so it may be repeated. What was fetched is passed back as `pinned`, so that a
 read ends even if the cache is too small for what it needs. Each loop has a blocking and an awaitable form; a read from
-memory needs no thread, no lock and no turn of the event loop.
+memory needs no thread, no lock and no turn of the event loop. Only the awaitable forms import asyncio, which takes
+eleven megabytes.
 
 A fetch that fails ends the read with its error; repeating the read is always safe. `SstGone` means that garbage
 collection has deleted an SST of the view; a scan then continues in a newer view if its request has `renew`.
@@ -10,7 +11,6 @@ collection has deleted an SST of the view; a scan then continues in a newer view
 
 from __future__ import annotations
 
-import asyncio
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final
@@ -181,6 +181,8 @@ def next_chunk(ssts: SstStore, cursor: ScanCursor) -> Chunk | None:
 
 async def next_chunk_async(ssts: SstStore, cursor: ScanCursor) -> Chunk | None:
     """`next_chunk` for an event loop."""
+    import asyncio  # noqa: PLC0415
+
     while isinstance(chunk := cursor.probe_chunk(), Lacking):
         try:
             if chunk.needs:
@@ -196,6 +198,8 @@ async def next_chunk_async(ssts: SstStore, cursor: ScanCursor) -> Chunk | None:
 
 async def fetch_async(ssts: SstStore, needs: Sequence[Need], *, admit: bool = True) -> Pinned:
     """`SstStore.fetch` for an event loop: each request runs on a thread of the pool."""
+    import asyncio  # noqa: PLC0415
+
     futures = [ssts.pool.submit(ssts.fetch_request, need, admit=admit) for need in plan_requests(needs)]
     fetched: Pinned = {}
     for part in await asyncio.gather(*map(asyncio.wrap_future, futures)):

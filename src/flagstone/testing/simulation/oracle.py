@@ -14,7 +14,7 @@ at one sequence number. The audit of the next opening finds out.
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -286,14 +286,8 @@ class Oracle:
     ) -> None:
         """A read of `key`, at a sequence number between the two and at a time between the two, gave `value`."""
         self.reads += 1
-        for seq in self._candidates(branch, key, *seqs):
-            if any(self._fold(branch, key, seq, now_ms) == value for now_ms in now):
-                return
-        floor, load_seq = self._gap_below_load(branch, seqs[0])
-        for cut in range(len(branch.versions.get(key, ())) if load_seq else 0):
-            lost = {each.seq for each in branch.versions[key][cut:] if floor < each.seq < load_seq}
-            if any(self._fold(branch, key, seqs[0], now_ms, lost) == value for now_ms in now):
-                return
+        if value in self._known_values(branch, key, seqs, now):
+            return
         if not self._explained(branch, key, value, seqs, now):
             shown = [self._fold(branch, key, seq, now[1]) for seq in self._candidates(branch, key, *seqs)]
             raise Violation(
@@ -366,6 +360,19 @@ class Oracle:
         for change in intent.changes:
             _insert(self.trunk, change, seq)
             _check_commits(before, change.key, seq)
+
+    def _known_values(
+        self, branch: Branch, key: bytes, seqs: tuple[int, int], now: tuple[int, int]
+    ) -> Iterator[bytes | None]:
+        """The values that writes without doubt may show, also if another writer has added a bulk load above them."""
+        for seq in self._candidates(branch, key, *seqs):
+            for now_ms in now:
+                yield self._fold(branch, key, seq, now_ms)
+        floor, load_seq = self._gap_below_load(branch, seqs[0])
+        for cut in range(len(branch.versions.get(key, ())) if load_seq else 0):
+            lost = {each.seq for each in branch.versions[key][cut:] if floor < each.seq < load_seq}
+            for now_ms in now:
+                yield self._fold(branch, key, seqs[0], now_ms, lost)
 
     def _candidates(self, branch: Branch, key: bytes, low: int, high: int) -> list[int]:
         return [low, *(version.seq for version in branch.versions.get(key, ()) if low < version.seq <= high)]
@@ -443,11 +450,7 @@ class Oracle:
             return True
         if not known and any(change.kind == "delete" for change in doubtful):
             return True
-        folds = [
-            self._fold(branch, key, seq, now_ms)
-            for seq in self._candidates(branch, key, *seqs)
-            for now_ms in now
-        ]
+        folds = list(self._known_values(branch, key, seqs, now))
         return (known or None) in folds or any(
             change.kind == "delete" and fold is not None and fold.endswith(known)
             for change in doubtful
