@@ -31,6 +31,7 @@ COMPARISONS: Final = {
     "stalls": "bench.stalls",
     "scaling": "bench.scaling",
     "metadata": "bench.metadata",
+    "memory": "bench.memory",
     "latency": "bench.latency",
     "threads": "bench.threads",
     "wal-uploads": "bench.wal_uploads",

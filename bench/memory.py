@@ -1,0 +1,193 @@
+"""How much memory a load takes, with default settings and with `memory_budget`, and a large load in a small memory.
+
+Every load runs in a process of its own: `python -m bench.memory FOLDER ROWS BUDGET_MB`. Rows have keys of 16 bytes in no
+order and values of 100 bytes, and arrive as Arrow batches. Settings are the defaults; compaction runs beside the load. The
+large load runs in a control group whose memory is limited, where the system has such groups and lets this process make
+one. Afterwards another process reads every row.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from bench.harness import sized, write_markdown
+
+ROWS: Final = sized(10_000_000, quickly=50_000)
+MANY_ROWS: Final = sized(100_000_000, quickly=200_000)
+BATCH: Final = 20_000
+ROUNDS: Final = sized(3, quickly=1)
+BUDGET_MB: Final = 256
+LIMIT_MB: Final = 512
+GROUPS: Final = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))
+
+
+def batches(rows: int) -> Iterator[pa.RecordBatch]:
+    """The rows: key i is a permutation of i, and the value begins with it."""
+    noise = np.random.default_rng(1).integers(0, 256, (BATCH, 100), dtype=np.uint8)
+    for start in range(0, rows, BATCH):
+        numbers = np.arange(start, min(start + BATCH, rows), dtype=np.uint64)
+        mixed = numbers * np.uint64(0x9E3779B97F4A7C15)
+        keys = np.stack([mixed ^ (mixed >> np.uint64(31)), mixed], axis=1).byteswap()
+        values = noise[: len(numbers)].copy()
+        values[:, :16] = keys.view(np.uint8).reshape(-1, 16)
+        yield pa.RecordBatch.from_pydict({"key": _binary(keys, 16), "value": _binary(values, 100)})
+
+
+def _binary(data: Any, width: int) -> pa.Array:
+    fixed = pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(width), len(data), [None, pa.py_buffer(np.ascontiguousarray(data).tobytes())]
+    )
+    return fixed.cast(pa.binary())
+
+
+def load(folder: Path, rows: int, budget_mb: int) -> dict[str, float]:
+    """Load the rows and close the database; returns seconds and the peak of the resident memory."""
+    import flagstone
+
+    settings = flagstone.Settings(memory_budget=budget_mb << 20 if budget_mb else None)
+    taken, before_mb = 0.0, _peak_mb()
+    started = time.perf_counter()
+    with flagstone.open("db", store=str(folder), store_options={"fsync": False}, settings=settings) as db:
+        for batch in batches(rows):
+            began = time.perf_counter()
+            db.write_arrow(batch, await_durable=False)
+            taken += time.perf_counter() - began
+        began = time.perf_counter()
+        db.flush("memtable")
+        taken += time.perf_counter() - began
+    closed_s = time.perf_counter() - started
+    return {"seconds": taken, "until closed": closed_s, "before_mb": before_mb, "peak_mb": _peak_mb()}
+
+
+def check(folder: Path, rows: int) -> dict[str, float]:
+    """Read every row: all are there once, and every value is that of its key."""
+    import flagstone
+
+    found = 0
+    with flagstone.open_reader("db", store=str(folder)) as reader:
+        for batch in reader.scan_arrow():
+            keys = np.frombuffer(batch.column("key").cast(pa.binary(16)).buffers()[1], dtype=np.uint8)
+            values = np.frombuffer(batch.column("value").cast(pa.binary(100)).buffers()[1], dtype=np.uint8)
+            keys = keys[: 16 * len(batch)].reshape(-1, 16)
+            assert (values[: 100 * len(batch)].reshape(-1, 100)[:, :16] == keys).all()
+            found += len(batch)
+    assert found == rows, f"{found} of {rows} rows"
+    return {"rows": found}
+
+
+def _peak_mb() -> float:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line)
+    return int(line.split()[1]) * 1024 / 1e6
+
+
+def _in_process(
+    step: str, folder: Path, rows: int, budget_mb: int = 0, group: Path | None = None
+) -> dict[str, float]:
+    def join() -> None:
+        if group is not None:
+            (group / "cgroup.procs").write_text(str(os.getpid()))
+
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.memory", step, str(folder), str(rows), str(budget_mb)],
+        check=True, stdout=subprocess.PIPE, preexec_fn=join,
+    )  # fmt: skip
+    figures: dict[str, float] = json.loads(done.stdout)
+    return figures
+
+
+@contextmanager
+def limited(megabytes: int) -> Iterator[Path | None]:
+    """A control group with that much memory; None if this process cannot make one."""
+    for root in GROUPS:
+        group = root / f"flagstone-bench-{os.getpid()}"
+        name = "memory.limit_in_bytes" if root.name == "memory" else "memory.max"
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            (group / name).write_text(str(megabytes << 20))
+            yield group
+        except OSError:
+            continue
+        finally:
+            group.rmdir()
+        return
+    yield None
+
+
+def run() -> str:
+    """Measure every load and write `results/memory.md`."""
+    root = Path(tempfile.mkdtemp(prefix="flagstone-bench-"))
+    cases = {"defaults": 0, f"memory_budget of {BUDGET_MB} MiB": BUDGET_MB}
+    seen: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
+
+    def fresh(work: Callable[[Path], dict[str, float]]) -> dict[str, float]:
+        folder = Path(tempfile.mkdtemp(dir=root))
+        try:
+            return work(folder)
+        finally:
+            shutil.rmtree(folder)
+
+    try:
+        for _ in range(ROUNDS):
+            for name, budget_mb in cases.items():
+                seen[name].append(fresh(lambda folder, mb=budget_mb: _in_process("load", folder, ROWS, mb)))  # type: ignore[misc]
+        with limited(LIMIT_MB) as group:
+
+            def many(folder: Path) -> dict[str, float]:
+                figures = _in_process("load", folder, MANY_ROWS, BUDGET_MB, group)
+                return figures | _in_process("check", folder, MANY_ROWS)
+
+            large = fresh(many)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    rows = [_row(name, ROWS, runs) for name, runs in seen.items()]
+    where = (
+        f"in a control group of {LIMIT_MB} MiB"
+        if group
+        else "without a control group, which this system refuses"
+    )
+    rows.append(_row(f"memory_budget of {BUDGET_MB} MiB, {where}", MANY_ROWS, [large]))
+    return write_markdown(
+        "memory",
+        "Memory of a load",
+        ["settings", "rows", "memory before", "peak", "rows per second", "until closed"],
+        rows,
+        [
+            f"Keys of 16 bytes in no order, values of 100 bytes, in Arrow batches of {BATCH:,} rows; folders on disk without fsync,",
+            "default settings otherwise, with compaction beside the load. Resident memory of the whole process: before the database is",
+            "opened, which is Python, NumPy and Arrow, and its peak. The rows of the last line were read again by another process:",
+            "every one is there, with its value.",
+        ],
+        basis=f"Medians of {ROUNDS} processes in turn, one of the last line.",
+    )  # fmt: skip
+
+
+def _row(name: str, rows: int, runs: list[dict[str, float]]) -> list[str]:
+    seconds, closed, before, peak = (
+        statistics.median(figures[figure] for figures in runs)
+        for figure in ("seconds", "until closed", "before_mb", "peak_mb")
+    )
+    rate = f"{rows / seconds / 1e3:,.0f} k"
+    return [name, f"{rows:,}", f"{before:,.0f} MB", f"{peak:,.0f} MB", rate, f"{closed:,.0f} s"]
+
+
+if __name__ == "__main__":
+    step, path, count, budget = sys.argv[1:]
+    figures = load(Path(path), int(count), int(budget)) if step == "load" else check(Path(path), int(count))
+    print(json.dumps(figures))
