@@ -281,7 +281,7 @@ def test_an_exception_at_any_bytecode_of_an_upload_leaves_the_whole_sst_or_nothi
     rows = [(b"%05d" % number, 1, VALUE, b"v" * 1000, None, None) for number in range(400)]
     expected = encode_sst(rows)
     # The loops of interpreted kernels over every row are bytecode, too: millions of steps.
-    for points, at in enumerate(strikes(STRIDE if COMPILED else 5_000 * STRIDE)):
+    for points, at in enumerate(strikes(STRIDE if COMPILED else 500 * STRIDE)):
         store, paths = LocalStore(tmp_path / str(at), fsync=False), DbPaths("db")
 
         def upload(store: LocalStore = store, paths: DbPaths = paths) -> None:
