@@ -143,7 +143,7 @@ def long_sources(draw: st.DrawFn) -> list[list[EntryTuple]]:
     options=table_options,
     min_seq=st.sampled_from([0, 999, 1000, 2001, 9999]),
     max_bytes=st.sampled_from([1, 5000, 1 << 30]),
-    bytes_to_fetch=st.sampled_from([9000, 1 << 20]),
+    bytes_to_fetch=st.sampled_from([100_000, 1 << 20]),
     last=st.booleans(),
     data=st.data(),
 )

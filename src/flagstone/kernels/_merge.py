@@ -57,8 +57,8 @@ from cython.cimports.libc.stdlib import calloc, free, malloc
 from flagstone.errors import CorruptData
 from flagstone.kernels.damage import MERGE_PROBLEMS
 
-# A shorter run of blocks is merged, because an offer costs as much as merging a few blocks.
-SHORTEST_RUN = cython.declare(cython.Py_ssize_t, 8)
+# A run of blocks with fewer bytes is merged, because an offer costs as much as merging several blocks.
+SHORTEST_RUN = cython.declare(cython.Py_ssize_t, 1 << 16)
 # After refused offers, the most blocks for which a source offers none: a refused one costs as much as a few rows.
 LONGEST_PAUSE = cython.declare(cython.Py_ssize_t, 64)
 
@@ -545,7 +545,11 @@ class Merger:
                 break
             following += 1
         self.offered_blocks = following - source.block
-        return self.offered_blocks >= SHORTEST_RUN
+        if self.offered_blocks and source.bounds[2 * following - 1] - source.begin >= SHORTEST_RUN:
+            return True
+        # The rows that ended this run end it also for the blocks in it.
+        source.pause = self.offered_blocks
+        return False
 
     @cython.cfunc
     @cython.nogil
