@@ -14,10 +14,11 @@ from flagstone.format.codec import Codec, seal
 from flagstone.format.filter import BloomPolicy, FixedPrefix
 from flagstone.format.sst import SstImage, decode_sst
 from flagstone.format.sst_info import SstType
+from flagstone.lsm.compaction_filter import Decision
 from flagstone.lsm.tree import BytesRange, SstView
 from flagstone.metadata.manifest import SsTable
 from flagstone.sst.builder import BLOCKS_PER_SHORT_ONE, SstOptions
-from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, KeyRange
+from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, KeyRange, Row
 from flagstone.verification.ssts import check_sst
 from kit.executor import PATHS, SMALL, ExecutorRig
 from kit.ssts import ordered
@@ -265,3 +266,12 @@ def test_repeated_compactions_of_scattered_rows_keep_the_size_of_blocks() -> Non
     assert rig.rows(ssts) == [rows[key] for key in sorted(rows)]
     assert kept_in_all > 24 * first_blocks / 3
     assert_sound(rig, ssts)
+
+
+def test_a_compaction_filter_sees_the_rows_of_blocks_that_overlap_nothing() -> None:
+    class Odd:
+        def filter(self, row: Row) -> Decision:
+            return Decision.DROP if int(row.key[-1:]) % 2 else Decision.KEEP
+
+    rig = rig_of([series(0, 2000)], compaction_filter=lambda _: Odd())
+    assert rig.rows(rig.run()) == series(0, 2000)[::2]
