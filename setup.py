@@ -28,6 +28,7 @@ KERNELS = (
     "_tuple_reader",
     "_tuple_writer",
     "_value_rows",
+    "_whole_blocks",
 )
 KERNEL_FOLDER = Path("src/flagstone/kernels")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from flagstone import Admin
 from flagstone.compaction.executor import LocalExecutor, Merging
 from flagstone.compaction.extensions import CompactionTask
 from flagstone.config import CompactionWorkerOptions
@@ -91,16 +92,21 @@ def run_rows(folder: Path, run: int) -> tuple[list[bytes], list[EntryTuple]]:
 
 def compact_ours(inputs: Inputs, folder: Path, spec: TieredSpec, **limits: int) -> JobContext:
     """Compact with our executor and commit the result; returns the last record."""
-    store = LocalStore(folder, fsync=False)
+    return _compact(LocalStore(folder, fsync=False), inputs.manifest, inputs.options, spec, **limits)
+
+
+def _compact(
+    store: LocalStore, manifest: Manifest, options: SstOptions, spec: TieredSpec, **limits: int
+) -> JobContext:
     work = CompactionWorkerOptions().replace(**limits)
-    executor = LocalExecutor(store, PATHS, Merging(work=work, sst=inputs.options, merge_operator=Append()))
+    executor = LocalExecutor(store, PATHS, Merging(work=work, sst=options, merge_operator=Append()))
     records: list[JobContext] = []
-    newest = max(inputs.manifest.ssts)
-    task = CompactionTask(job_id=Ids().ulid(ulid_ms(newest)), spec=spec, manifest=inputs.manifest)
+    newest = max(manifest.ssts)
+    task = CompactionTask(job_id=Ids().ulid(ulid_ms(newest)), spec=spec, manifest=manifest)
     ssts = executor.run(task, record=records.append, cancelled=lambda: False)
     ManifestStore(store, PATHS).update(
-        lambda manifest: apply_compaction(
-            manifest.value,
+        lambda latest: apply_compaction(
+            latest.value,
             segment=b"",
             l0=spec.l0_view_ids,
             runs=spec.sorted_runs,
@@ -179,6 +185,55 @@ def assert_same_views(inputs: Inputs, compacted: list[EntryTuple], choice: str) 
             ]
             before, after = (None if row is None else row.value for row in seen)
             assert before == after, (key, max_seq)
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.SNAPPY, Codec.ZSTD])
+def test_the_wheel_reads_and_compacts_an_output_with_blocks_taken_over_as_they_are(
+    codec: Codec, tmp_path: Path, wheel: Any
+) -> None:
+    options = SstOptions(codec=codec, min_filter_keys=100)
+    store, ids = LocalStore(tmp_path, fsync=False), Ids(1)
+    expected, views, ssts = {}, [], {}
+    for source in range(4):
+        # Each series begins a little before the end of the one before.
+        rows = [
+            (b"event/%06d" % number, 10_000 * source + number + 1, VALUE, b"%d," % source * 30, 1, None)
+            for number in range(max(2000 * source - 50, 0), 2000 * source + 2000, 1 + (source == 2))
+        ]
+        expected |= {row[0]: row[3] for row in rows}
+        built = encode_sst(rows, options)
+        sst = SsTable(ids.ulid(), built.info)
+        store.put(PATHS.sst(sst.id), built.data)
+        ssts[sst.id] = sst
+        views.insert(0, SstView.whole(sst.id))
+    manifest = Manifest(
+        writer_epoch=1,
+        ssts=ssts,
+        tree=Tree(l0=tuple(views)),
+        last_l0_seq=Seq(50_000),
+        recent_snapshot_min_seq=Seq(50_000),
+    )
+    ManifestStore(store, PATHS).create_next(manifest, None)
+    sealed = {sst.id: _stored_blocks(store.get(PATHS.sst(sst.id)).data) for sst in ssts.values()}
+    spec = TieredSpec(tuple(view.id for view in views), (), RunId(0))
+    _compact(store, manifest, options, spec, max_sst_size=150_000 if codec is Codec.NONE else 20_000)
+
+    outputs, rows = run_rows(tmp_path, 0)
+    assert len(outputs) > 1
+    blocks = [block for data in outputs for block in _stored_blocks(data)]
+    assert sum(block in of_sst for of_sst in sealed.values() for block in blocks) > 0.7 * len(blocks)
+    assert {row[0]: row[3] for row in rows} == expected
+    assert wheel.scan(str(tmp_path), "db") == expected
+    keys = [*sorted(expected)[::3], b"event/absent"]
+    assert wheel.get_many(str(tmp_path), "db", keys) == [expected.get(key) for key in keys]
+    report = Admin("db", store=store).verify()
+    assert report.ok, report
+    assert wheel.compact_everything(str(tmp_path), "db") == expected
+
+
+def _stored_blocks(data: bytes) -> list[bytes]:
+    index = decode_sst(data, "sst").index
+    return [data[start:stop] for start, stop in zip(index.offsets, index.stops, strict=True)]
 
 
 @pytest.mark.long

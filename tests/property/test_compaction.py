@@ -13,6 +13,7 @@ from flagstone.compaction import inputs, merging
 from flagstone.errors import CorruptData
 from flagstone.format.codec import Codec
 from flagstone.format.filter import BloomPolicy, FixedPrefix
+from flagstone.format.sst_info import SstType
 from flagstone.kernels import load_compiled, load_interpreted
 from flagstone.lsm.retention import RetentionPolicy, condense, retain
 from flagstone.lsm.tree import BytesRange, SstView
@@ -20,6 +21,7 @@ from flagstone.metadata.compactions import JobContext, Subcompaction
 from flagstone.sst import builder as output
 from flagstone.sst.builder import SstOptions
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, KeyRange
+from flagstone.verification.ssts import check_sst
 from kit.databases import Append
 from kit.executor import ExecutorRig, by_hand
 from kit.kernels import forms_of, replaced_kernels
@@ -34,6 +36,7 @@ KERNELS = {
     (merging, "merge"): "merge",
     (output, "block_writer"): "block_writer",
     (output, "sealing"): "sealing",
+    (output, "whole_blocks"): "whole_blocks",
     (inputs, "sealing"): "sealing",
 }
 
@@ -110,6 +113,67 @@ def test_compacted_ssts_equal_those_of_the_model(
         # Any other destination than run 0 is not the last run; without sources every one is.
         found = rig.run(rig.spec(0 if last else 9)) if sources else ()
     assert [rig.data(sst) for sst in found] == expected
+
+
+@st.composite
+def long_sources(draw: st.DrawFn) -> list[list[EntryTuple]]:
+    """Sources, newest first, with long series of keys that overlap in places, and rows of every kind."""
+    found = []
+    for number in range(draw(st.integers(1, 3)), 0, -1):
+        by_version = {}
+        for _ in range(draw(st.integers(1, 2))):
+            first = draw(st.integers(0, 60)) * 5
+            size = draw(st.sampled_from([0, 20, 90, 400, 700]))
+            for at in range(first, first + draw(st.sampled_from([1, 10, 120, 250]))):
+                row = (b"key-%05d" % at, 1000 * number, VALUE, b"%05d" % at * (size // 5), 7, None)
+                by_version[row[:2]] = row
+        for _ in range(draw(st.integers(0, 4))):
+            kind = draw(st.sampled_from([VALUE, TOMBSTONE, MERGE]))
+            seq = 1000 * number - draw(st.sampled_from([-1, 0, 1, 2]))
+            value = b"" if kind == TOMBSTONE else b"other"
+            row = (b"key-%05d" % draw(st.integers(0, 550)), seq, kind, value, None, draw(times))
+            by_version[row[:2]] = row
+        found.append(ordered(by_version.values()))
+    return found
+
+
+@pytest.mark.parametrize("form", FORMS)
+@given(
+    sources=long_sources(),
+    options=table_options,
+    min_seq=st.sampled_from([0, 999, 1000, 2001, 9999]),
+    max_bytes=st.sampled_from([1, 5000, 1 << 30]),
+    bytes_to_fetch=st.sampled_from([100_000, 1 << 20]),
+    last=st.booleans(),
+    data=st.data(),
+)
+def test_taking_whole_blocks_changes_no_row(
+    form: str,
+    sources: list[list[EntryTuple]],
+    options: SstOptions,
+    min_seq: int,
+    max_bytes: int,
+    bytes_to_fetch: int,
+    last: bool,
+    data: st.DataObject,
+) -> None:
+    options = replace(options, block_bytes=1024, codec=data.draw(st.sampled_from(Codec)))
+    rig = ExecutorRig(options=options, max_sst_bytes=max_bytes, bytes_to_fetch=bytes_to_fetch)
+    rig.set_sources(sources, min_seq=min_seq, clock_ms=CLOCK_MS)
+    policy = RetentionPolicy(
+        min_seq=min_seq, clock_ms=CLOCK_MS, keep_tombstones=not last, merge_operator=Append()
+    )
+    with replaced_kernels(form, KERNELS):
+        found = rig.run(rig.spec(0 if last else 9))
+        recorded = data.draw(st.sampled_from(rig.records))
+        resumed = rig.run(rig.spec(0 if last else 9), context=recorded)
+    expected = list(retain(ordered(row for rows in sources for row in rows), policy))
+    assert rig.rows(found) == expected
+    assert rig.rows(resumed) == expected
+    for sst in (*found, *resumed):
+        check = check_sst(rig.data(sst), "output", SstType.COMPACTED)
+        assert check.problems == []
+        assert check.info == sst.info
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flagstone.kernels import load_compiled, load_interpreted
-from flagstone.types import MAX_SEQ, VALUE, EntryTuple
-from kit.kernels import both, outcome
+from flagstone.types import MAX_SEQ, MERGE, TOMBSTONE, VALUE, EntryTuple
+from kit.kernels import both, damaged, outcome
 from kit.strategies import entries, keys, seqs, sorted_entries
 
 pytestmark = pytest.mark.skipif(
@@ -194,3 +194,66 @@ def test_both_kernels_make_the_same_separators_and_they_separate(one: bytes, two
     assert between <= first
     assert between > last or first == last
     assert all(last >= first[:size] for size in range(len(between))) or first == last
+
+
+def choose_blocks(
+    kernel: ModuleType, chunk: bytes, bounds: array[int], previous: bytes, opening: bool, policy: Any
+) -> Any:
+    choice = kernel.WholeBlocks(1024, want_keys=True, **policy)
+    found = []
+    at = 0
+    while at + 1 < len(bounds) // 2:
+        taken = choice.read(chunk, bounds, at, len(bounds) // 2 - 1, previous, opening)
+        # Behind a block that was read and does not stay, nothing of it may be left.
+        found.append((taken, choice.take() if taken else None))
+        at += taken + 1
+    return found
+
+
+series = st.builds(
+    lambda first, count, size, kind: [
+        (
+            b"%06d" % number,
+            900 - number,
+            kind if number == 40 else VALUE,
+            b"" if number == 40 else b"v" * size,
+            7,
+            None,
+        )
+        for number in range(first, first + count)
+    ],
+    st.integers(0, 30),
+    st.integers(30, 90),
+    st.sampled_from([0, 30, 90, 1100]),
+    st.sampled_from([VALUE, TOMBSTONE, MERGE]),
+)
+
+
+@given(
+    pieces=st.one_of(sorted_entries(min_size=1), series),
+    changes=st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), max_size=2),
+    previous=st.one_of(st.just(b""), keys),
+    opening=st.booleans(),
+    policy=st.fixed_dictionaries(
+        {"min_seq": seqs, "clock_ms": st.integers(-5, 1 << 40), "keep_tombstones": st.booleans()}
+    ),
+)
+def test_both_kernels_choose_the_same_blocks(
+    pieces: list[EntryTuple],
+    changes: list[tuple[int, int]],
+    previous: bytes,
+    opening: bool,
+    policy: dict[str, Any],
+) -> None:
+    compiled, interpreted = both("whole_blocks")
+    blocks = encode(load_interpreted("block_writer"), pieces, 1024, True)[0]
+    bounds = array("q")
+    at = 0
+    for block in blocks:
+        bounds.extend((at, at + len(block)))
+        at += len(block)
+    chunk = damaged(b"".join(blocks), changes, 0)
+    results = [
+        choose_blocks(kernel, chunk, bounds, previous, opening, policy) for kernel in (compiled, interpreted)
+    ]
+    assert results[0] == results[1]

@@ -163,7 +163,8 @@ def plan_ranges(views: Sequence[SampledView], max_subcompactions: int) -> tuple[
 class Chunk:
     """Raw blocks of format version 2, as `kernels.merge` takes them; `first_block` is the first one's index in its SST.
 
-    `low` and `high` are set if rows at the edges may lie outside of the wanted keys.
+    `stored` are the same blocks as the object has them; their checksums are valid. `low` and `high` are set if rows at
+    the edges may lie outside of the wanted keys.
     """
 
     part: Part
@@ -171,8 +172,13 @@ class Chunk:
     first_block: int
     data: bytes
     bounds: array[int]
+    stored: bytes
     low: bytes | None
     high: bytes | None
+
+    def stored_with(self, codec: Codec) -> bool:
+        """Whether an SST of that codec can have the blocks as they are stored."""
+        return self.part.sst.format_version == FORMAT_V2 and self.part.sst.info.codec is codec
 
     def damaged(self, error: CorruptData, block: int) -> CorruptData:
         """The error about the given block of this chunk, with the name of the object."""
@@ -218,7 +224,7 @@ class SstFetcher:
     def fetch_chunk(self, part: Part, index: BlockIndex, first: int, last: int) -> Chunk:
         """Blocks `first` to `last`, checked and decompressed. Raises `CorruptData` with object and offset."""
         start, stop = index.offsets[first], index.stops[last]
-        data, bounds = self._read(
+        data, bounds, stored = self._read(
             part.sst,
             part.path,
             start,
@@ -226,12 +232,12 @@ class SstFetcher:
             lambda stored: self._blocks(part, index, first, last, _whole(stored, part.path, start, stop)),
         )
         low, high = _edges(part.keys, index, first, last)
-        return Chunk(part, index, first, data, bounds, low, high)
+        return Chunk(part, index, first, data, bounds, stored, low, high)
 
     def _blocks(
         self, part: Part, index: BlockIndex, first: int, last: int, stored: bytes
-    ) -> tuple[bytes, array[int]]:
-        """The raw blocks as one byte string, and where each begins and ends in it."""
+    ) -> tuple[bytes, array[int], bytes]:
+        """The raw blocks as one byte string, where each begins and ends in it, and the blocks as they are stored."""
         start, numbers = index.offsets[first], range(first, last + 1)
         if part.sst.info.codec is Codec.NONE and part.sst.format_version == FORMAT_V2:
             bounds = sealing.bounds_within(index.offsets, index.stops, first, last, CHECKSUM_BYTES)
@@ -239,8 +245,9 @@ class SstFetcher:
             if wrong >= 0:
                 # The slow path raises the detailed error.
                 self._open(part, index, first + wrong, stored, start)
-            return stored, bounds
-        return _joined([raw for number in numbers for raw in self._open(part, index, number, stored, start)])
+            return stored, bounds, stored
+        raws = [raw for number in numbers for raw in self._open(part, index, number, stored, start)]
+        return *_joined(raws), stored
 
     def fetch_last_row(self, sst: SsTable, path: str) -> tuple[bytes, int]:
         """Key and sequence number of the last row of an SST that an executor uploaded."""
@@ -358,9 +365,7 @@ class Source:
             index = ahead.popleft().result()
             first, stop = _blocks_of(part.keys, index)
             while first < stop:
-                last = first
-                while last + 1 < stop and index.stops[last] - index.offsets[first] < self._bytes:
-                    last += 1
+                last = bisect_left(index.stops, index.offsets[first] + self._bytes, first, stop - 1)
                 yield _Request(part, index, first, last)
                 first = last + 1
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from flagstone.compaction.inputs import Source
 from flagstone.errors import CorruptData, InvalidRequest
+from flagstone.format.codec import Codec
 from flagstone.kernels import merge
 from flagstone.lsm.compaction_filter import CompactionFilter, Decision, Outcome, Replace
 from flagstone.lsm.retention import RetentionPolicy, apply_retention, condense
@@ -29,7 +30,8 @@ def merge_sources(
 ) -> int:
     """Merge `sources`, newest first, and call `finished` with each SST; returns how many rows had expired.
 
-    All keys share their first `common` bytes. `check` is called between chunks and raises to stop the merge.
+    Blocks that a merge would not change go into the output as they are stored. All keys share their first `common`
+    bytes. `check` is called between chunks and raises to stop the merge.
     """
     if not sources:
         return 0
@@ -42,6 +44,9 @@ def merge_sources(
         by_rows=chosen is not None,
         common=common,
     )
+    choice = output.choose_blocks(
+        min_seq=policy.min_seq, clock_ms=policy.clock_ms, keep_tombstones=policy.keep_tombstones
+    )
 
     def cut() -> None:
         sst = output.finish_if_any()
@@ -52,7 +57,7 @@ def merge_sources(
     for source in sources:
         source.start()
     for number, source in enumerate(sources):
-        _feed(merger, number, source)
+        _feed(merger, number, source, output.options.codec)
     versions: list[EntryTuple] = []
     status = merge.NEED
     while status != merge.DONE:
@@ -60,7 +65,7 @@ def merge_sources(
         status = _run(merger, sources)
         if status == merge.NEED:
             number = merger.waiting()
-            _feed(merger, number, sources[number])
+            _feed(merger, number, sources[number], output.options.codec)
             continue
         stream = merger.take()
         at = 0
@@ -68,7 +73,14 @@ def merge_sources(
             at = output.write(stream, at)
             if output.full:
                 cut()
-        if status == merge.ROWS:
+        if status == merge.BLOCKS:
+            number, first, stop = merger.offered()
+            chunk = sources[number].last
+            assert chunk is not None, "an offering source was fed"
+            merger.passed(output.take_blocks(choice, chunk, first, stop))
+            if output.full:
+                cut()
+        elif status == merge.ROWS:
             versions += merger.rows()
             if merger.unfinished():
                 versions = condense(versions, policy)
@@ -83,12 +95,12 @@ def merge_sources(
     return expired
 
 
-def _feed(merger: merge.Merger, number: int, source: Source) -> None:
+def _feed(merger: merge.Merger, number: int, source: Source, codec: Codec) -> None:
     chunk = source.next_chunk()
     if chunk is None:
         merger.end(number)
     else:
-        merger.feed(number, chunk.data, chunk.bounds, chunk.low, chunk.high)
+        merger.feed(number, chunk.data, chunk.bounds, chunk.low, chunk.high, chunk.stored_with(codec))
 
 
 def _run(merger: merge.Merger, sources: Sequence[Source]) -> int:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from flagstone.kernels import _tuple_reader as tuple_reader
     from flagstone.kernels import _tuple_writer as tuple_writer
     from flagstone.kernels import _value_rows as value_rows
+    from flagstone.kernels import _whole_blocks as whole_blocks
 
 
 _SHARED_BY_THREADS: Final = ("memtable", "probe")
@@ -77,6 +78,7 @@ NAMES = (
     "tuple_reader",
     "tuple_writer",
     "value_rows",
+    "whole_blocks",
 )
 
 _chosen = {name: _choose(name) for name in NAMES}
@@ -103,4 +105,5 @@ __all__ = [
     "tuple_reader",
     "tuple_writer",
     "value_rows",
+    "whole_blocks",
 ]

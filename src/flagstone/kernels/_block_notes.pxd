@@ -17,6 +17,8 @@ cdef struct Notes:
     Buffer index_keys
     Numbers hashes
     Buffer keys
+    Py_ssize_t marked_hashes
+    Py_ssize_t marked_keys
 
 
 cdef inline Notes new_notes(bint want_hashes, bint want_keys) noexcept nogil:
@@ -27,6 +29,7 @@ cdef inline Notes new_notes(bint want_hashes, bint want_keys) noexcept nogil:
     notes.index_keys = new_buffer(1 << 10)
     notes.hashes = new_numbers(1 << 10)
     notes.keys = new_buffer(1 << 10)
+    notes.marked_hashes = notes.marked_keys = 0
     return notes
 
 
@@ -55,6 +58,16 @@ cdef inline bint note_key(Notes* notes, const unsigned char* key, Py_ssize_t at,
         copy(notes.keys.data, notes.keys.used + 2, key, at, size)
         notes.keys.used += 2 + size
     return True
+
+
+cdef inline void mark_keys(Notes* notes) noexcept nogil:
+    notes.marked_hashes = notes.hashes.used
+    notes.marked_keys = notes.keys.used
+
+
+cdef inline void forget_keys(Notes* notes) noexcept nogil:
+    notes.hashes.used = notes.marked_hashes
+    notes.keys.used = notes.marked_keys
 
 
 cdef inline bint note_block(

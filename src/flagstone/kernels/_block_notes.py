@@ -11,7 +11,7 @@ from flagstone.kernels._siphash import siphash
 class Notes:
     """Bounds, index key and row counts of each finished block; where wanted, the hash and the bytes of each key."""
 
-    __slots__ = ("hashes", "index_keys", "keys", "records", "want_hashes", "want_keys")
+    __slots__ = ("hashes", "index_keys", "keys", "marked", "records", "want_hashes", "want_keys")
 
     def __init__(self, want_hashes: bool, want_keys: bool) -> None:
         self.want_hashes = want_hashes
@@ -20,6 +20,7 @@ class Notes:
         self.index_keys: list[bytes] = []
         self.hashes = array("Q")
         self.keys: list[bytes] = []
+        self.marked = (0, 0)
 
 
 def new_notes(want_hashes: bool, want_keys: bool) -> Notes:
@@ -43,6 +44,17 @@ def note_key(notes: Notes, key: Any, at: int, size: int) -> bool:
     if notes.want_keys:
         notes.keys.append(bytes(key[at : at + size]))
     return True
+
+
+def mark_keys(notes: Notes) -> None:
+    """Remember which keys are noted so far."""
+    notes.marked = (len(notes.hashes), len(notes.keys))
+
+
+def forget_keys(notes: Notes) -> None:
+    """Forget the keys that were noted since `mark_keys`."""
+    hashes, keys = notes.marked
+    del notes.hashes[hashes:], notes.keys[keys:]
 
 
 def note_block(

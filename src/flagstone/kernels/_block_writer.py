@@ -367,15 +367,51 @@ class BlockWriter:
         self.block_start -= self.taken
         self.taken = 0
 
+    def open_block(self) -> tuple:
+        """How many bytes the open block would have if it were closed now, and how many rows."""
+        return self.out.used - self.block_start + 2 * self.restarts.used + 2 if self.count else 0, self.count
+
+    def last_key(self) -> bytes:
+        """The key of the last row, also if that is in an SST before; empty before the first row."""
+        return piece(self.keys.data, 0, self.previous_size)
+
+    def close_block(self) -> None:
+        """Close the open block, if there is one."""
+        self._drop_taken()
+        if self.count and self._close():
+            self._raise()
+
+    def count_blocks(
+        self,
+        blocks: int,
+        rows: int,
+        key_bytes: int,
+        value_bytes: int,
+        first_key: bytes,
+        last_key: bytes,
+        seq: int,
+    ) -> None:
+        """Go on behind finished blocks that the caller has. Their last row has `last_key` and `seq`; none is open."""
+        key: cython.p_const_uchar = first_key
+        if self.blocks == 0:
+            self.lead_size = len(first_key)
+            copy(self.keys.data, 2 * KEY_ROOM, key, 0, self.lead_size)
+        self.blocks += blocks
+        self.rows += rows
+        self.key_bytes += key_bytes
+        self.value_bytes += value_bytes
+        key = last_key
+        self.previous_size = len(last_key)
+        self.previous_seq = seq
+        copy(self.keys.data, 0, key, 0, self.previous_size)
+
     def finish_sst(self) -> tuple:
         """Close the open block and begin another SST: `(rows, key_bytes, value_bytes, first_entry, last_key)`.
 
         `take` afterwards. The first entry is the first key, or without `ordered` the first sequence number. Both are
         empty when there is no row.
         """
-        self._drop_taken()
-        if self.count and self._close():
-            self._raise()
+        self.close_block()
         totals = (
             self.rows,
             self.key_bytes,

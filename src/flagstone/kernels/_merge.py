@@ -9,6 +9,9 @@ threads do not wait. Two kinds of rows need Python: operands that must be folded
 row of their key in the last run. They come out as entry tuples, together with the older versions of their keys. With
 `by_rows` every row that no snapshot needs on its own goes to Python, too.
 
+Blocks of a source that end before the next row of every other source are offered as a whole, without reading their
+rows: `_whole_blocks` decides whether they may stay as they are.
+
 Everything read from a block is bounds-checked first. The stream is plain C memory, because only that can grow without
 the lock; interpreted, it is a byte array.
 """
@@ -44,6 +47,7 @@ from cython.cimports.flagstone.kernels._rows import (
     entries_end,
     expires_at,
     new_entry,
+    read_first,
     read_flags,
     read_lengths,
     row_of,
@@ -52,6 +56,11 @@ from cython.cimports.libc.stdlib import calloc, free, malloc
 
 from flagstone.errors import CorruptData
 from flagstone.kernels.damage import MERGE_PROBLEMS
+
+# A run of blocks with fewer bytes is merged, because an offer costs as much as merging several blocks.
+SHORTEST_RUN = cython.declare(cython.Py_ssize_t, 1 << 16)
+# After refused offers, the most blocks for which a source offers none: a refused one costs as much as a few rows.
+LONGEST_PAUSE = cython.declare(cython.Py_ssize_t, 64)
 
 # How many rows Python gets at once: as soon as a key is complete, and at the latest.
 SOFT_ROWS = cython.declare(cython.Py_ssize_t, 512)
@@ -62,13 +71,15 @@ DONE = 0
 NEED = 1
 FULL = 2
 ROWS = 3
+BLOCKS = 4
 
 # The same for C, and what else may happen in the loop.
 _DONE = cython.declare(cython.int, 0)
 _NEED = cython.declare(cython.int, 1)
 _FULL = cython.declare(cython.int, 2)
 _ROWS = cython.declare(cython.int, 3)
-_FAILED = cython.declare(cython.int, 4)
+_BLOCKS = cython.declare(cython.int, 4)
+_FAILED = cython.declare(cython.int, 5)
 
 # Positions in `damage.MERGE_PROBLEMS`.
 _BAD_BLOCK = cython.declare(cython.int, 1)
@@ -90,6 +101,7 @@ class Merger:
     * `NEED`: source `waiting` has no rows left; `feed` it more, or `end` it.
     * `FULL`: the stream has grown to `soft_limit`; `take` it.
     * `ROWS`: `rows` has rows for Python, which belong behind what `take` gives.
+    * `BLOCKS`: `offered` has whole blocks, which belong there, too; answer with `passed`.
 
     `min_seq`, `clock_ms` and `keep_tombstones` are those of `lsm.retention.RetentionPolicy`. All keys have their
     first `common` bytes in common, or a few more.
@@ -120,6 +132,7 @@ class Merger:
     group_closed: cython.bint
     collecting: cython.bint
     collected: list
+    offered_blocks: cython.Py_ssize_t
     out: Buffer
     error: cython.int
     error_source: cython.Py_ssize_t
@@ -154,7 +167,7 @@ class Merger:
         self.collected = []
         self.out = new_buffer(2 * soft_limit + 256)
         self.built = self.consumed = self.group_begun = self.group_closed = self.collecting = False
-        self.waiting_for = self.group_size = self.error_source = self.error_at = 0
+        self.waiting_for = self.group_size = self.error_source = self.error_at = self.offered_blocks = 0
         self.group_seq = self.error = self.purged = 0
         if not cython.compiled:
             self.sources = [Source(number) for number in range(total)]
@@ -175,10 +188,18 @@ class Merger:
             free(self.keys)
             free_buffer(cython.address(self.out))
 
-    def feed(self, source: int, chunk: bytes, bounds: array, low: bytes | None, high: bytes | None) -> None:
+    def feed(
+        self,
+        source: int,
+        chunk: bytes,
+        bounds: array,
+        low: bytes | None,
+        high: bytes | None,
+        sealed: bool = False,
+    ) -> None:
         """Give a source its next raw blocks: `bounds` has begin and end of each in the chunk.
 
-        The source passes over rows with keys below `low`, or at or above `high`.
+        The source passes over rows with keys below `low`, or at or above `high`. Only `sealed` blocks are offered.
         """
         number: cython.Py_ssize_t = source
         index: cython.Py_ssize_t
@@ -205,6 +226,7 @@ class Merger:
             fed.high = high
             fed.high_size = len(high)
         fed.blocks = len(bounds) // 2
+        fed.sealed = sealed and not self.by_rows
         # It stands on no row, even if it did on one beyond the end of the last chunk.
         fed.block = fed.at = fed.stop = fed.key_size = 0
 
@@ -227,6 +249,30 @@ class Merger:
         rows: list = self.collected
         self.collected = []
         return rows
+
+    def offered(self) -> tuple:
+        """A source, and its first and last + 1 block, by their numbers in its chunk. Another block follows them."""
+        first: cython.Py_ssize_t = self.winner.block - 1
+        return self.winner.number, first, first + self.offered_blocks
+
+    def passed(self, blocks: int) -> None:
+        """The first `blocks` of those offered are in the output: go on behind them.
+
+        The last key in them must be below the first one of the next block.
+        """
+        source: cython.pointer(Source) = self.winner
+        count: cython.Py_ssize_t = blocks
+        if not 0 <= count <= self.offered_blocks:
+            raise ValueError("more blocks than were offered")
+        self.offered_blocks = 0
+        if count:
+            source.next_pause = 0
+            source.block += count - 1
+            source.at = source.stop
+            self.consumed = True
+        else:
+            source.next_pause = min(2 * source.next_pause + 1, LONGEST_PAUSE)
+            source.pause = source.next_pause
 
     def unfinished(self) -> bool:
         """Whether older versions of the last key in `rows` are still to come, as the first of the next `rows`."""
@@ -314,6 +360,7 @@ class Merger:
             if entry.flags & TOMBSTONE_KIND and entry.value_size:
                 return self._fail(_BAD_TOMBSTONE, source, at)
             copy(source.key, entry.shared, data, entry.suffix_at, entry.unshared)
+            source.first_row = source.shareable == 0
             source.shareable = source.key_size = key_size
             source.entry = entry
             source.seq = get_u64(data, entry.tail_at)
@@ -467,6 +514,46 @@ class Merger:
     @cython.cfunc
     @cython.nogil
     @cython.exceptval(check=False)
+    def _offers(self, source: cython.pointer(Source)) -> cython.bint:
+        """Whether blocks from the one on whose first row the source stands end before the rows of all other sources."""
+        # No key of a block is above the first one of the next.
+        following: cython.Py_ssize_t = source.block
+        entry: Entry = new_entry()
+        node: cython.Py_ssize_t = (source.number + self.count) >> 1
+        rival: cython.pointer(Source) = cython.NULL
+        if source.pause > 0:
+            source.pause -= 1
+            return False
+        while node > 0:
+            if not rival or self._before(self.sources[node].loser, rival):
+                rival = self.sources[node].loser
+            node >>= 1
+        while following < source.blocks and read_first(
+            source.data, source.bounds[2 * following], source.bounds[2 * following + 1], cython.address(entry)
+        ):
+            if (
+                rival
+                and rival.key_size > 0
+                and compare(source.data, entry.suffix_at, entry.unshared, rival.key, 0, rival.key_size) > 0
+            ):
+                break
+            if (
+                source.high_size >= 0
+                and compare(source.data, entry.suffix_at, entry.unshared, source.high, 0, source.high_size)
+                > 0
+            ):
+                break
+            following += 1
+        self.offered_blocks = following - source.block
+        if self.offered_blocks and source.bounds[2 * following - 1] - source.begin >= SHORTEST_RUN:
+            return True
+        # The rows that ended this run end it also for the blocks in it.
+        source.pause = self.offered_blocks
+        return False
+
+    @cython.cfunc
+    @cython.nogil
+    @cython.exceptval(check=False)
     def _run(self) -> cython.int:
         source: cython.pointer(Source)
         code: cython.int
@@ -486,6 +573,8 @@ class Merger:
             if self.out.used >= self.soft_limit:
                 return _FULL
             if not self._same_key(source):
+                if source.first_row and source.sealed and self._offers(source):
+                    return _BLOCKS
                 self._begin_key(source)
             elif self._repeated(source):
                 self.consumed = True

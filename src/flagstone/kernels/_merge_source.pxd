@@ -21,6 +21,10 @@ cdef struct Source:
     Py_ssize_t at
     Py_ssize_t stop
     Py_ssize_t shareable
+    bint sealed
+    bint first_row
+    Py_ssize_t pause
+    Py_ssize_t next_pause
     unsigned char* key
     Py_ssize_t key_size
     unsigned long long head

@@ -17,11 +17,14 @@ class Source:
     is its row, with the key `key[:key_size]`; the next key can share `shareable` bytes with it. `head` is eight bytes
     of the key as a number. A `key_size` of 0 means that the source stands on no row yet, -1 that it has ended. `loser`
     belongs to the tournament of all sources.
+
+    Of a `sealed` source whole blocks may be offered; `first_row` says that it stands on the first row of a block. After
+    an offer that was refused no block is offered for `pause` blocks, the next time for `next_pause`.
     """
 
     __slots__ = (
-        "at", "begin", "block", "blocks", "bounds", "data", "entry", "head", "high", "high_size", "key", "key_size",
-        "loser", "low", "low_size", "number", "seq", "shareable", "stop",
+        "at", "begin", "block", "blocks", "bounds", "data", "entry", "first_row", "head", "high", "high_size", "key",
+        "key_size", "loser", "low", "low_size", "next_pause", "number", "pause", "sealed", "seq", "shareable", "stop",
     )  # fmt: skip
 
     def __init__(self, number: int) -> None:
@@ -32,7 +35,8 @@ class Source:
         self.high: bytes | None = None
         self.key = bytearray(KEY_ROOM)
         self.low_size = self.high_size = self.block = self.blocks = self.begin = self.at = self.stop = 0
-        self.shareable = self.key_size = self.head = self.seq = 0
+        self.shareable = self.key_size = self.head = self.seq = self.pause = self.next_pause = 0
+        self.sealed = self.first_row = False
         self.loser: Source | None = None
         self.entry = Entry()
 

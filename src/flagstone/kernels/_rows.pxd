@@ -94,6 +94,15 @@ cdef inline int read_flags(const unsigned char* data, Py_ssize_t end, Entry* ent
     return ROW_CUT_OFF if entry.stop > end else 0
 
 
+cdef inline bint read_first(
+    const unsigned char* data, Py_ssize_t start, Py_ssize_t stop, Entry* entry
+) noexcept nogil:
+    cdef Py_ssize_t end = entries_end(data, start, stop)
+    if end < 0 or read_lengths(data, start, end, entry):
+        return False
+    return entry.shared == 0 and entry.value_at <= end
+
+
 cdef inline long long expires_at(const unsigned char* data, Entry* entry) noexcept nogil:
     return get_i64(data, entry.tail_at + 9) if entry.flags & EXPIRE_FLAG else 0
 

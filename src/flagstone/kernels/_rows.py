@@ -91,6 +91,14 @@ def read_flags(data: Any, end: int, entry: Entry) -> int:
     return ROW_CUT_OFF if entry.stop > end else 0
 
 
+def read_first(data: Any, start: int, stop: int, entry: Entry) -> bool:
+    """Read where the key of the block from `start` to `stop` begins and ends; False if the block has none."""
+    end = entries_end(data, start, stop)
+    if end < 0 or read_lengths(data, start, end, entry):
+        return False
+    return entry.shared == 0 and entry.value_at <= end
+
+
 def expires_at(data: Any, entry: Entry) -> int:
     """The time of expiry of an entry; 0 without one."""
     return get_i64(data, entry.tail_at + 9) if entry.flags & EXPIRE_FLAG else 0

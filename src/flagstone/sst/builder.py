@@ -13,6 +13,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from io import BytesIO
@@ -21,9 +22,9 @@ from typing import Final, Protocol
 from flagstone.errors import InvalidRequest
 from flagstone.format.codec import CHECKSUM_BYTES, Codec, seal, seal_parts
 from flagstone.format.filter import DEFAULT_MIN_FILTER_KEYS, BloomPolicy, FilterBuilder, encode_filters
-from flagstone.format.sst import BLOCK_SIZES, DEFAULT_BLOCK_BYTES, FORMAT_V2
+from flagstone.format.sst import BLOCK_SIZES, DEFAULT_BLOCK_BYTES, FORMAT_V2, BlockIndex
 from flagstone.format.sst_info import SsTableInfo, SstType
-from flagstone.kernels import block_writer, bloom, sealing
+from flagstone.kernels import block_writer, bloom, sealing, whole_blocks
 from flagstone.sst.footer import encode_tail
 from flagstone.types import EntryTuple
 
@@ -35,6 +36,9 @@ WAL_BLOCK_BYTES: Final = 64 * 1024
 
 SST_STEP_BYTES: Final = 256 * 1024
 """How many bytes of blocks the kernel finishes before the builder takes them."""
+
+BLOCKS_PER_SHORT_ONE: Final = 8
+"""How many other blocks an SST has for each one that was closed early, to take over the blocks behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,25 @@ class Sink(Protocol):
     def write(self, piece: bytes | memoryview, /) -> object:
         """Append bytes. The builder uses their memory again."""
         ...
+
+
+class SourceBlocks(Protocol):
+    """Blocks of an SST that follow each other, raw and as they are stored.
+
+    `bounds` has begin and end of each in `data`. The first one is number `first_block` of the SST's `index`, and
+    `stored` begins with it.
+    """
+
+    @property
+    def index(self) -> BlockIndex: ...
+    @property
+    def first_block(self) -> int: ...
+    @property
+    def data(self) -> bytes: ...
+    @property
+    def bounds(self) -> array[int]: ...
+    @property
+    def stored(self) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +145,16 @@ class SstBuilder:
         self._max_bytes = max_bytes
         # A kernel adds the checksums of many blocks at once. Compressed blocks get theirs one by one.
         self._stamped = self.options.codec is Codec.NONE
+        self._resuming = resume is not None
         resume_key, resume_seq = resume or (b"", 0)
+        self._want_hashes = any(policy.extractor is None for policy in self._policies)
+        self._want_keys = any(policy.extractor is not None for policy in self._policies)
         self._writer = block_writer.BlockWriter(
             self.options.block_bytes if self._compacted else WAL_BLOCK_BYTES,
             CHECKSUM_BYTES if self._stamped else 0,
             ordered=self._compacted,
-            want_hashes=any(policy.extractor is None for policy in self._policies),
-            want_keys=any(policy.extractor is not None for policy in self._policies),
+            want_hashes=self._want_hashes,
+            want_keys=self._want_keys,
             resume_key=resume_key,
             resume_seq=resume_seq,
             soft_limit=SST_STEP_BYTES if self._compacted else WAL_BLOCK_BYTES,
@@ -144,6 +170,7 @@ class SstBuilder:
         self._counts: list[int] = []
         self._hashes = array("Q")
         self._filters = [FilterBuilder(policy) for policy in self._policies if policy.extractor]
+        self._since_short = BLOCKS_PER_SHORT_ONE
 
     @property
     def full(self) -> bool:
@@ -193,6 +220,67 @@ class SstBuilder:
             self._collect()
         return at
 
+    def choose_blocks(
+        self, *, min_seq: int, clock_ms: int, keep_tombstones: bool
+    ) -> whole_blocks.WholeBlocks:
+        """What decides for `take_blocks` which blocks stay as they are, under a retention policy."""
+        return whole_blocks.WholeBlocks(
+            self.options.block_bytes,
+            min_seq=min_seq,
+            clock_ms=clock_ms,
+            keep_tombstones=keep_tombstones,
+            want_hashes=self._want_hashes,
+            want_keys=self._want_keys,
+        )
+
+    def take_blocks(
+        self, choice: whole_blocks.WholeBlocks, source: SourceBlocks, first: int, stop: int
+    ) -> int:
+        """Append the blocks `first` to `stop` - 1 of `source` as they are stored; returns how many it took.
+
+        It stops at the first block that must be merged, and when it is full. The blocks have the builder's codec and
+        valid checksums, all their keys are above those so far, and another block of `source` follows them.
+        """
+        if not self._may_close():
+            return 0
+        previous = self._writer.last_key()
+        if self._resuming and not previous:
+            # The rows that an interrupted run has written are still to be passed over.
+            return 0
+        index, base = source.index, source.first_block
+        begin = index.offsets[base + first]
+        allowed = begin + max(self._max_bytes - self._size, 0)
+        stop = min(stop, bisect_right(index.stops, allowed, base + first, base + stop - 1) + 1 - base)
+        taken = choice.read(source.data, source.bounds, first, stop, previous, self.rows == 0)
+        if not taken:
+            return 0
+        size, rows = self._writer.open_block()
+        if rows:
+            if not whole_blocks.is_full(size, rows, self.options.block_bytes):
+                self._since_short = -1
+            self._writer.close_block()
+            self._collect()
+        index_keys, counts, hashes, keys, *totals = choice.take()
+        self._writer.count_blocks(taken, *totals)
+        numbers = slice(base + first, base + first + taken)
+        self._offsets += [self._size + offset - begin for offset in index.offsets[numbers]]
+        end = index.stops[numbers.stop - 1]
+        origin = index.offsets[base]
+        with memoryview(source.stored) as stored:
+            self._write(stored[begin - origin : end - origin])
+        self._size += end - begin
+        self._add_notes(index_keys, counts, hashes, keys)
+        return taken
+
+    def _may_close(self) -> bool:
+        """Whether the open block may be closed now: it is full, or there are few short ones."""
+        size, rows = self._writer.open_block()
+        return (
+            rows == 0
+            or self._since_short >= BLOCKS_PER_SHORT_ONE
+            or whole_blocks.is_full(size, rows, self.options.block_bytes)
+        )
+
     def finish(self) -> BuiltSst:
         """The finished SST. Raises `InvalidRequest` without a row: an empty SST has no form."""
         built = self.finish_if_any()
@@ -241,6 +329,12 @@ class SstBuilder:
                 self._offsets.append(self._size)
                 self._size += len(sealed[0]) + CHECKSUM_BYTES
             self._write(b"".join(pieces))
+        self._add_notes(index_keys, counts, hashes, keys)
+
+    def _add_notes(
+        self, index_keys: list[bytes], counts: list[int], hashes: bytes, keys: list[bytes]
+    ) -> None:
+        self._since_short += len(index_keys)
         self._index_keys += index_keys
         self._counts += counts
         if hashes:
