@@ -207,7 +207,7 @@ def _replayed(env: Environment, fence: Fence, latest: Versioned[Manifest], ended
         else SegmentCheck(extractor, (segment.prefix for segment in manifest.segments))
     )
     for file in _checked(files, segments):
-        newest, latest_ms = memtables.active.insert_rows(file.rows)
+        newest, latest_ms = file.insert_into(memtables.active)
         last_seq = max(last_seq, newest)
         if latest_ms is not None:
             last_tick_ms = max(last_tick_ms, latest_ms)
@@ -223,8 +223,7 @@ def _replayed(env: Environment, fence: Fence, latest: Versioned[Manifest], ended
 def _checked(files: Iterator[ReplayedFile], segments: SegmentCheck | None) -> Iterator[ReplayedFile]:
     """The same files. Raises here, and not at the first flush, if a key has no segment or does not fit a memtable."""
     for file in files:
-        long = next(filter(is_long, file.rows), None)
-        if long is not None:
+        if file.content.has_long_key and (long := next(filter(is_long, file.rows), None)) is not None:
             raise InvalidRequest(
                 f"WAL file {file.wal_id} holds a key of {len(long[0])} bytes, which SlateDB takes and this "
                 "engine reads but does not write; open the database with SlateDB and close it, which moves it to an SST"

@@ -22,7 +22,16 @@ from __future__ import annotations
 from array import array
 
 import cython
-from cython.cimports.flagstone.kernels._bytes import MASK64, compare, copy, differ, piece, put_little
+from cython.cimports.flagstone.kernels._bytes import (
+    MASK64,
+    MAX_KEY_BYTES,
+    compare,
+    copy,
+    differ,
+    get_u64,
+    piece,
+    put_little,
+)
 from cython.cimports.flagstone.kernels._entries import (
     ANCHOR_FLAG,
     CHUNK_BYTES,
@@ -41,7 +50,19 @@ from cython.cimports.flagstone.kernels._entries import (
     offset_of,
     value_size,
 )
-from cython.cimports.flagstone.kernels._rows import CREATE_FLAG, EXPIRE_FLAG, MERGE_KIND, TOMBSTONE_KIND
+from cython.cimports.flagstone.kernels._rows import (
+    CREATE_FLAG,
+    EXPIRE_FLAG,
+    MERGE_KIND,
+    TOMBSTONE_KIND,
+    Entry,
+    created_at,
+    entries_end,
+    expires_at,
+    new_entry,
+    read_flags,
+    read_lengths,
+)
 
 from ._key_runs import merged_run, next_run
 from ._memtable_streams import sorted_stream, wal_stream
@@ -336,6 +357,75 @@ class Memtable:
             if row[4] is not None and (latest is None or row[4] > latest):
                 latest = row[4]
         return largest, latest
+
+    def insert_blocks(
+        self, chunk: bytes, bounds: cython.const[cython.longlong][::1], after_seq: cython.ulonglong
+    ) -> tuple:
+        """Add the rows of data blocks above `after_seq`, in their order, under the numbers they have.
+
+        `bounds` has begin and end of each block in the chunk. The caller has checked them with
+        `block_reader.check_rows`, and no key is too long. Returns as `insert_rows` does.
+        """
+        data: cython.p_const_uchar = chunk
+        block: cython.Py_ssize_t
+        at: cython.Py_ssize_t
+        stop: cython.Py_ssize_t
+        end: cython.Py_ssize_t
+        entry: Entry = new_entry()
+        room: bytearray = bytearray(64)
+        # The key before, whose first bytes the next key may share.
+        key: cython.p_uchar = room
+        key_bytes: cython.Py_ssize_t
+        seq: cython.ulonglong
+        created: cython.longlong
+        largest: cython.ulonglong = 0
+        latest: cython.longlong = 0
+        any_created: cython.bint = False
+        for block in range(len(bounds) // 2):
+            at = bounds[2 * block]
+            stop = bounds[2 * block + 1]
+            key_bytes = 0
+            end = -1
+            if at >= 0 and stop <= len(chunk):
+                end = entries_end(data, at, stop)
+            if end < 0:
+                raise ValueError("a block that was not checked")
+            while at < end:
+                if (
+                    read_lengths(data, at, end, cython.address(entry))
+                    or read_flags(data, end, cython.address(entry))
+                    or entry.shared > key_bytes
+                    or entry.shared + entry.unshared > MAX_KEY_BYTES
+                ):
+                    raise ValueError("a block that was not checked, or a key that is too long")
+                key_bytes = entry.shared + entry.unshared
+                if key_bytes > len(room):
+                    room.extend(bytes(key_bytes))
+                    key = room
+                copy(key, entry.shared, data, entry.suffix_at, entry.unshared)
+                at = entry.stop
+                seq = get_u64(data, entry.tail_at)
+                if seq <= after_seq:
+                    continue
+                created = created_at(data, cython.address(entry))
+                self._append(
+                    piece(key, 0, key_bytes),
+                    seq,
+                    entry.flags,
+                    data,
+                    entry.value_at,
+                    entry.value_size,
+                    created,
+                    expires_at(data, cython.address(entry)),
+                )
+                if seq > largest:
+                    largest = seq
+                if seq > self.largest_seq:
+                    self.largest_seq = seq
+                if entry.flags & CREATE_FLAG and (not any_created or created > latest):
+                    latest = created
+                    any_created = True
+        return largest, latest if any_created else None
 
     def get(self, key: bytes, max_seq: cython.ulonglong) -> object:
         """The newest row of `key` with seq <= `max_seq` as an entry tuple, or None."""

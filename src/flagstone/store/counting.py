@@ -7,7 +7,6 @@ long listing, many deletions). Wrap the adapter to count attempts; wrap the retr
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Final, Literal, TypedDict
 
 from flagstone.errors import TransactionConflict
@@ -93,7 +92,7 @@ class CountingStore:
         self._inner = inner
         self._component = component
         self._store_type = store_type
-        self._clock = clock
+        self.clock = clock
         self._lock = Lock()
         self._totals = _nothing()
         registry = metrics or Metrics()
@@ -216,23 +215,22 @@ class CountingStore:
         with self.counted("delete_many"):
             self._inner.delete_many(paths)
 
-    @contextmanager
-    def counted(self, api: str) -> Iterator[None]:
+    def counted(self, api: str) -> _Request:
         """Count the request that the `with` block makes, its time, and its error if it has one."""
-        requests, errors, durations = self._instruments[api]
-        requests.add()
+        return _Request(self, api)
+
+    def count_request(self, api: str) -> None:
+        """Count a request before it is made."""
+        self._instruments[api][0].add()
         self._tally("requests", api)
-        started = self._clock.monotonic()
-        try:
-            yield
-        except (ObjectMissing, TransactionConflict):
-            raise
-        except BaseException:
+
+    def count_outcome(self, api: str, elapsed_s: float, *, failed: bool) -> None:
+        """Count the time of a request, and the request as an error if it failed."""
+        _, errors, durations = self._instruments[api]
+        durations.record(elapsed_s)
+        if failed:
             errors.add()
             self._tally("errors", api)
-            raise
-        finally:
-            durations.record(self._clock.monotonic() - started)
 
     def _tally(self, what: Literal["requests", "errors"], api: str) -> None:
         with self._lock:
@@ -251,6 +249,25 @@ class CountingStore:
         with self._lock:
             self._totals["bytes_read" if direction == "read" else "bytes_written"] += size
         self._bytes["get" if direction == "read" else "put", direction].add(size)
+
+
+class _Request:
+    """One request. Not a generator with `contextmanager`, which takes longer than all that it counts."""
+
+    __slots__ = ("_api", "_started", "_store")
+
+    def __init__(self, store: CountingStore, api: str) -> None:
+        self._store = store
+        self._api = api
+
+    def __enter__(self) -> None:
+        self._store.count_request(self._api)
+        self._started = self._store.clock.monotonic()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        elapsed_s = self._store.clock.monotonic() - self._started
+        failed = kind is not None and not issubclass(kind, (ObjectMissing, TransactionConflict))
+        self._store.count_outcome(self._api, elapsed_s, failed=failed)
 
 
 class _CountingUpload:

@@ -24,7 +24,7 @@ _STAGING: Final = re.compile(r"#[0-9]+\Z")
 
 def is_staging(name: str) -> bool:
     """Whether Flagstone and SlateDB take a file of that name for one that is still being written."""
-    return _STAGING.search(name) is not None
+    return "#" in name and _STAGING.search(name) is not None
 
 
 def parent_of(file: str) -> str:

@@ -356,7 +356,7 @@ class LocalStore:
 
     def _describe(self, path: str, status: os.stat_result) -> ObjectMeta:
         version = _version(status)
-        token = self._tokens.get((path, version))
+        token = self._tokens.get((path, version)) if self._tokens else None
         return ObjectMeta(path, status.st_size, status.st_mtime_ns // 1_000_000, version, token)
 
     def _file(self, path: str) -> str:

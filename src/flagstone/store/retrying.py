@@ -177,7 +177,15 @@ class RetryingStore:
         self._with_retries("delete_many", f"{len(wanted)} objects", lambda: self.inner.delete_many(wanted))
 
     def _with_retries(self, verb: str, path: str, request: Callable[[], _T]) -> _T:
-        return _Effort(self, verb, path).until_answered(request)
+        started = self.clock.monotonic()
+        try:
+            return request()
+        except UploadLost:
+            raise
+        except Unavailable as error:
+            effort = _Effort(self, verb, path, started)
+            effort.pause(error)
+        return effort.until_answered(request)
 
     def _settled(
         self,
@@ -256,9 +264,9 @@ class _Effort:
 
     __slots__ = ("_attempts", "_backoff_s", "_started", "_store", "in_doubt", "path", "undecided", "verb")
 
-    def __init__(self, store: RetryingStore, verb: str, path: str) -> None:
+    def __init__(self, store: RetryingStore, verb: str, path: str, started: float | None = None) -> None:
         self._store = store
-        self._started = store.clock.monotonic()
+        self._started = store.clock.monotonic() if started is None else started
         self._attempts = 0
         self._backoff_s = store.policy.initial_backoff_s
         self.verb = verb

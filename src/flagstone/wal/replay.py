@@ -7,32 +7,109 @@ files under way. A file that is cut short, to however few bytes, is damage.
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple
+from contextlib import suppress
+from itertools import accumulate, chain, pairwise
+from typing import Final, NamedTuple, Self
 
 from flagstone.errors import CorruptData, Unavailable
-from flagstone.format.sst import decode_sst
+from flagstone.format.plain_wal import find_plain_blocks
+from flagstone.format.sst import FORMAT_V2, decode_sst
 from flagstone.format.sst_info import SstType
 from flagstone.kernels import block_reader
+from flagstone.kernels import memtable as kernel
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.pool import Future, IoPool
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import NEARBY, ObjectMissing, ObjectStore
-from flagstone.types import EntryTuple, WalId
+from flagstone.types import MAX_KEY_BYTES, EntryTuple, WalId
 from flagstone.wal.frontier import VOID, check_step
 
 
-def decode_wal(stored: bytes, path: str) -> list[EntryTuple]:
-    """The rows of a WAL file in commit order; none for a fence. Raises `CorruptData` naming object and offset."""
+class WalRows:
+    """The rows of a WAL file in commit order, checked and still encoded.
+
+    `first_seq` and `last_seq` are the smallest and the largest sequence number, 0 without rows.
+    """
+
+    __slots__ = ("_bounds", "_chunk", "_longest_key", "_rows", "count", "first_seq", "last_seq")
+
+    def __init__(self, chunk: bytes, bounds: array[int]) -> None:
+        """From blocks of format version 2 in a chunk. Raises `CorruptData` with an offset inside a block."""
+        self._chunk = chunk
+        self._bounds = bounds
+        self._rows: list[EntryTuple] | None = None
+        self.count, self.first_seq, self.last_seq, self._longest_key = block_reader.check_rows(chunk, bounds)
+
+    @classmethod
+    def from_rows(cls, rows: list[EntryTuple]) -> Self:
+        """From at least one row that was decoded before."""
+        made = cls(b"", _NO_BLOCKS)
+        made._rows = rows
+        made.count = len(rows)
+        made.first_seq, made.last_seq = block_reader.seq_range(rows)
+        made._longest_key = max(len(row[0]) for row in rows)
+        return made
+
+    @property
+    def has_long_key(self) -> bool:
+        """Whether a key is too long for a memtable."""
+        return self._longest_key > MAX_KEY_BYTES
+
+    def decode(self) -> list[EntryTuple]:
+        """The rows as entry tuples."""
+        if self._rows is not None:
+            return self._rows
+        edges = iter(self._bounds)
+        return [
+            row
+            for start, stop in zip(edges, edges, strict=True)
+            for row in block_reader.decode_rows(self._chunk[start:stop])
+        ]
+
+    def insert_into(self, memtable: kernel.Memtable, after_seq: int) -> tuple[int, int | None]:
+        """Add the rows above `after_seq` to a memtable, as a rule without a Python object for each.
+
+        Returns the largest sequence number and the latest creation among them.
+        """
+        found: tuple[int, int | None]
+        if self._rows is None and not self.has_long_key:
+            found = memtable.insert_blocks(self._chunk, self._bounds, after_seq)
+        else:
+            found = memtable.insert_rows([row for row in self.decode() if row[1] > after_seq])
+        return found
+
+
+_NO_BLOCKS: Final = array("q")
+
+
+def open_wal(stored: bytes, path: str) -> WalRows:
+    """The rows of a WAL file; none for a fence. Raises `CorruptData` naming object and offset."""
     if not stored or stored == VOID:
-        return []
+        return WalRows(b"", _NO_BLOCKS)
+    with suppress(CorruptData):  # `decode_sst` and `rows` below find the same damage, and its offset
+        bounds = find_plain_blocks(stored)
+        if bounds is not None:
+            return WalRows(stored, bounds)
     image = decode_sst(stored, path)
     if image.info.sst_type is not SstType.WAL:
         raise CorruptData(
             "an SST of L0 or of a sorted run where a WAL file was expected", object=path, offset=0
         )
-    return [row for block in image.rows() for row in block]
+    with suppress(CorruptData):
+        if image.version == FORMAT_V2:
+            blocks = [image.block(number) for number in range(len(image.index))]
+            edges = pairwise(accumulate(map(len, blocks), initial=0))
+            return WalRows(b"".join(blocks), array("q", chain.from_iterable(edges)))
+    rows = [row for block in image.rows() for row in block]
+    return WalRows.from_rows(rows) if rows else WalRows(b"", _NO_BLOCKS)
+
+
+def decode_wal(stored: bytes, path: str) -> list[EntryTuple]:
+    """The rows of a WAL file in commit order; none for a fence. Raises `CorruptData` naming object and offset."""
+    return open_wal(stored, path).decode()
 
 
 DEFAULT_PARALLELISM: Final = 16
@@ -128,11 +205,24 @@ class WalTruncated(Unavailable):
 
 
 class ReplayedFile(NamedTuple):
-    """The rows of one WAL file that are not in SSTs yet; `size` is that of the stored file."""
+    """One WAL file; `size` is that of the stored file. Rows up to `skip_through_seq` are in SSTs already."""
 
     wal_id: WalId
-    rows: list[EntryTuple]
+    content: WalRows
     size: int
+    skip_through_seq: int
+
+    @property
+    def rows(self) -> list[EntryTuple]:
+        """The rows that are not in SSTs. Each call decodes them again."""
+        rows = self.content.decode()
+        if self.content.first_seq > self.skip_through_seq:
+            return rows
+        return [row for row in rows if row[1] > self.skip_through_seq]
+
+    def insert_into(self, memtable: kernel.Memtable) -> tuple[int, int | None]:
+        """Add these rows to a memtable; returns as `WalRows.insert_into` does."""
+        return self.content.insert_into(memtable, self.skip_through_seq)
 
 
 class Replayed:
@@ -187,11 +277,11 @@ def replay(
             )
         if not stored and settled is not None and wal_id > settled:
             return
-        rows = decode_wal(stored, path)
+        content = open_wal(stored, path)
         if not stored:
             done.empty.append(wal_id)
-        if rows:
-            first, newest = block_reader.seq_range(rows)
+        if content.count:
+            first = content.first_seq
             if first <= done.last_seq:
                 raise CorruptData(
                     f"out-of-order sequence numbers across WAL files: {first} after {done.last_seq} in file "
@@ -211,7 +301,5 @@ def replay(
                     end=last,
                     writers=writers,
                 )
-            done.last_seq, done.last_id, done.empty = newest, wal_id, []
-            if first <= skip_through_seq:
-                rows = [row for row in rows if row[1] > skip_through_seq]
-        yield ReplayedFile(wal_id, rows, len(stored))
+            done.last_seq, done.last_id, done.empty = content.last_seq, wal_id, []
+        yield ReplayedFile(wal_id, content, len(stored), skip_through_seq)

@@ -3,10 +3,14 @@ from __future__ import annotations
 import pytest
 
 from flagstone.errors import CorruptData, InvalidRequest
-from flagstone.format.codec import Codec
+from flagstone.format.codec import Codec, seal
+from flagstone.format.sst import FORMAT_V1, encode_footer
+from flagstone.format.sst_info import SsTableInfo, SstType
+from flagstone.kernels import index as index_kernel
+from flagstone.kernels import memtable as kernel
 from flagstone.sst.builder import SstOptions, encode_sst
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple
-from flagstone.wal.replay import decode_wal
+from flagstone.wal.replay import decode_wal, open_wal
 from kit.databases import encode_wal
 
 ROWS: list[EntryTuple] = [
@@ -46,3 +50,19 @@ def test_a_wal_file_without_rows_is_not_encoded() -> None:
 def test_a_compacted_sst_does_not_decode_as_a_wal_file() -> None:
     with pytest.raises(CorruptData, match="expected"):
         decode_wal(encode_sst(ROWS[:1], SstOptions()).data, "wal")
+
+
+def test_rows_of_block_format_1_reach_a_memtable() -> None:
+    entries = [b"\0\0\0\1" + b"a" + (5).to_bytes(8, "big") + b"\0" + (1).to_bytes(4, "big") + b"x"]
+    entries.append(b"\0\1\0\1" + b"b" + (6).to_bytes(8, "big") + b"\1")
+    offsets = b"".join(offset.to_bytes(2, "big") for offset in (0, len(entries[0])))
+    data = seal(b"".join(entries) + offsets + b"\0\2")
+    index = seal(index_kernel.encode_index([0], [b""]))
+    info = SsTableInfo(None, None, len(data), len(index), len(data), 0, sst_type=SstType.WAL)
+    content = open_wal(data + index + encode_footer(info, len(data) + len(index), FORMAT_V1), "wal")
+    memtable = kernel.Memtable()
+
+    assert (content.count, content.first_seq, content.last_seq) == (2, 5, 6)
+    assert content.decode() == [(b"a", 5, VALUE, b"x", None, None), (b"ab", 6, TOMBSTONE, b"", None, None)]
+    assert content.insert_into(memtable, after_seq=5) == (6, None)
+    assert memtable.scan(None, None, 9, False).next_rows(9) == [(b"ab", 6, TOMBSTONE, b"", None, None)]

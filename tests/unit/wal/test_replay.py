@@ -5,18 +5,24 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flagstone.errors import CorruptData, Unavailable
+import flagstone
+from flagstone.errors import CorruptData, InvalidRequest, Unavailable
+from flagstone.format.codec import seal
+from flagstone.format.sst import encode_footer
+from flagstone.format.sst_info import SsTableInfo, SstType
+from flagstone.kernels import index as index_kernel
+from flagstone.kernels import memtable as kernel
 from flagstone.runtime.pool import IoPool
 from flagstone.store.local import LocalStore
 from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import StoredObject
-from flagstone.types import EntryTuple, WalId
+from flagstone.types import VALUE, EntryTuple, WalId
 from flagstone.wal.frontier import find_frontier
 from flagstone.wal.replay import WalTruncated, fetch_in_order, plan_window, replay
 from golden.corpus import databases
 from golden.reading import PlainReader, _visible
-from kit.databases import encode_wal
+from kit.databases import MANUAL, encode_wal
 from kit.wal import row
 
 if TYPE_CHECKING:
@@ -67,6 +73,44 @@ def test_rows_that_are_already_in_ssts_are_left_out(wal: WalFiles) -> None:
     files = list(replay(wal.store, PATHS, WalId(0), WalId(3), skip_through_seq=3))
 
     assert [file.rows for file in files] == [[], [row(4, b"a"), row(4, b"b")], [row(5)]]
+
+
+def wal_with_a_long_key() -> bytes:
+    """A WAL file as only SlateDB writes it: row 7 has a key of 65,536 bytes, row 8 a short one."""
+
+    def entry(key: bytes, seq: int) -> bytes:
+        size = b"\x80\x80\x04" if len(key) == 65_536 else bytes([len(key)])
+        return b"\0" + size + b"\0" + key + seq.to_bytes(8, "big") + b"\0"
+
+    data = seal(entry(b"k" * 65_536, 7) + entry(b"short", 8) + b"\0\0" + b"\0\1")
+    index = seal(index_kernel.encode_index([0], [b""]))
+    info = SsTableInfo(
+        (7).to_bytes(8, "big"), None, len(data), len(index), len(data), 0, sst_type=SstType.WAL
+    )
+    return data + index + encode_footer(info, len(data) + len(index))
+
+
+def test_a_key_that_is_too_long_for_a_memtable_is_left_out_with_the_rows_that_are_in_ssts(
+    wal: WalFiles,
+) -> None:
+    wal.memory.put(PATHS.wal(WalId(1)), wal_with_a_long_key())
+    memtable = kernel.Memtable()
+
+    (file,) = replay(wal.store, PATHS, WalId(0), WalId(1), skip_through_seq=7)
+
+    assert file.content.has_long_key
+    assert file.insert_into(memtable) == (8, None)
+    assert memtable.get(b"short", 8) == (b"short", 8, VALUE, b"", None, None)
+    assert len(memtable) == 1
+
+
+def test_opening_refuses_a_key_that_is_too_long_for_a_memtable() -> None:
+    store = MemoryStore()
+    flagstone.open("db", store=store, settings=MANUAL).close()
+    store.put(PATHS.wal(WalId(2)), wal_with_a_long_key())
+
+    with pytest.raises(InvalidRequest, match="WAL file 2 holds a key of 65536 bytes"):
+        flagstone.open("db", store=store, settings=MANUAL)
 
 
 def test_hundreds_of_wal_files_are_read_in_order_through_a_pool(wal: WalFiles, pool: IoPool) -> None:

@@ -84,13 +84,13 @@ def recover_last_seq_too_low(right: Any) -> Any:
 
 
 def damaged_wal_is_empty(right: Any) -> Any:
-    def decode_wal(stored: bytes, path: str) -> Any:
+    def open_wal(stored: bytes, path: str) -> Any:
         try:
             return right(stored, path)
         except CorruptData:
-            return []
+            return right(b"", path)
 
-    return decode_wal
+    return open_wal
 
 
 def no_fence(_right: Any) -> Any:

@@ -102,7 +102,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "damaged_wal_is_empty": Mutant(
         "a damaged WAL file counts as one without rows",
-        {"flagstone.wal.replay.decode_wal": mistakes.damaged_wal_is_empty},
+        {"flagstone.wal.replay.open_wal": mistakes.damaged_wal_is_empty},
         {**BUSY, "cast": ("damage",)},
     ),
     "await_no_upload": Mutant(
