@@ -13,6 +13,7 @@ from typing import Final
 
 from flagstone.compaction.extensions import Cancelled, CompactionTask
 from flagstone.compaction.inputs import (
+    INDEX_CACHE_BYTES,
     WHOLE,
     Part,
     SampledView,
@@ -52,6 +53,9 @@ MERGE_SECONDS: Final = "flagstone.compactor.merge_seconds"
 
 ROWS_WRITTEN: Final = "flagstone.compactor.rows_written"
 """How many rows the uploaded SSTs hold."""
+
+_DECODED_INDEX: Final = 3
+"""How many times as large as stored an index is in memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +166,7 @@ class LocalExecutor:
                 for parts in job.sources
             ]
             inputs = [parts for parts in inside if parts]
-            with self._room(job, len(inputs)):
+            with self._room(job, inputs):
                 self._merge(job, number, inputs, resume)
         except Cancelled:
             raise
@@ -170,12 +174,18 @@ class LocalExecutor:
             job.failure = error
             raise
 
-    def _room(self, job: _RunningJob, sources: int) -> AbstractContextManager[None]:
+    def _room(self, job: _RunningJob, inputs: list[list[Part]]) -> AbstractContextManager[None]:
         """The memory for one range; waits while other ranges of the process have it."""
         if self._memory is None:
             return nullcontext()
         work = self._work
-        return self._memory.merging(work.max_sst_size + 2 * sources * work.bytes_to_fetch, job.check)
+        stored = sum(part.sst.info.index_len for parts in inputs for part in parts)
+        size = (
+            work.max_sst_size
+            + 2 * len(inputs) * work.bytes_to_fetch
+            + min(stored, INDEX_CACHE_BYTES) * _DECODED_INDEX // len(job.progress.context.subcompactions)
+        )
+        return self._memory.merging(size, job.check)
 
     def _merge(
         self, job: _RunningJob, number: int, inputs: list[list[Part]], resume: tuple[bytes, int] | None

@@ -256,7 +256,7 @@ class Settings(Section):
     clock has reached it. A TTL counts from that time, so rows live longer by the lag.
     """
     memory_budget: int | None = integer(None, minimum=64 * _MIB, optional=True, ours=True)
-    """Memory that all databases of this process with this setting share: memtables, caches, flushes and compactions.
+    """Memory that databases and readers of this process share: memtables, caches, read-ahead, flushes, compactions.
 
     Other limits are lowered to fit, and all these databases have one cache. None: each database has its own limits.
     """
@@ -337,6 +337,8 @@ class ReaderSettings(Section):
     object_store_max_retries: int | None = integer(None, maximum=U32_MAX, optional=True)
     block_cache_bytes: int = integer(256 * _MIB, ours=True)
     meta_cache_bytes: int = integer(128 * _MIB, ours=True)
+    memory_budget: int | None = integer(None, minimum=64 * _MIB, optional=True, ours=True)
+    """The budget of `Settings.memory_budget`. None: the reader has a cache of its own."""
 
     def check(self) -> None:
         if (

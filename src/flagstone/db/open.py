@@ -20,7 +20,7 @@ from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.lsm.segments import SegmentExtractor
 from flagstone.metadata.stores import ManifestStore
 from flagstone.read.view import ViewBuilder
-from flagstone.runtime.budget import MemoryBudget, fit_settings, process_budget
+from flagstone.runtime.budget import MemoryBudget, fit_settings, plan_shares, process_budget
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.ids import SYSTEM_IDS, Ids
 from flagstone.runtime.metrics import Metrics
@@ -105,7 +105,7 @@ def open_database(
     opened = open_for_writing(env, manifests, create=create)
     own = SstCache(capacity_bytes=settings.block_cache_bytes + settings.meta_cache_bytes, metrics=metrics)
     cache = own if memory is None else memory.share_cache(own)
-    ssts = SstStore(on_disk, paths, cache=cache, pool=pool, metrics=metrics)
+    ssts = SstStore(on_disk, paths, cache=cache, pool=pool, metrics=metrics, memory=memory)
     engine = Engine(env, manifests, opened, ViewBuilder(ssts))
     engine.start()
     preload = settings.object_store_cache_options.preload_disk_cache_on_startup
@@ -120,7 +120,7 @@ def _within_budget(settings: Settings) -> tuple[Settings, MemoryBudget | None]:
     if settings.memory_budget is None:
         return settings, None
     memory = process_budget(settings.memory_budget)
-    return fit_settings(settings, memory.shares), memory
+    return fit_settings(settings, plan_shares(memory.total_bytes)), memory
 
 
 def _with_retries_and_metrics(

@@ -67,6 +67,10 @@ from cython.cimports.flagstone.kernels._rows import (
 from ._key_runs import merged_run, next_run
 from ._memtable_streams import sorted_stream, wal_stream
 
+# The first chunk is small, because a process may have many memtables with few rows; each is twice as large as the one
+# before, up to `CHUNK_BYTES`.
+FIRST_CHUNK_BYTES = cython.declare(cython.Py_ssize_t, 1 << 14)
+SMALL_CHUNKS = cython.declare(cython.Py_ssize_t, 4)
 # How many keys are sorted at a time: interpreted, other threads wait for so many.
 SORT_STEP = cython.declare(cython.Py_ssize_t, 1 << 20 if cython.compiled else 1 << 14)
 # Above the address of an anchor a slot of the hash table keeps the low bits of the hash. They avoid most comparisons
@@ -509,7 +513,11 @@ class Memtable:
     @cython.cfunc
     @cython.exceptval(-1)
     def _new_chunk(self, size: cython.Py_ssize_t) -> cython.int:
-        room: cython.Py_ssize_t = size if size > CHUNK_BYTES else CHUNK_BYTES
+        room: cython.Py_ssize_t = CHUNK_BYTES
+        if len(self.chunks) < SMALL_CHUNKS:
+            room = FIRST_CHUNK_BYTES << len(self.chunks)
+        if size > room:
+            room = size
         chunk: bytearray = bytearray(room)
         if cython.compiled:
             if len(self.chunks) == len(self.bases):

@@ -21,7 +21,7 @@ from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.lsm.retention import visible_value
 from flagstone.read.scan_cursor import Chunk, Lacking, ScanCursor
 from flagstone.read.view import ReadView
-from flagstone.sst.budget import Share
+from flagstone.runtime.grants import Grant
 from flagstone.sst.reader import META, Sst
 from flagstone.sst.store import Pinned, SstGone, SstStore, plan_requests
 from flagstone.types import EntryTuple, Row
@@ -214,7 +214,7 @@ def _read_ahead(ssts: SstStore, cursor: ScanCursor) -> None:
         )
 
 
-def _fetch_ahead(ssts: SstStore, need: Need, _share: Share | None, *, admit: bool) -> Pinned:
+def _fetch_ahead(ssts: SstStore, need: Need, _share: Grant | None, *, admit: bool) -> Pinned:
     """A request of the read-ahead. It holds the share: its bytes take memory although the scan may be gone."""
     return ssts.fetch_request(need, admit=admit)
 

@@ -15,8 +15,8 @@ from flagstone.format.filter import Filters, PrefixExtractor
 from flagstone.format.sst import BlockIndex
 from flagstone.kernels import probe as probe_kernel
 from flagstone.read.view import Layer
+from flagstone.runtime.grants import Grant
 from flagstone.runtime.pool import Future
-from flagstone.sst.budget import Share
 from flagstone.sst.reader import FILTERS, META, Sst
 from flagstone.sst.store import Pinned
 
@@ -188,7 +188,7 @@ class ReadAhead:
         need = stretch.need
         return Need(need.sst, need.index, [each for each in rest if not self._blocks.has(at, each)])
 
-    def plan(self, *, max_bytes: int, max_requests: int, share: Share) -> list[Stretch]:
+    def plan(self, *, max_bytes: int, max_requests: int, share: Grant) -> list[Stretch]:
         """Requests to make now, within these bounds and the budget."""
         if self._entered is None or not self._stretches or self._stretches[0] is not self._entered:
             return []

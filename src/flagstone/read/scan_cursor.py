@@ -22,8 +22,8 @@ from flagstone.lsm.retention import visible_value
 from flagstone.read.read_ahead import MAX_REQUESTS, PrefixProbe, Stretch
 from flagstone.read.sources import HIGHEST, LOWEST, LayerSource, MemtableSource, Missing, Need, Source
 from flagstone.read.view import ReadView
+from flagstone.runtime.grants import Grant, MemoryPart
 from flagstone.runtime.pool import Future
-from flagstone.sst.budget import ReadAheadBudget, Share
 from flagstone.sst.store import Pinned, SstGone
 from flagstone.types import EntryTuple, KeyRange, Row
 
@@ -158,7 +158,7 @@ class ScanCursor:
         self._end = LOWEST if request.reverse else HIGHEST
         self._spare: Chunk = []
         self._pinned: Pinned = {}
-        self._share: Share | None = None
+        self._share: Grant | None = None
         self._held_back = False
         self._finished = request.keys.empty
         self._renewals = 0
@@ -199,7 +199,7 @@ class ScanCursor:
         """Take what was fetched for this cursor."""
         self._pinned.update(fetched)
 
-    def plan_ahead(self, budget: ReadAheadBudget) -> list[Stretch]:
+    def plan_ahead(self, memory: MemoryPart) -> list[Stretch]:
         """What to fetch in the background; assign the future of each fetch to its stretch.
 
         Sources that have the least ahead come first: the one that the scan reads fastest must not take all of the
@@ -209,7 +209,7 @@ class ScanCursor:
         if self._left == 0 or not any(source.read_ahead.started for source in sources):
             return []
         if self._share is None:
-            self._share = budget.open_share()
+            self._share = memory.open()
         due = self._held_back
         for source in sources:
             due |= source.note_position()
@@ -219,7 +219,7 @@ class ScanCursor:
         if not due:
             return []
         ahead = sorted((source.read_ahead for source in sources), key=lambda each: each.held_bytes)
-        held = self._share.held_bytes = sum(each.held_bytes for each in ahead)
+        held = self._share.size = sum(each.held_bytes for each in ahead)
         requests = MAX_REQUESTS - sum(each.under_way for each in ahead)
         planned: list[Stretch] = []
         for each in ahead:
@@ -235,7 +235,7 @@ class ScanCursor:
         return planned
 
     @property
-    def share(self) -> Share | None:
+    def share(self) -> Grant | None:
         """The memory that the read-ahead of this scan takes from the budget."""
         return self._share
 

@@ -60,12 +60,21 @@ class SstCache:
         """The bytes in memory. When `admit_…` returns, they are within the capacity."""
         return self._small_bytes + self._main_bytes
 
-    def resize(self, capacity_bytes: int) -> None:
-        """Keep at most this much from now on."""
-        if capacity_bytes != self.capacity_bytes:
-            with self._lock:
-                self.capacity_bytes = capacity_bytes
+    def resize(self, capacity_bytes: int) -> int:
+        """Keep at most this much from now on; returns how many bytes were released for that.
+
+        A cache that holds more releases everything: blocks that stay lie between those that go, and then the system
+        gets few whole pages back.
+        """
+        if capacity_bytes == self.capacity_bytes:
+            return 0
+        with self._lock:
+            before = self.held_bytes
+            if before > capacity_bytes:
+                self.capacity_bytes = 0
                 self._shrink()
+            self.capacity_bytes = capacity_bytes
+            return before - self.held_bytes
 
     def admit_block(self, sst: Sst, number: int, raw: bytes, *, count: int) -> None:
         """Keep a block, unless it is larger than the whole cache. The SST has `count` blocks."""

@@ -14,10 +14,11 @@ from flagstone.format.sst import BlockIndex
 from flagstone.format.sst_info import SsTableInfo
 from flagstone.kernels import probe as probe_kernel
 from flagstone.runtime import metric_names
+from flagstone.runtime.budget import MemoryBudget
+from flagstone.runtime.grants import MemoryPart
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.pool import IoPool, shared_pool
 from flagstone.runtime.sync import Event, Lock
-from flagstone.sst.budget import ReadAheadBudget
 from flagstone.sst.builder import BuiltSst
 from flagstone.sst.cache import SstCache
 from flagstone.sst.output import SstOutput
@@ -38,8 +39,14 @@ SMALL_SST_BYTES: Final = 32 * 1024
 _FOOTER_GUESS_BYTES: Final = 1024
 """The length of most footers, or more."""
 
+DEFAULT_READ_AHEAD_BUDGET: Final = 128 * 1024 * 1024
+"""Four scans at full speed, each with the default of `read_ahead_bytes`."""
+
 _FRESH_SSTS: Final = 16
 """Index and filters of this many uploaded SSTs are kept for their first read."""
+
+_FRESH_BYTES: Final = 64 * 1024 * 1024
+"""And at most so much of them."""
 
 Pinned = dict[tuple[Sst, int], Any]
 """What was fetched for one read, in the form that `kernels.probe.find` takes."""
@@ -126,7 +133,10 @@ class _Flight:
 
 
 class SstStore:
-    """Opens, fetches and uploads the SSTs of one database. Safe to use from many threads."""
+    """Opens, fetches and uploads the SSTs of one database. Safe to use from many threads.
+
+    With `memory` its scans share the read-ahead of all databases of that budget, otherwise they have one of their own.
+    """
 
     def __init__(
         self,
@@ -137,7 +147,7 @@ class SstStore:
         pool: IoPool | None = None,
         metrics: Metrics | None = None,
         small_sst_bytes: int = SMALL_SST_BYTES,
-        read_ahead: ReadAheadBudget | None = None,
+        memory: MemoryBudget | None = None,
     ) -> None:
         registry = metrics or Metrics()
         self._small_sst_bytes = small_sst_bytes
@@ -145,12 +155,16 @@ class SstStore:
         self._paths = paths
         self.cache: Final = cache or SstCache(metrics=registry)
         self.pool: Final = pool or shared_pool()
-        self.read_ahead: Final[ReadAheadBudget] = read_ahead or ReadAheadBudget()
+        self.read_ahead: Final = (
+            MemoryPart(DEFAULT_READ_AHEAD_BUDGET) if memory is None else memory.read_ahead
+        )
+        """The memory for what scans fetch before they need it."""
         self._counts = ReadCounts(registry)
         self._lock = Lock()
         self._ssts: dict[Ulid, Sst] = {}
         self._lenders: dict[str, DbPaths] = {}
         self._fresh: dict[Ulid, bytes] = {}
+        self._fresh_grant = (MemoryPart(_FRESH_BYTES) if memory is None else memory.fresh).open()
         self._flights: dict[tuple[Sst, int], _Flight] = {}
 
     def open(
@@ -184,7 +198,7 @@ class SstStore:
         with self._lock:
             dropped = [sst for sst_id in sst_ids if (sst := self._ssts.pop(sst_id, None))]
             for sst in dropped:
-                self._fresh.pop(sst.id, None)
+                self._pop_fresh(sst.id)
         for sst in dropped:
             self._counts.collect(sst)
             self.cache.drop(sst)
@@ -193,6 +207,8 @@ class SstStore:
         """Release the memory of all SSTs: other databases may share the cache. Reads under way continue."""
         with self._lock:
             opened = list(self._ssts)
+            self._fresh.clear()
+            self._fresh_grant.size = 0
         self.drop(opened)
 
     def report(self) -> None:
@@ -216,9 +232,17 @@ class SstStore:
             kept = whole if small else built.tail
             if kept is not None:
                 with self._lock:
-                    self._fresh[sst_id] = kept
-                    if len(self._fresh) > _FRESH_SSTS:
-                        del self._fresh[next(iter(self._fresh))]
+                    if len(self._fresh) == _FRESH_SSTS:
+                        self._pop_fresh(next(iter(self._fresh)))
+                    if self._fresh_grant.grow(len(kept)):
+                        self._fresh[sst_id] = kept
+
+    def _pop_fresh(self, sst_id: Ulid) -> bytes | None:
+        """Give out what is kept of an uploaded SST. The caller holds the lock."""
+        kept = self._fresh.pop(sst_id, None)
+        if kept is not None:
+            self._fresh_grant.size = sum(map(len, self._fresh.values()))
+        return kept
 
     def fetch(self, needs: Sequence[Need], *, admit: bool = True) -> Pinned:
         """Everything the needs name, in few concurrent requests. With `admit` the blocks go into the cache, too.
@@ -293,7 +317,7 @@ class SstStore:
         start, stop = sst.meta_range
         self._counts.meta_missed(sst)
         with self._lock:
-            fresh = self._fresh.pop(sst.id, None)
+            fresh = self._pop_fresh(sst.id)
 
         def decode(stored: bytes) -> tuple[SstMeta, list[bytes]]:
             meta = sst.decode_meta(stored)

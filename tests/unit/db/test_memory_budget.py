@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
-from flagstone.config import Settings
+from flagstone.config import ReaderSettings, Settings
 from flagstone.db.open import open_database
+from flagstone.db.reader.reader import open_reader
 from flagstone.db.writer.database import Db
+from flagstone.errors import InvalidRequest
 from flagstone.runtime import budget as budgets
+from flagstone.runtime.budget import DATABASE_BYTES
 from flagstone.store.memory import MemoryStore
 from kit.databases import QUIET
 
@@ -110,3 +116,86 @@ def test_without_a_budget_settings_are_those_of_slatedb() -> None:
         (db,) = opened(stack, 1, QUIET)
         assert db.status()["memory"] is None
         assert db._engine.env.settings == QUIET
+
+
+def test_a_reader_draws_from_the_budget_and_a_closed_one_gives_everything_back() -> None:
+    with ExitStack() as stack:
+        (db,) = opened(stack, 1)
+        store = db._engine.env.store
+        for number in range(2_000):
+            db.put(b"%08d" % number, VALUE)
+        db.flush()
+        db.put(b"new", VALUE)
+        db._engine.flush_wal()
+        with open_reader("db0", store=store, settings=ReaderSettings(memory_budget=64 * MIB)) as reader:
+            assert reader._context.ssts.cache is db._context.ssts.cache
+            assert reader._context.ssts.read_ahead is db._context.ssts.read_ahead
+            assert sum(1 for _ in reader.scan()) == 2_001
+            assert db.status()["memory"]["readers"] > 1000
+            assert db.status()["memory"]["databases"] == 2 * DATABASE_BYTES
+            held = db._context.ssts.cache.held_bytes
+        memory = db.status()["memory"]
+        assert memory["readers"] == 0
+        assert memory["databases"] == DATABASE_BYTES
+        assert db._context.ssts.cache.held_bytes <= held
+        with pytest.raises(InvalidRequest, match="use the same for all"):
+            open_reader("db0", store=store, settings=ReaderSettings(memory_budget=65 * MIB))
+
+
+def test_closed_databases_give_everything_back() -> None:
+    with ExitStack() as stack:
+        databases = opened(stack, 3)
+        budget = databases[0]._engine.env.memory
+        assert budget is not None
+        for db in databases:
+            for number in range(3_000):
+                db.put(b"%08d" % number, VALUE)
+            db.flush()
+            db.put(b"new", VALUE)
+        assert budget.usage()["uploaded_ssts"] > 0
+        assert sum(1 for _ in databases[0].scan()) == 3_001
+        assert databases[0]._context.ssts.cache.held_bytes > 0
+    assert budget.usage() == dict.fromkeys(budget.usage(), 0) | {"budget": 64 * MIB}
+    assert databases[0]._context.ssts.cache.held_bytes == 0
+
+
+def test_scans_of_all_databases_read_ahead_within_one_part_of_the_budget() -> None:
+    with ExitStack() as stack:
+        databases = opened(stack, 2)
+        budget = databases[0]._engine.env.memory
+        assert budget is not None
+        for db in databases:
+            for number in range(8_000):
+                db.put(b"%08d" % number, VALUE)
+            db.flush()
+        # Memory for nothing: scans fetch only what they need next.
+        budget.read_ahead.resize(0)
+        scans = [stack.enter_context(db.scan()) for db in databases]
+        assert sum(1 for _ in scans[0]) == sum(1 for _ in scans[1]) == 8_000
+        assert budget.usage()["read_ahead"] < 2 * MIB
+
+
+def test_a_forked_child_has_a_budget_of_its_own(tmp_path: Path) -> None:
+    code = f"""
+import os
+import flagstone
+from flagstone import Settings
+from flagstone.runtime.budget import process_budget
+settings = Settings(memory_budget=64 << 20)
+with flagstone.open({str(tmp_path / "one")!r}, settings=settings) as db:
+    db.put(b"k", b"v")
+    pid = os.fork()
+    if not pid:
+        budget = process_budget(65 << 20)
+        assert not budget.used
+        with flagstone.open({str(tmp_path / "two")!r}, settings=Settings(memory_budget=65 << 20)) as own:
+            own.put(b"k", b"v")
+            own.flush()
+            assert own.get(b"k") == b"v"
+        assert not budget.used
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    db.flush()
+    assert process_budget(64 << 20).used
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=60)

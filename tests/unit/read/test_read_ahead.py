@@ -10,9 +10,9 @@ from flagstone.read import read_ahead
 from flagstone.read.scan import Scan
 from flagstone.read.scan_cursor import Chunk, Lacking, ScanCursor, ScanRequest
 from flagstone.read.view import ReadView
+from flagstone.runtime.grants import MemoryPart
 from flagstone.runtime.pool import Future, IoPool
-from flagstone.sst.budget import ReadAheadBudget
-from flagstone.sst.store import Need, Pinned
+from flagstone.sst.store import DEFAULT_READ_AHEAD_BUDGET, Need, Pinned
 from flagstone.types import MAX_SEQ, EntryTuple
 from kit.ssts import NOW_MS, Rig, put
 
@@ -32,11 +32,9 @@ def small_requests(monkeypatch: pytest.MonkeyPatch) -> None:
 class Drive:
     """A scan driven by hand: fetches of blocks end only when the cursor waits for them, those of indexes at once."""
 
-    def __init__(
-        self, rig: Rig, view: ReadView, budget: ReadAheadBudget | None = None, **options: object
-    ) -> None:
+    def __init__(self, rig: Rig, view: ReadView, budget: MemoryPart | None = None, **options: object) -> None:
         self.ssts = rig.sst_store
-        self.budget = budget or ReadAheadBudget()
+        self.budget = budget or MemoryPart(DEFAULT_READ_AHEAD_BUDGET)
         self.cursor = ScanCursor(view, ScanRequest(max_seq=MAX_SEQ, now_ms=NOW_MS, **options))  # type: ignore[arg-type]
         self.rows: Chunk = []
         self.steps: list[int] = []
@@ -135,7 +133,7 @@ def test_the_bytes_ahead_of_all_sources_stay_within_the_bound(reverse: bool) -> 
     largest = 0
     while drive.step():
         assert drive.cursor.share is not None
-        largest = max(largest, drive.cursor.share.held_bytes)
+        largest = max(largest, drive.cursor.share.size)
     assert drive.rows == pairs(ROWS[::-1] if reverse else ROWS)
     # What the scan needs at once may come on top: one request of each source.
     assert 32 * KIB < largest <= 64 * KIB + 4 * 16 * KIB
@@ -144,7 +142,7 @@ def test_the_bytes_ahead_of_all_sources_stay_within_the_bound(reverse: bool) -> 
 def test_a_spent_budget_stops_the_read_ahead_but_not_the_scan() -> None:
     rig = Rig()
     view = one_run(rig)
-    budget = ReadAheadBudget(capacity_bytes=0)
+    budget = MemoryPart(0)
     drive = Drive(rig, view, budget).finish()
     assert drive.rows == pairs(ROWS)
     assert drive.most_under_way == 0
@@ -153,7 +151,7 @@ def test_a_spent_budget_stops_the_read_ahead_but_not_the_scan() -> None:
 
 def test_a_dropped_scan_gives_its_bytes_back_to_the_budget() -> None:
     rig = Rig()
-    budget = ReadAheadBudget(capacity_bytes=100 * KIB)
+    budget = MemoryPart(100 * KIB)
     gc.disable()
     try:
         drive = Drive(rig, one_run(rig), budget)
@@ -193,7 +191,7 @@ def test_an_index_that_the_cache_evicts_while_the_scan_uses_it_stays_with_the_sc
     view = one_run(rig, ssts=4)
     every = [sst for layer in view.layers for sst in layer.parts()[2]]
     rig.sst_store.fetch([Need(sst, None, []) for sst in every])
-    drive = Drive(rig, view, ReadAheadBudget(capacity_bytes=0), reverse=reverse)
+    drive = Drive(rig, view, MemoryPart(0), reverse=reverse)
     while drive.step():
         for sst in every:
             sst.release_meta()

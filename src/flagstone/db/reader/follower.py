@@ -27,6 +27,7 @@ from flagstone.metadata.parallel_wal import allowed_hole, settled_end
 from flagstone.metadata.sequenced import Versioned
 from flagstone.metadata.stores import ManifestStore
 from flagstone.read.view import LongKeyMemtable, ReadView, ViewBuilder, is_long
+from flagstone.runtime.budget import MemoryBudget, ReaderAccount
 from flagstone.runtime.clock import Clock
 from flagstone.runtime.ids import Ids
 from flagstone.runtime.metrics import Metrics
@@ -178,6 +179,7 @@ class Follower:
         clock: Clock,
         poll_interval_s: float | None,
         max_seq: int | None = None,
+        memory: MemoryBudget | None = None,
     ) -> None:
         self.views = views
         self._max_seq = max_seq
@@ -193,6 +195,7 @@ class Follower:
         self._poll_error: Unavailable | None = None
         self._closing = False
         self._supervisor = Supervisor(clock=clock)
+        self._memory: ReaderAccount | None = None if memory is None else memory.open_reader()
         abandon_in_children(self)
 
     def start(self) -> None:
@@ -200,6 +203,7 @@ class Follower:
         try:
             self.refresh()
         except BaseException:
+            self._release_memory()
             self._checkpoint.release()
             raise
         if self._poll_interval_s is not None:
@@ -255,6 +259,8 @@ class Follower:
             finally:
                 if self._state is not None:
                     self._state = self._state._replace(view=self._checkpoint.track(self._state.view))
+                if self._memory is not None and self._tail is not None:
+                    self._memory.hold(self._tail.size)
 
     def _follow(self) -> None:
         for attempt in range(_ATTEMPTS):
@@ -318,7 +324,18 @@ class Follower:
             self._refusal = Closed("the reader was closed; open another one")
         self._supervisor.stop(_STOP_TIMEOUT_S)
         with self._polling:
+            self._release_memory()
             self._checkpoint.release()
+
+    def _release_memory(self) -> None:
+        """Drop the rows and the blocks. Reads under way keep what they use."""
+        if self._tail is not None:
+            self._tail.restart()
+        if self._state is not None:
+            self._state = self._state._replace(view=self._state.view.with_memtables(()))
+        self.views.ssts.close()
+        if self._memory is not None:
+            self._memory.close()
 
     def abandon_in_child(self, reason: Closed) -> None:
         """Make every call raise `Closed` in a forked child, which has no threads. The parent owns the checkpoint."""
@@ -361,6 +378,7 @@ class ReaderParts:
     manifests: ManifestStore
     ssts: SstStore
     tail: WalTail
+    memory: MemoryBudget | None
     metrics: Metrics
     settings: ReaderSettings
     clock: Clock
@@ -389,6 +407,7 @@ class ReaderParts:
             clock=self.clock,
             poll_interval_s=interval_s if polls else None,
             max_seq=max_seq,
+            memory=self.memory,
         )
 
 

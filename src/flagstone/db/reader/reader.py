@@ -29,6 +29,7 @@ from flagstone.lsm.segments import SegmentExtractor
 from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.stores import ManifestStore
 from flagstone.read.view import ReadView
+from flagstone.runtime.budget import process_budget
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.ids import SYSTEM_IDS, Ids
 from flagstone.runtime.metrics import Metrics
@@ -230,7 +231,9 @@ def prepare_reader(
     if latest is None:
         raise InvalidRequest(f"no database at {root!r} in {main.url}; check the path, or create it first")
     refuse_destroyed(latest.value, main, paths)
-    cache = SstCache(capacity_bytes=settings.block_cache_bytes + settings.meta_cache_bytes, metrics=metrics)
+    memory = None if settings.memory_budget is None else process_budget(settings.memory_budget)
+    own = SstCache(capacity_bytes=settings.block_cache_bytes + settings.meta_cache_bytes, metrics=metrics)
+    cache = own if memory is None else memory.share_cache(own)
     tail = WalTail(
         main
         if wal_store is None
@@ -244,8 +247,9 @@ def prepare_reader(
         store=main,
         paths=paths,
         manifests=manifests,
-        ssts=SstStore(on_disk, paths, cache=cache, pool=pool, metrics=metrics),
+        ssts=SstStore(on_disk, paths, cache=cache, pool=pool, metrics=metrics, memory=memory),
         tail=tail,
+        memory=memory,
         metrics=metrics,
         settings=settings,
         clock=clock,
