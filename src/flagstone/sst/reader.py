@@ -116,11 +116,11 @@ class Sst(Resident):
             )
         else:
             super().__init__(bloom.may_contain_key, _find_row_v1, _find_versions_v1)
-        self.id = sst_id
+        self.id: Ulid = sst_id
         self._path = path
-        self.info = info
-        self.format_version = format_version
-        self.fetched_whole = fetched_whole
+        self.info: SsTableInfo = info
+        self.format_version: int = format_version
+        self.fetched_whole: bool = fetched_whole
         self.filters: Filters | None = None
 
     def __repr__(self) -> str:

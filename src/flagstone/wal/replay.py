@@ -41,6 +41,9 @@ class WalRows:
         self._chunk = chunk
         self._bounds = bounds
         self._rows: list[EntryTuple] | None = None
+        self.count: int
+        self.first_seq: int
+        self.last_seq: int
         self.count, self.first_seq, self.last_seq, self._longest_key = block_reader.check_rows(chunk, bounds)
 
     @classmethod
