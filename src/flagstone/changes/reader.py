@@ -363,11 +363,11 @@ class Follower:
         left_s = None if timeout_s is None else self._progress_at + timeout_s - now
         ends = left_s is not None and left_s < _SHORTEST_WAIT_S
         if now - self._checked_at >= _RECHECK_S:
-            self._check_missing(at.next_id, 0 if self._allow_gaps else at.after_seq)
+            self._check_missing(at)
             self._checked_at = now
         elif ends:
             # A file that is missing while others follow must not look like the end of the WAL.
-            self._check_missing(at.next_id, 0)
+            self._wal.check_not_removed(at.next_id)
         if self._consumer is not None:
             self._consumer.tend()
         longest_s = max(self._pace.poll_s, self._pace.max_poll_s)
@@ -381,14 +381,20 @@ class Follower:
         self._wait_s = self._pace.poll_s
         self._progress_at = self._checked_at = self._clock.monotonic()
 
-    def _check_missing(self, wal_id: WalId, seen_seq: int) -> None:
-        """Raise if `wal_id` will never come: it was removed, or rows came into the database without the WAL."""
+    def _check_missing(self, at: Position) -> None:
+        """Raise if the next file will never come: it was removed, or rows came into the database without the WAL."""
         # Before the listing: the WAL files that the manifest counts are on the store by then.
-        latest = self._manifests.latest() if seen_seq > 0 else None
-        self._wal.check_not_removed(wal_id)
+        latest = None if self._allow_gaps or at.after_seq <= 0 else self._manifests.latest()
+        self._wal.check_not_removed(at.next_id)
+        if latest is None or at.after_seq >= latest.value.last_l0_seq:
+            return
+        # A load that came after the last look for one has sequence numbers that are not in the WAL; it is next.
+        if _load_below(latest.value, at, None) is not None:
+            self._known = latest
+            return
         # A file is on the store before its rows are in SSTs: without the file, no row above the last one seen.
-        if latest is not None and seen_seq < latest.value.last_l0_seq and self._wal.find(wal_id) is None:
-            check_gapless(seen_seq, latest.value.last_l0_seq + 1)
+        if self._wal.find(at.next_id) is None:
+            check_gapless(at.after_seq, latest.value.last_l0_seq + 1)
 
     # -- bulk loads ---------------------------------------------------------------------------------------
 

@@ -130,6 +130,30 @@ def test_a_wal_file_written_while_it_is_missed_is_delivered_before_the_load_behi
     assert consume(reader) + consume(reader) == world.written
 
 
+def test_a_load_that_comes_between_two_looks_at_the_manifest_is_no_gap(world: ChangeWorld) -> None:
+    class Racing(FaultyStore):
+        """Commits a load right after a poll for the next manifest, in the turn that also looks for gaps."""
+
+        armed = True
+
+        def get(self, path: str) -> StoredObject:
+            try:
+                return super().get(path)
+            except ObjectMissing:
+                if self.armed and world.clock.monotonic() >= looks_at_s and PATHS.parse_manifest(path):
+                    self.armed = False
+                    world.load({b"a": b""}, ahead=FAR)
+                raise
+
+    world.write(2)
+    reader = world.reader("c", Racing(world.memory))
+    looks_at_s = world.clock.monotonic() + 30
+    batches = reader.follow(timeout_s=60)
+    found = [(change.seq, change.key) for batch in batches for change in batch.changes]
+    assert found == world.written
+    assert len(found) == 3
+
+
 def test_a_consumer_without_a_retention_checkpoint_gets_loads_for_fifteen_minutes(world: ChangeWorld) -> None:
     world.write(2)
     world.load(many(3))
