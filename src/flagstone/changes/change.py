@@ -165,7 +165,10 @@ class WalFiles:
             if not stored:
                 empty.append(wal_id)
             if batch.changes:
-                self._check_step(seen_seq, batch, empty)
+                for late in self.find_late(seen_seq, batch, empty):
+                    yield late
+                    seen_seq = late.changes[-1].seq
+                self.check_lost(seen_seq, batch, empty)
                 seen_seq, empty = batch.changes[-1].seq, []
                 yield batch
         if len(wanted) < len(present):
@@ -207,13 +210,24 @@ class WalFiles:
         last_seq = changes[-1].seq if changes else UNKNOWN_SEQ
         return ChangeBatch(wal_id, changes, Position(WalId(wal_id + 1), last_seq))
 
-    def _check_step(self, seen_seq: int, batch: ChangeBatch, empty: Sequence[WalId]) -> None:
-        """Raise if an empty file before `batch` has lost rows that came after `seen_seq`."""
+    def find_late(self, seen_seq: int, batch: ChangeBatch, empty: Sequence[WalId]) -> Iterator[ChangeBatch]:
+        """Those of the `empty` files before `batch` that have rows now, if sequence numbers are missing before it.
+
+        A file may have been empty for a moment only, as damage that the storage has repaired.
+        """
+        if 0 <= seen_seq < batch.changes[0].seq - 1:
+            for wal_id in empty:
+                late = self.find(wal_id)
+                if late is not None and late.changes:
+                    yield late
+
+    def check_lost(self, seen_seq: int, batch: ChangeBatch, empty: Sequence[WalId]) -> None:
+        """Raise `CorruptData` if one of the `empty` files before `batch` has lost rows that came after `seen_seq`."""
         first_seq = batch.changes[0].seq
         if seen_seq < 0 or first_seq <= seen_seq + 1 or not empty or batch.wal_id is None:
             return
         latest = self._manifests.latest()
-        # Sequence numbers up to `last_l0_seq` may be those of a bulk load.
+        # Sequence numbers up to `last_l0_seq` may be those of a bulk load, or of a writer without a WAL.
         if latest is not None and latest.value.last_l0_seq < first_seq - 1:
             check_step(
                 self._store,

@@ -288,6 +288,7 @@ class Follower:
         self._fetched: Iterator[ChangeBatch] | None = None
         self._reading: tuple[VisibleLoad, Iterator[ChangeBatch]] | None = None
         self._held: ChangeBatch | None = None
+        self._rows_end = WalId(0)
         self._hits = 0
         self._progress_at = self._checked_at = clock.monotonic()
         self._known: Versioned[Manifest] | None = None
@@ -297,7 +298,7 @@ class Follower:
         """The next batch; or None and how many seconds to wait before the next call, None at the end."""
         if self._at is None:
             self._at = self._begin()
-            self._began_id = self._at.next_id
+            self._began_id = self._rows_end = self._at.next_id
             self._fetched = self._wal.batches(self._at.next_id)
         if self._reading is not None:
             return self._take_from_load(self._at, *self._reading)
@@ -333,15 +334,34 @@ class Follower:
             self._at = at._replace(next_id=batch.next_id)
             return None, 0
         first_seq = changes[0].seq
-        # Read after the file was found: a load that came before it is in the manifest.
-        load = self._find_load(at, first_seq) if may_follow_load(at, first_seq) else None
+        load = None
+        if may_follow_load(at, first_seq):
+            # Read after the file was found: a load that came before it is in the manifest.
+            load = self._find_load(at, first_seq)
+            if load is None and self._go_back(at, batch):
+                return None, 0
         step = plan_step(at, load, stop=batch.next_id, first_seq=first_seq, allow_gaps=self._allow_gaps)
         if isinstance(step, ReadLoad):
             self._begin_load(step.load, at)
             self._held = batch
             return None, 0
         self._at = Position(batch.next_id, changes[-1].seq)
+        self._rows_end = batch.next_id
         return ChangeBatch(batch.wal_id, changes, self._at), 0
+
+    def _go_back(self, at: Position, batch: ChangeBatch) -> bool:
+        """Sequence numbers are missing before `batch`: go back to a file before it that was empty and has rows now.
+
+        Returns whether there is one. Raises `CorruptData` if one has certainly lost its rows.
+        """
+        empty = [WalId(wal_id) for wal_id in range(self._rows_end, batch.next_id - 1)]
+        self._rows_end = batch.next_id
+        for late in self._wal.find_late(at.after_seq, batch, empty):
+            self._at, self._fetched = at._replace(next_id=WalId(late.next_id - 1)), None
+            return True
+        if not self._allow_gaps:
+            self._wal.check_lost(at.after_seq, batch, empty)
+        return False
 
     def _take_from_load(
         self, at: Position, load: VisibleLoad, batches: Iterator[ChangeBatch]
@@ -351,6 +371,7 @@ class Follower:
         if batch is None:
             self._reading = None
             self._at = Position(at.next_id, load.seq)
+            self._rows_end = at.next_id
         return batch, 0
 
     def _wait(self, at: Position) -> tuple[None, float | None]:

@@ -15,6 +15,8 @@ from flagstone.metadata.stores import ManifestStore
 from flagstone.runtime.clock import VirtualClock
 from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
+from flagstone.store.port import StoredObject
+from flagstone.testing.faults import FaultyStore
 from flagstone.types import MERGE, TOMBSTONE, VALUE, WalId
 from golden.corpus import databases
 from kit.databases import encode_wal
@@ -150,6 +152,38 @@ def test_follow_returns_wal_files_as_they_appear(wal: WalFiles) -> None:
 
     assert [batch.wal_id for batch in batches] == [2, 3, 4, 5, 6]
     assert clock.slept == [0.5] * 3
+
+
+@pytest.mark.parametrize("ahead", [1, 4])
+def test_a_wal_file_that_is_empty_for_a_moment_is_delivered_once_it_has_its_rows(
+    wal: WalFiles, ahead: int
+) -> None:
+    third = DbPaths("db").wal(WalId(3))
+
+    class Emptied(FaultyStore):
+        """The third file is empty when it is read for the first time."""
+
+        damaged = True
+
+        def get(self, path: str) -> StoredObject:
+            stored = super().get(path)
+            if path == third and self.damaged:
+                self.damaged = False
+                return StoredObject(b"", stored.meta)
+            return stored
+
+    wal.add_files(1, ahead)
+    store = Emptied(wal.store)
+    found = []
+    for batch in WalReader("db", store=store, clock=VirtualClock()).follow(1, timeout_s=60):
+        found += [change.seq for change in batch.changes]
+        if batch.wal_id == ahead == 1:
+            wal.add_files(2, 4)
+    assert found == [1, 2, 3, 4]
+    assert not store.damaged
+    store.damaged = True
+    changes = WalReader("db", store=store, clock=VirtualClock()).changes()
+    assert [change.seq for change in changes] == [1, 2, 3, 4]
 
 
 def test_follow_of_an_empty_wal_waits_for_the_first_file(wal: WalFiles) -> None:
