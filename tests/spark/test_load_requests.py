@@ -283,7 +283,7 @@ def test_of_two_load_requests_of_one_query_only_the_later_is_adopted(folder: Pat
         assert db.get(b"k00000") == b"late"
         # The other load began earlier, so its sequence number is below that of the adopted load.
         made_other = run_task(other, folder, [pairs({b"other": b""})])
-        with pytest.raises(Unavailable, match=r"has passed .* that of the load"):
+        with pytest.raises(Unavailable, match=r"is at sequence number .* and the load at"):
             commit_load(other, write_options(folder), made_other)
         assert db.get(b"other") is None
     assert_verified(folder)
