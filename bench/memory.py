@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -33,7 +32,11 @@ BATCH: Final = 20_000
 ROUNDS: Final = sized(3, quickly=1)
 BUDGET_MB: Final = 256
 LIMIT_MB: Final = 512
-GROUPS: Final = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))
+LIMITS: Final = {
+    Path("/sys/fs/cgroup/memory"): "memory.limit_in_bytes",
+    Path("/sys/fs/cgroup"): "memory.max",
+}
+"""Where control groups of either version are made, and the file that limits their memory."""
 
 
 def batches(rows: int) -> Iterator[pa.RecordBatch]:
@@ -102,15 +105,24 @@ def _peak_mb() -> float:
     return int(line.split()[1]) * 1024 / 1e6
 
 
+def loaded(
+    rows: int, budget_mb: int, *, group: Path | None = None, checked: bool = False
+) -> dict[str, float]:
+    """The figures of a load in a process of its own, in the group; `checked` reads the rows again in another process."""
+    with tempfile.TemporaryDirectory(prefix="flagstone-bench-") as folder:
+        figures = _in_process("load", folder, rows, budget_mb, group)
+        return figures | _in_process("check", folder, rows) if checked else figures
+
+
 def _in_process(
-    step: str, folder: Path, rows: int, budget_mb: int = 0, group: Path | None = None
+    step: str, folder: str, rows: int, budget_mb: int = 0, group: Path | None = None
 ) -> dict[str, float]:
     def join() -> None:
         if group is not None:
             (group / "cgroup.procs").write_text(str(os.getpid()))
 
     done = subprocess.run(
-        [sys.executable, "-m", "bench.memory", step, str(folder), str(rows), str(budget_mb)],
+        [sys.executable, "-m", "bench.memory", step, folder, str(rows), str(budget_mb)],
         check=True, stdout=subprocess.PIPE, preexec_fn=join,
     )  # fmt: skip
     figures: dict[str, float] = json.loads(done.stdout)
@@ -120,50 +132,39 @@ def _in_process(
 @contextmanager
 def limited(megabytes: int) -> Iterator[Path | None]:
     """A control group with that much memory; None if this process cannot make one."""
-    for root in GROUPS:
+    group = _make_group(megabytes)
+    try:
+        yield group
+    finally:
+        if group is not None:
+            group.rmdir()
+
+
+def _make_group(megabytes: int) -> Path | None:
+    for root, limit in LIMITS.items():
         group = root / f"flagstone-bench-{os.getpid()}"
-        name = "memory.limit_in_bytes" if root.name == "memory" else "memory.max"
         try:
             group.mkdir()
         except OSError:
             continue
         try:
-            (group / name).write_text(str(megabytes << 20))
-            yield group
+            (group / limit).write_text(str(megabytes << 20))
         except OSError:
-            continue
-        finally:
             group.rmdir()
-        return
-    yield None
+        else:
+            return group
+    return None
 
 
 def run() -> str:
     """Measure every load and write `results/memory.md`."""
-    root = Path(tempfile.mkdtemp(prefix="flagstone-bench-"))
     cases = {"defaults": 0, f"memory_budget of {BUDGET_MB} MiB": BUDGET_MB}
     seen: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
-
-    def fresh(work: Callable[[Path], dict[str, float]]) -> dict[str, float]:
-        folder = Path(tempfile.mkdtemp(dir=root))
-        try:
-            return work(folder)
-        finally:
-            shutil.rmtree(folder)
-
-    try:
-        for _ in range(ROUNDS):
-            for name, budget_mb in cases.items():
-                seen[name].append(fresh(lambda folder, mb=budget_mb: _in_process("load", folder, ROWS, mb)))  # type: ignore[misc]
-        with limited(LIMIT_MB) as group:
-
-            def many(folder: Path) -> dict[str, float]:
-                figures = _in_process("load", folder, MANY_ROWS, BUDGET_MB, group)
-                return figures | _in_process("check", folder, MANY_ROWS)
-
-            large = fresh(many)
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
+    for _ in range(ROUNDS):
+        for name, budget_mb in cases.items():
+            seen[name].append(loaded(ROWS, budget_mb))
+    with limited(LIMIT_MB) as group:
+        large = loaded(MANY_ROWS, BUDGET_MB, group=group, checked=True)
     rows = [_row(name, ROWS, runs) for name, runs in seen.items()]
     where = (
         f"in a control group of {LIMIT_MB} MiB"

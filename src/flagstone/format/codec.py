@@ -167,7 +167,8 @@ def _decompress_zlib(stored: bytes, declared: Declared) -> bytes:
 def _compress_lz4(raw: bytes) -> bytes:
     import lz4.block  # noqa: PLC0415
 
-    return lz4.block.compress(raw, store_size=True)  # type: ignore[no-any-return]
+    stored: bytes = lz4.block.compress(raw, store_size=True)
+    return stored
 
 
 def _decompress_lz4(stored: bytes, _declared: Declared) -> bytes:

@@ -210,12 +210,12 @@ async def fetch_async(ssts: SstStore, needs: Sequence[Need], *, admit: bool = Tr
 def _read_ahead(ssts: SstStore, cursor: ScanCursor) -> None:
     for stretch in cursor.plan_ahead(ssts.read_ahead):
         stretch.future = ssts.pool.submit(
-            _fetch_ahead, ssts, stretch.need, cursor.share, admit=cursor.cache_blocks
+            _fetch_ahead, ssts, stretch.need, cursor.grant, admit=cursor.cache_blocks
         )
 
 
-def _fetch_ahead(ssts: SstStore, need: Need, _share: Grant | None, *, admit: bool) -> Pinned:
-    """A request of the read-ahead. It holds the share: its bytes take memory although the scan may be gone."""
+def _fetch_ahead(ssts: SstStore, need: Need, _grant: Grant | None, *, admit: bool) -> Pinned:
+    """A request of the read-ahead. It holds the grant: its bytes take memory although the scan may be gone."""
     return ssts.fetch_request(need, admit=admit)
 
 

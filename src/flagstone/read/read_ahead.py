@@ -188,7 +188,7 @@ class ReadAhead:
         need = stretch.need
         return Need(need.sst, need.index, [each for each in rest if not self._blocks.has(at, each)])
 
-    def plan(self, *, max_bytes: int, max_requests: int, share: Grant) -> list[Stretch]:
+    def plan(self, *, max_bytes: int, max_requests: int, grant: Grant) -> list[Stretch]:
         """Requests to make now, within these bounds and the budget."""
         if self._entered is None or not self._stretches or self._stretches[0] is not self._entered:
             return []
@@ -198,7 +198,7 @@ class ReadAhead:
         planned: list[Stretch] = []
         while len(planned) < max_requests and self._open_next():
             wanted = min(size, window - waiting)
-            if wanted <= 0 or (wanted < size and waiting) or not share.grow(wanted):
+            if wanted <= 0 or (wanted < size and waiting) or not grant.grow(wanted):
                 break
             stretch = self._plan_stretch(wanted)
             waiting += stretch.size

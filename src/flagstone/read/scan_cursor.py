@@ -158,7 +158,7 @@ class ScanCursor:
         self._end = LOWEST if request.reverse else HIGHEST
         self._spare: Chunk = []
         self._pinned: Pinned = {}
-        self._share: Grant | None = None
+        self._grant: Grant | None = None
         self._held_back = False
         self._finished = request.keys.empty
         self._renewals = 0
@@ -208,8 +208,8 @@ class ScanCursor:
         sources = [source for source in self._layers if not source.ended]
         if self._left == 0 or not any(source.read_ahead.started for source in sources):
             return []
-        if self._share is None:
-            self._share = memory.open()
+        if self._grant is None:
+            self._grant = memory.open()
         due = self._held_back
         for source in sources:
             due |= source.note_position()
@@ -219,7 +219,7 @@ class ScanCursor:
         if not due:
             return []
         ahead = sorted((source.read_ahead for source in sources), key=lambda each: each.held_bytes)
-        held = self._share.size = sum(each.held_bytes for each in ahead)
+        held = self._grant.size = sum(each.held_bytes for each in ahead)
         requests = MAX_REQUESTS - sum(each.under_way for each in ahead)
         planned: list[Stretch] = []
         for each in ahead:
@@ -227,7 +227,7 @@ class ScanCursor:
             planned += each.plan(
                 max_bytes=self._request.read_ahead_bytes - held + before,
                 max_requests=requests - len(planned),
-                share=self._share,
+                grant=self._grant,
             )
             held += each.held_bytes - before
         # When requests end, more can be made, wherever the scan is.
@@ -235,9 +235,9 @@ class ScanCursor:
         return planned
 
     @property
-    def share(self) -> Grant | None:
+    def grant(self) -> Grant | None:
         """The memory that the read-ahead of this scan takes from the budget."""
-        return self._share
+        return self._grant
 
     def settle(self, future: Future[Pinned]) -> None:
         """A background fetch has ended: take its result, or raise its error."""

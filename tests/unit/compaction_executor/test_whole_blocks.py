@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -34,10 +35,8 @@ def series(first: int, count: int, *, seq: int = 1, size: int = 60) -> list[Entr
     ]
 
 
-def rig_of(
-    sources: Sequence[Sequence[EntryTuple]], *, min_seq: int = 1 << 40, **changes: object
-) -> ExecutorRig:
-    rig = ExecutorRig(**{"options": OPTIONS, "bytes_to_fetch": 1 << 20, **changes})  # type: ignore[arg-type]
+def rig_of(sources: Sequence[Sequence[EntryTuple]], *, min_seq: int = 1 << 40, **changes: Any) -> ExecutorRig:
+    rig = ExecutorRig(**{"options": OPTIONS, "bytes_to_fetch": 1 << 20, **changes})
     rig.set_sources(sources, min_seq=min_seq, clock_ms=50)
     return rig
 

@@ -132,8 +132,8 @@ def test_the_bytes_ahead_of_all_sources_stay_within_the_bound(reverse: bool) -> 
     drive = Drive(rig, rig.view(rig.tree(l0=l0[::-1])), reverse=reverse, read_ahead_bytes=64 * KIB)
     largest = 0
     while drive.step():
-        assert drive.cursor.share is not None
-        largest = max(largest, drive.cursor.share.size)
+        assert drive.cursor.grant is not None
+        largest = max(largest, drive.cursor.grant.size)
     assert drive.rows == pairs(ROWS[::-1] if reverse else ROWS)
     # What the scan needs at once may come on top: one request of each source.
     assert 32 * KIB < largest <= 64 * KIB + 4 * 16 * KIB
