@@ -19,7 +19,7 @@ from flagstone.compaction.extensions import Executor
 from flagstone.compaction.lifecycle import is_released, settle_jobs
 from flagstone.compaction.shared_state import Board
 from flagstone.compaction.validation import find_problem
-from flagstone.compaction.worker import Worker
+from flagstone.compaction.worker import SourcesGone, Worker
 from flagstone.config.settings import CompactionWorkerOptions, CompactorOptions
 from flagstone.errors import Unavailable
 from flagstone.metadata.compactions import Compactions, Job, JobStatus, Spec, add_job
@@ -164,13 +164,14 @@ class CompactNow:
         return jobs is None or is_released(jobs.value)
 
     def _raise_failure(self, worker: Worker) -> None:
-        """Raise the executor's error for one of these jobs if a retry does not help; the job is marked as failed."""
+        """Mark a job as failed if a retry does not help, and raise the error, unless planning again helps."""
         for entry in self._submissions.values():
-            error = worker.setback(entry.job_id, at_least=_MAX_FAILURES)
+            error = None if entry.finished else worker.setback(entry.job_id, at_least=_MAX_FAILURES)
             if error is not None:
                 failed = {entry.job_id: JobStatus.FAILED}
                 self.board.edit_jobs(lambda now, failed=failed: settle_jobs(now.value, failed))  # type: ignore[misc]
-                raise error
+                if not isinstance(error, SourcesGone):
+                    raise error
 
     def _coordinate(self, worker: Worker) -> None:
         if self._coordinator is not None:

@@ -41,6 +41,13 @@ _STORE_RETRY_S: Final = 1.0
 _IDLE_S: Final = 3600.0
 
 
+class SourcesGone(Unavailable):
+    """The sources of a job are not where the job names them: a bulk load moved them, or another job merged them.
+
+    Only the coordinator can tell whether the job is done or must be planned again.
+    """
+
+
 @dataclass(slots=True)
 class _Execution:
     """One running job. The executor's threads set `context`; `cancelled` never changes back to False."""
@@ -151,9 +158,10 @@ class Worker:
     def setback(self, job_id: Ulid, *, at_least: int) -> BaseException | None:
         """The error of a job that failed in this worker, unless it may be temporary and `at_least` is not reached."""
         held = self._setbacks.get(job_id)
-        if held is None or (isinstance(held.error, Unavailable | OSError) and held.failures < at_least):
-            return None
-        return held.error
+        if held is None or isinstance(held.error, SourcesGone):
+            return None if held is None else held.error
+        temporary = isinstance(held.error, Unavailable | OSError)
+        return None if temporary and held.failures < at_least else held.error
 
     @property
     def busy(self) -> bool:
@@ -298,7 +306,7 @@ class Worker:
             raise InternalError(f"job {ulid_text(job.id)} is a drain, which needs no worker")
         problem = find_commit_problem(job.spec, manifest)
         if problem is not None:
-            raise InternalError(f"job {ulid_text(job.id)} cannot be executed: {problem}")
+            raise SourcesGone(f"job {ulid_text(job.id)} cannot be executed: {problem}")
         size = source_bytes(manifest, job.spec)
         self._bytes_in_work.add(size)
         started = self._clock.monotonic()

@@ -8,18 +8,20 @@ from typing import Any
 
 import pytest
 
-from flagstone.compaction.coordinator import Coordinator
+from flagstone.compaction.coordinator import Coordinator, release_taken_role
 from flagstone.compaction.lifecycle import is_released
 from flagstone.compaction.on_demand import CompactNow, Progress
 from flagstone.compaction.picker import plan_full
 from flagstone.config import CompactionWorkerOptions, CompactorOptions
 from flagstone.errors import Unavailable
+from flagstone.loads.edit import Load, apply_load
 from flagstone.metadata.compactions import Job, JobStatus
 from flagstone.metadata.compactions import Worker as Claim
 from flagstone.metadata.fencing import claim_compactor
 from flagstone.runtime.pool import IoPool
 from flagstone.store.memory import MemoryStore
 from flagstone.testing.faults import Fault, FaultyStore
+from flagstone.types import Seq
 from kit.compactors import CompactionWorld, RowExecutor
 
 
@@ -59,6 +61,35 @@ def test_compacting_a_database_without_a_coordinator_begins_at_once(world: Compa
     assert len(world.manifest.tree.runs) == 1
     assert world.contents() == before
     assert is_released(world.compactions.require_latest().value)
+
+
+class LoadsFirst(IoPool):
+    """Between the first claim and the work on it, a bulk load is added: SSTs of L0 become sorted runs."""
+
+    def __init__(self, world: CompactionWorld) -> None:
+        super().__init__(max_workers=0, name="inline")
+        self.world, self.done = world, False
+
+    def submit(self, function: Any, *arguments: Any) -> Any:
+        if not self.done:
+            self.done, world = True, self.world
+            load = Load((), Seq(world.seq + 1), world.clock.now_ms(), world.ids.ulid())
+            loaded = world.manifests.update(lambda now: apply_load(now.value, load))
+            epoch = loaded.value.compactor_epoch
+            release_taken_role(world.compactions, epoch, ids=world.ids, now_ms=world.clock.now_ms())
+        return super().submit(function, *arguments)
+
+
+def test_a_compaction_whose_sources_a_bulk_load_moves_is_planned_again(world: CompactionWorld) -> None:
+    world.flush_many(3)
+    before = world.contents()
+    compaction = now(world)
+    compaction.pool = LoadsFirst(world)
+
+    assert len(compaction.run()) == 1
+
+    assert len(world.manifest.tree.runs) == 1
+    assert world.contents() == before
 
 
 def test_a_compaction_that_cannot_create_the_compactions_file_yet_tries_again() -> None:

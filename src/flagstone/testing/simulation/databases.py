@@ -24,5 +24,7 @@ class TrackedDatabase:
     path: str = MAIN_PATH
     oracle: Oracle = field(default_factory=Oracle)
     checkpoints: dict[UUID, dict[bytes, bytes]] = field(default_factory=dict)
+    loads_begun_ns: dict[int, int] = field(default_factory=dict)
+    """When each bulk load began, by its sequence number."""
     destroyed: bool = False
     """Whether a process has begun to destroy it."""

@@ -16,6 +16,7 @@ from flagstone.changes.change import Change, ChangeBatch
 from flagstone.changes.reader import WalReader
 from flagstone.db.reader.feed import open_feed
 from flagstone.errors import Closed, CorruptData, FlagstoneError, InvalidRequest, Unavailable
+from flagstone.loads.edit import RECORD_LIFETIME_S
 from flagstone.metadata.annotations import Position
 from flagstone.testing.simulation import oracle
 from flagstone.testing.simulation.databases import MAIN_PATH, Concatenation
@@ -40,13 +41,15 @@ class Subscription:
     """Changes after this sequence number must come; None before the first one came."""
     received: dict[int, list[_Row]] = field(default_factory=dict)
     high: int = 0
+    began_ns: int | None = None
+    """When the first changes came; before that the database keeps nothing for this consumer."""
     is_over: bool = False
     """Whether a restore has ended it: the consumer has to start over with a copy."""
 
     def start_over(self) -> None:
         """Forget what was received, and begin with a copy."""
         self.position = self.after_seq = None
-        self.received, self.high = {}, 0
+        self.received, self.high, self.began_ns = {}, 0, None
         self.copies, self.is_over = True, False
 
     def take(self, batch: ChangeBatch) -> None:
@@ -102,11 +105,22 @@ def consume(world: World, process: Process) -> None:
 
 
 def note_end(world: World, subscription: Subscription, error: FlagstoneError) -> None:
-    """A consumer got this error. After a restore it starts over; raises if the error was not to be expected."""
-    if world.main.oracle.restores and "start over with a copy" in str(error):
+    """A consumer got this error. If it must, it starts over; raises if the error was not to be expected."""
+    must = world.main.oracle.restores or _began_before_an_old_load(world, subscription)
+    if must and "start over with a copy" in str(error):
         subscription.is_over = True
     elif world.is_unexpected(error):
         raise error
+
+
+def _began_before_an_old_load(world: World, subscription: Subscription) -> bool:
+    """Whether the next load was too old when the consumer began: it began with an older WAL file that was still there.
+
+    Without a consumer the rows of a load are found for a quarter of an hour only.
+    """
+    begun = [ns for seq, ns in world.main.loads_begun_ns.items() if seq > subscription.high]
+    first_ns = subscription.began_ns
+    return first_ns is not None and any(first_ns - ns > RECORD_LIFETIME_S * 10**9 for ns in begun)
 
 
 def to_the_end(world: World, process: Process, subscription: Subscription) -> None:
@@ -129,6 +143,8 @@ def follow(world: World, process: Process, subscription: Subscription, *, timeou
     if not subscription.copies:
         with WalReader(MAIN_PATH, pin=subscription.name, clock=clock, ids=ids, **stores) as reader:
             for batch in reader.follow(subscription.position, timeout_s=timeout_s):
+                if subscription.began_ns is None:
+                    subscription.began_ns = world.scheduler.now_ns
                 subscription.take(batch)
                 reader.commit(batch)
                 world.done["changes"] += 1

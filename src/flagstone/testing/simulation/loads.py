@@ -39,6 +39,7 @@ def load(world: World, process: Process) -> None:
 def _load_once(world: World, process: Process, address: DatabaseAddress) -> None:
     random, oracle = world.random, world.main.oracle
     plan = begin_load(address, create=False)
+    world.main.loads_begun_ns[plan.seq] = world.scheduler.now_ns
     world.scheduler.note(f"load {plan.seq} began, {'claimed' if plan.record_id is None else 'requested'}")
     # A load that claims the database is a writer of one write.
     branch = oracle.opened(plan.epoch, plan.seq - 1) if plan.record_id is None else None
