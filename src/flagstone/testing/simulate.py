@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 import time
@@ -25,6 +26,7 @@ from itertools import count, islice
 from multiprocessing import get_context
 from typing import Any, Final
 
+from flagstone.runtime.allocator import trim
 from flagstone.testing.simulation.mutants import MUTANTS, planted
 from flagstone.testing.simulation.plan import plan_world
 from flagstone.testing.simulation.recorded import FOUND, Found
@@ -195,6 +197,9 @@ def _lived(run: Run) -> tuple[Run, Outcome, float]:
     started = time.process_time()
     outcome = run.live()
     outcome.store = outcome.wal_store = None
+    # The objects of a world refer to each other, and a large world takes a gigabyte.
+    gc.collect()
+    trim()
     return run, outcome, time.process_time() - started
 
 
