@@ -123,6 +123,23 @@ def widens(narrow: ColumnType, wide: ColumnType) -> bool:
     )
 
 
+_READS_AS: Final = {
+    ("uint8", "int16"),
+    ("uint16", "int32"),
+    ("uint32", "int64"),
+    ("uint64", "decimal(20,0)"),
+    ("float16", "float32"),
+    ("float16", "float64"),
+    ("date64", "date"),
+    *(
+        (f"{kind}[{unit}]", f"{kind}[us]")
+        for kind in ("timestamp", "timestamp_ntz")
+        for unit in ("s", "ms", "ns")
+    ),
+}
+"""What a reader may ask for besides wider numbers: types for programs that lack the stored one, such as Spark."""
+
+
 def plan_projection(schema: TableSchema, wanted: Sequence[Column]) -> None:
     """Check the columns that a reader names against the stored ones, by name.
 
@@ -139,7 +156,8 @@ def plan_projection(schema: TableSchema, wanted: Sequence[Column]) -> None:
             raise InvalidRequest(
                 f"the database has no column {column.name!r}; it has {names_text(schema.columns)}"
             )
-        if not widens(known.type, column.type):
+        fixed = isinstance(known.type, str) and known.type.startswith("fixed[") and column.type == "binary"
+        if not widens(known.type, column.type) and (known.type, column.type) not in _READS_AS and not fixed:
             raise InvalidRequest(
                 f"column {column.name!r} is stored as {type_text(known.type)} and cannot be read as "
                 f"{type_text(column.type)}: read it as {type_text(known.type)} and cast it"

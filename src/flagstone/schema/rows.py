@@ -347,7 +347,12 @@ def _at_row(error: CorruptData, rows: Any) -> CorruptData:
 
 
 def _cast(column: Any, kind: Any) -> Any:
-    return column if column.type == kind else column.cast(kind)
+    if column.type == kind:
+        return column
+    try:
+        return column.cast(kind)
+    except pa.ArrowInvalid as problem:
+        raise InvalidRequest(f"a value does not fit into {kind}: {problem}") from None
 
 
 def _writer(schema: TableSchema, version: SchemaVersion, prefix: bytes) -> TableWriter:

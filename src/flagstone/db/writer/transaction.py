@@ -12,6 +12,7 @@ from weakref import WeakSet
 from flagstone.db.read_methods import ReadContext, Reads
 from flagstone.errors import Closed, InvalidRequest
 from flagstone.lsm.merge_operator import check_operand
+from flagstone.lsm.system_rows import visible_ranges
 from flagstone.read.view import ReadView
 from flagstone.types import EntryTuple, KeyRange
 from flagstone.write.batch import Instant, Ttl, WriteBatch, check_key, check_value
@@ -220,11 +221,20 @@ class Transaction(Reads):
             self._state.track_read(key)
         return checked
 
-    def _check_range(self, start: bytes | None, stop: bytes | None, prefix: bytes | None) -> KeyRange:
+    def _check_range(
+        self, start: bytes | None, stop: bytes | None, prefix: bytes | None, *, include_system: bool = False
+    ) -> KeyRange:
         keys = super()._check_range(start, stop, prefix)
         # The whole range counts as read, also if the caller stops early: that is a decision based on what it read.
-        self._state.track_range(keys)
+        for shown in (keys,) if include_system else visible_ranges(keys):
+            self._state.track_range(shown)
         return keys
+
+    def _schema_row(self, key: bytes) -> bytes | None:
+        """The bytes of a schema row. The commit depends on it, under either isolation."""
+        self._check_running()
+        self._state.mark_read((key,))
+        return super()._schema_row(key)
 
     def _read_point(self, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:
         if durable_only or dirty:
