@@ -264,8 +264,9 @@ def check_known(options: Mapping[str, str], known: frozenset[str], doing: str) -
 
 def _parse_row_mapping(options: Mapping[str, str]) -> RowMapping | None:
     if "key.columns" not in options:
-        if "value.columns" in options:
-            raise InvalidRequest("option 'value.columns' needs 'key.columns', the columns that make the key")
+        unused = [name for name in ("value.columns", "value.format") if name in options]
+        if unused:
+            raise InvalidRequest(f"option {unused[0]!r} needs 'key.columns', the columns that make the key")
         return None
     if options.get("raw", "").lower() == "true":
         raise InvalidRequest(

@@ -181,7 +181,7 @@ def metadata_fields() -> dict[str, StructField]:
 
 
 def read_schema(columns: Sequence[str]) -> StructType:
-    """The schema of a read for which the user gives none."""
+    """The schema of a read as bytes. Raises `InvalidRequest` for a column that such a read does not have."""
     fields = {
         "key": StructField("key", BinaryType(), nullable=False),
         "value": StructField("value", BinaryType(), nullable=False),
@@ -189,6 +189,9 @@ def read_schema(columns: Sequence[str]) -> StructType:
         "created_ms": StructField("created_ms", LongType()),
         "expires_ms": StructField("expires_ms", LongType()),
     }
+    unknown = [name for name in columns if name not in fields]
+    if unknown:
+        raise InvalidRequest(f"there is no column {unknown[0]!r}; choose from {', '.join(fields)}")
     return StructType([fields[name] for name in columns])
 
 

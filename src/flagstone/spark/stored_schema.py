@@ -219,9 +219,6 @@ def plan_types(options: ReadOptions, table: TableSchema | None) -> StructType:
                 "a read with 'key.columns' needs the types of all columns, because the database stores no schema: add "
                 ".schema('region string, id long')"
             )
-        unknown = [name for name in options.columns if name not in COLUMNS]
-        if unknown:
-            raise InvalidRequest(f"there is no column {unknown[0]!r}; choose from {', '.join(COLUMNS)}")
         return read_schema(options.columns)
     if options.given is not None and is_raw(options.given, table):
         return plan_types(replace(options, raw=True), None)

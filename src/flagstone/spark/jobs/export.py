@@ -144,7 +144,7 @@ def export(
         "raw": raw or any(each is not None for each in (key_as, value_as)),
         "key.columns": key_columns or None,
         "value.columns": value_columns,
-        "value.format": value_format,
+        "value.format": value_format if key_columns else None,
         "start": start,
         "stop": stop,
         "prefix": prefix,
