@@ -40,7 +40,7 @@ from flagstone.write.state import State
 _find: Final = probe_kernel.find
 
 _SCHEMA_ATTEMPTS: Final = 10
-"""How often a schema is planned anew because another write changed it meanwhile."""
+"""How often a schema is planned again because another write changed it meanwhile."""
 
 
 class Db(Reads):

@@ -23,7 +23,6 @@ from flagstone.write.batch import (
     WriteBatch,
     check_any_key,
     check_key,
-    check_read_key,
     check_value,
 )
 from flagstone.write.conflicts import ReadPoint, TransactionExpired, TransactionState
@@ -181,7 +180,7 @@ class Transaction(Reads):
         """
         planned = plan_evolution(self.schema(prefix), given)
         if planned.changed:
-            self._put_system(schema_key(prefix), planned.schema.encode())
+            self.put_system(schema_key(prefix), planned.schema.encode())
         return planned
 
     def commit(self, *, await_durable: bool = False) -> WriteHandle | None:
@@ -284,8 +283,8 @@ class Transaction(Reads):
             self._lent.add(renewed)
         return renewed
 
-    def _put_system(self, key: bytes, value: bytes) -> None:
-        """Set a system row when the transaction commits."""
+    def put_system(self, key: bytes, value: bytes) -> None:
+        """Set a system row when the transaction commits. For Flagstone's own layers; `put` refuses such keys."""
         self._check_running()
         self._track_write(key, system=True)
         self._batch.put_system(key, value)
