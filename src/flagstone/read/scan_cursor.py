@@ -259,15 +259,14 @@ class ScanCursor:
         self._spare = rows_from(self._spare, key, reverse=self._reverse)
         if self._spare:
             return
-        while self._later and self._is_beyond(key):
-            self._next_part()
-        start, stop = self._keys.start, self._keys.stop
         # Not before what was merged: memtables have given their rows up to there, and would no longer hide older ones.
+        while self._later and self._is_beyond(self._not_before_consumed(key)):
+            self._next_part()
+        key = self._not_before_consumed(key)
+        start, stop = self._keys.start, self._keys.stop
         if self._reverse:
-            key = key if self._consumed is None else min(key, self._consumed)
             stop = key + b"\0" if stop is None else min(stop, key + b"\0")
         else:
-            key = key if self._consumed is None else max(key, self._consumed)
             start = key if start is None else max(start, key)
         self._consumed = key
         self._finished = self._finished or KeyRange(start, stop).empty
@@ -307,10 +306,18 @@ class ScanCursor:
             self._consumed = max(start or LOWEST, self._resume_at(head, self._spare))
             start = self._consumed or None
         self._view = view
-        self._finished = self._finished or KeyRange(start, stop).empty
         self._pinned.clear()
+        if self._later and KeyRange(start, stop).empty:
+            self._next_part()
+            return
+        self._finished = self._finished or KeyRange(start, stop).empty
         self._memtables = self._scan_memtables(start, stop)
         self._open_layers(start, stop)
+
+    def _not_before_consumed(self, key: bytes) -> bytes:
+        if self._consumed is None:
+            return key
+        return min(key, self._consumed) if self._reverse else max(key, self._consumed)
 
     def _is_beyond(self, key: bytes) -> bool:
         """Whether no key of this part of the range is at or behind `key`."""
