@@ -27,7 +27,14 @@ from pyspark.sql.types import (
 from flagstone import keys, values
 from flagstone.errors import InvalidRequest
 from flagstone.read.arrow import COLUMNS
-from flagstone.schema import SchemaCommit, TableReader, TableSchema, TableWriter, key_arrow_schema
+from flagstone.schema import (
+    SchemaCommit,
+    TableReader,
+    TableSchema,
+    TableWriter,
+    key_arrow_schema,
+    value_arrow_schema,
+)
 from flagstone.spark.malformed import MalformedRows, decode_rows
 
 CARRIED: Final = ("op", "ttl_ms", "expires_ms")
@@ -144,6 +151,10 @@ class RowMapping:
         """Rows of the database decoded to the columns of `types`, and the number of malformed rows."""
         stored = pa.schema([field for field in types if field.name != malformed.column])
         if self.table is not None:
+            if malformed.column in types.names:
+                # A row is malformed also if a column is that the reader does not want.
+                whole = [*key_arrow_schema(self.table.key), *value_arrow_schema(self.table.current.columns)]
+                stored = pa.schema([*stored, *(each for each in whole if each.name not in stored.names)])
             reader = self.reader(stored)
             return decode_rows(batch, types, malformed, key=reader.decode_keys, value=reader.decode_values)
         return decode_rows(
