@@ -203,6 +203,7 @@ class LocalExecutor:
                 pool=self._pool,
                 bytes_to_fetch=self._work.bytes_to_fetch,
                 max_fetch_tasks=self._work.max_fetch_tasks,
+                reuse=True,
             )
             for parts in inputs
         ]
