@@ -167,9 +167,7 @@ class SstStore:
         self._fresh_grant = (MemoryPart(_FRESH_BYTES) if memory is None else memory.fresh).open()
         self._flights: dict[tuple[Sst, int], _Flight] = {}
 
-    def open(
-        self, sst_id: Ulid, info: SsTableInfo, format_version: int = 2, owner: str | None = None
-    ) -> Sst:
+    def open(self, sst_id: Ulid, info: SsTableInfo, format_version: int = 2, owner: str | None = None) -> Sst:
         """The open SST with that id: the same Python object until it is dropped. Makes no request.
 
         `owner` is the path of the lender of a borrowed SST; None for an SST of this database.
