@@ -37,14 +37,14 @@ from flagstone.runtime import metric_names
 from flagstone.runtime.budget import MemoryBudget
 from flagstone.runtime.ids import SYSTEM_IDS, Ids, ulid_ms
 from flagstone.runtime.metrics import Metrics
-from flagstone.runtime.pool import IoPool, shared_pool
+from flagstone.runtime.pool import IoPool, cores, shared_pool
 from flagstone.runtime.sync import Lock
 from flagstone.sst.builder import BuiltSst, SstBuilder, SstOptions
 from flagstone.sst.output import SstOutput
 from flagstone.store.caching import CachingStore
 from flagstone.store.kept_uploads import KeepingStore
 from flagstone.store.paths import DbPaths
-from flagstone.store.port import ObjectStore
+from flagstone.store.port import NEARBY, ObjectStore
 from flagstone.store.writing import Destination
 from flagstone.types import KeyRange, Seq
 
@@ -68,11 +68,19 @@ class Merging:
     compaction_filter: CompactionFilterFactory | None = None
 
 
+def plan_threads(work: CompactionWorkerOptions, url: str, available: int) -> int:
+    """How many ranges are merged at a time: as many as there are processors, if the store has no network.
+
+    More threads than processors wait for each other, and each range takes memory and room in the processor's cache.
+    """
+    return min(work.max_subcompactions, available) if url.startswith(NEARBY) else work.max_subcompactions
+
+
 class LocalExecutor:
     """Merges with threads of this process. Several jobs may run at once, each called from its own thread.
 
     That thread must not belong to `pool`: requests of the job run there, and the thread waits for them. The caller's
-    thread merges a job of one range; of jobs with several ranges, `max_subcompactions` are merged at a time in all.
+    thread merges a job of one range; of jobs with several ranges, `plan_threads` are merged at a time in all.
 
     Each running range has in memory a part of its output, with the index and the key hashes of that SST, and for each
     source one chunk of at most `bytes_to_fetch` being merged and one to `max_fetch_tasks` being fetched. Outputs go
@@ -100,7 +108,7 @@ class LocalExecutor:
         self._ids = ids
         self._memory = memory
         # Not threads of the shared pool: a range would wait there for requests that wait for a thread.
-        threads = 0 if self._pool.max_workers == 0 else self._work.max_subcompactions
+        threads = 0 if self._pool.max_workers == 0 else plan_threads(self._work, store.url, cores())
         self._ranges = (
             IoPool(max_workers=threads, name="flagstone-merge") if memory is None else memory.merge_pool
         )
@@ -203,6 +211,7 @@ class LocalExecutor:
                 pool=self._pool,
                 bytes_to_fetch=self._work.bytes_to_fetch,
                 max_fetch_tasks=self._work.max_fetch_tasks,
+                reuse=True,
             )
             for parts in inputs
         ]

@@ -39,12 +39,13 @@ from flagstone.runtime.pool import Future, IoPool
 from flagstone.runtime.sync import Lock
 from flagstone.sst.reader import Sst
 from flagstone.sst.store import SstGone, compare_footer
-from flagstone.store.caching import read_checked
+from flagstone.store.caching import read_twice
 from flagstone.store.paths import DbPaths
-from flagstone.store.port import ObjectMissing, ObjectStore
+from flagstone.store.port import ObjectMissing, ObjectStore, read_range_into
 from flagstone.types import KeyRange
 
 T = TypeVar("T")
+B = TypeVar("B", bytes, bytes | memoryview)
 
 MAX_ANCHORS: Final = 128
 """Per SST."""
@@ -170,9 +171,9 @@ class Chunk:
     part: Part
     index: BlockIndex
     first_block: int
-    data: bytes
+    data: bytes | memoryview
     bounds: array[int]
-    stored: bytes
+    stored: bytes | memoryview
     low: bytes | None
     high: bytes | None
 
@@ -221,22 +222,30 @@ class SstFetcher:
                 self._held_bytes -= self._indexes.popitem(last=False)[1][1]
         return index
 
-    def fetch_chunk(self, part: Part, index: BlockIndex, first: int, last: int) -> Chunk:
-        """Blocks `first` to `last`, checked and decompressed. Raises `CorruptData` with object and offset."""
+    def fetch_chunk(
+        self, part: Part, index: BlockIndex, first: int, last: int, memory: bytearray | None = None
+    ) -> Chunk:
+        """Blocks `first` to `last`, checked and decompressed. Raises `CorruptData` with object and offset.
+
+        The bytes may be in `memory`, which is large enough and must not change while the chunk is in use.
+        """
         start, stop = index.offsets[first], index.stops[last]
-        data, bounds, stored = self._read(
-            part.sst,
-            part.path,
-            start,
-            stop,
-            lambda stored: self._blocks(part, index, first, last, _whole(stored, part.path, start, stop)),
-        )
+
+        def read() -> tuple[bytes | memoryview, array[int], bytes | memoryview]:
+            stored = (
+                self._store.get_range(part.path, start, stop)
+                if memory is None
+                else read_range_into(self._store, part.path, start, stop, memoryview(memory))
+            )
+            return self._blocks(part, index, first, last, _whole(stored, part.path, start, stop))
+
+        data, bounds, stored = self._read_twice(part.sst, part.path, read)
         low, high = _edges(part.keys, index, first, last)
         return Chunk(part, index, first, data, bounds, stored, low, high)
 
     def _blocks(
-        self, part: Part, index: BlockIndex, first: int, last: int, stored: bytes
-    ) -> tuple[bytes, array[int], bytes]:
+        self, part: Part, index: BlockIndex, first: int, last: int, stored: bytes | memoryview
+    ) -> tuple[bytes | memoryview, array[int], bytes | memoryview]:
         """The raw blocks as one byte string, where each begins and ends in it, and the blocks as they are stored."""
         start, numbers = index.offsets[first], range(first, last + 1)
         if part.sst.info.codec is Codec.NONE and part.sst.format_version == FORMAT_V2:
@@ -265,11 +274,14 @@ class SstFetcher:
             raise damaged_block(error, number, object=path, offset=start) from None
         return row[0], row[1]
 
-    def _open(self, part: Part, index: BlockIndex, number: int, stored: bytes, base: int) -> list[bytes]:
+    def _open(
+        self, part: Part, index: BlockIndex, number: int, stored: bytes | memoryview, base: int
+    ) -> list[bytes]:
         """One block, checked and decompressed; a block of format version 1 is rewritten in version 2."""
         start, stop = index.offsets[number], index.stops[number]
         version = part.sst.format_version
-        raw = open_block(stored[start - base : stop - base], part.sst.info, part.path, start, version=version)
+        block = bytes(stored[start - base : stop - base])
+        raw = open_block(block, part.sst.info, part.path, start, version=version)
         if version == FORMAT_V2:
             return [raw]
         try:
@@ -281,8 +293,11 @@ class SstFetcher:
         return writer.finish_blocks()
 
     def _read(self, sst: SsTable, path: str, start: int, stop: int, decode: Callable[[bytes], T]) -> T:
+        return self._read_twice(sst, path, lambda: decode(self._store.get_range(path, start, stop)))
+
+    def _read_twice(self, sst: SsTable, path: str, read: Callable[[], T]) -> T:
         try:
-            return read_checked(self._store, path, start, stop, decode)
+            return read_twice(self._store, path, read)
         except ObjectMissing:
             raise SstGone(sst.id, path) from None
 
@@ -294,12 +309,19 @@ class _Request:
     first: int
     last: int
 
+    @property
+    def size(self) -> int:
+        return self.index.stops[self.last] - self.index.offsets[self.first]
+
 
 class Source:
     """The chunks of one L0 view or one sorted run, whose parts are in key order. Used by one thread.
 
     It begins with one request of `first_bytes` ahead of the merge. Each time the merge has to wait, requests become
     larger, up to `bytes_to_fetch`, and after that more numerous, up to `max_fetch_tasks`.
+
+    With `reuse`, the memory of a chunk is used again for a later one: fresh memory costs as much as reading a file into
+    it. The bytes of a chunk are then valid until the next call of `next_chunk`.
     """
 
     def __init__(
@@ -311,6 +333,7 @@ class Source:
         bytes_to_fetch: int,
         max_fetch_tasks: int,
         first_bytes: int = FIRST_FETCH_BYTES,
+        reuse: bool = False,
     ) -> None:
         self._fetcher = fetcher
         self._pool = pool
@@ -319,7 +342,10 @@ class Source:
         self._bytes = min(first_bytes, bytes_to_fetch)
         self._tasks = 1
         self._requests = self._plan(parts)
-        self._under_way: deque[Future[Chunk]] = deque()
+        self._under_way: deque[tuple[Future[Chunk], bytearray | None]] = deque()
+        self._reuse = reuse
+        self._spare: list[bytearray] = []
+        self._in_use: bytearray | None = None
         self.last: Chunk | None = None
         """The chunk that `next_chunk` returned last, which the merge is reading."""
 
@@ -329,30 +355,40 @@ class Source:
             request = next(self._requests, None)
             if request is None:
                 return
-            self._under_way.append(
-                self._pool.submit(
-                    self._fetcher.fetch_chunk, request.part, request.index, request.first, request.last
-                )
+            memory = self._memory(request.size) if self._reuse else None
+            fetched = self._pool.submit(
+                self._fetcher.fetch_chunk, request.part, request.index, request.first, request.last, memory
             )
+            self._under_way.append((fetched, memory))
+
+    def _memory(self, size: int) -> bytearray:
+        """Memory that no chunk uses."""
+        if self._spare and len(memory := self._spare.pop()) >= size:
+            return memory
+        # Blocks differ in size; the next chunk may be a little larger.
+        return bytearray(size + size // 16)
 
     def next_chunk(self) -> Chunk | None:
         """The next chunk, or None at the end. Waits for the store if necessary."""
         self.start()
         if not self._under_way:
             return None
-        future = self._under_way.popleft()
+        future, memory = self._under_way.popleft()
         if self.last is not None and not future.done():
             if self._bytes < self._max_bytes:
                 self._bytes = min(2 * self._bytes, self._max_bytes)
             else:
                 self._tasks = min(self._tasks + 1, self._max_tasks)
+        if self._in_use is not None:
+            self._spare.append(self._in_use)
+        self._in_use = memory
         self.start()
         self.last = future.result()
         return self.last
 
     def close(self) -> None:
         """Cancel the requests that are under way."""
-        for future in self._under_way:
+        for future, _ in self._under_way:
             future.cancel()
         self._under_way.clear()
 
@@ -370,7 +406,7 @@ class Source:
                 first = last + 1
 
 
-def _whole(stored: bytes, path: str, start: int, stop: int) -> bytes:
+def _whole(stored: B, path: str, start: int, stop: int) -> B:
     if len(stored) != stop - start:
         raise CorruptData(
             f"the object ends {stop - start - len(stored)} bytes before byte {stop}, which it should have",

@@ -15,6 +15,7 @@ from flagstone.db.writer.engine import Engine
 from flagstone.db.writer.environment import Environment
 from flagstone.errors import InvalidRequest
 from flagstone.format.filter import PrefixExtractor
+from flagstone.kernels import regions
 from flagstone.lsm.compaction_filter import CompactionFilterFactory
 from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.lsm.segments import SegmentExtractor
@@ -120,6 +121,7 @@ def _within_budget(settings: Settings) -> tuple[Settings, MemoryBudget | None]:
     if settings.memory_budget is None:
         return settings, None
     memory = process_budget(settings.memory_budget)
+    regions.SHARED.keep_none()
     return fit_settings(settings, plan_shares(memory.total_bytes)), memory
 
 

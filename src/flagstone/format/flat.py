@@ -216,7 +216,7 @@ def decode(shape: Shape[T], buffer: bytes | memoryview, *, start: int = 0, stric
     padding. That finds offsets and vtables that damage has turned into other valid ones. Buffers with fields of a
     newer release are exempt.
     """
-    return flat_reader.decode(reading_table(shape), bytes(buffer), start, strict)  # type: ignore[no-any-return]
+    return flat_reader.decode(reading_table(shape), buffer, start, strict)  # type: ignore[no-any-return]
 
 
 def encode(shape: Shape[T], value: T, *, before: bytes = b"") -> bytes:

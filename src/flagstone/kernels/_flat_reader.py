@@ -133,7 +133,7 @@ class Table:
         _tables_made[0] += 1
 
 
-def decode(table: Table, buffer: bytes, start: int, strict: bool) -> Any:
+def decode(table: Table, buffer: bytes | memoryview, start: int, strict: bool) -> Any:
     """The value in `buffer` from `start` to its end. Raises CorruptData with the offset counted from `start`."""
     reader: _Reader = _Reader(buffer, start, strict)
     if reader.size < 8:
@@ -150,7 +150,7 @@ class _Reader:
     With `strict`, `marks` has a byte per byte of the buffer: 0 while no object has it, 2 where one begins.
     """
 
-    buffer: bytes
+    buffer: Any
     data: cython.p_const_uchar
     size: cython.Py_ssize_t
     budget: cython.Py_ssize_t
@@ -165,14 +165,15 @@ class _Reader:
     wide_high: cython.ulonglong
     wide_low: cython.ulonglong
 
-    def __init__(self, buffer: bytes, start: cython.Py_ssize_t, strict: cython.bint) -> None:
-        self.buffer = buffer
-        self.data = buffer
-        if cython.compiled:
-            self.data = self.data + start
-        else:
-            self.data = buffer[start:]
-        self.size = max(len(buffer) - start, 0)
+    def __init__(self, buffer: Any, start: cython.Py_ssize_t, strict: cython.bint) -> None:
+        view: cython.const[cython.uchar][::1] = buffer
+        # A view keeps memory that can grow at its place.
+        self.buffer = memoryview(buffer)
+        self.size = max(len(view) - start, 0)
+        if not cython.compiled:
+            self.data = bytes(view[start:])
+        elif self.size > 0:
+            self.data = cython.address(view[start])
         self.budget = _APPARENT_SIZE_FACTOR * self.size
         self.recent = [None] * _tables_made[0]
         self.found = {}

@@ -20,6 +20,7 @@ the sequence number that the caller counts as written; the caller then continues
 from __future__ import annotations
 
 from array import array
+from typing import Any
 
 import cython
 from cython.cimports.flagstone.kernels._bytes import (
@@ -64,6 +65,8 @@ from cython.cimports.flagstone.kernels._rows import (
     read_lengths,
 )
 
+from flagstone.kernels.regions import REGION_BYTES, SHARED
+
 from ._key_runs import merged_run, next_run
 from ._memtable_streams import sorted_stream, wal_stream
 
@@ -71,6 +74,8 @@ from ._memtable_streams import sorted_stream, wal_stream
 # before, up to `CHUNK_BYTES`.
 FIRST_CHUNK_BYTES = cython.declare(cython.Py_ssize_t, 1 << 14)
 SMALL_CHUNKS = cython.declare(cython.Py_ssize_t, 4)
+# From this size on, chunks are cut from regions. What a region has beyond its last row is then little in comparison.
+REGIONS_FROM = cython.declare(cython.Py_ssize_t, 1 << 24)
 # How many keys are sorted at a time: interpreted, other threads wait for so many.
 SORT_STEP = cython.declare(cython.Py_ssize_t, 1 << 20 if cython.compiled else 1 << 14)
 # Above the address of an anchor a slot of the hash table keeps the low bits of the hash. They avoid most comparisons
@@ -87,7 +92,9 @@ class Memtable:
     chunks: list
     bases: cython.ulonglong[::1]
     ends: list
-    chunk: bytearray
+    spare: Any
+    regions: list
+    region_used: cython.Py_ssize_t
     chunk_used: cython.Py_ssize_t
     chunk_size: cython.Py_ssize_t
     slots: cython.ulonglong[::1]
@@ -104,7 +111,9 @@ class Memtable:
         # Where the chunks are; interpreted, the chunks themselves.
         self.bases = array("Q", bytes(8 * 16)) if cython.compiled else self.chunks
         self.ends = []
-        self.chunk = bytearray()
+        self.spare = SHARED
+        self.regions = []
+        self.region_used = REGION_BYTES
         self.chunk_used = self.chunk_size = 0
         self.slots = array("Q", bytes(8 * 256))
         self.keys = self.entries = self.total_bytes = self.lookups = 0
@@ -112,6 +121,11 @@ class Memtable:
         # (sorted runs, chunk and offset up to which anchors are in them), replaced as a whole.
         self.order = ((), 0, 0)
         self.has_merges = False
+
+    def __del__(self) -> None:
+        # The chunks refer to the regions, and nothing else does.
+        self.chunks.clear()
+        self.spare.give_back(self.regions)
 
     def __len__(self) -> int:
         """The number of rows, every version counted."""
@@ -288,8 +302,8 @@ class Memtable:
         if (self.keys + 1) * 4 > (len(self.slots) - 1) * 3:
             self._grow()
         at = self.chunk_used
-        out = self.chunk
         address = address_of(len(self.chunks) - 1, at)
+        out = chunk_of(self.bases, address)
         put_little(out, at + 8, seq, 8)
         put_little(out, at + 16, cython.cast(cython.ulonglong, expires), 8)
         put_little(out, at + 24, cython.cast(cython.ulonglong, created), 8)
@@ -508,7 +522,7 @@ class Memtable:
 
     def wal_stream(self, position: tuple, end: tuple, stream: bytearray) -> tuple:
         """Fill `stream` with rows in commit order, for a WAL file: see `_memtable_streams.wal_stream`."""
-        return wal_stream(self.chunks, self.ends, position, end, stream)
+        return wal_stream(self.bases, self.ends, position, end, stream)
 
     @cython.cfunc
     @cython.exceptval(-1)
@@ -518,16 +532,23 @@ class Memtable:
             room = FIRST_CHUNK_BYTES << len(self.chunks)
         if size > room:
             room = size
-        chunk: bytearray = bytearray(room)
+        chunk: object
+        if room == CHUNK_BYTES and self.total_bytes >= REGIONS_FROM:
+            if self.region_used == REGION_BYTES:
+                self.regions.append(self.spare.take())
+                self.region_used = 0
+            chunk = self.regions[len(self.regions) - 1][self.region_used : self.region_used + room]
+            self.region_used += room
+        else:
+            chunk = bytearray(room)
         if cython.compiled:
             if len(self.chunks) == len(self.bases):
                 self.bases = _doubled(self.bases)
-            base: cython.p_uchar = chunk
-            self.bases[len(self.chunks)] = cython.cast(cython.ulonglong, base)
+            memory: cython.uchar[::1] = chunk
+            self.bases[len(self.chunks)] = cython.cast(cython.ulonglong, cython.address(memory[0]))
         # The end before the chunk: a reader that walks the chunks looks up the end of each.
         self.ends.append(0)
         self.chunks.append(chunk)
-        self.chunk = chunk
         self.chunk_used = 0
         self.chunk_size = room
         return 0

@@ -10,6 +10,7 @@ import cython
 from cython.cimports.flagstone.kernels._bytes import MASK64, copy, prefetch, put_little, put_u64
 from cython.cimports.flagstone.kernels._entries import (
     HEADER,
+    address_of,
     chunk_of,
     entry_created,
     entry_expires,
@@ -96,11 +97,13 @@ def sorted_stream(
         out = stream
 
 
-def wal_stream(chunks: list, ends: list, position: tuple, end: tuple, stream: bytearray) -> tuple:
+def wal_stream(
+    chunks: cython.ulonglong[::1], ends: list, position: tuple, end: tuple, stream: bytearray
+) -> tuple:
     """Fill `stream` with rows in commit order from one `Memtable.position()` to another; `(0, 0)` is the beginning.
 
-    `chunks` are the chunks themselves, `ends` where the rows of each end. Returns `(next position, bytes used)`; when
-    the next position is `end`, the stream has all rows. The stream grows when a row does not fit into it.
+    `ends` has the end of the rows of each chunk. Returns `(next position, bytes used)`; when the next position is `end`
+    the stream has all rows. It grows when a row does not fit into it.
     """
     out: cython.p_uchar = stream
     room: cython.Py_ssize_t = len(stream)
@@ -117,7 +120,7 @@ def wal_stream(chunks: list, ends: list, position: tuple, end: tuple, stream: by
             chunk += 1
             at = 0
             continue
-        data = cython.cast(bytearray, chunks[chunk])
+        data = chunk_of(chunks, address_of(chunk, 0))
         size = entry_size(data, at)
         if used + size > room:
             room = used + size

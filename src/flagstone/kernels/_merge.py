@@ -191,7 +191,7 @@ class Merger:
     def feed(
         self,
         source: int,
-        chunk: bytes,
+        chunk: bytes | memoryview,
         bounds: array,
         low: bytes | None,
         high: bytes | None,
@@ -199,23 +199,27 @@ class Merger:
     ) -> None:
         """Give a source its next raw blocks: `bounds` has begin and end of each in the chunk.
 
-        The source passes over rows with keys below `low`, or at or above `high`. Only `sealed` blocks are offered.
+        The source passes over rows with keys below `low`, or at or above `high`. Only `sealed` blocks are offered. The
+        memory of the chunk before is no longer used, and that of this one must not change until the next call.
         """
         number: cython.Py_ssize_t = source
         index: cython.Py_ssize_t
         pairs: cython.longlong[::1] = bounds
+        data: cython.const[cython.uchar][::1] = chunk
         fed: cython.pointer(Source)
         if not 0 <= number < self.count or len(bounds) == 0:
             raise ValueError("no such source, or no block for it")
         for index in range(0, len(bounds), 2):
-            if not 0 <= pairs[index] <= pairs[index + 1] <= len(chunk):
+            if not 0 <= pairs[index] <= pairs[index + 1] <= len(data):
                 raise ValueError("a block lies outside its chunk")
-        self.held[number] = (chunk, bounds, low, high)
+        # A view keeps memory that can grow at its place.
+        self.held[number] = (memoryview(chunk), bounds, low, high)
         fed = cython.address(self.sources[number])
-        fed.data = chunk
         if cython.compiled:
+            fed.data = cython.address(data[0]) if len(data) else cython.NULL
             fed.bounds = cython.address(pairs[0])
         else:
+            fed.data = data
             fed.bounds = bounds
         fed.low_size = 0
         fed.high_size = -1

@@ -12,11 +12,13 @@ from typing import Any
 
 import cython
 from cython.cimports.flagstone.kernels._bytes import common_prefix, compare, get_u64
+from cython.cimports.flagstone.kernels._records import finish_record
 from cython.cimports.flagstone.kernels._rows import MERGE_KIND
 
 from flagstone.errors import CorruptData
 
-_NO_HEADS = array("Q")
+# One view for all SSTs: a view of its own takes each SST longer than everything else.
+_NO_HEADS = cython.declare("unsigned long long[::1]", array("Q"))
 
 
 class Need:
@@ -76,6 +78,8 @@ class Resident:
         self.skip = 0
         self.filter_positives = self.filter_negatives = self.false_positives = 0
         self.index_hits = self.block_hits = 0
+        # An SST refers to bytes, numbers and functions only, so it is in no cycle.
+        finish_record(self)
 
     def hold_meta(self, index: Any, first_keys: list, bloom: Any) -> None:
         """Keep the index and the bloom filter over whole keys (None: ask no filter)."""

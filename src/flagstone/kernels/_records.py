@@ -39,7 +39,7 @@ def get_member(record: Any, member: Any) -> Any:
 
 
 def finish_record(_record: Any) -> None:
-    """The record has all its values, and is part of no cycle: compiled, it is taken off the garbage collector's list.
+    """The object is part of no cycle, whatever it gets: compiled, it is taken off the garbage collector's list.
 
     Otherwise each full collection visits every SST of the manifest.
     """

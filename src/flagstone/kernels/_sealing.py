@@ -45,12 +45,12 @@ def bounds_within(offsets: list[Any], stops: list[Any], first: int, last: int, t
     return bounds
 
 
-def first_damaged(chunk: bytes, bounds: cython.const[cython.longlong][::1]) -> int:
+def first_damaged(chunk: cython.const[cython.uchar][::1], bounds: cython.const[cython.longlong][::1]) -> int:
     """The number of the first block whose checksum, the four bytes behind it, is wrong; -1 when all are right.
 
     `bounds` has begin and end of each block in the chunk. Does not hold the interpreter's lock.
     """
-    data: cython.p_const_uchar = chunk
+    data: cython.p_const_uchar
     blocks: cython.Py_ssize_t = len(bounds) // 2
     number: cython.Py_ssize_t
     stop: cython.Py_ssize_t
@@ -58,6 +58,12 @@ def first_damaged(chunk: bytes, bounds: cython.const[cython.longlong][::1]) -> i
     found: cython.Py_ssize_t = -1
     if len(bounds) and bounds[len(bounds) - 1] + 4 > len(chunk):
         raise ValueError("a block reaches past its chunk")
+    if len(bounds) == 0:
+        return found
+    if cython.compiled:
+        data = cython.address(chunk[0])
+    else:
+        data = chunk
     with cython.nogil:
         for number in range(blocks):
             stop = bounds[2 * number + 1]

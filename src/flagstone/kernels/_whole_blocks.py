@@ -119,7 +119,7 @@ class WholeBlocks:
 
     def read(
         self,
-        chunk: bytes,
+        chunk: cython.const[cython.uchar][::1],
         bounds: cython.const[cython.longlong][::1],
         first: int,
         stop: int,
@@ -131,7 +131,7 @@ class WholeBlocks:
         `bounds` has begin and end of each block in the chunk, also of block `stop`. The output's last key is
         `previous`. If they are `opening` their SST, the first block gets the empty index key.
         """
-        data: cython.p_const_uchar = chunk
+        data: cython.p_const_uchar
         before: cython.p_const_uchar = previous
         begin: cython.Py_ssize_t = first
         end: cython.Py_ssize_t = stop
@@ -144,6 +144,12 @@ class WholeBlocks:
         for number in range(begin, end + 1):
             if not 0 <= bounds[2 * number] <= bounds[2 * number + 1] <= len(chunk):
                 raise ValueError("a block lies outside its chunk")
+        if len(chunk) == 0:
+            return 0
+        if cython.compiled:
+            data = cython.address(chunk[0])
+        else:
+            data = chunk
         self.read_size = len(previous)
         copy(self.keys.data, 0, before, 0, self.read_size)
         number = begin

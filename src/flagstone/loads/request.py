@@ -94,7 +94,7 @@ def load_request(store: ObjectStore, paths: DbPaths, load_id: UUID) -> Load:
 
     """
     path = _request_path(paths, load_id)
-    data, _ = unseal_metadata(store.get(path).data, path)
+    data = bytes(unseal_metadata(store.get(path).data, path)[0])
     try:
         fields = json.loads(data)
         described = decode_manifest(base64.b64decode(fields["tables"]), strict=True)

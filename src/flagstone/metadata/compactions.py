@@ -252,7 +252,7 @@ def encode_compactions(compactions: Compactions) -> bytes:
     return flat.encode(_COMPACTIONS, compactions, before=VERSION.to_bytes(ENVELOPE_BYTES, "big"))
 
 
-def decode_compactions(data: bytes, *, strict: bool = False) -> Compactions:
+def decode_compactions(data: bytes | memoryview, *, strict: bool = False) -> Compactions:
     """The compactions file in `data`; anything else raises CorruptData with the offset inside `data`.
 
     `strict` is for files without a checksum: no byte may be left over, and impossible content is refused.

@@ -26,14 +26,15 @@ def seal_metadata(data: bytes, path: str) -> bytes:
     return b"".join((data, _MAGIC, _digest(data, path)))
 
 
-def unseal_metadata(stored: bytes, path: str) -> tuple[bytes, bool]:
+def unseal_metadata(stored: bytes, path: str) -> tuple[memoryview, bool]:
     """The bytes of the format in the object at `path`, and whether they have a checksum.
 
-    Raises `CorruptData` naming the object when the checksum is wrong.
+    They are a view, because a copy of a large manifest takes long. Raises `CorruptData` naming the object when the
+    checksum is wrong.
     """
     if stored[-TRAILER_BYTES:-_DIGEST_BYTES] != _MAGIC:
-        return stored, False
-    data = stored[:-TRAILER_BYTES]
+        return memoryview(stored), False
+    data = memoryview(stored)[:-TRAILER_BYTES]
     if _digest(data, path) != stored[-_DIGEST_BYTES:]:
         raise CorruptData(
             f"the checksum of {len(data)} bytes and the name does not match: the object is damaged, or it is another "
@@ -44,7 +45,7 @@ def unseal_metadata(stored: bytes, path: str) -> tuple[bytes, bool]:
     return data, True
 
 
-def _digest(data: bytes, path: str) -> bytes:
+def _digest(data: bytes | memoryview, path: str) -> bytes:
     digest = blake2b(path.rpartition("/")[2].encode(), digest_size=_DIGEST_BYTES)
     digest.update(b"\n")
     digest.update(data)

@@ -30,7 +30,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
     return flat.encode(_MANIFEST, manifest, before=VERSION.to_bytes(ENVELOPE_BYTES, "big"))
 
 
-def decode_manifest(data: bytes, *, strict: bool = False) -> Manifest:
+def decode_manifest(data: bytes | memoryview, *, strict: bool = False) -> Manifest:
     """The manifest in `data`; anything else raises CorruptData with the offset inside `data`.
 
     `strict` is for manifests without a checksum: no byte may be left over, and impossible content is refused.
@@ -57,7 +57,7 @@ def load_manifest(stored: bytes, path: str) -> Manifest:
         raise error.within(path) from None
 
 
-def envelope_version(data: bytes, what: str) -> int:
+def envelope_version(data: bytes | memoryview, what: str) -> int:
     """The version number of a metadata object, whose buffer begins at `ENVELOPE_BYTES`."""
     if len(data) < ENVELOPE_BYTES:
         raise CorruptData(f"a {what} of {len(data)} bytes is cut off", offset=0)

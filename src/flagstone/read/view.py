@@ -220,15 +220,23 @@ class _Step:
         starts: list[bytes] = []
         stops: list[bytes | None] = []
         ssts: list[Sst] = []
+        described, owners = self._manifest.ssts, self._owners
         for view in views:
-            sst = self._manifest.sst(view)
-            visible = view.effective_range(sst.info)
-            if visible.empty:
-                continue
-            starts.append(visible.start or b"")
-            stops.append(visible.stop)
-            owner = self._owners.get(sst.id)
-            ssts.append(self._ssts.open(sst.id, sst.info, format_version=sst.format_version, owner=owner))
+            sst = described[view.sst_id]
+            info = sst.info
+            if view.visible_range is None:  # as below, in a third of the time
+                start, last = info.first_entry, info.last_entry
+                stop = None if last is None else last + b"\0"
+                if start is not None and stop is not None and start >= stop:
+                    continue
+            else:
+                visible = view.effective_range(info)
+                if visible.empty:
+                    continue
+                start, stop = visible.start, visible.stop
+            starts.append(start or b"")
+            stops.append(stop)
+            ssts.append(self._ssts.open(sst.id, info, sst.format_version, owners.get(sst.id)))
         return Layer(starts, stops, ssts)
 
 

@@ -294,6 +294,13 @@ class _Workers:
                 self._outstanding -= 1
 
 
+def cores() -> int:
+    """How many processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def shared_pool() -> IoPool:
     """The pool that this process shares; users never close it.
 

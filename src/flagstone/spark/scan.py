@@ -351,7 +351,7 @@ def scan_single_source(
         while (chunk := source.next_chunk()) is not None:
             out: Chunk = []
             try:
-                sink.add_chunk(chunk.data, chunk.bounds, chunk.low, chunk.high, out)
+                sink.add_chunk(bytes(chunk.data), chunk.bounds, chunk.low, chunk.high, out)
             except CorruptData as error:
                 raise error.within(chunk.part.path) from None
             yield from out

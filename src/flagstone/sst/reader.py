@@ -103,19 +103,10 @@ class Sst(Resident):
         sst_id: Ulid,
         path: str | DbPaths,
         info: SsTableInfo,
-        *,
         format_version: int = FORMAT_V2,
         fetched_whole: bool = False,
     ) -> None:
-        if format_version == FORMAT_V2:
-            super().__init__(
-                bloom.may_contain_key,
-                block_reader.lookup,
-                block_reader.lookup_versions,
-                block_reader.lookup_value,
-            )
-        else:
-            super().__init__(bloom.may_contain_key, _find_row_v1, _find_versions_v1)
+        Resident.__init__(self, *(_FINDERS if format_version == FORMAT_V2 else _FINDERS_V1))
         self.id: Ulid = sst_id
         self._path = path
         self.info: SsTableInfo = info
@@ -251,3 +242,9 @@ def _find_versions_v1(raw: bytes, key: bytes, max_seq: int) -> list[EntryTuple]:
 
 def _find_row_v1(raw: bytes, key: bytes, max_seq: int) -> EntryTuple | None:
     return next(iter(_find_versions_v1(raw, key, max_seq)), None)
+
+
+_FINDERS: Final = (
+    bloom.may_contain_key, block_reader.lookup, block_reader.lookup_versions, block_reader.lookup_value,
+)  # fmt: skip
+_FINDERS_V1: Final = (bloom.may_contain_key, _find_row_v1, _find_versions_v1)

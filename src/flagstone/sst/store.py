@@ -167,9 +167,7 @@ class SstStore:
         self._fresh_grant = (MemoryPart(_FRESH_BYTES) if memory is None else memory.fresh).open()
         self._flights: dict[tuple[Sst, int], _Flight] = {}
 
-    def open(
-        self, sst_id: Ulid, info: SsTableInfo, *, format_version: int = 2, owner: str | None = None
-    ) -> Sst:
+    def open(self, sst_id: Ulid, info: SsTableInfo, format_version: int = 2, owner: str | None = None) -> Sst:
         """The open SST with that id: the same Python object until it is dropped. Makes no request.
 
         `owner` is the path of the lender of a borrowed SST; None for an SST of this database.
@@ -178,14 +176,8 @@ class SstStore:
             sst = self._ssts.get(sst_id)
             if sst is None:
                 paths = self._paths if owner is None else self._paths_of(owner)
-                sst = Sst(
-                    sst_id,
-                    paths,
-                    info,
-                    format_version=format_version,
-                    fetched_whole=info.estimated_size <= self._small_sst_bytes,
-                )
-                self._ssts[sst_id] = sst
+                small = info.estimated_size <= self._small_sst_bytes
+                sst = self._ssts[sst_id] = Sst(sst_id, paths, info, format_version, small)
             return sst
 
     def _paths_of(self, lender: str) -> DbPaths:

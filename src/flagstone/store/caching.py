@@ -480,13 +480,18 @@ def read_checked(store: ObjectStore, path: str, start: int, stop: int, decode: C
 
     `decode` must raise `CorruptData` for damaged bytes and change no state then.
     """
+    return read_twice(store, path, lambda: decode(store.get_range(path, start, stop)))
+
+
+def read_twice(store: ObjectStore, path: str, read: Callable[[], T]) -> T:
+    """What `read` returns, which reads the object and checks the bytes. After `CorruptData` it is called once more."""
     try:
-        return decode(store.get_range(path, start, stop))
+        return read()
     except CorruptData as error:
         _log.warning("read damaged bytes, reading once more: path=%s error=%s", path, error)
     _forget(store, path)
     try:
-        return decode(store.get_range(path, start, stop))
+        return read()
     except CorruptData:
         _forget(store, path)
         raise

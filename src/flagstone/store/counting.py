@@ -23,6 +23,7 @@ from flagstone.store.port import (
     Range,
     StoredObject,
     Upload,
+    read_range_into,
 )
 
 Direction = Literal["read", "write"]
@@ -157,6 +158,13 @@ class CountingStore:
     def get_range(self, path: str, start: int, stop: int) -> bytes:
         with self.counted("get_range"):
             piece = self._inner.get_range(path, start, stop)
+            self._moved("read", len(piece))
+            return piece
+
+    def get_range_into(self, path: str, start: int, stop: int, memory: memoryview) -> bytes | memoryview:
+        """See `port.read_range_into`."""
+        with self.counted("get_range"):
+            piece = read_range_into(self._inner, path, start, stop, memory)
             self._moved("read", len(piece))
             return piece
 

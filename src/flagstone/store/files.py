@@ -137,6 +137,15 @@ def read_range(descriptor: int, start: int, stop: int) -> bytes:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
+def read_range_into(descriptor: int, start: int, memory: memoryview) -> int:
+    """Fill `memory` with the bytes of an open file from `start` on; returns how many there are."""
+    os.lseek(descriptor, start, os.SEEK_SET)  # not every system has `preadv`
+    done = 0
+    while done < len(memory) and (size := os.readv(descriptor, [memory[done:]])):
+        done += size
+    return done
+
+
 def walk(base: str, folder: str, after: str | None) -> Iterator[tuple[str, os.stat_result]]:
     """The paths of all files below `folder` that are greater than `after`, ascending, staging files included.
 

@@ -31,6 +31,7 @@ from flagstone.store.files import (
     make_folder,
     parent_of,
     read_range,
+    read_range_into,
     restamp,
     stage,
     status_or_none,
@@ -130,6 +131,19 @@ class LocalStore:
             descriptor = os.open(file, os.O_RDONLY)
             try:
                 return [read_range(descriptor, start, stop) for start, stop in ranges]
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise _read_outcome(error, path) from error
+
+    def get_range_into(self, path: str, start: int, stop: int, memory: memoryview) -> memoryview:
+        """See `port.read_range_into`."""
+        check_range(path, start, stop)
+        file = self._file(path)
+        try:
+            descriptor = os.open(file, os.O_RDONLY)
+            try:
+                return memory[: read_range_into(descriptor, start, memory[: stop - start])]
             finally:
                 os.close(descriptor)
         except OSError as error:

@@ -245,6 +245,22 @@ class ObjectStore(Protocol):
         ...
 
 
+def read_range_into(
+    store: ObjectStore, path: str, start: int, stop: int, memory: memoryview
+) -> bytes | memoryview:
+    """Bytes [start, stop) as `get_range` returns them, in `memory` if the store can put them there.
+
+    Fresh memory for a large read costs as much as the read itself, because the system hands it out page by page. So a
+    caller that reads much has memory of its own, of at least `stop - start` bytes. A store that has no method
+    `get_range_into` returns new bytes, and so may any other one.
+    """
+    into = getattr(store, "get_range_into", None)
+    if into is None:
+        return store.get_range(path, start, stop)
+    piece: bytes | memoryview = into(path, start, stop, memory)
+    return piece
+
+
 def find_inside(store: ObjectStore, kind: type[T]) -> T | None:
     """The store of that kind inside the wrappers of `store`, if there is one."""
     while not isinstance(store, kind):

@@ -50,6 +50,7 @@ from flagstone.store.port import (
     StoreFull,
     Upload,
     UploadLost,
+    read_range_into,
 )
 
 _T = TypeVar("_T")
@@ -123,6 +124,12 @@ class RetryingStore:
 
     def get_range(self, path: str, start: int, stop: int) -> bytes:
         return self._with_retries("get_range", path, lambda: self.inner.get_range(path, start, stop))
+
+    def get_range_into(self, path: str, start: int, stop: int, memory: memoryview) -> bytes | memoryview:
+        """See `port.read_range_into`."""
+        return self._with_retries(
+            "get_range", path, lambda: read_range_into(self.inner, path, start, stop, memory)
+        )
 
     def get_ranges(self, path: str, ranges: Sequence[Range]) -> list[bytes]:
         return self._with_retries("get_ranges", path, lambda: self.inner.get_ranges(path, ranges))

@@ -45,7 +45,7 @@ from flagstone.runtime import metric_names as names
 from flagstone.runtime.budget import MemoryBudget, RowAccount
 from flagstone.runtime.clock import Clock, HeldClock
 from flagstone.runtime.metrics import Metrics
-from flagstone.runtime.sync import Lock, Waiters
+from flagstone.runtime.sync import Lock, Waiters, wait_aside
 from flagstone.types import KeyRange, Seq, WalId
 from flagstone.write.batch import BY_DEFAULT, Expiry, WriteBatch, pending_rows
 from flagstone.write.conflicts import ConflictTracker, Isolation, ReadPoint, TransactionState, elapsed_ms
@@ -194,8 +194,11 @@ class WriterState:
         self, key: bytes, kind: int, value: bytes, expiry: Expiry, *, synchronous: bool
     ) -> WriteHandle:
         """Write one row with checked arguments. This is the hot path: it makes as few calls as possible."""
+        lock = self.lock
         while True:
-            with self.lock:
+            if lock.locked():
+                wait_aside(lock)
+            with lock:
                 now = self.now
                 now_ms = self._clock.now_ms()
                 if now.writable and now_ms >= self._tick_ms:
@@ -277,8 +280,11 @@ class WriterState:
         transaction: TransactionState | None = None,
     ) -> WriteHandle:
         """Write what `insert` adds to a memtable, given the first sequence number and the time; `keys` are its keys."""
+        lock = self.lock
         while True:
-            with self.lock:
+            if lock.locked():
+                wait_aside(lock)
+            with lock:
                 now = self.now
                 now_ms = self._clock.now_ms()
                 if now.writable and now_ms >= self._tick_ms:

@@ -147,3 +147,31 @@ def test_an_event_wakes_all_waiting_threads() -> None:
     for thread in threads:
         thread.join(5)
     assert seen == [True] * 4
+
+
+def test_waiting_aside_ends_when_the_lock_is_free() -> None:
+    lock = Lock()
+    lock.acquire()
+    timer = threading.Timer(0.001, lock.release)
+    timer.start()
+    sync.wait_aside(lock)
+    timer.join()
+    assert not lock.locked()
+
+
+def test_waiting_aside_for_a_lock_that_stays_taken_ends_within_a_second() -> None:
+    lock = Lock()
+    lock.acquire()
+    started = sync.monotonic()
+    sync.wait_aside(lock)
+    assert sync.monotonic() - started < 1
+    assert lock.locked()
+
+
+def test_a_simulated_thread_does_not_wait_aside() -> None:
+    lock = Lock()
+    lock.acquire()
+    simulator = RecordingPrimitives()
+    with sync.install(simulator):
+        sync.wait_aside(lock)
+    assert lock.locked()

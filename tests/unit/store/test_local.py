@@ -17,8 +17,16 @@ from obstore.store import LocalStore as SlateLocalStore
 from flagstone.errors import InvalidRequest, Unavailable
 from flagstone.runtime.clock import VirtualClock
 from flagstone.store import local
+from flagstone.store.counting import CountingStore
 from flagstone.store.local import LocalStore
-from flagstone.store.port import NotWritten, ObjectChanged, ObjectExists, ObjectMissing
+from flagstone.store.memory import MemoryStore
+from flagstone.store.port import (
+    NotWritten,
+    ObjectChanged,
+    ObjectExists,
+    ObjectMissing,
+    read_range_into,
+)
 from flagstone.store.retrying import RetryingStore, RetryPolicy
 
 
@@ -303,3 +311,26 @@ def test_processes_lose_no_conditional_update(tmp_path: Path) -> None:
     assert [worker.wait() for worker in workers] == [0, 0, 0]
     assert store.get("counter").data == b"300"
     assert [file.name for file in tmp_path.iterdir()] == ["counter"]
+
+
+def test_a_range_is_read_into_the_memory_of_the_caller(tmp_path: Path) -> None:
+    store = RetryingStore(LocalStore(tmp_path, fsync=False))
+    store.put("a", bytes(range(100)))
+    memory = memoryview(bytearray(64))
+    for start, stop in [(0, 10), (90, 150), (5, 69), (100, 120), (7, 7)]:
+        piece = read_range_into(store, "a", start, stop, memory)
+        assert isinstance(piece, memoryview)
+        assert piece.obj is memory.obj
+        assert bytes(piece) == store.get_range("a", start, stop)
+    with pytest.raises(ObjectMissing):
+        read_range_into(store, "b", 0, 1, memory)
+    with pytest.raises(InvalidRequest):
+        read_range_into(store, "a", 9, 8, memory)
+
+
+def test_a_store_that_cannot_read_into_memory_returns_new_bytes() -> None:
+    store = MemoryStore()
+    store.put("a", b"0123456789")
+    assert (
+        read_range_into(CountingStore(store, component="db"), "a", 2, 5, memoryview(bytearray(3))) == b"234"
+    )
