@@ -70,7 +70,7 @@ def test_every_async_method_is_a_coroutine_or_returns_something_for_async_with_o
     blocking: type, awaitable: type
 ) -> None:
     given_at_once = {"scan", "scan_arrow", "snapshot", "transaction", "batch", "rows", "seek"}
-    given_at_once |= {"batches", "changes", "follow"}
+    given_at_once |= {"batches", "changes", "follow", "keys", "values", "items"}
     for name in public_names(awaitable):
         member = inspect.getattr_static(awaitable, name)
         if callable(member) and name not in given_at_once:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar, overload
 
 from flagstone.db.read_methods import Reads
 from flagstone.errors import CorruptData
 from flagstone.metadata.manifest import Manifest
 from flagstone.read import drivers
+from flagstone.read.preview import html_facts
 from flagstone.read.scan import AsyncScan
 from flagstone.read.scan_cursor import DEFAULT_READ_AHEAD_BYTES
 from flagstone.read.view import ReadView
@@ -38,15 +39,45 @@ class AsyncReads:
 
     _reads: Reads
 
+    @overload
     async def get(
         self,
         key: bytes,
-        default: bytes | None = None,
+        default: None = None,
         *,
         durable_only: bool = False,
         dirty: bool = False,
         include_expired: bool = False,
-    ) -> bytes | None:
+    ) -> bytes | None: ...
+    @overload
+    async def get(
+        self,
+        key: bytes,
+        default: bytes,
+        *,
+        durable_only: bool = False,
+        dirty: bool = False,
+        include_expired: bool = False,
+    ) -> bytes: ...
+    @overload
+    async def get(
+        self,
+        key: bytes,
+        default: T,
+        *,
+        durable_only: bool = False,
+        dirty: bool = False,
+        include_expired: bool = False,
+    ) -> bytes | T: ...
+    async def get(
+        self,
+        key: bytes,
+        default: Any = None,
+        *,
+        durable_only: bool = False,
+        dirty: bool = False,
+        include_expired: bool = False,
+    ) -> Any:
         """The value of `key`, or `default`; see `Reads.get`."""
         row = await self.get_row(key, durable_only=durable_only, dirty=dirty, include_expired=include_expired)
         return default if row is None else row.value
@@ -136,6 +167,49 @@ class AsyncReads:
             )
         )
 
+    async def keys(self) -> AsyncIterator[bytes]:
+        """The keys in ascending order, for `async for`."""
+        async for key, _ in self.scan():
+            yield key
+
+    async def values(self) -> AsyncIterator[bytes]:
+        """The values in the order of their keys, for `async for`."""
+        async for _, value in self.scan():
+            yield value
+
+    def items(self) -> AsyncScan:
+        """Pairs of key and value in ascending order, for `async for`."""
+        return self.scan()
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self.keys()
+
+    async def count(
+        self,
+        start: bytes | None = None,
+        stop: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        include_expired: bool = False,
+    ) -> int:
+        """The number of rows with keys in [start, stop), or that begin with `prefix`. Reads all of them."""
+        return await self.scan(start, stop, prefix=prefix, include_expired=include_expired).count_rest()
+
+    async def approximate_len(
+        self, start: bytes | None = None, stop: bytes | None = None, *, prefix: bytes | None = None
+    ) -> int:
+        """The estimated number of rows in a range, without reading them; see `Reads.approximate_len`."""
+        return await asyncio.to_thread(self._reads.approximate_len, start, stop, prefix=prefix)
+
+    def __reduce__(self) -> NoReturn:
+        self._reads.__reduce__()
+
+    def _repr_html_(self) -> str:
+        return html_facts(repr(self), self._reads._facts())
+
+    def __repr__(self) -> str:
+        return f"Async{self._reads!r}"
+
     async def _read(
         self, attempt: Callable[[ReadView, int], Awaitable[T]], *, durable_only: bool, dirty: bool
     ) -> tuple[T, int]:
@@ -193,9 +267,6 @@ class AsyncHandle(AsyncReads, AsyncClosing):
     async def close(self) -> None:
         """Close it; see `Db.close` and `DbReader.close`. Closing twice is fine."""
         await asyncio.to_thread(self._reads.close)
-
-    def __repr__(self) -> str:
-        return f"Async{self._reads!r}"
 
 
 class AtOnce:

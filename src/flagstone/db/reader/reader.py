@@ -52,8 +52,8 @@ class DbReader(Reads):
     """A database open for reading only. Safe to use from many threads; close it, or use it as a context manager.
 
     Shows what was on the store at the last poll: all of it is durable, so `durable_only` and `dirty` make no
-    difference. `reader[key]` and `key in reader` work as on a dictionary. While the store is out of reach, reads from
-    memory still work, and polling resumes by itself.
+    difference. While the store is out of reach, reads from memory still work, and polling resumes by itself. It is a
+    `collections.abc.Mapping` from keys to values: `reader[key]`, `reader[b"a":b"b"]`, `for key in reader`.
     """
 
     def __init__(self, follower: Follower, parts: ReaderParts) -> None:
@@ -121,6 +121,9 @@ class DbReader(Reads):
     def __repr__(self) -> str:
         status = self._follower.status()
         return f"DbReader({status['path']!r}, store={status['store']!r}, {status['mode']}, {status['state']})"
+
+    def _facts(self) -> dict[str, Any]:
+        return self.status()
 
     def _read_point(self, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:  # noqa: ARG002 - all is durable
         state = self._follower.state

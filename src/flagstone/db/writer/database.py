@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self, TypeVar
 from uuid import UUID
 
 from flagstone.clones import checkpoint as checkpoints
 from flagstone.db.exit import UnclosedWriter, watch
+from flagstone.db.mapping import typed_like
 from flagstone.db.read_methods import ReadContext, Reads
 from flagstone.db.reader.as_of import check_kept
 from flagstone.db.reporting import EngineReport
 from flagstone.db.writer.engine import Engine
+from flagstone.db.writer.mapping import StoredMapping
+from flagstone.db.writer.run import DEFAULT_RETRIES, Attempts, refuse_coroutine
 from flagstone.db.writer.transaction import Snapshot, Transaction
-from flagstone.errors import InvalidRequest
+from flagstone.errors import InvalidRequest, TransactionConflict
 from flagstone.kernels import probe as probe_kernel
 from flagstone.lsm.merge_operator import check_operand
 from flagstone.metadata.manifest import Checkpoint, Manifest
@@ -28,12 +31,16 @@ from flagstone.write.durability import WriteHandle
 from flagstone.write.state import State
 
 _find: Final = probe_kernel.find
+_T = TypeVar("_T")
 
 
-class Db(Reads):
+class Db(Reads, StoredMapping):
     """A database open for writing. Safe to use from many threads; close it, or use it as a context manager.
 
-    `db[key]`, `db[key] = value`, `del db[key]` and `key in db` work as on a dictionary.
+    It is a `collections.abc.MutableMapping` from bytes to bytes, ordered by key: `db[key]`, `db[key] = value`,
+    `key in db`, `for key in db`, `db.items()`, `db[b"a":b"b"]`, `pop`, `setdefault`, `update` and so on work as on a
+    dictionary. Three things differ: `len(db)` is refused, `bool(db)` is always true, and `del db[key]` does not check
+    that the key exists.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -156,23 +163,18 @@ class Db(Reads):
             handle.wait()
         return written
 
-    def __setitem__(self, key: bytes, value: bytes) -> None:
-        self.put(key, value)
-
-    def __delitem__(self, key: bytes) -> None:
-        self.delete(key)
-
     # -- reading ------------------------------------------------------------------------------------------
 
+    @typed_like(Reads.get)
     def get(
         self,
         key: bytes,
-        default: bytes | None = None,
+        default: Any = None,
         *,
         durable_only: bool = False,
         dirty: bool = False,
         include_expired: bool = False,
-    ) -> bytes | None:
+    ) -> Any:
         """The value of `key`, or `default`; see `Reads.get`. A value in memory is returned without waiting."""
         if type(key) is bytes and key and not durable_only and not dirty:
             # The fast path: a committed plain value in memory. Everything else takes the slow path.
@@ -191,7 +193,7 @@ class Db(Reads):
                     if type(found) is bytes:
                         return found
                     if type(found) is tuple and found[2] == VALUE and found[5] is None:
-                        return found[3]  # type: ignore[no-any-return]
+                        return found[3]
                 self._context.gets -= 1  # the memtable counted this get, and the slow path counts it again
         return super().get(
             key, default, durable_only=durable_only, dirty=dirty, include_expired=include_expired
@@ -237,6 +239,43 @@ class Db(Reads):
         deadline = deadline_ms(engine.env.clock, timeout)
         state, view = self._state.begin_transaction(isolation, deadline)
         return Transaction(engine, self._context, view, state)
+
+    def run(
+        self,
+        fn: Callable[[Transaction], _T],
+        *,
+        isolation: Isolation = "snapshot",
+        retries: int = DEFAULT_RETRIES,
+        timeout: Timeout | None = None,
+        await_durable: bool = False,
+    ) -> _T:
+        """Call `fn` with a transaction, commit it, and return what `fn` returned; again after a conflict.
+
+        After a `TransactionConflict` the transaction is rolled back, and `fn` runs again with another one, up to
+        `retries` times, after a short random pause. So `fn` should do nothing that cannot be repeated. Any other error
+        rolls back and is raised. So is the `TransactionConflict` of a transaction that ran longer than `timeout`:
+        another attempt would take as long.
+
+        With `await_durable` it returns when the rows are on the store. If that wait raises an error, the transaction
+        is committed and visible, and it is unknown whether it is durable: it is not run again.
+        """
+        env = self._engine.env
+        attempts = Attempts(retries, env.ids)
+        while True:
+            transaction = self.transaction(isolation, timeout=timeout)
+            try:
+                with transaction:
+                    result = fn(transaction)
+                    refuse_coroutine(result)
+                    if not transaction.done:
+                        transaction.commit(await_durable=await_durable)
+            except TransactionConflict as conflict:
+                if transaction.committed:
+                    raise
+                pause_s = attempts.pause_s(conflict)
+            else:
+                return result
+            env.clock.sleep(pause_s)
 
     # -- operating ----------------------------------------------------------------------------------------
 
@@ -340,6 +379,9 @@ class Db(Reads):
         state = "closed" if self.closed else "open"
         return f"Db({env.paths.root!r}, store={env.store.url!r}, {state})"
 
+    def _facts(self) -> dict[str, Any]:
+        return self.status()
+
     def _read_point(self, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:
         state = self._state
         if durable_only and dirty:
@@ -355,15 +397,16 @@ class Db(Reads):
 class ProjectedDb(Db):
     """A `Db` with a writable range. Only its `get` checks the range, so that the `get` of `Db` stays fast."""
 
+    @typed_like(Reads.get)
     def get(
         self,
         key: bytes,
-        default: bytes | None = None,
+        default: Any = None,
         *,
         durable_only: bool = False,
         dirty: bool = False,
         include_expired: bool = False,
-    ) -> bytes | None:
+    ) -> Any:
         """The value of `key`, or `default`; see `Reads.get`."""
         return Reads.get(
             self, key, default, durable_only=durable_only, dirty=dirty, include_expired=include_expired
