@@ -18,6 +18,7 @@ from uuid import UUID
 
 from flagstone.db.aio.read_methods import AsyncClosing, AsyncHandle, AsyncReads, AtOnce
 from flagstone.db.mapping import Pairs, typed_like
+from flagstone.db.status import WriterStatus
 from flagstone.db.writer.database import Db
 from flagstone.db.writer.mapping import MISSING
 from flagstone.db.writer.run import DEFAULT_RETRIES, Attempts, check_awaitable
@@ -226,6 +227,10 @@ class AsyncDb(AsyncHandle, AsyncChanges):
             await asyncio.sleep(pause_s)
 
     # -- operating ----------------------------------------------------------------------------------------
+
+    async def status(self) -> WriterStatus:
+        """The state of writes, flushes, SSTs and background services, as plain values."""
+        return self._reads.status()
 
     async def flush(self, kind: Literal["memtable", "wal"] = "memtable") -> None:
         """Wait until everything written so far is in the WAL ("wal"), or also in SSTs; see `Db.flush`."""

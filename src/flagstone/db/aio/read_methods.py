@@ -247,10 +247,6 @@ class AsyncHandle(AsyncReads, AsyncClosing):
 
     _reads: Db | DbReader
 
-    async def status(self) -> dict[str, Any]:
-        """The state of the database as this handle sees it, as plain values."""
-        return self._reads.status()
-
     async def metrics(self) -> dict[str, Any]:
         """All metrics under SlateDB's names."""
         return self._reads.metrics()

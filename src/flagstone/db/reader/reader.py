@@ -13,6 +13,7 @@ from flagstone.clones.checkpoint import parse_checkpoint_id
 from flagstone.clones.origin import load_origin, refuse_destroyed
 from flagstone.config import ReaderSettings
 from flagstone.db.exit import UnclosedReader, watch
+from flagstone.db.opening import suggests_options, warn_if_interpreted
 from flagstone.db.read_methods import ReadContext, Reads
 from flagstone.db.reader.as_of import AsOf, FormerState, check_as_of
 from flagstone.db.reader.follower import Follower, ReaderParts, WalTail
@@ -23,6 +24,7 @@ from flagstone.db.reader.reader_checkpoint import (
     ReaderCheckpoint,
 )
 from flagstone.db.reporting import RequestReport
+from flagstone.db.status import ReaderStatus
 from flagstone.errors import InvalidRequest
 from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.lsm.segments import SegmentExtractor
@@ -78,9 +80,9 @@ class DbReader(Reads):
         """
         self._follower.refresh()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> ReaderStatus:
         """What the reader shows and how it follows the database, as plain values."""
-        return self._follower.status()
+        return ReaderStatus(self._follower.status())
 
     def metrics(self) -> dict[str, Any]:
         """All metrics under SlateDB's names."""
@@ -130,6 +132,7 @@ class DbReader(Reads):
         return state.view, state.seq
 
 
+@suggests_options("flagstone.open_reader")
 def open_reader(
     path: str | os.PathLike[str],
     *,
@@ -141,7 +144,7 @@ def open_reader(
     mode: ReaderMode = "managed",
     merge_operator: MergeOperator | None = None,
     segment_extractor: SegmentExtractor | None = None,
-    settings: ReaderSettings | None = None,
+    settings: ReaderSettings | Mapping[str, Any] | None = None,
     clock: Clock = SYSTEM_CLOCK,
     ids: Ids = SYSTEM_IDS,
 ) -> DbReader:
@@ -169,7 +172,8 @@ def open_reader(
     """
     if mode not in ("managed", "latest"):
         raise InvalidRequest(f"mode is 'managed' or 'latest', not {mode!r}")
-    settings = settings or ReaderSettings()
+    warn_if_interpreted()
+    settings = ReaderSettings.of(settings)
     parts = prepare_reader(
         path,
         store=store,

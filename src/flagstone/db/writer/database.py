@@ -15,6 +15,7 @@ from flagstone.db.mapping import typed_like
 from flagstone.db.read_methods import ReadContext, Reads
 from flagstone.db.reader.as_of import check_kept
 from flagstone.db.reporting import EngineReport
+from flagstone.db.status import WriterStatus
 from flagstone.db.writer.engine import Engine
 from flagstone.db.writer.mapping import StoredMapping
 from flagstone.db.writer.run import DEFAULT_RETRIES, Attempts, refuse_coroutine
@@ -332,9 +333,9 @@ class Db(Reads, StoredMapping):
         engine.manifest.adopt(written)
         return created
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> WriterStatus:
         """The state of writes, flushes, SSTs and background services, as plain values."""
-        return self._engine.status()
+        return WriterStatus(self._engine.status())
 
     def metrics(self) -> dict[str, Any]:
         """All metrics under SlateDB's names."""
