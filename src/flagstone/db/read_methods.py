@@ -342,9 +342,13 @@ class Reads(RowMapping):
     @overload
     def __getitem__(self, key: slice[bytes | None, bytes | None, None]) -> RowRange: ...
     def __getitem__(self, key: Any) -> Any:
-        if type(key) is slice:
-            return RowRange(self, range_of(key))
-        value = self.get(key)
+        try:
+            value = self.get(key)
+        except InvalidRequest:
+            # Only now: testing for a slice first would cost each lookup of a key in memory a tenth of its time.
+            if isinstance(key, slice):
+                return RowRange(self, range_of(key))
+            raise
         if value is None:
             raise KeyError(key)
         return value
