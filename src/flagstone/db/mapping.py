@@ -286,7 +286,7 @@ Pairs = Mapping[bytes, bytes] | Iterable[tuple[bytes, bytes]]
 """What `update` takes: a mapping, or pairs of key and value."""
 
 
-def pairs_of(rows: Any) -> Iterator[tuple[bytes, bytes]]:
+def pairs_of(rows: Any) -> Iterator[tuple[Any, Any]]:
     """The pairs of what `update` was given, as `dict.update` finds them."""
     if isinstance(rows, Mapping):
         yield from rows.items()

@@ -260,22 +260,36 @@ class Db(Reads, StoredMapping):
         With `await_durable` it returns when the rows are on the store. If that wait raises an error, the transaction
         is committed and visible, and it is unknown whether it is durable: it is not run again.
         """
+        return self._run(
+            fn, isolation=isolation, retries=retries, timeout=timeout, await_durable=await_durable
+        )[0]
+
+    def _run(
+        self,
+        fn: Callable[[Transaction], _T],
+        *,
+        isolation: Isolation = "snapshot",
+        retries: int = DEFAULT_RETRIES,
+        timeout: Timeout | None = None,
+        await_durable: bool = False,
+    ) -> tuple[_T, WriteHandle | None]:
+        """As `run`, and the handle of the commit; None if it wrote nothing."""
         env = self._engine.env
         attempts = Attempts(retries, env.ids)
         while True:
-            transaction = self.transaction(isolation, timeout=timeout)
+            transaction, handle = self.transaction(isolation, timeout=timeout), None
             try:
                 with transaction:
                     result = fn(transaction)
                     refuse_coroutine(result)
                     if not transaction.done:
-                        transaction.commit(await_durable=await_durable)
+                        handle = transaction.commit(await_durable=await_durable)
             except TransactionConflict as conflict:
                 if transaction.committed:
                     raise
                 pause_s = attempts.pause_s(conflict)
             else:
-                return result
+                return result, handle
             env.clock.sleep(pause_s)
 
     # -- operating ----------------------------------------------------------------------------------------

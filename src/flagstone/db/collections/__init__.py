@@ -1,0 +1,1 @@
+"""Typed collections: a prefix of the database whose keys and values are Python objects. `docs/collections.md`."""
