@@ -26,6 +26,7 @@ from flagstone.db.writer.transaction import Snapshot, Transaction
 from flagstone.errors import TransactionConflict
 from flagstone.lsm.merge_operator import check_operand
 from flagstone.metadata.manifest import Checkpoint
+from flagstone.schema.evolution import Evolution, GivenColumns
 from flagstone.types import MERGE, TOMBSTONE, VALUE
 from flagstone.write.batch import (
     BY_DEFAULT,
@@ -33,6 +34,7 @@ from flagstone.write.batch import (
     Instant,
     Ttl,
     WriteBatch,
+    check_any_key,
     check_expiry,
     check_key,
     check_value,
@@ -108,7 +110,7 @@ class AsyncDb(AsyncHandle, AsyncChanges):
     async def delete(self, key: bytes, *, await_durable: bool = False) -> WriteHandle:
         """Delete `key`, whether or not it exists."""
         never = check_expiry(timedelta.max, None)
-        return await self._commit_one(check_key(key), TOMBSTONE, b"", never, durable=await_durable)
+        return await self._commit_one(check_any_key(key), TOMBSTONE, b"", never, durable=await_durable)
 
     async def merge(
         self,
@@ -226,6 +228,10 @@ class AsyncDb(AsyncHandle, AsyncChanges):
                 return result
             await asyncio.sleep(pause_s)
 
+    async def ensure_schema(self, given: GivenColumns, *, prefix: bytes = b"") -> Evolution:
+        """Store the schema of rows with the given columns, unless the stored one fits them; see `Db.ensure_schema`."""
+        return await asyncio.to_thread(self._reads.ensure_schema, given, prefix=prefix)
+
     # -- operating ----------------------------------------------------------------------------------------
 
     async def status(self) -> WriterStatus:
@@ -320,6 +326,10 @@ class AsyncTransaction(AsyncReads, AsyncChanges, AtOnce):
     ) -> None:
         """Merge `operand` into `key` when the transaction commits."""
         self._reads.merge(key, operand, ttl=ttl, expire_at=expire_at)
+
+    async def ensure_schema(self, given: GivenColumns, *, prefix: bytes = b"") -> Evolution:
+        """Plan to write rows with the given columns under `prefix`; see `Transaction.ensure_schema`."""
+        return await asyncio.to_thread(self._reads.ensure_schema, given, prefix=prefix)
 
     async def mark_read(self, *keys: bytes) -> None:
         """Let the commit depend on these keys as if the transaction had read them."""
