@@ -16,7 +16,13 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, overload
 from uuid import UUID
 
-from flagstone.db.aio.read_methods import AsyncClosing, AsyncHandle, AsyncReads, AtOnce
+from flagstone.db.aio.read_methods import (
+    AsyncClosing,
+    AsyncCollections,
+    AsyncHandle,
+    AsyncReads,
+    AtOnce,
+)
 from flagstone.db.mapping import Pairs, typed_like
 from flagstone.db.status import WriterStatus
 from flagstone.db.writer.database import Db
@@ -271,7 +277,7 @@ class AsyncDb(AsyncHandle, AsyncChanges):
         return handle
 
 
-class AsyncSnapshot(AsyncReads, AsyncClosing, AtOnce):
+class AsyncSnapshot(AsyncReads, AsyncClosing, AsyncCollections, AtOnce):
     """The database as it was when the snapshot was taken; see `Snapshot`. Close it, or use `async with`."""
 
     def __init__(self, snapshot: Snapshot) -> None:

@@ -26,6 +26,7 @@ from flagstone.types import Row
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from flagstone.db.aio.collection import AsyncCollection
     from flagstone.db.reader.reader import DbReader
     from flagstone.db.writer.database import Db
     from flagstone.schema.table_schema import TableSchema
@@ -235,6 +236,20 @@ class AsyncReads:
         raise CorruptData("missing, but the newest manifest refers to it", object=lost.path)
 
 
+class AsyncCollections:
+    """A handle that declares collections, as `HasCollections`."""
+
+    _reads: Any
+
+    async def collection(self, name: str, *, key: Any, value: Any = "json") -> AsyncCollection[Any, Any]:
+        """Typed rows under the prefix `flagstone.keys.encode(name)`; see `Db.collection`."""
+        # Imported here: most callers do not use it.
+        from flagstone.db.aio.collection import AsyncCollection  # noqa: PLC0415
+
+        opened = await asyncio.to_thread(self._reads.collection, name, key=key, value=value)
+        return AsyncCollection(self, opened)
+
+
 class AsyncClosing:
     """`async with` that closes at its end."""
 
@@ -251,7 +266,7 @@ class AsyncClosing:
         await self.close()
 
 
-class AsyncHandle(AsyncReads, AsyncClosing):
+class AsyncHandle(AsyncReads, AsyncClosing, AsyncCollections):
     """What `AsyncDb` and `AsyncDbReader` share beside the read methods."""
 
     _reads: Db | DbReader

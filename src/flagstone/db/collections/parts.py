@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from types import GenericAlias
@@ -13,6 +13,7 @@ from uuid import UUID
 from flagstone import keys
 from flagstone.errors import CorruptData, InvalidRequest
 from flagstone.keys.schema import KeySchema
+from flagstone.schema.table_schema import Column
 
 _TYPES: Final[dict[type, str]] = {
     str: "string",
@@ -54,9 +55,9 @@ class KeyParts:
     A key with one part is that part; one with several is a tuple.
     """
 
-    def __init__(self, key: Any, prefix: bytes) -> None:
+    def __init__(self, key: Any, prefix: bytes, stored: Sequence[Column] = ()) -> None:
         self.prefix: bytes = prefix
-        self.parts: tuple[PartType, ...] = tuple(part_types(key))
+        self.parts: tuple[PartType, ...] = tuple(part_types(key, stored))
         self.schema: KeySchema = KeySchema([(part.name, part.type) for part in self.parts])
         self.single: bool = len(self.parts) == 1
         self._restores = any(part.restore for part in self.parts)
@@ -101,20 +102,34 @@ class KeyParts:
         return tuple(map(plain, key))
 
 
-def part_types(key: Any) -> Iterable[PartType]:
-    """The parts of `str`, of `(str, int)`, of `tuple[str, int]`, or of `{"region": str, "id": int}`."""
+def part_types(key: Any, stored: Sequence[Column] = ()) -> Iterator[PartType]:
+    """The parts of `str`, of `(str, int)`, of `tuple[str, int]`, or of `{"region": str, "id": int}`.
+
+    Parts without names have those of the `stored` columns, and numbers without a width have theirs.
+    """
     if isinstance(key, GenericAlias) and key.__origin__ is tuple:
         key = get_args(key)
+    named: list[tuple[str | None, Any]]
     if isinstance(key, Mapping):
         named = [(str(name), kind) for name, kind in key.items()]
-    elif isinstance(key, tuple | list):
-        named = [("key", key[0])] if len(key) == 1 else [(f"key{at}", kind) for at, kind in enumerate(key, 1)]
     else:
-        named = [("key", key)]
+        named = [(None, kind) for kind in (key if isinstance(key, tuple | list) else (key,))]
     if not named:
         raise InvalidRequest("a key needs at least one part")
-    for name, kind in named:
-        yield PartType(name, _type_name(kind), UUID if kind is UUID else None)
+    known = stored if len(stored) == len(named) else ()
+    for at, (name, kind) in enumerate(named):
+        column = known[at] if known else None
+        text = _type_name(kind)
+        if column is not None and kind in {int, float} and _family(str(column.type)) == _family(text):
+            text = str(column.type)
+        unnamed = "key" if len(named) == 1 else f"key{at + 1}"
+        yield PartType(
+            name or (unnamed if column is None else column.name), text, UUID if kind is UUID else None
+        )
+
+
+def _family(text: str) -> str:
+    return text.removeprefix("u").rstrip("0123456789")
 
 
 def _type_name(kind: Any) -> str:

@@ -12,6 +12,7 @@ from uuid import UUID
 from flagstone.clones.checkpoint import parse_checkpoint_id
 from flagstone.clones.origin import load_origin, refuse_destroyed
 from flagstone.config import ReaderSettings
+from flagstone.db.collections import HasCollections
 from flagstone.db.exit import UnclosedReader, watch
 from flagstone.db.opening import suggests_options, warn_if_interpreted
 from flagstone.db.read_methods import ReadContext, Reads
@@ -50,7 +51,7 @@ from flagstone.write.key_check import KeyRanges
 ReaderMode = Literal["managed", "latest"]
 
 
-class DbReader(Reads):
+class DbReader(Reads, HasCollections):
     """A database open for reading only. Safe to use from many threads; close it, or use it as a context manager.
 
     Shows what was on the store at the last poll: all of it is durable, so `durable_only` and `dirty` make no

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Final, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
 from uuid import UUID
 
 from flagstone.clones import checkpoint as checkpoints
+from flagstone.db.collections import HasCollections
 from flagstone.db.exit import UnclosedWriter, watch
 from flagstone.db.mapping import typed_like
 from flagstone.db.read_methods import ReadContext, Reads
@@ -41,11 +42,14 @@ from flagstone.write.conflicts import Isolation, Timeout, deadline_ms
 from flagstone.write.durability import WriteHandle
 from flagstone.write.state import State
 
+if TYPE_CHECKING:
+    from flagstone.db.collections.index import IndexSet
+
 _find: Final = probe_kernel.find
 _T = TypeVar("_T")
 
 
-class Db(Reads, StoredMapping):
+class Db(Reads, StoredMapping, HasCollections):
     """A database open for writing. Safe to use from many threads; close it, or use it as a context manager.
 
     It is a `collections.abc.MutableMapping` from bytes to bytes, ordered by key: `db[key]`, `db[key] = value`,
@@ -57,6 +61,7 @@ class Db(Reads, StoredMapping):
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._state = engine.state
+        self._index_sets: dict[str, IndexSet] = {}
         self._report = EngineReport(engine)
         self._context = ReadContext(
             engine.manifest.views.ssts,

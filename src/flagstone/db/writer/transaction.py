@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import WeakSet
 
+from flagstone.db.collections import HasCollections
 from flagstone.db.read_methods import ReadContext, Reads
 from flagstone.db.writer.mapping import PendingMapping
 from flagstone.errors import Closed, InvalidRequest
@@ -37,7 +38,7 @@ _FEW: Final = 16
 """If new keys are fewer than 1/16 of all, each is inserted in its place; otherwise all keys are sorted again."""
 
 
-class Snapshot(Reads):
+class Snapshot(Reads, HasCollections):
     """The database as it was when the snapshot was taken. Close it: while it is open, old versions are kept.
 
     After its timeout it expires, and every use of it raises `Closed`. A snapshot that is dropped is closed. It is a
