@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Type
 
 from flagstone import keys
 from flagstone.db.collections.parts import check_name, index_prefix, indexes_key, plain
-from flagstone.errors import CorruptData, InvalidRequest
+from flagstone.errors import CorruptData, InvalidRequest, TransactionConflict
 from flagstone.keys.tuples import AFTER
 from flagstone.runtime.sync import Lock
 
@@ -225,7 +225,7 @@ class IndexSet:
         try:
             _delete_entries(db, index._prefix)
             for chunk in _chunks(rows):
-                db.run(lambda tx, chunk=chunk: self._add(tx, rows, index, chunk), retries=_RETRIES)
+                self._add_all(db, rows, index, chunk)
         except UniqueViolation:
             self.drop(rows, index.name)
             raise
@@ -290,6 +290,19 @@ class IndexSet:
             db.put(self.key, json.dumps({"indexes": listed}, sort_keys=True).encode(), ttl=_FOREVER)
         else:
             db.delete(self.key)
+
+    def _add_all(
+        self, db: Any, rows: Collection[Any, Any], index: Index[Any, Any], chunk: list[bytes]
+    ) -> None:
+        """Add rows in one transaction; after a conflict in two, so that busy rows do not hold up the others."""
+        try:
+            db.run(lambda tx: self._add(tx, rows, index, chunk), retries=0 if len(chunk) > 1 else _RETRIES)
+        except TransactionConflict:
+            middle = len(chunk) // 2
+            if not middle:
+                raise
+            self._add_all(db, rows, index, chunk[:middle])
+            self._add_all(db, rows, index, chunk[middle:])
 
     def _add(self, tx: Any, rows: Collection[Any, Any], index: Index[Any, Any], chunk: list[bytes]) -> None:
         """Add rows to an index, as they are now. A row that was deleted meanwhile has no entry."""
