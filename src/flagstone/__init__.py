@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from flagstone.clones.origin import CloneSource
     from flagstone.config import ReaderSettings, Settings
     from flagstone.db.admin.admin import Admin
+    from flagstone.db.collections.collection import Collection
     from flagstone.db.open import open_database as open  # noqa: A004 - the name users expect
     from flagstone.db.reader.feed import ChangeFeed, open_feed
     from flagstone.db.reader.reader import DbReader, open_reader
@@ -42,6 +43,7 @@ __all__ = [
     "ChangeFeed",
     "CloneSource",
     "Closed",
+    "Collection",
     "CompactionFilter",
     "CompactionJob",
     "CorruptData",
@@ -79,6 +81,7 @@ _LAZY: dict[str, tuple[str, str | None]] = {
     "Admin": ("flagstone.db.admin.admin", "Admin"),
     "ChangeFeed": ("flagstone.db.reader.feed", "ChangeFeed"),
     "CloneSource": ("flagstone.clones.origin", "CloneSource"),
+    "Collection": ("flagstone.db.collections.collection", "Collection"),
     "CompactionFilter": ("flagstone.lsm.compaction_filter", "CompactionFilter"),
     "CompactionJob": ("flagstone.lsm.compaction_filter", "CompactionJob"),
     "Decision": ("flagstone.lsm.compaction_filter", "Decision"),

@@ -13,3 +13,6 @@ db["a"] = b"1"  # mistake
 surely: bytes = db.get(b"a")  # mistake
 sequence = db.status().durable_sequence  # mistake
 db.run(lambda tx: 1, isolation="chaos")  # mistake
+orders = db.collection("orders", key=(str, int), value=str)
+orders["eu"] = "x"  # mistake
+orders["eu", 1] = 5  # mistake

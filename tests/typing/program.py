@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
 from datetime import timedelta
 
 import flagstone
 from flagstone import Settings, aio, operators
 from flagstone.config import CompactorOptions
+
+
+@dataclass
+class Order:
+    customer: str
+    pieces: int
 
 
 def settings() -> Settings:
@@ -61,8 +68,18 @@ def blocking() -> None:
         assert durable >= 0
         with db.snapshot() as snapshot:
             assert total(snapshot) == 2
+        orders: flagstone.Collection[tuple[str, int], Order] = db.collection(
+            "orders", key=(str, int), value=Order
+        )
+        orders["eu", 1] = Order("alice", 2)
+        order: Order = orders["eu", 1]
+        absent: Order | None = orders.get(("eu", 2))
+        by_customer = orders.index("by_customer", lambda each: each.customer)
+        found_keys: list[tuple[str, int]] = list(by_customer.keys("alice"))
+        db.run(lambda tx: orders.within(tx).pop(("eu", 1)))
+        assert (order.pieces, absent, found_keys, orders.count()) == (2, None, [("eu", 1)], 0)
         db.put(b"c", b"3", ttl="30s").wait(timeout=5.0)
-        names: Iterator[bytes] = iter(db)
+        names: Iterator[bytes] = iter(db[b"a":])
         assert next(names) == b"a"
 
 

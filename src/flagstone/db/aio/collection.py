@@ -70,9 +70,22 @@ class AsyncCollection(Generic[K, V]):
         async for pair in self._handle.scan(keys.start, keys.stop, reverse=reverse, limit=limit):
             yield self._collection._pair(pair)
 
-    async def __aiter__(self) -> AsyncIterator[K]:
+    async def keys(self) -> AsyncIterator[K]:
+        """The keys in ascending order, for `async for`."""
         async for key, _ in self.scan():
             yield key
+
+    async def values(self) -> AsyncIterator[V]:
+        """The values in the order of their keys, for `async for`."""
+        async for _, value in self.scan():
+            yield value
+
+    def items(self) -> AsyncIterator[tuple[K, V]]:
+        """Pairs of key and value in ascending order, for `async for`."""
+        return self.scan()
+
+    def __aiter__(self) -> AsyncIterator[K]:
+        return self.keys()
 
     async def count(self, *parts: Any) -> int:
         """The number of rows whose keys begin with `parts`. Reads all of them."""

@@ -3,7 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import (
+    Callable,
+    ItemsView,
+    Iterable,
+    Iterator,
+    KeysView,
+    MutableMapping,
+    Sequence,
+    ValuesView,
+)
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar, cast, overload
@@ -126,6 +135,18 @@ class Collection(MutableMapping[K, V], Generic[K, V]):
         """The estimated number of rows whose keys begin with `parts`; see `Db.approximate_len`."""
         keys = self._range(parts, None, None)
         return self._reads.approximate_len(keys.start, keys.stop)
+
+    def keys(self) -> KeysView[K]:
+        """The keys in ascending order: lazy, with `in`."""
+        return super().keys()
+
+    def values(self) -> ValuesView[V]:
+        """The values in the order of their keys: lazy."""
+        return CollectionValues(self)
+
+    def items(self) -> ItemsView[K, V]:
+        """Pairs of key and value in ascending order: lazy, with `in`."""
+        return CollectionItems(self)
 
     def __getitem__(self, key: K) -> V:
         value = self.get(key)
@@ -396,6 +417,35 @@ class Collection(MutableMapping[K, V], Generic[K, V]):
         except FlagstoneError as error:
             error.add_note(f"in the value of the key {key!r} of the collection {self.name!r}")
             raise
+
+
+class CollectionValues(ValuesView[V]):
+    """The values of a collection; a loop is one scan."""
+
+    __slots__ = ()
+    _mapping: Collection[Any, V]
+
+    def __iter__(self) -> Iterator[V]:
+        return (value for _, value in self._mapping.scan())
+
+    def __reversed__(self) -> Iterator[V]:
+        return (value for _, value in self._mapping.scan(reverse=True))
+
+    def __contains__(self, value: object) -> bool:
+        return any(value == each for each in self)
+
+
+class CollectionItems(ItemsView[K, V]):
+    """Pairs of key and value of a collection; a loop is one scan."""
+
+    __slots__ = ()
+    _mapping: Collection[K, V]
+
+    def __iter__(self) -> Iterator[tuple[K, V]]:
+        return self._mapping.scan()
+
+    def __reversed__(self) -> Iterator[tuple[K, V]]:
+        return self._mapping.scan(reverse=True)
 
 
 def _write_all(rows: Collection[Any, Any], pairs: Iterable[tuple[Any, Any]]) -> None:

@@ -67,11 +67,21 @@ class Index(Generic[K, V]):
     def __init__(
         self, name: str, of: Callable[[V], Any], *, unique: bool, collection: Collection[K, V]
     ) -> None:
-        self.name: str = check_name(name, "index")
-        self.unique: bool = unique
+        self._name = check_name(name, "index")
+        self._unique = unique
         self._of = of
         self._collection = collection
         self._prefix = index_prefix(collection.name, name)
+
+    @property
+    def name(self) -> str:
+        """The name of the index."""
+        return self._name
+
+    @property
+    def unique(self) -> bool:
+        """Whether a key of the index belongs to one row at most."""
+        return self._unique
 
     def within(self, handle: Any) -> Index[K, V]:
         """The same index, read through a transaction, snapshot, reader or database."""
@@ -134,7 +144,7 @@ class Index(Generic[K, V]):
     def __repr__(self) -> str:
         return f"Index({self.name!r}{', unique' if self.unique else ''}, of {self._collection!r})"
 
-    def entries_of(self, row_key: bytes, value: V) -> dict[bytes, bytes]:
+    def _entries_of(self, row_key: bytes, value: V) -> dict[bytes, bytes]:
         """The entries of a row, as keys and values; `row_key` is without the prefix of the collection."""
         given = self._of(value)
         several = given if isinstance(given, list) else [] if given is None else [given]
@@ -150,7 +160,7 @@ class Index(Generic[K, V]):
                 entries[encoded + row_key] = b""
         return entries
 
-    def split(self, entry: bytes, stored: bytes) -> tuple[tuple[Any, ...], bytes]:
+    def _split(self, entry: bytes, stored: bytes) -> tuple[tuple[Any, ...], bytes]:
         """The index key and the row key (without its prefix) of an entry."""
         parts = keys.decode(entry[len(self._prefix) :])
         if self.unique:
@@ -170,7 +180,7 @@ class Index(Generic[K, V]):
             high = self._prefix + keys.encode((*map(plain, parts), *_parts(stop)))
         shape = self._collection._parts
         for entry, stored in self._collection._reads.scan(low, max(low, high), reverse=reverse, limit=limit):
-            index_key, row_key = self.split(entry, stored)
+            index_key, row_key = self._split(entry, stored)
             yield index_key, shape.decode(shape.prefix + row_key)
 
 
@@ -254,8 +264,8 @@ class IndexSet:
         before = tx.get(row.key)
         old = None if before is None else declared.values.decode(before)
         for index in self.declared.values():
-            former = {} if before is None else index.entries_of(row_key, old)
-            entries = index.entries_of(row_key, row.value)
+            former = {} if before is None else index._entries_of(row_key, old)
+            entries = index._entries_of(row_key, row.value)
             for entry in former.keys() - entries.keys():
                 tx.delete(entry)
             for entry, target in entries.items():
@@ -270,7 +280,7 @@ class IndexSet:
         if before is not None:
             row_key, old = key[len(declared.parts.prefix) :], declared.values.decode(before)
             for index in self.declared.values():
-                for entry in index.entries_of(row_key, old):
+                for entry in index._entries_of(row_key, old):
                     tx.delete(entry)
         tx.delete(key)
 
@@ -313,7 +323,7 @@ class IndexSet:
                 continue
             tx.mark_read(key)
             expiry = {} if row.expires_ms is None else {"expire_at": row.expires_ms}
-            entries = index.entries_of(key[len(declared.parts.prefix) :], declared.values.decode(row.value))
+            entries = index._entries_of(key[len(declared.parts.prefix) :], declared.values.decode(row.value))
             for entry, target in entries.items():
                 self._check_free(tx, declared, index, entry, target)
                 tx.put(entry, target, **expiry)
@@ -336,16 +346,16 @@ def _problems(rows: Collection[Any, Any], index: Index[Any, Any], name: str) -> 
     parts, reads = rows._parts, rows._reads
     for key, value in rows.scan():
         row_key = parts.encode(key)[len(parts.prefix) :]
-        entries = index.entries_of(row_key, value)
+        entries = index._entries_of(row_key, value)
         for (entry, target), found in zip(entries.items(), reads.multi_get(list(entries)), strict=True):
             if found != target:
-                yield Problem(name, "missing", index.split(entry, target)[0], key)
+                yield Problem(name, "missing", index._split(entry, target)[0], key)
     low = index._prefix
     for entry, stored in reads.scan(low, low + AFTER):
-        index_key, row_key = index.split(entry, stored)
+        index_key, row_key = index._split(entry, stored)
         key = parts.decode(parts.prefix + row_key)
         value = rows.get(key)
-        if value is None or entry not in index.entries_of(row_key, value):
+        if value is None or entry not in index._entries_of(row_key, value):
             yield Problem(name, "stale", index_key, key)
 
 
