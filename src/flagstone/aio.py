@@ -14,6 +14,7 @@ from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
+from flagstone.db.aio.collection import AsyncCollection
 from flagstone.db.aio.database import AsyncDb, AsyncSnapshot, AsyncTransaction
 from flagstone.db.aio.reader import AsyncChangeFeed, AsyncDbReader, AsyncWalReader
 from flagstone.db.open import open_database
@@ -22,6 +23,7 @@ from flagstone.db.reader.reader import open_reader as _open_reader
 
 __all__ = [
     "AsyncChangeFeed",
+    "AsyncCollection",
     "AsyncDb",
     "AsyncDbReader",
     "AsyncSnapshot",

@@ -21,6 +21,7 @@ PUBLIC = (
     "flagstone.compaction",
     "flagstone.config",
     "flagstone.keys",
+    "flagstone.operators",
     "flagstone.spark",
     "flagstone.values",
 )

@@ -65,7 +65,8 @@ def run_page(page: Page, folder: Path, namespace: dict[str, Any]) -> None:
 
 def _run_python(block: Block, code: str, namespace: dict[str, Any]) -> str:
     # The blank lines in front make tracebacks show the line numbers of the page.
-    program = compile("\n" * block.line + code, str(block.page), "exec")
+    # Without `annotations` from this file's own future: a page would have to import it.
+    program = compile("\n" * block.line + code, str(block.page), "exec", dont_inherit=True)
     out = io.StringIO()
     ended: BaseException | None = None
     try:

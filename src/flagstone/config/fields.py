@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from difflib import get_close_matches
-from typing import Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Self, TypeVar, overload
 
 from flagstone.config.durations import format_duration, parse_duration, refusal
 from flagstone.errors import InvalidRequest
@@ -24,6 +24,31 @@ U64_MAX: Final = 2**64 - 1
 
 _KIND: Final = "kind"
 _OURS: Final = "ours"
+
+_Stored = TypeVar("_Stored")
+_Given = TypeVar("_Given")
+
+
+class Accepts(Generic[_Stored, _Given]):
+    """The type of a field that is given in more forms than it is stored in: for type checkers, without objects.
+
+    They read it as a descriptor: a section returns `_Stored`, and its constructor takes `_Given`.
+    """
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __get__(self, section: None, owner: Any) -> Self: ...
+        @overload
+        def __get__(self, section: object, owner: Any) -> _Stored: ...
+        def __get__(self, section: Any, owner: Any) -> Any: ...
+        def __set__(self, section: object, value: _Given) -> None: ...
+
+
+DurationField = Accepts[timedelta, timedelta | str]
+OptionalDuration = Accepts[timedelta | None, timedelta | str | None]
+SectionField = Accepts[_Stored, _Stored | Mapping[str, Any]]
+OptionalSection = Accepts[_Stored | None, _Stored | Mapping[str, Any] | None]
 
 
 class SettingRefused(InvalidRequest):
@@ -235,6 +260,13 @@ class Section:
     __slots__ = ()
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *_: Any, **values: Any) -> Self:
+            # Before `__init__`, which does not know what a misspelt name should have been.
+            cls._refuse_unknown(values)
+            return object.__new__(cls)
+
     def __post_init__(self) -> None:
         for name, kind in self.kinds().items():
             try:
@@ -259,6 +291,19 @@ class Section:
         """The section with these values and defaults for the rest; raises `SettingRefused` for unknown names."""
         cls._refuse_unknown(values)
         return cls(**values)
+
+    @classmethod
+    def of(cls, given: Self | Mapping[str, Any] | None) -> Self:
+        """The section that a caller passed as such, as a mapping of names and values, or not at all."""
+        if given is None:
+            return cls()
+        if isinstance(given, cls):
+            return given
+        if not isinstance(given, Mapping) or isinstance(given, Section):
+            raise InvalidRequest(
+                f"settings are a {cls.__name__} or a mapping of names and values, not a {type(given).__name__}"
+            )
+        return cls.from_dict(given)
 
     def to_dict(self, *, slatedb_only: bool = False) -> dict[str, Any]:
         """Plain values in SlateDB's layout; `slatedb_only` omits settings that SlateDB does not have."""
@@ -289,8 +334,9 @@ def nested_section(kind: Kind) -> type[Section] | None:
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """The end of an error text about an unknown name: the most similar known name, if there is one."""
-    near = get_close_matches(name.lower(), known, n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    by_lower = {each.lower(): each for each in known}
+    near = get_close_matches(name.lower(), by_lower, n=1)
+    return f"; did you mean {by_lower[near[0]]}?" if near else ""
 
 
 def _text(value: timedelta) -> str:

@@ -13,14 +13,17 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
 from flagstone.config.fields import (
     U32_MAX,
+    DurationField,
     Kind,
+    OptionalDuration,
+    OptionalSection,
     Section,
+    SectionField,
     SettingRefused,
     boolean,
     choice,
@@ -94,8 +97,8 @@ class CompactionWorkerOptions(Section):
     """How one process executes compaction jobs."""
 
     max_concurrent_compactions: int = integer(4, minimum=1)
-    compactions_poll_interval: timedelta = duration("5s")
-    heartbeat_interval: timedelta = duration("10s")
+    compactions_poll_interval: DurationField = duration("5s")
+    heartbeat_interval: DurationField = duration("10s")
     max_sst_size: int = integer(256 * _MIB, minimum=1)
     max_fetch_tasks: int = integer(4, minimum=1)
     bytes_to_fetch: int = integer(2 * _MIB, minimum=1)
@@ -111,19 +114,19 @@ class CompactionWorkerOptions(Section):
 class CompactorOptions(Section):
     """How the compactor schedules and commits compactions. Without a `worker`, other processes execute the jobs."""
 
-    poll_interval: timedelta = duration("5s")
+    poll_interval: DurationField = duration("5s")
     """How often the compactor reads the newest manifest and jobs. In an idle writer it is three times as long."""
-    manifest_update_timeout: timedelta = duration("300s")
+    manifest_update_timeout: DurationField = duration("300s")
     max_concurrent_compactions: int = integer(4, minimum=1)
     enable_trivial_move: bool = boolean(False)
-    scheduler_options: SchedulerOptions = section(SchedulerOptions())
-    worker: CompactionWorkerOptions | None = section(CompactionWorkerOptions(), optional=True)
+    scheduler_options: SectionField[SchedulerOptions] = section(SchedulerOptions())
+    worker: OptionalSection[CompactionWorkerOptions] = section(CompactionWorkerOptions(), optional=True)
     metric_level: MetricLevel | None = choice(None, *_METRIC_LEVELS, any_case=True, optional=True)
-    commit_compacted_interval: timedelta = duration("1s")
+    commit_compacted_interval: DurationField = duration("1s")
     """The poll interval while workers in other processes have jobs."""
-    checkpoint_lifetime: timedelta = duration("900s", minimum="1s")
+    checkpoint_lifetime: DurationField = duration("900s", minimum="1s")
     """How long readers may still use SSTs that a compaction has replaced."""
-    worker_heartbeat_timeout: timedelta = duration("30s")
+    worker_heartbeat_timeout: DurationField = duration("30s")
     object_store_max_retries: int | None = integer(None, maximum=U32_MAX, optional=True)
 
     def check(self) -> None:
@@ -147,7 +150,7 @@ class ObjectStoreCacheOptions(Section):
     cache_on_compaction: bool = boolean(False)
     preload_disk_cache_on_startup: Preload | None = choice(None, "L0Sst", "AllSst", optional=True)
     """What a writer fetches in the background after it opens, while there is room. Readers fetch on demand."""
-    scan_interval: timedelta = duration("3600s")
+    scan_interval: DurationField = duration("3600s")
     """How often a process that writes parts measures the size of the whole cache."""
     max_open_file_handles: int = integer(1000, minimum=1)
     """Accepted for compatibility with SlateDB, without effect: files are open only during a read."""
@@ -165,8 +168,8 @@ class ObjectStoreCacheOptions(Section):
 class GcDirectoryOptions(Section):
     """Garbage collection of one kind of object. Without an `interval` it runs only on request."""
 
-    interval: timedelta | None = duration("600s", optional=True)
-    min_age: timedelta = duration("300s", minimum="0s")
+    interval: OptionalDuration = duration("600s", optional=True)
+    min_age: DurationField = duration("300s", minimum="0s")
     dry_run: bool = boolean(False)
 
 
@@ -174,8 +177,8 @@ class GcDirectoryOptions(Section):
 class GcFenceOptions(Section):
     """Garbage collection of WAL fences. By default it only reports: a fence stops a writer that is still running."""
 
-    interval: timedelta | None = duration("600s", optional=True)
-    min_age: timedelta = duration("300s", minimum="0s")
+    interval: OptionalDuration = duration("600s", optional=True)
+    min_age: DurationField = duration("300s", minimum="0s")
     dry_run: bool = boolean(True)
 
 
@@ -183,19 +186,19 @@ class GcFenceOptions(Section):
 class GcDetachOptions(Section):
     """Release of lenders whose SSTs a clone no longer uses."""
 
-    interval: timedelta | None = duration("600s", optional=True)
+    interval: OptionalDuration = duration("600s", optional=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GarbageCollectorOptions(Section):
     """What the garbage collector deletes, how often, and at which age. None: that kind is not collected."""
 
-    manifest_options: GcDirectoryOptions | None = section(GcDirectoryOptions(), optional=True)
-    wal_options: GcDirectoryOptions | None = section(GcDirectoryOptions(), optional=True)
-    wal_fence_options: GcFenceOptions | None = section(GcFenceOptions(), optional=True)
-    compacted_options: GcDirectoryOptions | None = section(GcDirectoryOptions(), optional=True)
-    compactions_options: GcDirectoryOptions | None = section(GcDirectoryOptions(), optional=True)
-    detach_options: GcDetachOptions | None = section(GcDetachOptions(), optional=True)
+    manifest_options: OptionalSection[GcDirectoryOptions] = section(GcDirectoryOptions(), optional=True)
+    wal_options: OptionalSection[GcDirectoryOptions] = section(GcDirectoryOptions(), optional=True)
+    wal_fence_options: OptionalSection[GcFenceOptions] = section(GcFenceOptions(), optional=True)
+    compacted_options: OptionalSection[GcDirectoryOptions] = section(GcDirectoryOptions(), optional=True)
+    compactions_options: OptionalSection[GcDirectoryOptions] = section(GcDirectoryOptions(), optional=True)
+    detach_options: OptionalSection[GcDetachOptions] = section(GcDetachOptions(), optional=True)
     metric_level: MetricLevel | None = choice(None, *_METRIC_LEVELS, any_case=True, optional=True)
     boundary_files_enabled: bool = boolean(True)
     object_store_max_retries: int | None = integer(None, maximum=U32_MAX, optional=True)
@@ -210,11 +213,11 @@ class Settings(Section):
     same files; `to_slatedb_json` omits them.
     """
 
-    flush_interval: timedelta | None = duration("100ms", optional=True)
+    flush_interval: OptionalDuration = duration("100ms", optional=True)
     """How long a write without `await_durable` may wait for its WAL file. None: until a caller flushes."""
     wal_enabled: bool = boolean(True)
-    manifest_poll_interval: timedelta = duration("1s")
-    manifest_update_timeout: timedelta = duration("300s")
+    manifest_poll_interval: DurationField = duration("1s")
+    manifest_update_timeout: DurationField = duration("300s")
     min_filter_keys: int = integer(1000, maximum=U32_MAX)
     """SSTs with fewer rows get no filter."""
     l0_sst_size_bytes: int = integer(64 * _MIB, minimum=1)
@@ -224,10 +227,10 @@ class Settings(Section):
     l0_flush_parallelism: int = integer(4, minimum=1)
     max_unflushed_bytes: int = integer(_GIB, minimum=1)
     """Writes wait while more than this is in memory and not yet in L0."""
-    compactor_options: CompactorOptions | None = section(CompactorOptions(), optional=True)
+    compactor_options: OptionalSection[CompactorOptions] = section(CompactorOptions(), optional=True)
     compression_codec: CodecName | None = choice(None, *CODECS, optional=True)
-    object_store_cache_options: ObjectStoreCacheOptions = section(ObjectStoreCacheOptions())
-    garbage_collector_options: GarbageCollectorOptions | None = section(
+    object_store_cache_options: SectionField[ObjectStoreCacheOptions] = section(ObjectStoreCacheOptions())
+    garbage_collector_options: OptionalSection[GarbageCollectorOptions] = section(
         GarbageCollectorOptions(), optional=True
     )
     metric_level: MetricLevel = choice("Info", *_METRIC_LEVELS, any_case=True)
@@ -245,7 +248,7 @@ class Settings(Section):
     """When unwritten rows reach this size, a WAL file is written before `flush_interval` is over. None: no limit."""
     max_parallel_wal_writes: int = integer(1, minimum=1, maximum=64, ours=True)
     """How many WAL files may be under way at once. Above 1, only Flagstone may open the database after a crash."""
-    wal_hedge_after: timedelta | None = duration(None, optional=True, ours=True)
+    wal_hedge_after: OptionalDuration = duration(None, optional=True, ours=True)
     """After this time a second request for a WAL file is sent, and the first success counts. None: no second one."""
     synchronous_commit: bool = boolean(False, ours=True)
     """Whether a write with `await_durable` becomes visible only when it is durable. Later writes return after it."""
@@ -329,11 +332,11 @@ class ReaderSettings(Section):
     keeps its SSTs, until an operator deletes it.
     """
 
-    manifest_poll_interval: timedelta = duration("10s")
-    checkpoint_lifetime: timedelta | None = duration("600s", minimum="1s", optional=True)
+    manifest_poll_interval: DurationField = duration("10s")
+    checkpoint_lifetime: OptionalDuration = duration("600s", minimum="1s", optional=True)
     max_memtable_bytes: int = integer(64 * _MIB, minimum=1)
     skip_wal_replay: bool = boolean(False)
-    object_store_cache_options: ObjectStoreCacheOptions = section(ObjectStoreCacheOptions())
+    object_store_cache_options: SectionField[ObjectStoreCacheOptions] = section(ObjectStoreCacheOptions())
     object_store_max_retries: int | None = integer(None, maximum=U32_MAX, optional=True)
     block_cache_bytes: int = integer(256 * _MIB, ours=True)
     meta_cache_bytes: int = integer(128 * _MIB, ours=True)

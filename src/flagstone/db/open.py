@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from flagstone.compaction.extensions import Executor, Scheduler, check_compactor_parts
 from flagstone.config import Settings
+from flagstone.db.opening import suggests_options, warn_if_interpreted
 from flagstone.db.recovery import open_for_writing
 from flagstone.db.writer.background import CachePreload, plan_preload
 from flagstone.db.writer.database import Db, ProjectedDb
@@ -37,13 +39,14 @@ from flagstone.store.resolve import StoreLike, resolve_database, resolve_wal_sto
 from flagstone.store.retrying import RetryingStore
 
 
+@suggests_options("flagstone.open")
 def open_database(
     path: str | os.PathLike[str],
     *,
     store: StoreLike | None = None,
     store_options: Mapping[str, OptionValue] | None = None,
     wal_store: StoreLike | None = None,
-    settings: Settings | None = None,
+    settings: Settings | Mapping[str, Any] | None = None,
     merge_operator: MergeOperator | None = None,
     segment_extractor: SegmentExtractor | None = None,
     prefix_extractor: PrefixExtractor | None = None,
@@ -57,7 +60,8 @@ def open_database(
     """Open a database for writing; any other writer is fenced off and learns it at its next durable write.
 
     `path` is a folder, `file://`, `memory://NAME/path`, `s3://bucket/path`, `gs://`, `az://`, or with `store` a path
-    inside that store. `wal_store` is another store for the WAL, for instance one with lower latency.
+    inside that store. `wal_store` is another store for the WAL, for instance one with lower latency. `settings` may be
+    a mapping: `{"flush_interval": "10ms"}`.
     `prefix_extractor` adds the prefixes of keys to the filters of SSTs, so that `scan(prefix=…)` skips SSTs without
     that prefix; it never skips SSTs that were built with another prefix extractor or none. `compaction_filter` makes a
     filter for every compaction in this process. `scheduler` replaces the size-tiered scheduler of the embedded
@@ -71,10 +75,11 @@ def open_database(
         Unavailable: the store did not answer.
 
     """
+    warn_if_interpreted()
     found, root = resolve_database(path, store, store_options)
     if not root:
         raise InvalidRequest(f"{os.fspath(path)!r} names a whole store; a database needs a path inside it")
-    settings, memory = _within_budget(settings or Settings())
+    settings, memory = _within_budget(Settings.of(settings))
     merging, threads = check_compactor_parts(settings, scheduler, executor)
     metrics, paths, pool = Metrics(), DbPaths(root), shared_pool()
     main = _with_retries_and_metrics(found, metrics, clock, ids)

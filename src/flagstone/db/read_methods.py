@@ -1,4 +1,4 @@
-"""The read methods of `Db`, `DbReader`, `Snapshot` and `Transaction`.
+"""The read methods of `Db`, `DbReader`, `Snapshot` and `Transaction`, which are mappings of keys to values.
 
 Each class provides a read view and a sequence number; everything else is here. If garbage collection has deleted an SST
 of the view, the read starts over with a newer view. Snapshots and transactions keep their sequence number, because the
@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar, overload
 
+from flagstone.db.mapping import NotSupported, RowMapping, RowRange, check_bounds, range_of
 from flagstone.errors import CorruptData, InvalidRequest, Unavailable
 from flagstone.format.filter import PrefixExtractor
 from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.read import drivers
 from flagstone.read.drivers import Found, visible_row
+from flagstone.read.preview import html_facts
 from flagstone.read.read_ahead import PrefixProbe
 from flagstone.read.scan import Scan
 from flagstone.read.scan_cursor import DEFAULT_READ_AHEAD_BYTES, ScanRequest
@@ -96,7 +98,7 @@ class ReadContext:
         return (self.prefix_extractor, extracted) if extracted and prefix.startswith(extracted) else None
 
 
-class Reads:
+class Reads(RowMapping):
     """The read methods. Subclasses define `_read_point`: the view and the sequence number to read at."""
 
     _context: ReadContext
@@ -159,15 +161,45 @@ class Reads:
             )
         return view
 
+    @overload
     def get(
         self,
         key: bytes,
-        default: bytes | None = None,
+        default: None = None,
         *,
         durable_only: bool = False,
         dirty: bool = False,
         include_expired: bool = False,
-    ) -> bytes | None:
+    ) -> bytes | None: ...
+    @overload
+    def get(
+        self,
+        key: bytes,
+        default: bytes,
+        *,
+        durable_only: bool = False,
+        dirty: bool = False,
+        include_expired: bool = False,
+    ) -> bytes: ...
+    @overload
+    def get(
+        self,
+        key: bytes,
+        default: T,
+        *,
+        durable_only: bool = False,
+        dirty: bool = False,
+        include_expired: bool = False,
+    ) -> bytes | T: ...
+    def get(
+        self,
+        key: bytes,
+        default: Any = None,
+        *,
+        durable_only: bool = False,
+        dirty: bool = False,
+        include_expired: bool = False,
+    ) -> Any:
         """The value of `key`, or `default`.
 
         A read sees committed rows; with `durable_only` only rows on the store, with `dirty` also rows that are not
@@ -287,6 +319,37 @@ class Reads:
         )
         return scan_arrow(self._context.ssts, view, request, columns=columns, batch_rows=batch_rows)
 
+    def count(
+        self,
+        start: bytes | None = None,
+        stop: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        include_expired: bool = False,
+    ) -> int:
+        """The number of rows with keys in [start, stop), or that begin with `prefix`. Reads all of them."""
+        with self.scan(start, stop, prefix=prefix, include_expired=include_expired) as scan:
+            return scan.count_rest()
+
+    def approximate_len(
+        self, start: bytes | None = None, stop: bytes | None = None, *, prefix: bytes | None = None
+    ) -> int:
+        """The estimated number of rows in a range, without reading them.
+
+        It takes the row counts of the SSTs, one small request for each (for up to 256 of them; the rest is estimated by
+        size), and counts the rows of the memtables. Rows that were overwritten or have expired count until compaction
+        drops them. At the ends of a range inside an SST, whole blocks count.
+        """
+        # Imported here: most callers do not use it.
+        from flagstone.read.estimate import estimate_rows  # noqa: PLC0415
+
+        keys = self._check_range(start, stop, prefix)
+        return self._read(
+            lambda view, seq: estimate_rows(self._context.ssts, view, keys, seq),
+            durable_only=False,
+            dirty=False,
+        )[0]
+
     def schema(self, prefix: bytes = b"") -> TableSchema | None:
         """The schema of the structured rows under `prefix`, by default of the whole database; None if it stores none.
 
@@ -307,14 +370,51 @@ class Reads:
         row = self._visible(found, seq, include_expired=True)
         return None if row is None else row.value
 
-    def __getitem__(self, key: bytes) -> bytes:
-        value = self.get(key)
+    @overload
+    def __getitem__(self, key: bytes) -> bytes: ...
+    @overload
+    def __getitem__(self, key: slice[bytes | None, bytes | None, None]) -> RowRange: ...
+    def __getitem__(self, key: Any) -> Any:
+        try:
+            value = self.get(key)
+        except InvalidRequest:
+            # Only now: testing for a slice first would cost each lookup of a key in memory a tenth of its time.
+            if isinstance(key, slice):
+                return RowRange(self, range_of(key))
+            raise
         if value is None:
             raise KeyError(key)
         return value
 
-    def __contains__(self, key: bytes) -> bool:
-        return self.get(key) is not None
+    def __contains__(self, key: object) -> bool:
+        return self.get(key) is not None  # type: ignore[call-overload]
+
+    def __bool__(self) -> bool:
+        """True, as for other connections: testing a handle does no request. `bool(db.keys())` tells if it has rows."""
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        """A handle equals itself only; `dict(one.items()) == dict(other.items())` compares rows."""
+        return self is other
+
+    def __hash__(self) -> int:
+        return object.__hash__(self)
+
+    def __reduce__(self) -> NoReturn:
+        raise NotSupported(
+            f"a {type(self).__name__} cannot be pickled or copied: it has threads and connections. Pass the address of "
+            "the database on, and open it there; only one process may write"
+        )
+
+    def _facts(self) -> dict[str, Any]:
+        """What a notebook shows of the handle."""
+        return {}
+
+    def _repr_html_(self) -> str:
+        return html_facts(repr(self), self._facts())
+
+    def _rows(self, *, reverse: bool = False, limit: int | None = None) -> Scan:
+        return self.scan(reverse=reverse, limit=limit)
 
     def _visible(self, found: Found, seq: int, *, include_expired: bool) -> Row | None:
         return visible_row(
@@ -341,12 +441,8 @@ class Reads:
 
 def check_range(start: bytes | None, stop: bytes | None, prefix: bytes | None) -> KeyRange:
     """The key range of these arguments. Raises `InvalidRequest` if a bound is not bytes, or `start` is above `stop`."""
-    for name, bound in (("start", start), ("stop", stop), ("prefix", prefix)):
-        if bound is not None and not isinstance(bound, bytes):
-            raise InvalidRequest(f"{name} is bytes, not {type(bound).__name__}")
-    if start is not None and stop is not None and start > stop:
-        raise InvalidRequest(
-            f"the range from {start!r} to {stop!r} is inverted; start must not be above stop"
-        )
-    keys = KeyRange(start or None, stop)
+    if prefix is not None and not isinstance(prefix, bytes):
+        advice = "; encode it first" if isinstance(prefix, str) else ""
+        raise InvalidRequest(f"prefix is bytes, not {type(prefix).__name__}{advice}")
+    keys = check_bounds(start, stop)
     return keys if prefix is None else keys.intersect(KeyRange.of_prefix(prefix))

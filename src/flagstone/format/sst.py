@@ -149,14 +149,8 @@ class SstImage:
         info = self.info
         if not info.stats_len:
             return None
-        raw = self._part(info.stats_offset, info.stats_offset + info.stats_len)
-        try:
-            return decode_stats(raw)
-        except CorruptData as error:
-            raise CorruptData(f"stats: {error.problem}", object=self.path, offset=info.stats_offset) from None
-
-    def _part(self, start: int, stop: int) -> bytes:
-        return open_part(self.data[start:stop], self.info, self.path, start)
+        stored = self.data[info.stats_offset : info.stats_offset + info.stats_len]
+        return open_stats(stored, info, self.path)
 
 
 def open_part(stored: bytes, info: SsTableInfo, path: str, offset: int) -> bytes:
@@ -192,6 +186,15 @@ def open_filters(stored: bytes, info: SsTableInfo, path: str) -> Filters | None:
         return decode_filters(raw, info.filter_format)
     except CorruptData as error:
         raise CorruptData(f"filter: {error.problem}", object=path, offset=info.filter_offset) from None
+
+
+def open_stats(stored: bytes, info: SsTableInfo, path: str) -> SstStats:
+    """The statistics of an object from their stored form. Raises `CorruptData` with object and offset."""
+    raw = open_part(stored, info, path, info.stats_offset)
+    try:
+        return decode_stats(raw)
+    except CorruptData as error:
+        raise CorruptData(f"stats: {error.problem}", object=path, offset=info.stats_offset) from None
 
 
 def damaged_block(

@@ -85,9 +85,11 @@ _chosen = {name: _choose(name) for name in NAMES}
 globals().update(_chosen)
 
 COMPILED = all(module.__name__.startswith(f"{__name__}._compiled.") for module in _chosen.values())
+FORM: Final = "compiled" if COMPILED else "interpreted"
 
 __all__ = [
     "COMPILED",
+    "FORM",
     "NAMES",
     "block_reader",
     "block_writer",

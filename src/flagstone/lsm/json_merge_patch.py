@@ -46,9 +46,11 @@ class JsonMergePatch:
     """
 
     def merge(self, key: bytes, existing: bytes | None, operand: bytes) -> bytes:
+        """One operand, folded onto the value; see `MergeOperator`."""
         return self.merge_many(key, existing, [operand])
 
     def merge_many(self, key: bytes, existing: bytes | None, operands: Sequence[bytes]) -> bytes:
+        """Several operands, oldest first, folded at once."""
         try:
             if existing is not None and not existing.startswith(_COMBINED):
                 document = _parse(existing)
@@ -64,6 +66,7 @@ class JsonMergePatch:
             raise InvalidRequest(f"cannot merge JSON at {key!r}: {error}") from None
 
     def finish(self, key: bytes, combined: bytes) -> bytes:  # noqa: ARG002
+        """The document of a combination that has no value below it."""
         if not combined.startswith(_COMBINED):
             return combined
         return _print(_apply(_ABSENT, _read_patch(combined)))

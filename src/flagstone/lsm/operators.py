@@ -21,9 +21,11 @@ class Counter:
     """
 
     def merge(self, key: bytes, existing: bytes | None, operand: bytes) -> bytes:
+        """One operand, folded onto the value; see `MergeOperator`."""
         return self.merge_many(key, existing, [operand])
 
     def merge_many(self, key: bytes, existing: bytes | None, operands: Sequence[bytes]) -> bytes:
+        """Several operands, oldest first, folded at once."""
         total = 0 if existing is None else self._decode(key, existing)
         return self.encode(total + sum(self._decode(key, operand) for operand in operands))
 
@@ -35,6 +37,7 @@ class Counter:
 
     @staticmethod
     def decode(value: bytes) -> int:
+        """The number of a stored value."""
         return int.from_bytes(value, "little", signed=True)
 
     def _decode(self, key: bytes, value: bytes) -> int:
@@ -52,9 +55,11 @@ class Concatenate:
     separator: bytes = b""
 
     def merge(self, key: bytes, existing: bytes | None, operand: bytes) -> bytes:
+        """One operand, folded onto the value; see `MergeOperator`."""
         return self.merge_many(key, existing, [operand])
 
     def merge_many(self, key: bytes, existing: bytes | None, operands: Sequence[bytes]) -> bytes:  # noqa: ARG002
+        """Several operands, oldest first, folded at once."""
         return self.separator.join(operands if existing is None else [existing, *operands])
 
 
@@ -66,9 +71,11 @@ class SetUnion:
     """
 
     def merge(self, key: bytes, existing: bytes | None, operand: bytes) -> bytes:
+        """One operand, folded onto the value; see `MergeOperator`."""
         return self.merge_many(key, existing, [operand])
 
     def merge_many(self, key: bytes, existing: bytes | None, operands: Sequence[bytes]) -> bytes:
+        """Several operands, oldest first, folded at once."""
         members: set[bytes] = set()
         try:
             for part in operands if existing is None else (existing, *operands):
@@ -79,6 +86,7 @@ class SetUnion:
 
     @staticmethod
     def encode(members: Iterable[bytes]) -> bytes:
+        """The bytes of a set, as a value or an operand."""
         return b"".join(struct.pack(">I", len(member)) + member for member in sorted(set(members)))
 
     @staticmethod
@@ -99,9 +107,11 @@ class Maximum:
     """Keeps the greatest value, compared byte by byte. Encode numbers big endian and with one width."""
 
     def merge(self, key: bytes, existing: bytes | None, operand: bytes) -> bytes:  # noqa: ARG002
+        """One operand, folded onto the value; see `MergeOperator`."""
         return operand if existing is None else max(existing, operand)
 
     def merge_many(self, key: bytes, existing: bytes | None, operands: Sequence[bytes]) -> bytes:
+        """Several operands, oldest first, folded at once."""
         return self.merge(key, existing, max(operands))
 
 
@@ -110,7 +120,9 @@ class Minimum:
     """Keeps the smallest value, compared byte by byte. Encode numbers big endian and with one width."""
 
     def merge(self, key: bytes, existing: bytes | None, operand: bytes) -> bytes:  # noqa: ARG002
+        """One operand, folded onto the value; see `MergeOperator`."""
         return operand if existing is None else min(existing, operand)
 
     def merge_many(self, key: bytes, existing: bytes | None, operands: Sequence[bytes]) -> bytes:
+        """Several operands, oldest first, folded at once."""
         return self.merge(key, existing, min(operands))

@@ -11,10 +11,11 @@ from typing import Self
 from flagstone.errors import Closed, InvalidRequest
 from flagstone.kernels import scan as scan_kernel
 from flagstone.read.drivers import next_chunk, next_chunk_async
+from flagstone.read.preview import PREVIEW_ROWS, html_rows, shown
 from flagstone.read.scan_cursor import Chunk, ScanCursor, ScanRequest, rows_from
 from flagstone.read.view import ReadView
 from flagstone.sst.store import SstStore
-from flagstone.types import KeyRange, Row
+from flagstone.types import MAX_SEQ, KeyRange, Row
 
 Pair = tuple[bytes, bytes]
 
@@ -48,6 +49,16 @@ class _OpenScan:
         if not kept:
             self._cursor.seek(key)
         self._buffered.replace(kept)
+
+    def __repr__(self) -> str:
+        wanted = self._request
+        keys = wanted.keys
+        bounds = ":".join("" if bound is None else shown(bound) for bound in (keys.start, keys.stop))
+        state = "closed" if self._view is None else "not begun" if self._cursor is None else "begun"
+        parts = [f"[{bounds}]", f"seq={wanted.max_seq}" if wanted.max_seq < MAX_SEQ else "dirty"]
+        parts += ["reverse"] if wanted.reverse else []
+        parts += [] if wanted.limit is None else [f"limit={wanted.limit}"]
+        return f"{type(self).__name__}({', '.join([*parts, state])})"
 
     def _close(self) -> None:
         self._buffered.end()
@@ -83,6 +94,25 @@ class Scan(_OpenScan):
         """The same rows with sequence number and times."""
         self._start(whole_rows=True, refill=self._refill)
         return map(Row._make, self._buffered)
+
+    def count_rest(self) -> int:
+        """The number of rows that were not shown yet. Reads them, so the scan is then at its end."""
+        self._start(whole_rows=False, refill=self._refill)
+        assert self._cursor is not None, "starting creates the cursor"
+        counted = len(self._buffered.rest())
+        self._buffered.replace([])
+        while (chunk := next_chunk(self._ssts, self._cursor)) is not None:
+            counted += len(chunk)
+        return counted
+
+    def _repr_html_(self) -> str:
+        """The first rows. The scan itself does not move; one that has begun shows no rows."""
+        if self._view is None or self._cursor is not None:
+            return html_rows(repr(self), (), more=self._view is not None)
+        limit, most = self._request.limit, PREVIEW_ROWS + 1
+        request = replace(self._request, limit=most if limit is None else min(limit, most))
+        rows = list(Scan(self._ssts, self._view, request))
+        return html_rows(repr(self), rows[:PREVIEW_ROWS], more=len(rows) > PREVIEW_ROWS)
 
     def close(self) -> None:
         """End the scan and release its view. Closing twice is fine."""
@@ -122,6 +152,16 @@ class AsyncScan(_OpenScan):
             except StopAsyncIteration:
                 return
             yield Row._make(row)
+
+    async def count_rest(self) -> int:
+        """The number of rows that were not shown yet. Reads them, so the scan is then at its end."""
+        self._start(whole_rows=False, refill=_nothing_from)
+        assert self._cursor is not None, "starting creates the cursor"
+        counted = len(self._buffered.rest())
+        self._buffered.replace([])
+        while (chunk := await next_chunk_async(self._ssts, self._cursor)) is not None:
+            counted += len(chunk)
+        return counted
 
     async def close(self) -> None:
         """End the scan and release its view. Closing twice is fine."""

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from flagstone.errors import Unavailable
-from flagstone.format.sst import BlockIndex
-from flagstone.format.sst_info import SsTableInfo
+from flagstone.format.sst import BlockIndex, open_stats
+from flagstone.format.sst_info import SsTableInfo, SstStats
 from flagstone.kernels import probe as probe_kernel
 from flagstone.runtime import metric_names
 from flagstone.runtime.budget import MemoryBudget
@@ -295,6 +295,22 @@ class SstStore:
             # The other read has raised its error. This read makes a request of its own.
             fetched.update(self._load(sst, need.index, failed, admit=admit))
         return fetched
+
+    def fetch_stats(self, sst: Sst) -> SstStats | None:
+        """The statistics of an SST, in one request; None if it has none. They are not cached.
+
+        Raises as `fetch` does.
+        """
+        info = sst.info
+        if not info.stats_len:
+            return None
+        start, stop = info.stats_offset, info.stats_offset + info.stats_len
+        try:
+            return read_checked(
+                self._store, sst.path, start, stop, lambda stored: open_stats(stored, info, sst.path)
+            )
+        except ObjectMissing:
+            raise SstGone(sst.id, sst.path) from None
 
     def _load(self, sst: Sst, index: BlockIndex | None, numbers: list[int], *, admit: bool) -> Pinned:
         try:

@@ -79,6 +79,8 @@ _RANGE_ERRORS: Final = ("status code: 416", "CONTENT_RANGE", "InvalidRange", "Re
 _REFUSED: Final = "; the credentials are wrong, have expired, or do not allow this"
 _WRITING: Final = frozenset(["put", "upload", "put_if_absent", "list"])
 _LIST_PAGE: Final = 1000
+_SERVER: Final = re.compile(r"uri: Some\(\s*https?://(?:[^/@\s]*@)?([^/?,\s]+)")
+_SYSTEM_MESSAGE: Final = re.compile(r'Os \{[^}]*message: "([^"]+)"')
 _NO_RETRIES: Final = {"max_retries": 0, "retry_timeout": timedelta(seconds=30)}
 _PART_RETRIES: Final = {"max_retries": 8, "retry_timeout": timedelta(seconds=60)}
 _S3_ENDPOINTS: Final = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT")
@@ -403,6 +405,25 @@ def first_line(error: BaseException, secrets: Iterable[str] = ()) -> str:
     return line[:500]
 
 
+def network_cause(text: str) -> str | None:
+    """Why no connection to the server was made, in a few words; None if that was not the problem.
+
+    The client names the cause only in the nested description below its message.
+    """
+    if "HttpError" not in text:
+        return None
+    server = _SERVER.search(text)
+    where = f" ({server[1]})" if server else ""
+    if '"dns error"' in text:
+        return f"no such host{where}"
+    if "kind: Timeout" in text or "TimedOut" in text:
+        return f"no answer in time{where}"
+    system = _SYSTEM_MESSAGE.search(text)
+    if system is not None:
+        return f"{system[1].lower()}{where}"
+    return f"no connection{where}" if "kind: Connect" in text else None
+
+
 def is_past_the_end(error: BaseException) -> bool:
     """Whether the requested range may lie past the object's end; the caller checks the object's size."""
     return isinstance(error, GenericError) and any(mark in str(error) for mark in _RANGE_ERRORS)
@@ -411,7 +432,9 @@ def is_past_the_end(error: BaseException) -> bool:
 def outcome(error: BaseException, verb: str, path: str, *, secrets: Iterable[str] = ()) -> FlagstoneError:
     """The error of `flagstone.store.port` for a failed `verb` at `path`."""
     text = str(error)
-    problem = f"{verb} of {path or 'the store'} failed: {first_line(error, secrets)}"
+    cause = network_cause(text)
+    failed = f"{verb} of {path or 'the store'} failed"
+    problem = f"{failed}: {first_line(error, secrets)}" if cause is None else f"{cause}: {failed}"
     if any(mark in text for mark in _NO_BUCKET):
         return InvalidRequest(f"{problem}; the bucket or container does not exist")
     if isinstance(error, FileNotFoundError):

@@ -37,6 +37,7 @@ StoreLike = ObjectStore | str | os.PathLike[str]
 """A store, or its URL or folder."""
 
 _LOCAL_OPTIONS: Final = frozenset(["fsync"])
+_SCHEMES: Final = ("file", "memory")
 
 
 def resolve(
@@ -196,12 +197,31 @@ def _check_known(options: Mapping[str, OptionValue], known: frozenset[str], what
 def _scheme(address: str) -> str | None:
     scheme, separator, _ = address.partition("://")
     if not separator:
+        _refuse_near_urls(address)
         return None
-    if scheme not in ("file", "memory") and scheme not in SERVICE_OF_SCHEME:
+    if scheme not in _SCHEMES and scheme not in SERVICE_OF_SCHEME:
+        if scheme.lower() in _SCHEMES or scheme.lower() in SERVICE_OF_SCHEME:
+            raise InvalidRequest(f"write the scheme of a URL in lower case: {scheme.lower()}://")
         raise InvalidRequest(
             f"there is no store for {scheme}://; use a path, file://, memory://, s3://, gs:// or az://"
         )
     return scheme
+
+
+def _refuse_near_urls(address: str) -> None:
+    """Raise `InvalidRequest` for a path that was surely meant as a URL: a folder of that name would be a surprise."""
+    if address == ":memory:":
+        raise InvalidRequest(
+            "':memory:' is no address here; use memory://NAME/path, where NAME is the store of this process"
+        )
+    scheme, colon, rest = address.partition(":")
+    if colon and (scheme.lower() in _SCHEMES or scheme.lower() in SERVICE_OF_SCHEME):
+        slashes = "///" if scheme.lower() == "file" and rest.startswith("/") else "//"
+        place = "…" if "@" in rest else rest.lstrip("/")  # it may contain a password
+        raise InvalidRequest(
+            f"a URL has '://' after {scheme!r}; write {scheme.lower()}:{slashes}{place}, or put ./ in front for a "
+            "folder of that name"
+        )
 
 
 def _split_memory_url(url: str) -> tuple[str, str]:

@@ -28,6 +28,7 @@ against that), or, on S3, the same bytes restored under the same path.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NoReturn, TypeVar
@@ -53,11 +54,17 @@ from flagstone.store.port import (
     read_range_into,
 )
 
+_log = logging.getLogger("flagstone.store")
 _T = TypeVar("_T")
 
 _MAX_UNDECIDED: Final = 5
 """How often a refusal without a winner is repeated. A store that remembers deleted paths, as the two-phase store
 does, refuses every time: that is its answer."""
+
+_SILENT_S: Final = 0.5
+"""A request that fails for so long is reported: a service that is busy answers after one or two pauses."""
+
+_WARN_EVERY_S: Final = 10.0
 
 _FULL_PATIENCE_S: Final = 1.0
 """How long to wait for room: another process may be deleting objects."""
@@ -104,6 +111,8 @@ class RetryingStore:
         self.policy: RetryPolicy = policy or RetryPolicy()
         self.clock = clock
         self.ids = ids
+        self.warned: float | None = None
+        """When the last warning was logged. Without a lock: two threads may both log one."""
         self.retries: Counter = (metrics or Metrics()).counter("flagstone.object_store.retry_count")
 
     @property
@@ -304,6 +313,7 @@ class _Effort:
                 self.give_up(str(error), cause=error)
             raise error
         self._store.retries.add()
+        self._warn(error, clock.monotonic() - self._started)
         clock.sleep(pause_s)
 
     def give_up(self, reason: str, *, cause: Exception | None = None) -> NoReturn:
@@ -311,9 +321,30 @@ class _Effort:
         doubt = "; whether it was written is unknown" if self.in_doubt else ""
         outcome = StoreFull if isinstance(cause, StoreFull) and not self.in_doubt else Unavailable
         raise outcome(
-            f"{self.verb} of {self.path} in {self._store.url} failed after {max(self._attempts, 1)} attempts "
-            f"in {elapsed_s:.1f} s{doubt}: {reason}"
+            f"{self._cause(reason)}: {self.verb} of {self.path} in {self._store.url} failed after "
+            f"{max(self._attempts, 1)} attempts in {elapsed_s:.1f} s{doubt}"
         ) from cause
+
+    def _cause(self, reason: str) -> str:
+        """The reason of a store without the request, which is named after it."""
+        failed = f"{self.verb} of {self.path} failed"
+        return reason.removeprefix(f"{failed}: ").removesuffix(f": {failed}")
+
+    def _warn(self, error: Exception, elapsed_s: float) -> None:
+        """Report a request that has been tried for half a second; of all requests of the store one in ten seconds."""
+        store = self._store
+        now = store.clock.monotonic()
+        if elapsed_s < _SILENT_S or (store.warned is not None and now - store.warned < _WARN_EVERY_S):
+            return
+        store.warned = now
+        _log.warning(
+            "a request to the store fails, trying again error=%s request=%s path=%s store=%s attempts=%d",
+            self._cause(str(error)),
+            self.verb,
+            self.path,
+            store.url,
+            self._attempts,
+        )
 
 
 def with_retries(store: ObjectStore, *, clock: Clock = SYSTEM_CLOCK, ids: Ids = SYSTEM_IDS) -> ObjectStore:

@@ -121,6 +121,12 @@ class WriteBatch:
         else:
             self._operations[key] = [before, operation]
 
+    def __setitem__(self, key: bytes, value: bytes) -> None:
+        self.put(key, value)
+
+    def __delitem__(self, key: bytes) -> None:
+        self.delete(key)
+
     def clear(self) -> None:
         """Remove all operations."""
         self._operations.clear()
@@ -288,8 +294,34 @@ def _folded(chain: list[Operation], default_ttl_ms: int | None, operator: MergeO
 def _as_bytes(given: object, what: str) -> bytes:
     if isinstance(given, bytes | bytearray | memoryview):
         return bytes(given)
-    advice = "; encode it first" if isinstance(given, str) else ""
+    advice = _ADVICE.get((what, type(given).__name__), "")
     raise InvalidRequest(f"a {what} is bytes, not {type(given).__name__}{advice}")
+
+
+_OF_PARTS: Final = "; flagstone.keys.encode(…) makes a key of texts, numbers and tuples that sorts as they do"
+_OF_PLAIN: Final = (
+    "; encode it first, for instance with json.dumps(…).encode(), or use a typed db.collection(…)"
+)
+_ADVICE: Final = {
+    (
+        "key",
+        "str",
+    ): "; encode it first: b'…' or text.encode(); flagstone.keys.encode(…) is for structured keys",
+    ("key", "int"): _OF_PARTS,
+    ("key", "tuple"): _OF_PARTS,
+    ("key", "list"): _OF_PARTS,
+    (
+        "key",
+        "slice",
+    ): "; a slice is read as db[start:stop] or scan(start, stop), and each write names one key",
+    ("value", "str"): "; encode it first: b'…' or text.encode()",
+    ("value", "NoneType"): "; delete the key, or store b''",
+    ("value", "int"): _OF_PLAIN,
+    ("value", "float"): _OF_PLAIN,
+    ("value", "dict"): _OF_PLAIN,
+    ("value", "list"): _OF_PLAIN,
+}
+"""What to do instead, by what was expected and the type that was given."""
 
 
 def _instant_ms(moment: Instant) -> int:

@@ -141,7 +141,7 @@ def test_a_pickled_store_has_no_secrets_without_pickle_secrets(store: RemoteStor
     assert "secret_access_key" not in repr(arrived)
     for other in (arrived, again):
         # The credentials of the environment sign the request, which then fails because no server listens.
-        with pytest.raises(Unavailable, match=r"http://127.0.0.1:1/bucket/folder/x") as error:
+        with pytest.raises(Unavailable, match=r"^connection refused \(127\.0\.0\.1:1\)") as error:
             other.get("x")
         assert "secret_access_key" in error.value.__notes__[0]
     with_secrets = RemoteStore("s3://bucket/folder", options=OPTIONS, pickle_secrets=True)

@@ -9,16 +9,27 @@ WAL.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, Self, TypeVar, overload
 from uuid import UUID
 
-from flagstone.db.aio.read_methods import AsyncClosing, AsyncHandle, AsyncReads, AtOnce
+from flagstone.db.aio.read_methods import (
+    AsyncClosing,
+    AsyncCollections,
+    AsyncHandle,
+    AsyncReads,
+    AtOnce,
+)
+from flagstone.db.mapping import Pairs, typed_like
+from flagstone.db.status import WriterStatus
 from flagstone.db.writer.database import Db
+from flagstone.db.writer.mapping import MISSING
+from flagstone.db.writer.run import DEFAULT_RETRIES, Attempts, check_awaitable
 from flagstone.db.writer.transaction import Snapshot, Transaction
+from flagstone.errors import TransactionConflict
 from flagstone.kernels import probe as probe_kernel
 from flagstone.lsm.merge_operator import check_operand
 from flagstone.metadata.manifest import Checkpoint
@@ -39,9 +50,44 @@ from flagstone.write.conflicts import Isolation, Timeout
 from flagstone.write.durability import WriteHandle
 
 _find: Final = probe_kernel.find
+_T = TypeVar("_T")
 
 
-class AsyncDb(AsyncHandle):
+class AsyncChanges:
+    """The writing manners of a mapping, each on another thread; see the blocking twin."""
+
+    _reads: Any
+
+    @overload
+    async def pop(self, key: bytes) -> bytes: ...
+    @overload
+    async def pop(self, key: bytes, default: bytes) -> bytes: ...
+    @overload
+    async def pop(self, key: bytes, default: _T) -> bytes | _T: ...
+    async def pop(self, key: bytes, default: Any = MISSING) -> Any:
+        """Delete `key` and return its value; without the key `default`, or a `KeyError`."""
+        return await asyncio.to_thread(self._reads.pop, key, default)
+
+    async def setdefault(self, key: bytes, default: bytes) -> bytes:
+        """The value of `key`, which is set to `default` if it does not exist."""
+        value: bytes = await asyncio.to_thread(self._reads.setdefault, key, default)
+        return value
+
+    async def popitem(self, *, last: bool = True) -> tuple[bytes, bytes]:
+        """Delete the row with the largest key (or the smallest) and return it. Raises `KeyError` if there is none."""
+        item: tuple[bytes, bytes] = await asyncio.to_thread(self._reads.popitem, last=last)
+        return item
+
+    async def update(self, rows: Pairs = (), /) -> None:
+        """Put all rows of a mapping, or of an iterable of pairs."""
+        await asyncio.to_thread(self._reads.update, rows)
+
+    async def clear(self) -> None:
+        """Delete all rows that there are now; see `Db.clear` and `Transaction.clear`."""
+        await asyncio.to_thread(self._reads.clear)
+
+
+class AsyncDb(AsyncHandle, AsyncChanges):
     """A database open for writing, for any number of tasks. Close it, or use `async with`."""
 
     def __init__(self, db: Db) -> None:
@@ -134,15 +180,16 @@ class AsyncDb(AsyncHandle):
 
     # -- reading ------------------------------------------------------------------------------------------
 
+    @typed_like(AsyncReads.get)
     async def get(
         self,
         key: bytes,
-        default: bytes | None = None,
+        default: Any = None,
         *,
         durable_only: bool = False,
         dirty: bool = False,
         include_expired: bool = False,
-    ) -> bytes | None:
+    ) -> Any:
         """The value of `key`, or `default`; see `Reads.get`. A value in memory is returned without waiting."""
         engine = self._engine
         if type(key) is bytes and key and not durable_only and not dirty and engine.key_ranges is None:
@@ -177,11 +224,43 @@ class AsyncDb(AsyncHandle):
         """A transaction that begins now, for `async with`; see `Db.transaction`."""
         return AsyncTransaction(self._reads.transaction(isolation, timeout=timeout))
 
+    async def run(
+        self,
+        fn: Callable[[AsyncTransaction], Awaitable[_T]],
+        *,
+        isolation: Isolation = "snapshot",
+        retries: int = DEFAULT_RETRIES,
+        timeout: Timeout | None = None,
+        await_durable: bool = False,
+    ) -> _T:
+        """Await `fn` with a transaction, commit it, and return its result; again after a conflict. See `Db.run`."""
+        attempts = Attempts(retries, self._engine.env.ids)
+        while True:
+            transaction = self.transaction(isolation, timeout=timeout)
+            try:
+                async with transaction:
+                    begun = fn(transaction)
+                    check_awaitable(begun)
+                    result = await begun
+                    if not transaction.done:
+                        await transaction.commit(await_durable=await_durable)
+            except TransactionConflict as conflict:
+                if transaction.committed:
+                    raise
+                pause_s = attempts.pause_s(conflict)
+            else:
+                return result
+            await asyncio.sleep(pause_s)
+
     async def ensure_schema(self, given: GivenColumns, *, prefix: bytes = b"") -> Evolution:
         """Store the schema of rows with the given columns, unless the stored one fits them; see `Db.ensure_schema`."""
         return await asyncio.to_thread(self._reads.ensure_schema, given, prefix=prefix)
 
     # -- operating ----------------------------------------------------------------------------------------
+
+    async def status(self) -> WriterStatus:
+        """The state of writes, flushes, SSTs and background services, as plain values."""
+        return self._reads.status()
 
     async def flush(self, kind: Literal["memtable", "wal"] = "memtable") -> None:
         """Wait until everything written so far is in the WAL ("wal"), or also in SSTs; see `Db.flush`."""
@@ -216,7 +295,7 @@ class AsyncDb(AsyncHandle):
         return handle
 
 
-class AsyncSnapshot(AsyncReads, AsyncClosing, AtOnce):
+class AsyncSnapshot(AsyncReads, AsyncClosing, AsyncCollections, AtOnce):
     """The database as it was when the snapshot was taken; see `Snapshot`. Close it, or use `async with`."""
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -232,7 +311,7 @@ class AsyncSnapshot(AsyncReads, AsyncClosing, AtOnce):
         self._reads.close()
 
 
-class AsyncTransaction(AsyncReads, AtOnce):
+class AsyncTransaction(AsyncReads, AsyncChanges, AtOnce):
     """Reads at one moment, with its own writes on top; see `Transaction`. Not for concurrent use by several tasks.
 
     `async with` commits on a clean exit and rolls back on an error.
@@ -245,6 +324,16 @@ class AsyncTransaction(AsyncReads, AtOnce):
     def seq(self) -> int:
         """The sequence number it reads at."""
         return self._reads.seq
+
+    @property
+    def done(self) -> bool:
+        """Whether it was committed or rolled back, or has failed to commit."""
+        return self._reads.done
+
+    @property
+    def committed(self) -> bool:
+        """Whether it was committed: all its writes are visible."""
+        return self._reads.committed
 
     async def put(
         self, key: bytes, value: bytes, *, ttl: Ttl | None = None, expire_at: Instant | None = None

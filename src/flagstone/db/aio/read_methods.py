@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar, overload
 
 from flagstone.db.read_methods import Reads
 from flagstone.errors import CorruptData
 from flagstone.metadata.manifest import Manifest
 from flagstone.read import drivers
+from flagstone.read.preview import html_facts
 from flagstone.read.scan import AsyncScan
 from flagstone.read.scan_cursor import DEFAULT_READ_AHEAD_BYTES
 from flagstone.read.view import ReadView
@@ -25,6 +26,7 @@ from flagstone.types import Row
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from flagstone.db.aio.collection import AsyncCollection
     from flagstone.db.reader.reader import DbReader
     from flagstone.db.writer.database import Db
     from flagstone.schema.table_schema import TableSchema
@@ -39,15 +41,45 @@ class AsyncReads:
 
     _reads: Reads
 
+    @overload
     async def get(
         self,
         key: bytes,
-        default: bytes | None = None,
+        default: None = None,
         *,
         durable_only: bool = False,
         dirty: bool = False,
         include_expired: bool = False,
-    ) -> bytes | None:
+    ) -> bytes | None: ...
+    @overload
+    async def get(
+        self,
+        key: bytes,
+        default: bytes,
+        *,
+        durable_only: bool = False,
+        dirty: bool = False,
+        include_expired: bool = False,
+    ) -> bytes: ...
+    @overload
+    async def get(
+        self,
+        key: bytes,
+        default: T,
+        *,
+        durable_only: bool = False,
+        dirty: bool = False,
+        include_expired: bool = False,
+    ) -> bytes | T: ...
+    async def get(
+        self,
+        key: bytes,
+        default: Any = None,
+        *,
+        durable_only: bool = False,
+        dirty: bool = False,
+        include_expired: bool = False,
+    ) -> Any:
         """The value of `key`, or `default`; see `Reads.get`."""
         row = await self.get_row(key, durable_only=durable_only, dirty=dirty, include_expired=include_expired)
         return default if row is None else row.value
@@ -141,6 +173,49 @@ class AsyncReads:
             )
         )
 
+    async def keys(self) -> AsyncIterator[bytes]:
+        """The keys in ascending order, for `async for`."""
+        async for key, _ in self.scan():
+            yield key
+
+    async def values(self) -> AsyncIterator[bytes]:
+        """The values in the order of their keys, for `async for`."""
+        async for _, value in self.scan():
+            yield value
+
+    def items(self) -> AsyncScan:
+        """Pairs of key and value in ascending order, for `async for`."""
+        return self.scan()
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self.keys()
+
+    async def count(
+        self,
+        start: bytes | None = None,
+        stop: bytes | None = None,
+        *,
+        prefix: bytes | None = None,
+        include_expired: bool = False,
+    ) -> int:
+        """The number of rows with keys in [start, stop), or that begin with `prefix`. Reads all of them."""
+        return await self.scan(start, stop, prefix=prefix, include_expired=include_expired).count_rest()
+
+    async def approximate_len(
+        self, start: bytes | None = None, stop: bytes | None = None, *, prefix: bytes | None = None
+    ) -> int:
+        """The estimated number of rows in a range, without reading them; see `Reads.approximate_len`."""
+        return await asyncio.to_thread(self._reads.approximate_len, start, stop, prefix=prefix)
+
+    def __reduce__(self) -> NoReturn:
+        self._reads.__reduce__()
+
+    def _repr_html_(self) -> str:
+        return html_facts(repr(self), self._reads._facts())
+
+    def __repr__(self) -> str:
+        return f"Async{self._reads!r}"
+
     async def schema(self, prefix: bytes = b"") -> TableSchema | None:
         """The schema of the structured rows under `prefix`; see `Reads.schema`."""
         return await asyncio.to_thread(self._reads.schema, prefix)
@@ -161,6 +236,20 @@ class AsyncReads:
         raise CorruptData("missing, but the newest manifest refers to it", object=lost.path)
 
 
+class AsyncCollections:
+    """A handle that declares collections, as `HasCollections`."""
+
+    _reads: Any
+
+    async def collection(self, name: str, *, key: Any, value: Any = "json") -> AsyncCollection[Any, Any]:
+        """Typed rows under the prefix `flagstone.keys.encode(name)`; see `Db.collection`."""
+        # Imported here: most callers do not use it.
+        from flagstone.db.aio.collection import AsyncCollection  # noqa: PLC0415
+
+        opened = await asyncio.to_thread(self._reads.collection, name, key=key, value=value)
+        return AsyncCollection(self, opened)
+
+
 class AsyncClosing:
     """`async with` that closes at its end."""
 
@@ -177,14 +266,10 @@ class AsyncClosing:
         await self.close()
 
 
-class AsyncHandle(AsyncReads, AsyncClosing):
+class AsyncHandle(AsyncReads, AsyncClosing, AsyncCollections):
     """What `AsyncDb` and `AsyncDbReader` share beside the read methods."""
 
     _reads: Db | DbReader
-
-    async def status(self) -> dict[str, Any]:
-        """The state of the database as this handle sees it, as plain values."""
-        return self._reads.status()
 
     async def metrics(self) -> dict[str, Any]:
         """All metrics under SlateDB's names."""
@@ -202,9 +287,6 @@ class AsyncHandle(AsyncReads, AsyncClosing):
     async def close(self) -> None:
         """Close it; see `Db.close` and `DbReader.close`. Closing twice is fine."""
         await asyncio.to_thread(self._reads.close)
-
-    def __repr__(self) -> str:
-        return f"Async{self._reads!r}"
 
 
 class AtOnce:

@@ -12,6 +12,7 @@ from flagstone.changes.reader import DEFAULT_MAX_POLL_S, DEFAULT_POLL_S, Pace, W
 from flagstone.db.aio.read_methods import AsyncClosing, AsyncHandle
 from flagstone.db.reader.feed import ChangeFeed
 from flagstone.db.reader.reader import DbReader
+from flagstone.db.status import ReaderStatus
 
 if TYPE_CHECKING:
     from flagstone.runtime.sync import Event
@@ -24,6 +25,10 @@ class AsyncDbReader(AsyncHandle):
 
     def __init__(self, reader: DbReader) -> None:
         self._reads: DbReader = reader
+
+    async def status(self) -> ReaderStatus:
+        """What the reader shows and how it follows the database, as plain values."""
+        return self._reads.status()
 
     async def refresh(self) -> None:
         """Show what is on the store now, without waiting for the next poll. See `DbReader.refresh`."""

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from flagstone.changes.reader import WalReader
 from flagstone.clones import checkpoint as checkpoints
 from flagstone.config import ReaderSettings
+from flagstone.db.opening import suggests_options
 from flagstone.db.reader.follower import ReaderParts
 from flagstone.db.reader.reader import DbReader, prepare_reader
 from flagstone.db.reader.reader_checkpoint import FormerCheckpoint
@@ -111,6 +112,7 @@ class ChangeFeed(WalReader):
         self._snapshot = DbReader(follower, parts)
 
 
+@suggests_options("flagstone.open_feed")
 def open_feed(
     path: str | os.PathLike[str],
     consumer: str,
@@ -122,7 +124,7 @@ def open_feed(
     merge_operator: MergeOperator | None = None,
     segment_extractor: SegmentExtractor | None = None,
     include_system: bool = False,
-    settings: ReaderSettings | None = None,
+    settings: ReaderSettings | Mapping[str, Any] | None = None,
     clock: Clock = SYSTEM_CLOCK,
     ids: Ids = SYSTEM_IDS,
 ) -> ChangeFeed:
@@ -145,7 +147,7 @@ def open_feed(
         wal_store=wal_store,
         merge_operator=merge_operator,
         segment_extractor=segment_extractor,
-        settings=settings or ReaderSettings(),
+        settings=ReaderSettings.of(settings),
         clock=clock,
         ids=ids,
     )

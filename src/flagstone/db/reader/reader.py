@@ -12,7 +12,9 @@ from uuid import UUID
 from flagstone.clones.checkpoint import parse_checkpoint_id
 from flagstone.clones.origin import load_origin, refuse_destroyed
 from flagstone.config import ReaderSettings
+from flagstone.db.collections import HasCollections
 from flagstone.db.exit import UnclosedReader, watch
+from flagstone.db.opening import suggests_options, warn_if_interpreted
 from flagstone.db.read_methods import ReadContext, Reads
 from flagstone.db.reader.as_of import AsOf, FormerState, check_as_of
 from flagstone.db.reader.follower import Follower, ReaderParts, WalTail
@@ -23,6 +25,7 @@ from flagstone.db.reader.reader_checkpoint import (
     ReaderCheckpoint,
 )
 from flagstone.db.reporting import RequestReport
+from flagstone.db.status import ReaderStatus
 from flagstone.errors import InvalidRequest
 from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.lsm.segments import SegmentExtractor
@@ -48,12 +51,12 @@ from flagstone.write.key_check import KeyRanges
 ReaderMode = Literal["managed", "latest"]
 
 
-class DbReader(Reads):
+class DbReader(Reads, HasCollections):
     """A database open for reading only. Safe to use from many threads; close it, or use it as a context manager.
 
     Shows what was on the store at the last poll: all of it is durable, so `durable_only` and `dirty` make no
-    difference. `reader[key]` and `key in reader` work as on a dictionary. While the store is out of reach, reads from
-    memory still work, and polling resumes by itself.
+    difference. While the store is out of reach, reads from memory still work, and polling resumes by itself. It is a
+    `collections.abc.Mapping` from keys to values: `reader[key]`, `reader[b"a":b"b"]`, `for key in reader`.
     """
 
     def __init__(self, follower: Follower, parts: ReaderParts) -> None:
@@ -78,9 +81,9 @@ class DbReader(Reads):
         """
         self._follower.refresh()
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> ReaderStatus:
         """What the reader shows and how it follows the database, as plain values."""
-        return self._follower.status()
+        return ReaderStatus(self._follower.status())
 
     def metrics(self) -> dict[str, Any]:
         """All metrics under SlateDB's names."""
@@ -122,11 +125,15 @@ class DbReader(Reads):
         status = self._follower.status()
         return f"DbReader({status['path']!r}, store={status['store']!r}, {status['mode']}, {status['state']})"
 
+    def _facts(self) -> dict[str, Any]:
+        return self.status()
+
     def _read_point(self, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:  # noqa: ARG002 - all is durable
         state = self._follower.state
         return state.view, state.seq
 
 
+@suggests_options("flagstone.open_reader")
 def open_reader(
     path: str | os.PathLike[str],
     *,
@@ -138,7 +145,7 @@ def open_reader(
     mode: ReaderMode = "managed",
     merge_operator: MergeOperator | None = None,
     segment_extractor: SegmentExtractor | None = None,
-    settings: ReaderSettings | None = None,
+    settings: ReaderSettings | Mapping[str, Any] | None = None,
     clock: Clock = SYSTEM_CLOCK,
     ids: Ids = SYSTEM_IDS,
 ) -> DbReader:
@@ -166,7 +173,8 @@ def open_reader(
     """
     if mode not in ("managed", "latest"):
         raise InvalidRequest(f"mode is 'managed' or 'latest', not {mode!r}")
-    settings = settings or ReaderSettings()
+    warn_if_interpreted()
+    settings = ReaderSettings.of(settings)
     parts = prepare_reader(
         path,
         store=store,

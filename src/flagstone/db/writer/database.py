@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
 from uuid import UUID
 
 from flagstone.clones import checkpoint as checkpoints
+from flagstone.db.collections import HasCollections
 from flagstone.db.exit import UnclosedWriter, watch
+from flagstone.db.mapping import typed_like
 from flagstone.db.read_methods import ReadContext, Reads
 from flagstone.db.reader.as_of import check_kept
 from flagstone.db.reporting import EngineReport
+from flagstone.db.status import WriterStatus
 from flagstone.db.writer.engine import Engine
+from flagstone.db.writer.mapping import StoredMapping
+from flagstone.db.writer.run import DEFAULT_RETRIES, Attempts, refuse_coroutine
 from flagstone.db.writer.transaction import Snapshot, Transaction
 from flagstone.errors import InvalidRequest, TransactionConflict
 from flagstone.kernels import probe as probe_kernel
@@ -37,21 +42,29 @@ from flagstone.write.conflicts import Isolation, Timeout, deadline_ms
 from flagstone.write.durability import WriteHandle
 from flagstone.write.state import State
 
+if TYPE_CHECKING:
+    from flagstone.db.collections.index import IndexSet
+
 _find: Final = probe_kernel.find
 
 _SCHEMA_ATTEMPTS: Final = 10
 """How often a schema is planned again because another write changed it meanwhile."""
+_T = TypeVar("_T")
 
 
-class Db(Reads):
+class Db(Reads, StoredMapping, HasCollections):
     """A database open for writing. Safe to use from many threads; close it, or use it as a context manager.
 
-    `db[key]`, `db[key] = value`, `del db[key]` and `key in db` work as on a dictionary.
+    It is a `collections.abc.MutableMapping` from bytes to bytes, ordered by key: `db[key]`, `db[key] = value`,
+    `key in db`, `for key in db`, `db.items()`, `db[b"a":b"b"]`, `pop`, `setdefault`, `update` and so on work as on a
+    dictionary. Three things differ: `len(db)` is refused, `bool(db)` is always true, and `del db[key]` does not check
+    that the key exists.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._state = engine.state
+        self._index_sets: dict[str, IndexSet] = {}
         self._report = EngineReport(engine)
         self._context = ReadContext(
             engine.manifest.views.ssts,
@@ -170,23 +183,18 @@ class Db(Reads):
             handle.wait()
         return written
 
-    def __setitem__(self, key: bytes, value: bytes) -> None:
-        self.put(key, value)
-
-    def __delitem__(self, key: bytes) -> None:
-        self.delete(key)
-
     # -- reading ------------------------------------------------------------------------------------------
 
+    @typed_like(Reads.get)
     def get(
         self,
         key: bytes,
-        default: bytes | None = None,
+        default: Any = None,
         *,
         durable_only: bool = False,
         dirty: bool = False,
         include_expired: bool = False,
-    ) -> bytes | None:
+    ) -> Any:
         """The value of `key`, or `default`; see `Reads.get`. A value in memory is returned without waiting."""
         if type(key) is bytes and key and not durable_only and not dirty:
             # The fast path: a committed plain value in memory. Everything else takes the slow path.
@@ -205,7 +213,7 @@ class Db(Reads):
                     if type(found) is bytes:
                         return found
                     if type(found) is tuple and found[2] == VALUE and found[5] is None:
-                        return found[3]  # type: ignore[no-any-return]
+                        return found[3]
                 self._context.gets -= 1  # the memtable counted this get, and the slow path counts it again
         return super().get(
             key, default, durable_only=durable_only, dirty=dirty, include_expired=include_expired
@@ -252,6 +260,57 @@ class Db(Reads):
         state, view = self._state.begin_transaction(isolation, deadline)
         return Transaction(engine, self._context, view, state)
 
+    def run(
+        self,
+        fn: Callable[[Transaction], _T],
+        *,
+        isolation: Isolation = "snapshot",
+        retries: int = DEFAULT_RETRIES,
+        timeout: Timeout | None = None,
+        await_durable: bool = False,
+    ) -> _T:
+        """Call `fn` with a transaction, commit it, and return what `fn` returned; again after a conflict.
+
+        After a `TransactionConflict` the transaction is rolled back, and `fn` runs again with another one, up to
+        `retries` times, after a short random pause. So `fn` should do nothing that cannot be repeated. Any other error
+        rolls back and is raised. So is the `TransactionConflict` of a transaction that ran longer than `timeout`:
+        another attempt would take as long.
+
+        With `await_durable` it returns when the rows are on the store. If that wait raises an error, the transaction
+        is committed and visible, and it is unknown whether it is durable: it is not run again.
+        """
+        return self._run(
+            fn, isolation=isolation, retries=retries, timeout=timeout, await_durable=await_durable
+        )[0]
+
+    def _run(
+        self,
+        fn: Callable[[Transaction], _T],
+        *,
+        isolation: Isolation = "snapshot",
+        retries: int = DEFAULT_RETRIES,
+        timeout: Timeout | None = None,
+        await_durable: bool = False,
+    ) -> tuple[_T, WriteHandle | None]:
+        """As `run`, and the handle of the commit; None if it wrote nothing."""
+        env = self._engine.env
+        attempts = Attempts(retries, env.ids)
+        while True:
+            transaction, handle = self.transaction(isolation, timeout=timeout), None
+            try:
+                with transaction:
+                    result = fn(transaction)
+                    refuse_coroutine(result)
+                    if not transaction.done:
+                        handle = transaction.commit(await_durable=await_durable)
+            except TransactionConflict as conflict:
+                if transaction.committed:
+                    raise
+                pause_s = attempts.pause_s(conflict)
+            else:
+                return result, handle
+            env.clock.sleep(pause_s)
+
     def ensure_schema(self, given: GivenColumns, *, prefix: bytes = b"") -> Evolution:
         """Store the schema of rows with the given columns, unless the stored one fits them; see `Transaction`.
 
@@ -260,15 +319,7 @@ class Db(Reads):
             TransactionConflict: other writers change the schema all the time.
 
         """
-        left = _SCHEMA_ATTEMPTS
-        while True:
-            left -= 1
-            try:
-                with self.transaction() as transaction:
-                    return transaction.ensure_schema(given, prefix=prefix)
-            except TransactionConflict:
-                if not left:
-                    raise
+        return self.run(lambda transaction: transaction.ensure_schema(given, prefix=prefix))
 
     # -- operating ----------------------------------------------------------------------------------------
 
@@ -325,9 +376,9 @@ class Db(Reads):
         engine.manifest.adopt(written)
         return created
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> WriterStatus:
         """The state of writes, flushes, SSTs and background services, as plain values."""
-        return self._engine.status()
+        return WriterStatus(self._engine.status())
 
     def metrics(self) -> dict[str, Any]:
         """All metrics under SlateDB's names."""
@@ -372,6 +423,9 @@ class Db(Reads):
         state = "closed" if self.closed else "open"
         return f"Db({env.paths.root!r}, store={env.store.url!r}, {state})"
 
+    def _facts(self) -> dict[str, Any]:
+        return self.status()
+
     def _read_point(self, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:
         state = self._state
         if durable_only and dirty:
@@ -387,15 +441,16 @@ class Db(Reads):
 class ProjectedDb(Db):
     """A `Db` with a writable range. Only its `get` checks the range, so that the `get` of `Db` stays fast."""
 
+    @typed_like(Reads.get)
     def get(
         self,
         key: bytes,
-        default: bytes | None = None,
+        default: Any = None,
         *,
         durable_only: bool = False,
         dirty: bool = False,
         include_expired: bool = False,
-    ) -> bytes | None:
+    ) -> Any:
         """The value of `key`, or `default`; see `Reads.get`."""
         return Reads.get(
             self, key, default, durable_only=durable_only, dirty=dirty, include_expired=include_expired

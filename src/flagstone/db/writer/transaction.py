@@ -6,10 +6,12 @@ import warnings
 from bisect import bisect_left
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 from weakref import WeakSet
 
+from flagstone.db.collections import HasCollections
 from flagstone.db.read_methods import ReadContext, Reads
+from flagstone.db.writer.mapping import PendingMapping
 from flagstone.errors import Closed, InvalidRequest
 from flagstone.lsm.merge_operator import check_operand
 from flagstone.lsm.system_rows import visible_ranges
@@ -36,10 +38,11 @@ _FEW: Final = 16
 """If new keys are fewer than 1/16 of all, each is inserted in its place; otherwise all keys are sorted again."""
 
 
-class Snapshot(Reads):
+class Snapshot(Reads, HasCollections):
     """The database as it was when the snapshot was taken. Close it: while it is open, old versions are kept.
 
-    After its timeout it expires, and every use of it raises `Closed`. A snapshot that is dropped is closed.
+    After its timeout it expires, and every use of it raises `Closed`. A snapshot that is dropped is closed. It is a
+    `collections.abc.Mapping` from keys to values.
     """
 
     def __init__(self, engine: Engine, context: ReadContext, view: ReadView, point: ReadPoint) -> None:
@@ -73,6 +76,14 @@ class Snapshot(Reads):
     ) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        state = "expired" if self._point.expired else "closed" if self._view is None else "open"
+        return f"Snapshot({self._engine.env.paths.root!r}, seq={self.seq}, {state})"
+
+    def _facts(self) -> dict[str, Any]:
+        env = self._engine.env
+        return {"path": env.paths.root, "store": env.store.url, "seq": self.seq}
+
     def _read_point(self, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:
         if dirty:
             raise InvalidRequest("a snapshot shows one moment; dirty reads belong to the database")
@@ -103,17 +114,21 @@ class Snapshot(Reads):
         return self._view
 
 
-class Transaction(Reads):
+class Transaction(Reads, PendingMapping):
     """Reads at one moment, with its own writes on top; commits all of them under one sequence number, or none.
 
     As a context manager it commits on a clean exit and rolls back on an error. `TransactionConflict` on commit means
     that another write changed what it depends on: run it again. After its timeout it expires: every use of it raises
     `TransactionConflict`, and nothing is written. If it is dropped without committing it, it is rolled back. Not for
     concurrent use by several threads.
+
+    It is a `collections.abc.MutableMapping`, as `Db` is: `tx[key] = value`, `tx.pop(key)`, `tx.items()`.
     """
 
     _done = True
     """True until `__init__` has ended, because an interrupt may cut it off."""
+
+    _committed = False
 
     def __init__(self, engine: Engine, context: ReadContext, view: ReadView, state: TransactionState) -> None:
         self._engine = engine
@@ -131,6 +146,16 @@ class Transaction(Reads):
     def seq(self) -> int:
         """The sequence number it reads at."""
         return self._state.seq
+
+    @property
+    def done(self) -> bool:
+        """Whether it was committed or rolled back, or has failed to commit."""
+        return self._done
+
+    @property
+    def committed(self) -> bool:
+        """Whether it was committed: all its writes are visible."""
+        return self._committed
 
     def put(
         self, key: bytes, value: bytes, *, ttl: Ttl | None = None, expire_at: Instant | None = None
@@ -196,10 +221,12 @@ class Transaction(Reads):
             if not len(self._batch):
                 # Nothing to write, but its reads must still be consistent now.
                 self._engine.state.check_conflicts(self._state)
+                self._committed = True
                 return None
             handle = self._engine.state.commit_batch(
                 self._batch, synchronous=await_durable, transaction=self._state
             )
+            self._committed = True
         finally:
             self._end()
         if await_durable:
@@ -233,6 +260,23 @@ class Transaction(Reads):
             self.commit()
         else:
             self.rollback()
+
+    def __repr__(self) -> str:
+        state = "committed" if self._committed else "over" if self._done else "open"
+        return (
+            f"Transaction({self._engine.env.paths.root!r}, {self._state.isolation}, seq={self.seq}, "
+            f"{len(self._batch)} writes, {state})"
+        )
+
+    def _facts(self) -> dict[str, Any]:
+        env = self._engine.env
+        return {
+            "path": env.paths.root,
+            "store": env.store.url,
+            "isolation": self._state.isolation,
+            "seq": self.seq,
+            "writes": len(self._batch),
+        }
 
     def _check_key(self, key: bytes) -> bytes:
         checked = super()._check_key(key)

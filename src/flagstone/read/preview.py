@@ -1,0 +1,51 @@
+"""Short texts and HTML tables of rows, for `repr` and notebooks. Everything is escaped and bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from html import escape
+from typing import Any, Final
+
+PREVIEW_ROWS: Final = 10
+"""How many rows a notebook shows of a scan or a range."""
+
+_LONGEST: Final = 80
+_CELL: Final = ' style="text-align:left;font-family:monospace"'
+
+
+def shown(value: object) -> str:
+    """The `repr` of a key or value; of a long one its beginning and its size."""
+    if isinstance(value, bytes | str) and len(value) > _LONGEST:
+        unit = "bytes" if isinstance(value, bytes) else "characters"
+        return f"{value[: _LONGEST // 2]!r}… ({len(value)} {unit})"
+    text = repr(value)
+    return text if len(text) <= 2 * _LONGEST else f"{text[:_LONGEST]}… ({len(text)} characters)"
+
+
+def html_rows(
+    title: str, rows: Iterable[tuple[object, ...]], *, more: bool, names: Iterable[str] = ("key", "value")
+) -> str:
+    """A table of rows under a title."""
+    head = "".join(f"<th{_CELL}>{escape(name)}</th>" for name in names)
+    body = "".join(
+        f"<tr>{''.join(f'<td{_CELL}>{escape(shown(cell))}</td>' for cell in row)}</tr>" for row in rows
+    )
+    note = "<p>… and more rows</p>" if more else "" if body else "<p>no rows</p>"
+    return f"<div><p><code>{escape(title)}</code></p><table><tr>{head}</tr>{body}</table>{note}</div>"
+
+
+def html_facts(title: str, facts: Mapping[str, Any]) -> str:
+    """A table of names and values; a mapping among the values becomes several lines."""
+    lines = "".join(
+        f"<tr><th{_CELL}>{escape(name)}</th><td{_CELL}>{escape(text)}</td></tr>"
+        for name, text in _flat(facts)
+    )
+    return f"<div><p><code>{escape(title)}</code></p><table>{lines}</table></div>"
+
+
+def _flat(facts: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, str]]:
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", value if isinstance(value, str) else shown(value)
