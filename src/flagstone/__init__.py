@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from flagstone.db.writer.database import Db
     from flagstone.lsm.compaction_filter import CompactionFilter, CompactionJob, Decision, Replace
     from flagstone.lsm.merge_operator import MergeOperator
+    from flagstone.query.dataset import open_dataset as dataset
+    from flagstone.query.polars_scan import scan_polars
     from flagstone.write.batch import WriteBatch
 
 __all__ = [
@@ -59,10 +61,12 @@ __all__ = [
     "WriteBatch",
     "aio",
     "compaction",
+    "dataset",
     "keys",
     "open",
     "open_feed",
     "open_reader",
+    "scan_polars",
     "values",
 ]
 
@@ -84,10 +88,12 @@ _LAZY: dict[str, tuple[str, str | None]] = {
     "WriteBatch": ("flagstone.write.batch", "WriteBatch"),
     "aio": ("flagstone.aio", None),
     "compaction": ("flagstone.compaction", None),
+    "dataset": ("flagstone.query.dataset", "open_dataset"),
     "keys": ("flagstone.keys", None),
     "open": ("flagstone.db.open", "open_database"),
     "open_feed": ("flagstone.db.reader.feed", "open_feed"),
     "open_reader": ("flagstone.db.reader.reader", "open_reader"),
+    "scan_polars": ("flagstone.query.polars_scan", "scan_polars"),
     "values": ("flagstone.values", None),
 }
 
