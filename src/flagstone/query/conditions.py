@@ -216,7 +216,9 @@ class _Leaves:
         if comparison == "=":
             return self.among(name, (value,))
         if isinstance(value, float) and math.isnan(value):
-            return self.all  # for some engines NaN is the largest number, for others `<` and `>=` are both false
+            return (
+                self.all
+            )  # for some engines NaN is the largest number, for others `<` and `>=` are both false
 
         def spans(parts: tuple[Any, ...], column: int) -> list[Span]:
             at, after = self._space.span(parts, value)
