@@ -29,6 +29,8 @@ from flagstone.write.key_check import KeyRanges
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from flagstone.read.explanation import Explanation
+
 T = TypeVar("T")
 
 _ATTEMPTS = 3
@@ -273,6 +275,23 @@ class Reads:
             renew=partial(self._renewed, seq),
         )
         return scan_arrow(self._context.ssts, view, request, columns=columns, batch_rows=batch_rows)
+
+    def explain(self, key: bytes) -> Explanation:
+        """How `get(key)` finds its answer now: the memtables and SSTs it asks, filters, blocks, requests and bytes.
+
+        It reads as `get` does, so what it fetches is in memory afterwards.
+        """
+        from flagstone.read.explanation import Explanation, Trail  # noqa: PLC0415 - few callers ask
+
+        checked = self._check_key(key)
+
+        def follow(view: ReadView, seq: int) -> tuple[Trail, Found]:
+            trail = Trail(self._context.ssts, view, checked, seq)
+            return trail, trail.get()
+
+        (trail, found), seq = self._read(follow, durable_only=False, dirty=False)
+        row = self._visible(found, seq, include_expired=False)
+        return Explanation(checked, seq, row, tuple(trail.steps()), trail.rounds, trail.requests, trail.bytes)
 
     def __getitem__(self, key: bytes) -> bytes:
         value = self.get(key)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from flagstone.db.reader.reader import DbReader
     from flagstone.db.writer.database import Db
+    from flagstone.read.explanation import Explanation
 
 T = TypeVar("T")
 
@@ -135,6 +136,10 @@ class AsyncReads:
                 include_expired=include_expired,
             )
         )
+
+    async def explain(self, key: bytes) -> Explanation:
+        """How `get(key)` finds its answer now; see `Db.explain`. It reads on another thread."""
+        return await asyncio.to_thread(self._reads.explain, key)
 
     async def _read(
         self, attempt: Callable[[ReadView, int], Awaitable[T]], *, durable_only: bool, dirty: bool
