@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from flagstone.cli import checkpoints, compaction, databases, garbage, manifests, rows
 from flagstone.cli.context import Invocation
+from flagstone.cli.database_command import DatabaseCommand, with_path
 from flagstone.cli.parsing import parse_duration
 from flagstone.cli.process import BROKEN_PIPE, INTERNAL, INTERRUPTED, end_soon_when_interrupted, exit_code
 from flagstone.errors import FlagstoneError, InvalidRequest
@@ -47,8 +48,8 @@ app: typer.Typer = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="markdown",
     help="Read, change and maintain SlateDB databases on object storage.\n\n"
-    "Name the database first: `flagstone --path s3://bucket/shop stats`. Credentials come from the environment or "
-    "from `--env-file`.",
+    "Name the database: `flagstone stats s3://bucket/shop`, or `flagstone --path s3://bucket/shop stats`. "
+    "Credentials come from the environment or from `--env-file`.",
     epilog="Exit codes: 0 done, 1 not found or declined, 2 bad request, 3 conflict, 4 closed or fenced, "
     "5 store unavailable, 6 damage, 70 internal error, 130 interrupted, 141 output pipe closed.",
 )
@@ -90,7 +91,7 @@ _PANELS: Final[Mapping[str, Sequence[Callable[..., None]]]] = {
 }
 for _panel, _commands in _PANELS.items():
     for _command in _commands:
-        app.command(rich_help_panel=_panel)(_command)
+        app.command(rich_help_panel=_panel, cls=DatabaseCommand)(with_path(_command))
 
 
 def _print_version(wanted: bool) -> None:
@@ -163,6 +164,7 @@ def options(
     # Typer read these variables before the env file was loaded.
     context.obj = Invocation(
         path=path[0] if path else os.environ.get("FLAGSTONE_PATH"),
+        path_given=bool(path),
         further_paths=tuple(path[1:]) if path else (),
         store=store or os.environ.get("FLAGSTONE_STORE"),
         wal_store=wal_store or os.environ.get("FLAGSTONE_WAL_STORE"),
