@@ -122,11 +122,22 @@ class Connection:
             merge_operator=merge_operator,
         )
 
-    def database(self, settings: flagstone.Settings, *, create: bool = False) -> flagstone.Db:
+    def database(
+        self,
+        settings: flagstone.Settings,
+        *,
+        create: bool = False,
+        merge_operator: MergeOperator | None = None,
+    ) -> flagstone.Db:
         """The database open for writing, without compactor and garbage collector: the command closes it soon."""
         without_services = settings.replace(compactor_options=None, garbage_collector_options=None)
         return flagstone.open(
-            self.root, store=self.store, wal_store=self.wal_store, settings=without_services, create=create
+            self.root,
+            store=self.store,
+            wal_store=self.wal_store,
+            settings=without_services,
+            create=create,
+            merge_operator=merge_operator,
         )
 
 

@@ -12,6 +12,9 @@ import typer
 from typer.core import TyperGroup
 
 from flagstone.cli import checkpoints, compaction, databases, garbage, manifests, rows
+from flagstone.cli import explain as explaining
+from flagstone.cli import shell as conversing
+from flagstone.cli import top as watching
 from flagstone.cli.context import Invocation
 from flagstone.cli.database_command import DatabaseCommand, with_path
 from flagstone.cli.parsing import parse_duration
@@ -54,9 +57,10 @@ app: typer.Typer = typer.Typer(
     "5 store unavailable, 6 damage, 70 internal error, 130 interrupted, 141 output pipe closed.",
 )
 _PANELS: Final[Mapping[str, Sequence[Callable[..., None]]]] = {
-    "Rows": (rows.get, rows.put, rows.delete, rows.scan, rows.diff),
+    "Rows": (rows.get, rows.put, rows.delete, rows.scan, rows.diff, explaining.explain, conversing.shell),
     "State": (
         databases.stats,
+        watching.top,
         databases.inspect,
         databases.verify,
         databases.repair,
@@ -98,7 +102,10 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
-        typer.echo(f"flagstone {version('flagstone')}")
+        from flagstone.kernels import COMPILED
+
+        slow = "" if COMPILED else " (kernels interpreted: install a C compiler, then flagstone again)"
+        typer.echo(f"flagstone {version('flagstone')}{slow}")
         raise typer.Exit
 
 

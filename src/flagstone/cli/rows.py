@@ -234,7 +234,7 @@ def scan(
             for row in found.rows():
                 print_json_line(row_json(row, form, value))
         else:
-            _print_rows(found, form, value)
+            print_pairs(found, form, value)
 
 
 def row_json(row: Row, key: KeyForm = KeyForm.auto, value: ValueForm = ValueForm.auto) -> dict[str, Any]:
@@ -251,7 +251,8 @@ def row_json(row: Row, key: KeyForm = KeyForm.auto, value: ValueForm = ValueForm
     return shown
 
 
-def _print_rows(pairs: Iterable[tuple[bytes, bytes]], key: KeyForm, value: ValueForm) -> None:
+def print_pairs(pairs: Iterable[tuple[bytes, bytes]], key: KeyForm, value: ValueForm) -> None:
+    """Print rows, one per line."""
     write = sys.stdout.write
     for row_key, row_value in pairs:
         shown = show_value(row_value, value, for_json=False)

@@ -10,6 +10,7 @@ from typing import Any, Final
 from flagstone.kernels import bloom
 from flagstone.read.drivers import Found, Need, plan_fetch, probe
 from flagstone.read.view import ReadView
+from flagstone.runtime.ids import ulid_text
 from flagstone.sst.reader import META, Sst
 from flagstone.sst.store import Pinned, SstStore, plan_requests
 from flagstone.types import MERGE, TOMBSTONE, EntryTuple, Row
@@ -145,11 +146,15 @@ class Trail:
         meta = self._pinned.get((sst, META)) or (None if sst.meta is None else sst.meta.pinned)
         fetched = self._fetched.get(sst, 0)
         if ended or meta is None:
-            return Step("SST", str(sst.id), "not asked: newer sources answer", fetched_bytes=fetched), False
+            return Step(
+                "SST", ulid_text(sst.id), "not asked: newer sources answer", fetched_bytes=fetched
+            ), False
         _, first_keys, whole_key_bloom = meta
         allowed = None if whole_key_bloom is None else bool(bloom.may_contain_key(whole_key_bloom, self._key))
         if allowed is False:
-            excluded = Step("SST", str(sst.id), "the filter excludes it", filter=False, fetched_bytes=fetched)
+            excluded = Step(
+                "SST", ulid_text(sst.id), "the filter excludes it", filter=False, fetched_bytes=fetched
+            )
             return excluded, False
         versions: list[EntryTuple] = []
         first = max(bisect_left(first_keys, self._key) - 1, 0)
@@ -161,7 +166,9 @@ class Trail:
             versions += sst.versions_in(raw, self._key, self._max_seq)
             if _ends(versions):
                 break
-        step = self._step("SST", str(sst.id), versions, filter=allowed, block=number, fetched_bytes=fetched)
+        step = self._step(
+            "SST", ulid_text(sst.id), versions, filter=allowed, block=number, fetched_bytes=fetched
+        )
         return step, _ends(versions)
 
     def _step(
