@@ -156,7 +156,7 @@ def _bold(text: str) -> Any:
 
 
 class Progress:
-    """A progress display: the requests so far, and a bar if the total is known."""
+    """A progress display: a sign that moves, the requests so far, and a bar if the total is known."""
 
     def __init__(self, title: str, connection: Connection, *, shown: bool) -> None:
         self.title = title
@@ -165,6 +165,7 @@ class Progress:
         self._total: int | None = None
         self._reads_all = False
         self._connection = connection
+        self._sign: RenderableType | None = None
 
     def update(self, done: int, total: int | None) -> None:
         """Show that `done` of `total` bytes, files or other units are done."""
@@ -182,13 +183,16 @@ class Progress:
     def __rich__(self) -> RenderableType:
         from rich.columns import Columns
         from rich.progress_bar import ProgressBar
+        from rich.spinner import Spinner
 
+        if self._sign is None:
+            self._sign = Spinner("line", style="dim")
         moved = f"{self._connection.requests:,} requests, {size_text(self._connection.bytes_moved)}"
-        parts: list[Any] = [_dim(self.title), _dim(moved)]
+        parts: list[Any] = [self._sign, _dim(self.title), _dim(moved)]
         if self._total:
             done = self._connection.bytes_moved if self._reads_all else self._done
             share = min(done / self._total, 1.0)
-            parts[1:1] = [ProgressBar(total=1.0, completed=share, width=30), _dim(f"{share:4.0%}")]
+            parts[2:2] = [ProgressBar(total=1.0, completed=share, width=30), _dim(f"{share:4.0%}")]
         return Columns(parts, padding=(0, 2))
 
 
