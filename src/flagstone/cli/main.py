@@ -12,13 +12,13 @@ import typer
 from typer.core import TyperGroup
 
 from flagstone.cli import checkpoints, compaction, databases, garbage, manifests, rows
-from flagstone.cli import explain as explaining
-from flagstone.cli import shell as conversing
-from flagstone.cli import top as watching
 from flagstone.cli.context import Invocation
 from flagstone.cli.database_command import DatabaseCommand, with_path
+from flagstone.cli.explain import explain
 from flagstone.cli.parsing import parse_duration
 from flagstone.cli.process import BROKEN_PIPE, INTERNAL, INTERRUPTED, end_soon_when_interrupted, exit_code
+from flagstone.cli.shell import shell
+from flagstone.cli.top import top
 from flagstone.errors import FlagstoneError, InvalidRequest
 
 
@@ -57,13 +57,13 @@ app: typer.Typer = typer.Typer(
     "5 store unavailable, 6 damage, 70 internal error, 130 interrupted, 141 output pipe closed.",
 )
 _PANELS: Final[Mapping[str, Sequence[Callable[..., None]]]] = {
-    "Rows": (rows.get, rows.put, rows.delete, rows.scan, rows.diff, explaining.explain, conversing.shell),
+    "Rows": (rows.get, rows.put, rows.delete, rows.scan, rows.diff, explain, shell),
     "State": (
         databases.stats,
-        watching.top,
         databases.inspect,
         databases.verify,
         databases.repair,
+        top,
         manifests.read_manifest,
         manifests.list_manifests,
         manifests.seq_to_ts,

@@ -16,6 +16,7 @@ from flagstone.format.filter import PrefixExtractor
 from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.read import drivers
 from flagstone.read.drivers import Found, visible_row
+from flagstone.read.explanation import Explanation, Trail
 from flagstone.read.read_ahead import PrefixProbe
 from flagstone.read.scan import Scan
 from flagstone.read.scan_cursor import DEFAULT_READ_AHEAD_BYTES, ScanRequest
@@ -28,8 +29,6 @@ from flagstone.write.key_check import KeyRanges
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from flagstone.read.explanation import Explanation
 
 T = TypeVar("T")
 
@@ -184,6 +183,21 @@ class Reads:
         )
         return self._visible(found, seq, include_expired=include_expired)
 
+    def explain(self, key: bytes) -> Explanation:
+        """How `get(key)` finds its answer now: the memtables and SSTs it asks, filters, blocks, requests and bytes.
+
+        It reads as `get` does, so what it fetches is in memory afterwards.
+        """
+        checked = self._check_key(key)
+
+        def follow(view: ReadView, seq: int) -> tuple[Trail, Found]:
+            trail = Trail(self._context.ssts, view, checked, seq)
+            return trail, trail.get()
+
+        (trail, found), seq = self._read(follow, durable_only=False, dirty=False)
+        row = self._visible(found, seq, include_expired=False)
+        return Explanation(checked, seq, row, tuple(trail.steps()), trail.rounds, trail.requests, trail.bytes)
+
     def multi_get(
         self,
         keys: Sequence[bytes],
@@ -275,23 +289,6 @@ class Reads:
             renew=partial(self._renewed, seq),
         )
         return scan_arrow(self._context.ssts, view, request, columns=columns, batch_rows=batch_rows)
-
-    def explain(self, key: bytes) -> Explanation:
-        """How `get(key)` finds its answer now: the memtables and SSTs it asks, filters, blocks, requests and bytes.
-
-        It reads as `get` does, so what it fetches is in memory afterwards.
-        """
-        from flagstone.read.explanation import Explanation, Trail  # noqa: PLC0415 - few callers ask
-
-        checked = self._check_key(key)
-
-        def follow(view: ReadView, seq: int) -> tuple[Trail, Found]:
-            trail = Trail(self._context.ssts, view, checked, seq)
-            return trail, trail.get()
-
-        (trail, found), seq = self._read(follow, durable_only=False, dirty=False)
-        row = self._visible(found, seq, include_expired=False)
-        return Explanation(checked, seq, row, tuple(trail.steps()), trail.rounds, trail.requests, trail.bytes)
 
     def __getitem__(self, key: bytes) -> bytes:
         value = self.get(key)

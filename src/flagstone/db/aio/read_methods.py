@@ -16,6 +16,7 @@ from flagstone.db.read_methods import Reads
 from flagstone.errors import CorruptData
 from flagstone.metadata.manifest import Manifest
 from flagstone.read import drivers
+from flagstone.read.explanation import Explanation  # noqa: TC001 - documentation tools resolve it
 from flagstone.read.scan import AsyncScan
 from flagstone.read.scan_cursor import DEFAULT_READ_AHEAD_BYTES
 from flagstone.read.view import ReadView
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from flagstone.db.reader.reader import DbReader
     from flagstone.db.writer.database import Db
-    from flagstone.read.explanation import Explanation
 
 T = TypeVar("T")
 
@@ -64,6 +64,10 @@ class AsyncReads:
             dirty=dirty,
         )
         return self._reads._visible(found, seq, include_expired=include_expired)
+
+    async def explain(self, key: bytes) -> Explanation:
+        """How `get(key)` finds its answer now; see `Db.explain`. It reads on another thread."""
+        return await asyncio.to_thread(self._reads.explain, key)
 
     async def multi_get(
         self,
@@ -136,10 +140,6 @@ class AsyncReads:
                 include_expired=include_expired,
             )
         )
-
-    async def explain(self, key: bytes) -> Explanation:
-        """How `get(key)` finds its answer now; see `Db.explain`. It reads on another thread."""
-        return await asyncio.to_thread(self._reads.explain, key)
 
     async def _read(
         self, attempt: Callable[[ReadView, int], Awaitable[T]], *, durable_only: bool, dirty: bool
