@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from flagstone.cli import checkpoints, compaction, databases, garbage, manifests, rows
+from flagstone.cli import checkpoints, compaction, databases, garbage, manifests, rows, schemas
 from flagstone.cli.context import Invocation
 from flagstone.cli.database_command import DatabaseCommand, with_path
 from flagstone.cli.explain import explain
@@ -60,6 +60,7 @@ _PANELS: Final[Mapping[str, Sequence[Callable[..., None]]]] = {
     "Rows": (rows.get, rows.put, rows.delete, rows.scan, rows.diff, explain, shell),
     "State": (
         databases.stats,
+        schemas.schema,
         databases.inspect,
         databases.verify,
         databases.repair,

@@ -22,12 +22,14 @@ from flagstone.db.admin.diff import Diff
 from flagstone.db.admin.garbage import make_room, open_collector
 from flagstone.db.read_methods import check_range
 from flagstone.db.reader import as_of
+from flagstone.db.reader.reader import DbReader, open_reader
 from flagstone.errors import InvalidRequest
 from flagstone.gc.plan import Kind, requested_options
 from flagstone.gc.report import GarbageReport
 from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.lsm.segments import SegmentExtractor
 from flagstone.lsm.sequence import Rounding
+from flagstone.lsm.system_rows import SCHEMA_PREFIX
 from flagstone.metadata.annotations import is_record
 from flagstone.metadata.manifest import Checkpoint, Manifest
 from flagstone.metadata.sequenced import Listed, Versioned
@@ -37,6 +39,7 @@ from flagstone.repair.repairer import Repairer, finished
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.ids import SYSTEM_IDS, Ids
 from flagstone.runtime.pool import shared_pool
+from flagstone.schema.table_schema import TableSchema
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectMissing, StoreFull
 from flagstone.store.remote_options import OptionValue
@@ -158,13 +161,15 @@ class Admin(AdminCompaction):
         start: bytes | None = None,
         stop: bytes | None = None,
         prefix: bytes | None = None,
+        include_system: bool = False,
         merge_operator: MergeOperator | None = None,
     ) -> Diff:
         """The keys whose rows differ between two checkpoints, in [start, stop) or with `prefix`, ordered by key.
 
         Iterate it for `(key, before, after)`, or `.arrow()` for record batches. It reads the SSTs that only one of the
         two has, and of the others the blocks with the same keys. Rows that had expired by the later checkpoint are left
-        out of both, so a key that only expired is no difference. The checkpoints must outlive the iteration.
+        out of both, so a key that only expired is no difference. System rows are left out unless `include_system`. The
+        checkpoints must outlive the iteration.
 
         Raises:
             InvalidRequest: there is no database or no such checkpoint, or merge operands without a `merge_operator`.
@@ -177,7 +182,32 @@ class Admin(AdminCompaction):
             parse_checkpoint_id(before),
             parse_checkpoint_id(after),
             keys=check_range(start, stop, prefix),
+            include_system=include_system,
             merge_operator=merge_operator,
+        )
+
+    def schema(self, prefix: bytes = b"") -> TableSchema | None:
+        """The newest schema of the structured rows under `prefix`, by default of the whole database; None without one.
+
+        Raises:
+            InvalidRequest: there is no database, or a newer release of Flagstone wrote the schema.
+            CorruptData: the row with the schema is damaged.
+
+        """
+        with self._newest() as reader:
+            return reader.schema(prefix)
+
+    def schemas(self) -> dict[bytes, TableSchema]:
+        """All stored schemas by the prefix of the keys that they are for. Raises as `schema` does."""
+        with self._newest() as reader:
+            found = reader.scan(prefix=SCHEMA_PREFIX, include_system=True)
+            return {key.removeprefix(SCHEMA_PREFIX): TableSchema.decode(value, key) for key, value in found}
+
+    def _newest(self) -> DbReader:
+        """A reader of the newest state. It writes nothing."""
+        wal_store = None if self._wal_store is self._store else self._wal_store
+        return open_reader(
+            self._paths.root, store=self._store, wal_store=wal_store, mode="latest", clock=self._clock
         )
 
     def repair(
