@@ -17,8 +17,10 @@ from flagstone.db.read_methods import Reads
 from flagstone.errors import InvalidRequest
 from flagstone.format.columns import SCHEMA
 from flagstone.kernels.columns import binaries, numbers
+from flagstone.lsm.system_rows import is_system
 from flagstone.query.conditions import Condition, KeySpace, RawKeys, TupleKeys, is_single_key, key_ranges
 from flagstone.read.arrow import COLUMNS
+from flagstone.schema import TableReader, TableSchema
 from flagstone.types import KeyRange
 
 METADATA: Final = ("seq", "created_ms", "expires_ms")
@@ -43,6 +45,14 @@ class Mapper(Protocol):
     def decode(self, batch: pa.RecordBatch, wanted: Sequence[str]) -> pa.RecordBatch:
         """The wanted columns of rows with the columns `raw_columns(wanted)`."""
         ...
+
+
+def stored_mapper(table: TableSchema, schema: Columns | None, prefix: bytes) -> Mapper:
+    """The mapping for the rows under `prefix`, whose schema the database has; `schema` chooses columns and types.
+
+    Raises `InvalidRequest` if the rows cannot be read with it.
+    """
+    return _StoredRows(table, None if schema is None else pa.schema(schema), prefix)
 
 
 def mapper(schema: Columns | None, key_columns: Sequence[str] | None, value_format: str) -> Mapper:
@@ -84,6 +94,53 @@ class _RawRows:
         return pa.RecordBatch.from_arrays(
             [_cast(batch.column(field.name), field) for field in fields], schema=pa.schema(fields)
         )
+
+
+class _StoredRows:
+    """Rows of a stored schema, each with the version that wrote it."""
+
+    def __init__(self, table: TableSchema, schema: pa.Schema | None, prefix: bytes) -> None:
+        self._table = table
+        self._prefix = prefix
+        metadata = [field for field in schema or () if field.name in METADATA]
+        wanted = None if schema is None else pa.schema([field for field in schema if field not in metadata])
+        self.schema: pa.Schema = (
+            TableReader(table, wanted, prefix=prefix).wanted if schema is None else schema
+        )
+        self._readers: dict[tuple[str, ...], TableReader] = {}
+        columns = [(column.name, str(column.type)) for column in table.key]
+        self.space: KeySpace = TupleKeys(keys.KeySchema(columns), prefix)
+        self._reader(self.schema.names)  # refuses what rows of this schema cannot be read as
+
+    def raw_columns(self, wanted: Sequence[str]) -> tuple[str, ...]:
+        names = self._table.key_names
+        valued = any(name not in names and name not in METADATA for name in wanted)
+        needed = [*(["value"] if valued else []), *(name for name in METADATA if name in wanted)]
+        keyed = not needed or any(name in names for name in wanted)
+        return (*(["key"] if keyed else []), *needed)
+
+    def decode(self, batch: pa.RecordBatch, wanted: Sequence[str]) -> pa.RecordBatch:
+        chosen = wanted or [name for name in self.schema.names if name in self._table.key_names][:1]
+        names, reader = batch.schema.names, self._reader(chosen)
+        found: dict[str, Any] = {name: batch.column(name) for name in METADATA if name in names}
+        if "key" in names:
+            found |= reader.decode_keys(batch.column("key"))
+        if "value" in names:
+            found |= reader.decode_values(batch.column("value"))
+        fields = [self.schema.field(name) for name in chosen]
+        if not fields:  # a count of rows of which no key column is wanted
+            return batch.select(names[:1])
+        return pa.RecordBatch.from_arrays(
+            [_cast(found[field.name], field) for field in fields], schema=pa.schema(fields)
+        )
+
+    def _reader(self, wanted: Sequence[str]) -> TableReader:
+        chosen = tuple(name for name in wanted if name not in METADATA)
+        known = self._readers.get(chosen)
+        if known is None:
+            types = pa.schema([self.schema.field(name) for name in chosen])
+            known = self._readers[chosen] = TableReader(self._table, types, prefix=self._prefix)
+        return known
 
 
 class _DecodedRows:
@@ -150,7 +207,9 @@ class TableRows:
 
     def ranges(self, condition: Condition) -> list[KeyRange]:
         """The key ranges that a query with this condition reads."""
-        return key_ranges(condition, self.mapper.space, self._keys)
+        found = key_ranges(condition, self.mapper.space, self._keys)
+        # Scans hide system rows, and a read of one key does not.
+        return [each for each in found if not (is_single_key(each) and is_system(each.start or b""))]
 
     def scan(self, condition: Condition, columns: Sequence[str]) -> pa.RecordBatchReader:
         """The rows of these ranges, by key, as batches with some columns, in the order of `columns`.

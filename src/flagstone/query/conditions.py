@@ -126,16 +126,18 @@ class RawKeys:
 
 
 class TupleKeys:
-    """Keys of `flagstone.keys` with the columns of a schema."""
+    """Keys of `flagstone.keys` with the columns of a schema, all behind one prefix."""
 
-    def __init__(self, schema: KeySchema) -> None:
+    def __init__(self, schema: KeySchema, prefix: bytes = b"") -> None:
         self.names: tuple[str, ...] = schema.names
         self._schema = schema
+        self._prefix = prefix
 
     def span(self, parts: Sequence[Any], value: Any) -> tuple[bytes, bytes]:
         if getattr(value, "nanosecond", 0):
             raise InvalidRequest("keys have microseconds")
-        return self._schema.range(*parts, value)
+        start, stop = self._schema.range(*parts, value)
+        return self._prefix + start, self._prefix + stop
 
     def rough(self, column: int) -> bool:
         return self._schema.types[column].kind == "float"

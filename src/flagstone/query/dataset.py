@@ -29,7 +29,7 @@ from flagstone.errors import Closed, InvalidRequest
 from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.lsm.segments import SegmentExtractor
 from flagstone.query.arrow_expressions import NotReadable, read_expression
-from flagstone.query.columns import Columns, TableRows, mapper
+from flagstone.query.columns import Columns, Mapper, TableRows, mapper, stored_mapper
 from flagstone.query.conditions import Condition, Constant
 from flagstone.store.remote_options import OptionValue
 from flagstone.store.resolve import StoreLike
@@ -192,6 +192,7 @@ def open_dataset(
     schema: Columns | None = None,
     key_columns: Sequence[str] | None = None,
     value_format: str = "row",
+    raw: bool = False,
     prefix: bytes | None = None,
     start: bytes | None = None,
     stop: bytes | None = None,
@@ -214,9 +215,11 @@ def open_dataset(
     `mode="latest"`, it writes nothing; in that mode a query fails if garbage collection has deleted what it reads. Of a
     `Db` it takes a snapshot, which it closes. A `DbReader` or `Snapshot` has to stay open.
 
-    Without `schema` the columns are key, value, seq, created_ms and expires_ms. `schema` chooses some of them, and may
-    read key and value as strings. With `key_columns`, `schema` has the columns of the rows: `flagstone.keys` decodes
-    the key columns, and `value_format` ("row" or "json") decodes the others.
+    If the database has a schema for the rows under `prefix` (by default for all rows), the columns are those of the
+    schema; `schema` chooses some of them. Otherwise, or with `raw`, they are key, value, seq, created_ms and
+    expires_ms; `schema` chooses some of them, and may read key and value as strings. With `key_columns`, `schema` has
+    the columns of rows without a stored schema: `flagstone.keys` decodes the key columns, and `value_format` ("row" or
+    "json") decodes the others.
 
     Conditions on the key with =, <, <=, >, >=, between, in and prefixes, joined by and, or and not, select key ranges.
     With key columns these are conditions on the first of them, and on the next one where the one before equals
@@ -227,7 +230,7 @@ def open_dataset(
         Unavailable: the store did not answer.
 
     """
-    mapped = mapper(schema, key_columns, value_format)
+    explicit = mapper(schema, key_columns, value_format) if raw or key_columns is not None else None
     keys = check_range(start, stop, prefix)
     reads, release, label = _open_reads(
         source,
@@ -243,7 +246,20 @@ def open_dataset(
             "settings": settings,
         },
     )
+    try:
+        mapped = (
+            explicit or _stored_mapper(reads, schema, prefix or b"") or mapper(schema, None, value_format)
+        )
+    except BaseException:
+        release()
+        raise
     return Dataset(TableRows(reads, mapped, keys, include_expired=include_expired), release, label=label)
+
+
+def _stored_mapper(reads: Reads, schema: Columns | None, prefix: bytes) -> Mapper | None:
+    """The mapping for the rows under `prefix`; None if the database has no schema for them."""
+    table = reads.schema(prefix)
+    return None if table is None else stored_mapper(table, schema, prefix)
 
 
 def _open_reads(source: Any, arguments: Mapping[str, Any]) -> tuple[Reads, Callable[[], None], str]:

@@ -16,7 +16,7 @@ from flagstone.db.read_methods import Reads
 from flagstone.errors import CorruptData
 from flagstone.metadata.manifest import Manifest
 from flagstone.read import drivers
-from flagstone.read.explanation import Explanation  # noqa: TC001 - documentation tools resolve it
+from flagstone.read.explanation import Explanation
 from flagstone.read.scan import AsyncScan
 from flagstone.read.scan_cursor import DEFAULT_READ_AHEAD_BYTES
 from flagstone.read.view import ReadView
