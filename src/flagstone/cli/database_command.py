@@ -89,6 +89,6 @@ class DatabaseCommand(TyperCommand):
 
 
 class _Token(str):
-    """An argument that is told apart from an equal one by its identity."""
+    """An argument with an identity: an equal one is another argument."""
 
     __slots__ = ()

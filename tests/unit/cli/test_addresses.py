@@ -40,7 +40,7 @@ def test_the_database_comes_before_the_command_after_it_or_as_the_first_argument
     assert run("run-garbage-collection", path, "--dry-run").exit_code == 0
 
 
-def test_an_argument_equal_to_the_database_is_told_apart(path: str) -> None:
+def test_an_argument_may_equal_the_database(path: str) -> None:
     assert run("put", path, path, path).exit_code == 0
     assert run("get", path, path).stdout == path
 

@@ -34,7 +34,7 @@ def test_rows_of_the_wal_need_no_request(shop: Flagstone) -> None:
         assert "$0.00 per million" in shop.ok("explain", "user/1")
 
 
-def test_missing_deleted_and_former_keys_are_told_apart(shop: Flagstone) -> None:
+def test_missing_deleted_and_former_keys_have_different_answers(shop: Flagstone) -> None:
     assert "no source has it" in shop.ok("explain", "nobody")
     seq = shop.json("get", "user/1")["seq"]
     shop.ok("create-checkpoint", "--name", "before")
