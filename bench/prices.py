@@ -1,44 +1,12 @@
-"""Prices of an object store: list prices of Amazon S3 in US East (N. Virginia).
+"""The prices that the command line uses, too."""
 
-Standard class: unchanged for years. Express One Zone: as lowered in April 2025. Both as published in 2026; transfer
-within the region is free, deleting too.
-"""
-
-from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
-
-PRICE_LIST: Final = "US East (N. Virginia), Express One Zone as of April 2025"
-SECONDS_A_MONTH: Final = 30 * 24 * 3600
-GIGABYTE: Final = 1 << 30
-
-
-@dataclass(frozen=True)
-class Prices:
-    """Dollars per request, per gigabyte moved and per gigabyte kept for a month."""
-
-    put: float
-    """Also list and copy."""
-    get: float
-    """Also head."""
-    stored_gb: float
-    sent_gb: float = 0.0
-    received_gb: float = 0.0
-
-    def requests(self, counted: Mapping[str, float]) -> float:
-        """Dollars for requests by kind: put, list, copy, get, head, delete."""
-        expensive = sum(counted.get(kind, 0) for kind in ("put", "list", "copy"))
-        cheap = sum(counted.get(kind, 0) for kind in ("get", "head"))
-        return self.put * expensive + self.get * cheap
-
-    def moved(self, *, sent: float, received: float) -> float:
-        """Dollars for bytes sent to the store and received from it."""
-        return (sent * self.sent_gb + received * self.received_gb) / GIGABYTE
-
-
-S3_STANDARD: Final = Prices(put=0.005 / 1000, get=0.0004 / 1000, stored_gb=0.023)
-S3_EXPRESS: Final = Prices(
-    put=0.00113 / 1000, get=0.00003 / 1000, stored_gb=0.11, sent_gb=0.0032, received_gb=0.0006
+from flagstone.store.prices import (
+    GIGABYTE,
+    PRICE_LIST,
+    S3_EXPRESS,
+    S3_STANDARD,
+    SECONDS_A_MONTH,
+    Prices,
 )
+
+__all__ = ["GIGABYTE", "PRICE_LIST", "S3_EXPRESS", "S3_STANDARD", "SECONDS_A_MONTH", "Prices"]

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from flagstone.db.writer.transaction import Snapshot, Transaction
     from flagstone.lsm.compaction_filter import CompactionFilter, CompactionJob, Decision, Replace
     from flagstone.lsm.merge_operator import MergeOperator
+    from flagstone.query.dataset import open_dataset as dataset
+    from flagstone.query.polars_scan import scan_polars
     from flagstone.write.batch import WriteBatch
 
     __version__: str
@@ -68,11 +70,13 @@ __all__ = [
     "__version__",
     "aio",
     "compaction",
+    "dataset",
     "keys",
     "open",
     "open_feed",
     "open_reader",
     "operators",
+    "scan_polars",
     "values",
 ]
 
@@ -97,11 +101,13 @@ _LAZY: dict[str, tuple[str, str | None]] = {
     "WriteBatch": ("flagstone.write.batch", "WriteBatch"),
     "aio": ("flagstone.aio", None),
     "compaction": ("flagstone.compaction", None),
+    "dataset": ("flagstone.query.dataset", "open_dataset"),
     "keys": ("flagstone.keys", None),
     "open": ("flagstone.db.open", "open_database"),
     "open_feed": ("flagstone.db.reader.feed", "open_feed"),
     "open_reader": ("flagstone.db.reader.reader", "open_reader"),
     "operators": ("flagstone.operators", None),
+    "scan_polars": ("flagstone.query.polars_scan", "scan_polars"),
     "values": ("flagstone.values", None),
 }
 

@@ -13,9 +13,7 @@ from flagstone.cli.output import confirm, moment_text, print_json, print_line, p
 from flagstone.cli.parsing import (
     KeyForm,
     parse_bytes,
-    parse_checkpoint,
     parse_lifetime,
-    require_checkpoint_id,
 )
 from flagstone.errors import InvalidRequest
 from flagstone.inspector.text import time_text
@@ -27,7 +25,10 @@ if TYPE_CHECKING:
     from flagstone.metadata.sequenced import Versioned
 
 Id = Annotated[
-    str, typer.Option("--id", "-i", metavar="UUID", help="The checkpoint; list-checkpoints shows them.")
+    str,
+    typer.Option(
+        "--id", "-i", metavar="ID|NAME", help="The checkpoint: its id or name, as in list-checkpoints."
+    ),
 ]
 Lifetime = Annotated[
     str | None,
@@ -48,7 +49,7 @@ def create_checkpoint(
     lifetime: Lifetime = None,
     source: Annotated[
         str | None,
-        typer.Option("--source", "-s", metavar="UUID", help="Keep the same manifest as this checkpoint."),
+        typer.Option("--source", "-s", metavar="ID|NAME", help="Keep the same manifest as this checkpoint."),
     ] = None,
     name: Annotated[
         str | None, typer.Option("--name", "-n", help="A name to find it by; it need not be unique.")
@@ -65,8 +66,9 @@ def create_checkpoint(
         flagstone -p s3://bucket/shop create-checkpoint --source 01740ee5-6459-44af-9a45-85deb6e468e3
     """
     call = invocation(context, json=json)
-    source_id, lifetime_given = parse_checkpoint(source), parse_lifetime(lifetime)
-    _print(call, call.connect().admin().create_checkpoint(lifetime_given, source_id, name))
+    lifetime_given, connection = parse_lifetime(lifetime), call.connect()
+    source_id = None if source is None else connection.checkpoint(source)
+    _print(call, connection.admin().create_checkpoint(lifetime_given, source_id, name))
 
 
 def refresh_checkpoint(
@@ -82,11 +84,12 @@ def refresh_checkpoint(
 
     For example:
 
-        flagstone -p s3://bucket/shop refresh-checkpoint --id 01740ee5-6459-44af-9a45-85deb6e468e3 --lifetime 1day
+        flagstone -p s3://bucket/shop refresh-checkpoint --id nightly --lifetime 1day
     """
     call = invocation(context, json=json)
-    checkpoint, lifetime_given = require_checkpoint_id(id), parse_lifetime(lifetime)
-    _print(call, call.connect().admin().refresh_checkpoint(checkpoint, lifetime_given, force=force))
+    lifetime_given, connection = parse_lifetime(lifetime), call.connect()
+    checkpoint = connection.checkpoint(id, newest=False)
+    _print(call, connection.admin().refresh_checkpoint(checkpoint, lifetime_given, force=force))
 
 
 def delete_checkpoint(
@@ -104,8 +107,9 @@ def delete_checkpoint(
         flagstone -p s3://bucket/shop delete-checkpoint --id 01740ee5-6459-44af-9a45-85deb6e468e3
     """
     call = invocation(context, json=json)
-    checkpoint = require_checkpoint_id(id)
-    call.connect().admin().delete_checkpoint(checkpoint, force=force)
+    connection = call.connect()
+    checkpoint = connection.checkpoint(id, newest=False)
+    connection.admin().delete_checkpoint(checkpoint, force=force)
     if call.json:
         print_json({"result": "success", "checkpoint_id": str(checkpoint)})
     else:
@@ -182,7 +186,9 @@ def clone(
     to: To,
     checkpoint: Annotated[
         str | None,
-        typer.Option(metavar="UUID", help="Clone the state of this checkpoint instead of the current one."),
+        typer.Option(
+            metavar="ID|NAME", help="Clone the state of this checkpoint instead of the current one."
+        ),
     ] = None,
     prefix: Annotated[str | None, typer.Option(help="Only keys that begin with this.")] = None,
     start: Annotated[str | None, typer.Option(help="Only keys from this one on.")] = None,
@@ -202,12 +208,12 @@ def clone(
 
         flagstone -p s3://bucket/shop clone shop-test
         flagstone -p s3://bucket/shop clone s3://bucket/eu --prefix eu/
-        flagstone -p ./shop clone ./before --checkpoint 01740ee5-6459-44af-9a45-85deb6e468e3
+        flagstone -p ./shop clone ./before --checkpoint nightly
     """
     call = invocation(context, json=json)
     keys = _clone_range(prefix, start, stop, key)
-    source = parse_checkpoint(checkpoint)
     connection = call.connect(long_work=True)
+    source = None if checkpoint is None else connection.checkpoint(checkpoint)
     target = _neighbour(connection, to)
     with working(f"cloning to {to}", connection):
         made = connection.admin().clone(target, checkpoint=source, range=keys)
@@ -242,7 +248,8 @@ def union(
 def restore(
     context: typer.Context,
     id: Annotated[  # noqa: A002 - as with the other commands about checkpoints
-        str, typer.Option("--id", "-i", "--checkpoint", metavar="UUID", help="The checkpoint to go back to.")
+        str,
+        typer.Option("--id", "-i", "--checkpoint", metavar="ID|NAME", help="The checkpoint to go back to."),
     ],
     save: Annotated[
         str | None,
@@ -262,11 +269,11 @@ def restore(
     For example:
 
         flagstone -p s3://bucket/shop restore --id 01740ee5-6459-44af-9a45-85deb6e468e3 --save before-restore
-        flagstone -p s3://bucket/shop restore --id 01740ee5-6459-44af-9a45-85deb6e468e3 --dry-run
+        flagstone -p s3://bucket/shop restore --id nightly --dry-run
     """
     call = invocation(context, json=json)
-    wanted = require_checkpoint_id(id)
     connection = call.connect(long_work=True)
+    wanted = connection.checkpoint(id, newest=False)
     admin = connection.admin()
     entry = next((found for found in admin.checkpoints() if found.id == wanted), None)
     if entry is None:

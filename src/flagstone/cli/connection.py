@@ -15,6 +15,7 @@ from uuid import UUID
 import flagstone
 from flagstone.cli.context import Invocation
 from flagstone.errors import InvalidRequest
+from flagstone.runtime.clock import SYSTEM_CLOCK
 from flagstone.store.commit_log.postgres import passwords_of
 from flagstone.store.counting import CountingStore
 from flagstone.store.paths import DbPaths
@@ -80,29 +81,63 @@ class Connection:
         """The operator's handle."""
         return flagstone.Admin(self.root, store=self.store, wal_store=self.wal_store)
 
+    def checkpoint(self, given: str, *, newest: bool = True) -> UUID:
+        """The id of the checkpoint with this id or name; of several with the name the newest.
+
+        Raises:
+            InvalidRequest: no checkpoint has the name, or several have it and `newest` is False.
+
+        """
+        try:
+            return UUID(given)
+        except ValueError:
+            pass
+        now_s = SYSTEM_CLOCK.now_ms() / 1000
+        named = self.admin().checkpoints(given)
+        found = [each for each in named if each.expires_s is None or each.expires_s > now_s]
+        if not found:
+            raise InvalidRequest(f"no checkpoint has the id or name {given!r}; list-checkpoints shows both")
+        if len(found) > 1 and not newest:
+            raise InvalidRequest(
+                f"{len(found)} checkpoints have the name {given!r}; give the id of one: "
+                f"{', '.join(str(each.id) for each in found)}"
+            )
+        return max(found, key=lambda each: (each.created_s, each.manifest_id)).id
+
     def reader(
         self,
         *,
-        checkpoint: UUID | None = None,
+        checkpoint: str | None = None,
         as_of: AsOf | None = None,
         merge_operator: MergeOperator | None = None,
     ) -> flagstone.DbReader:
-        """A reader that writes nothing, not even a checkpoint."""
+        """A reader that writes nothing, not even a checkpoint. `checkpoint` is an id or a name."""
         return flagstone.open_reader(
             self.root,
             store=self.store,
             wal_store=self.wal_store,
-            checkpoint=checkpoint,
+            checkpoint=None if checkpoint is None else self.checkpoint(checkpoint),
             as_of=as_of,
             mode="latest",
             merge_operator=merge_operator,
         )
 
-    def database(self, settings: flagstone.Settings, *, create: bool = False) -> flagstone.Db:
+    def database(
+        self,
+        settings: flagstone.Settings,
+        *,
+        create: bool = False,
+        merge_operator: MergeOperator | None = None,
+    ) -> flagstone.Db:
         """The database open for writing, without compactor and garbage collector: the command closes it soon."""
         without_services = settings.replace(compactor_options=None, garbage_collector_options=None)
         return flagstone.open(
-            self.root, store=self.store, wal_store=self.wal_store, settings=without_services, create=create
+            self.root,
+            store=self.store,
+            wal_store=self.wal_store,
+            settings=without_services,
+            create=create,
+            merge_operator=merge_operator,
         )
 
 

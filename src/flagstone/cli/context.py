@@ -23,6 +23,8 @@ class Invocation:
     """The global options of one call."""
 
     path: str | None = None
+    path_given: bool = False
+    """Whether the call names `path`, and not the environment."""
     further_paths: tuple[str, ...] = ()
     store: str | None = None
     wal_store: str | None = None
@@ -49,8 +51,8 @@ class Invocation:
         """Raise `InvalidRequest` if the call names no database."""
         if not self.paths:
             raise InvalidRequest(
-                "no database given; name it before the command: flagstone --path s3://bucket/db COMMAND "
-                "(or set FLAGSTONE_PATH)"
+                "no database given; name it before the command or after it: flagstone --path s3://bucket/db COMMAND, "
+                "flagstone COMMAND s3://bucket/db (or set FLAGSTONE_PATH)"
             )
 
     def each(self) -> list[Invocation]:

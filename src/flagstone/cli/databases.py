@@ -174,11 +174,15 @@ def stats(context: typer.Context, json: AsJson = False) -> None:
     call = invocation(context, json=json)
     connection = call.connect()
     from flagstone.inspector.snapshot import take_snapshot
+    from flagstone.kernels import COMPILED
 
     with working("reading", connection):
         seen = take_snapshot(connection.store, connection.wal_store, connection.root)
     if call.json:
-        print_json({**seen.facts(), **seen.overview.to_dict(), "requests": _requests(connection)})
+        form = "compiled" if COMPILED else "interpreted"
+        print_json(
+            {**seen.facts(), **seen.overview.to_dict(), "requests": _requests(connection), "kernels": form}
+        )
     else:
         _print_stats(connection, seen)
 
@@ -192,6 +196,8 @@ def _requests(connection: Connection) -> dict[str, int]:
 
 
 def _print_stats(connection: Connection, seen: DatabaseSnapshot) -> None:
+    from flagstone.kernels import COMPILED
+
     facts, found, manifest = seen.facts(), seen.overview, seen.manifest.value
     ssts, wal, checkpoints = found.tables, found.log, facts["checkpoints"]
     held = (
@@ -235,7 +241,13 @@ def _print_stats(connection: Connection, seen: DatabaseSnapshot) -> None:
     print_table(("folder", "objects", "size"), folders, empty="no objects")
     print_line("")
     by_kind = ", ".join(f"{count} {verb}" for verb, count in _requests(connection).items())
-    print_facts([("requests", f"{connection.requests} ({by_kind}), {size_text(connection.bytes_moved)}")])
+    slow = "interpreted, and slow: install a C compiler, then flagstone again"
+    print_facts(
+        [
+            ("requests", f"{connection.requests} ({by_kind}), {size_text(connection.bytes_moved)}"),
+            ("kernels", None if COMPILED else slow),
+        ]
+    )
 
 
 def _weight(weight: Any) -> str:

@@ -13,8 +13,12 @@ from typer.core import TyperGroup
 
 from flagstone.cli import checkpoints, compaction, databases, garbage, manifests, rows, schemas
 from flagstone.cli.context import Invocation
+from flagstone.cli.database_command import DatabaseCommand, with_path
+from flagstone.cli.explain import explain
 from flagstone.cli.parsing import parse_duration
 from flagstone.cli.process import BROKEN_PIPE, INTERNAL, INTERRUPTED, end_soon_when_interrupted, exit_code
+from flagstone.cli.shell import shell
+from flagstone.cli.top import top
 from flagstone.errors import FlagstoneError, InvalidRequest
 
 
@@ -47,19 +51,20 @@ app: typer.Typer = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="markdown",
     help="Read, change and maintain SlateDB databases on object storage.\n\n"
-    "Name the database first: `flagstone --path s3://bucket/shop stats`. Credentials come from the environment or "
-    "from `--env-file`.",
+    "Name the database: `flagstone stats s3://bucket/shop`, or `flagstone --path s3://bucket/shop stats`. "
+    "Credentials come from the environment or from `--env-file`.",
     epilog="Exit codes: 0 done, 1 not found or declined, 2 bad request, 3 conflict, 4 closed or fenced, "
     "5 store unavailable, 6 damage, 70 internal error, 130 interrupted, 141 output pipe closed.",
 )
 _PANELS: Final[Mapping[str, Sequence[Callable[..., None]]]] = {
-    "Rows": (rows.get, rows.put, rows.delete, rows.scan, rows.diff),
+    "Rows": (rows.get, rows.put, rows.delete, rows.scan, rows.diff, explain, shell),
     "State": (
         databases.stats,
         schemas.schema,
         databases.inspect,
         databases.verify,
         databases.repair,
+        top,
         manifests.read_manifest,
         manifests.list_manifests,
         manifests.seq_to_ts,
@@ -91,14 +96,17 @@ _PANELS: Final[Mapping[str, Sequence[Callable[..., None]]]] = {
 }
 for _panel, _commands in _PANELS.items():
     for _command in _commands:
-        app.command(rich_help_panel=_panel)(_command)
+        app.command(rich_help_panel=_panel, cls=DatabaseCommand)(with_path(_command))
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
-        typer.echo(f"flagstone {version('flagstone')}")
+        from flagstone.kernels import COMPILED
+
+        slow = "" if COMPILED else " (kernels interpreted: install a C compiler, then flagstone again)"
+        typer.echo(f"flagstone {version('flagstone')}{slow}")
         raise typer.Exit
 
 
@@ -164,6 +172,7 @@ def options(
     # Typer read these variables before the env file was loaded.
     context.obj = Invocation(
         path=path[0] if path else os.environ.get("FLAGSTONE_PATH"),
+        path_given=bool(path),
         further_paths=tuple(path[1:]) if path else (),
         store=store or os.environ.get("FLAGSTONE_STORE"),
         wal_store=wal_store or os.environ.get("FLAGSTONE_WAL_STORE"),

@@ -216,7 +216,8 @@ def seq_to_ts(
 def ts_to_seq(
     context: typer.Context,
     ts: Annotated[
-        str, typer.Argument(help="Seconds since the epoch, or a time such as 2026-11-16T03:00:00Z.")
+        str,
+        typer.Argument(help='A time such as 2026-11-16T03:00:00Z or "2h ago", or seconds since the epoch.'),
     ],
     round: Round = Rounding.down,  # noqa: A002 - SlateDB's name
     json: AsJson = False,

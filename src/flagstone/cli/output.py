@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
     from flagstone.cli.connection import Connection
 
+_NARROW: Final = 80
+"""On a terminal with fewer columns, a table that does not fit is printed row by row."""
+
 _WIDE: Final = 10_000
 """The width of a table that is written to a pipe, so that its lines are not folded."""
 
@@ -70,8 +73,10 @@ def print_table(
     """Print rows under headings, or the text `empty` if there are no rows.
 
     Numbers are aligned to the right, and columns without any text are left out. On a narrow terminal long cells are
-    folded, except those of the columns `whole`: users copy ids.
+    folded, except those of the columns `whole`: users copy ids. On one that is narrower than the table would be with
+    some room per column, each row is a list of names and values.
     """
+    from rich.measure import Measurement
     from rich.table import Table
 
     rows = list(rows)
@@ -88,7 +93,27 @@ def print_table(
     for row in rows:
         table.add_row(*(_plain(row[position]) for position in used))
     with console() as shown:
+        wide = Measurement.get(shown, shown.options.update(max_width=_WIDE), table).maximum
+        if sys.stdout.isatty() and shown.width < min(wide, _NARROW):
+            for row in rows:
+                shown.print(_record([(columns[position], row[position]) for position in used]))
+            return
         shown.print(table)
+
+
+def _record(cells: Sequence[tuple[str, Any]]) -> RenderableType:
+    """One row on a narrow terminal: its first cell, and below it the others with their names."""
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.table import Table
+
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in cells[1:]:
+        if value not in ("", None):
+            table.add_row(name, _plain(value))
+    return Group(_plain(cells[0][1]), Padding(table, (0, 0, 0, 2)))
 
 
 def print_line(text: str) -> None:
@@ -131,7 +156,7 @@ def _bold(text: str) -> Any:
 
 
 class Progress:
-    """A progress display: the requests so far, and a bar if the total is known."""
+    """A progress display: a sign that moves, the requests so far, and a bar if the total is known."""
 
     def __init__(self, title: str, connection: Connection, *, shown: bool) -> None:
         self.title = title
@@ -140,6 +165,7 @@ class Progress:
         self._total: int | None = None
         self._reads_all = False
         self._connection = connection
+        self._sign: RenderableType | None = None
 
     def update(self, done: int, total: int | None) -> None:
         """Show that `done` of `total` bytes, files or other units are done."""
@@ -157,13 +183,16 @@ class Progress:
     def __rich__(self) -> RenderableType:
         from rich.columns import Columns
         from rich.progress_bar import ProgressBar
+        from rich.spinner import Spinner
 
+        if self._sign is None:
+            self._sign = Spinner("line", style="dim")
         moved = f"{self._connection.requests:,} requests, {size_text(self._connection.bytes_moved)}"
-        parts: list[Any] = [_dim(self.title), _dim(moved)]
+        parts: list[Any] = [self._sign, _dim(self.title), _dim(moved)]
         if self._total:
             done = self._connection.bytes_moved if self._reads_all else self._done
             share = min(done / self._total, 1.0)
-            parts[1:1] = [ProgressBar(total=1.0, completed=share, width=30), _dim(f"{share:4.0%}")]
+            parts[2:2] = [ProgressBar(total=1.0, completed=share, width=30), _dim(f"{share:4.0%}")]
         return Columns(parts, padding=(0, 2))
 
 

@@ -11,7 +11,6 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
-from uuid import UUID
 
 from flagstone.errors import InvalidRequest
 from flagstone.inspector.text import json_text, line_text
@@ -31,58 +30,40 @@ _OPERATORS: Final = {
 }
 
 
-def parse_checkpoint(text: str | None) -> UUID | None:
-    """The id of a checkpoint; None stays None."""
-    if text is None:
-        return None
-    try:
-        return UUID(text)
-    except ValueError:
-        raise InvalidRequest(
-            f"a checkpoint is given by its UUID, not {text!r}; list-checkpoints shows the UUIDs"
-        ) from None
-
-
-def require_checkpoint_id(text: str) -> UUID:
-    """The id of a checkpoint; the text must not be None."""
-    found = parse_checkpoint(text)
-    assert found is not None
-    return found
-
-
 def parse_moment(text: str) -> datetime:
-    """A time: seconds since the epoch, or RFC 3339; UTC if it has no time zone.
+    """A time: RFC 3339 (UTC if it has no time zone), "now", a duration and "ago", or @ and seconds since the epoch.
 
-    Raises:
-        InvalidRequest: the text is neither.
-
-    """
-    try:
-        if _NUMBER.fullmatch(text):
-            return datetime.fromtimestamp(float(text), UTC)
-        moment = datetime.fromisoformat(text)
-    except (ValueError, OverflowError, OSError):
-        raise InvalidRequest(
-            f"{text!r} is not a time; write seconds since the epoch, or 2026-11-16T03:00:00Z"
-        ) from None
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
-
-
-def parse_as_of(text: str | None) -> int | datetime | None:
-    """An earlier state: a sequence number, a time, or a duration and "ago"; None stays None.
+    The @ may be missing where a number cannot be a sequence number.
 
     Raises:
         InvalidRequest: the text is none of these.
 
     """
+    words = text.strip()
+    now = datetime.fromtimestamp(SYSTEM_CLOCK.now_ms() / 1000, UTC)
+    if words == "now":
+        return now
+    try:
+        if words.endswith("ago"):
+            ago = parse_duration(words.removesuffix("ago"))
+            return now - ago
+        if _NUMBER.fullmatch(words.removeprefix("@")):
+            return datetime.fromtimestamp(float(words.removeprefix("@")), UTC)
+        moment = datetime.fromisoformat(words)
+    except InvalidRequest:
+        raise
+    except (ValueError, OverflowError, OSError):
+        raise InvalidRequest(
+            f'{text!r} is not a time; write 2026-11-16T03:00:00Z, "2h ago", now, or @ and seconds since the epoch'
+        ) from None
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+
+
+def parse_as_of(text: str | None) -> int | datetime | None:
+    """An earlier state: a sequence number, or a time as `parse_moment` reads it; None stays None."""
     if text is None:
         return None
-    if text.isascii() and text.isdigit():
-        return int(text)
-    if text.endswith("ago"):
-        now = datetime.fromtimestamp(SYSTEM_CLOCK.now_ms() / 1000, UTC)
-        return now - parse_duration(text.removesuffix("ago"))
-    return parse_moment(text)
+    return int(text) if text.isascii() and text.isdigit() else parse_moment(text)
 
 
 def parse_duration(text: str) -> timedelta:

@@ -17,10 +17,8 @@ from flagstone.cli.parsing import (
     key_form,
     parse_as_of,
     parse_bytes,
-    parse_checkpoint,
     parse_lifetime,
     parse_merge_operator,
-    require_checkpoint_id,
     screen_text,
     show_key,
     show_value,
@@ -39,13 +37,13 @@ Hex = Annotated[
 Base64 = Annotated[bool, typer.Option("--base64", help="The key is given in base64.")]
 Checkpoint = Annotated[
     str | None,
-    typer.Option(metavar="UUID", help="Read the state of this checkpoint instead of the current one."),
+    typer.Option(metavar="ID|NAME", help="Read the state of this checkpoint instead of the current one."),
 ]
 AsOf = Annotated[
     str | None,
     typer.Option(
         metavar="MOMENT",
-        help='Read an earlier state: a sequence number, a time such as 2026-11-16T03:00:00Z, or "2h ago".',
+        help='Read an earlier state: a sequence number, or a time such as 2026-11-16T03:00:00Z, "2h ago", @1794798585.',
     ),
 ]
 MergeWith = Annotated[
@@ -81,17 +79,13 @@ def get(
 
         flagstone -p s3://bucket/shop get user/42
         flagstone -p s3://bucket/shop get --hex 0x0001ff > value.bin
-        flagstone -p s3://bucket/shop get user/42 --checkpoint 01740ee5-6459-44af-9a45-85deb6e468e3
+        flagstone -p s3://bucket/shop get user/42 --checkpoint nightly
     """
     call = invocation(context, json=json)
     wanted = parse_bytes(key, key_form(hex_given=as_hex, base64_given=as_base64))
-    operator, checkpoint_id, moment = (
-        parse_merge_operator(merge_operator),
-        parse_checkpoint(checkpoint),
-        parse_as_of(as_of),
-    )
+    operator, moment = parse_merge_operator(merge_operator), parse_as_of(as_of)
     connection = call.connect()
-    with connection.reader(checkpoint=checkpoint_id, as_of=moment, merge_operator=operator) as reader:
+    with connection.reader(checkpoint=checkpoint, as_of=moment, merge_operator=operator) as reader:
         row = reader.get_row(wanted, include_expired=include_expired)
     if row is None:
         hint = "; for a key in hexadecimal add --hex" if key[:2].lower() == "0x" and not as_hex else ""
@@ -227,14 +221,10 @@ def scan(
         None if text is None else parse_bytes(text, form, what=name)
         for name, text in (("prefix", prefix), ("start", start), ("stop", stop))
     ]
-    operator, checkpoint_id, moment = (
-        parse_merge_operator(merge_operator),
-        parse_checkpoint(checkpoint),
-        parse_as_of(as_of),
-    )
+    operator, moment = parse_merge_operator(merge_operator), parse_as_of(as_of)
     connection = call.connect()
     with (
-        connection.reader(checkpoint=checkpoint_id, as_of=moment, merge_operator=operator) as reader,
+        connection.reader(checkpoint=checkpoint, as_of=moment, merge_operator=operator) as reader,
         reader.scan(
             bounds[1],
             bounds[2],
@@ -251,7 +241,7 @@ def scan(
             for row in found.rows():
                 print_json_line(row_json(row, form, value))
         else:
-            _print_rows(found, form, value)
+            print_pairs(found, form, value)
 
 
 def row_json(row: Row, key: KeyForm = KeyForm.auto, value: ValueForm = ValueForm.auto) -> dict[str, Any]:
@@ -268,7 +258,8 @@ def row_json(row: Row, key: KeyForm = KeyForm.auto, value: ValueForm = ValueForm
     return shown
 
 
-def _print_rows(pairs: Iterable[tuple[bytes, bytes]], key: KeyForm, value: ValueForm) -> None:
+def print_pairs(pairs: Iterable[tuple[bytes, bytes]], key: KeyForm, value: ValueForm) -> None:
+    """Print rows, one per line."""
     write = sys.stdout.write
     for row_key, row_value in pairs:
         shown = show_value(row_value, value, for_json=False)
@@ -310,8 +301,8 @@ def _print_written(call: Invocation, key: bytes, seq: int, what: str) -> None:
 
 def diff(
     context: typer.Context,
-    before: Annotated[str, typer.Argument(metavar="UUID", help="The checkpoint to start from.")],
-    after: Annotated[str, typer.Argument(metavar="UUID", help="The checkpoint to compare it with.")],
+    before: Annotated[str, typer.Argument(metavar="ID|NAME", help="The checkpoint to start from.")],
+    after: Annotated[str, typer.Argument(metavar="ID|NAME", help="The checkpoint to compare it with.")],
     prefix: Annotated[str | None, typer.Option(help="Only keys that begin with this.")] = None,
     key: Annotated[
         KeyForm,
@@ -335,10 +326,11 @@ def diff(
         flagstone -p ./shop --json diff 01740ee5-… 912803c8-… --prefix user/ | jq .key
     """
     call = invocation(context, json=json)
-    first, second = require_checkpoint_id(before), require_checkpoint_id(after)
     wanted = None if prefix is None else parse_bytes(prefix, key, what="prefix")
     operator = parse_merge_operator(merge_operator)
-    found = call.connect().admin().diff(first, second, prefix=wanted, merge_operator=operator)
+    connection = call.connect()
+    first, second = connection.checkpoint(before), connection.checkpoint(after)
+    found = connection.admin().diff(first, second, prefix=wanted, merge_operator=operator)
 
     def shown(row: Row | None) -> Any:
         return None if row is None else show_value(row.value, value, for_json=call.json)

@@ -17,6 +17,7 @@ from flagstone.format.filter import PrefixExtractor
 from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.read import drivers
 from flagstone.read.drivers import Found, visible_row
+from flagstone.read.explanation import Explanation, Trail
 from flagstone.read.preview import html_facts
 from flagstone.read.read_ahead import PrefixProbe
 from flagstone.read.scan import Scan
@@ -221,6 +222,21 @@ class Reads(RowMapping):
             dirty=dirty,
         )
         return self._visible(found, seq, include_expired=include_expired)
+
+    def explain(self, key: bytes) -> Explanation:
+        """How `get(key)` finds its answer now: the memtables and SSTs it asks, filters, blocks, requests and bytes.
+
+        It reads as `get` does, so what it fetches is in memory afterwards.
+        """
+        checked = self._check_key(key)
+
+        def follow(view: ReadView, seq: int) -> tuple[Trail, Found]:
+            trail = Trail(self._context.ssts, view, checked, seq)
+            return trail, trail.get()
+
+        (trail, found), seq = self._read(follow, durable_only=False, dirty=False)
+        row = self._visible(found, seq, include_expired=False)
+        return Explanation(checked, seq, row, tuple(trail.steps()), trail.rounds, trail.requests, trail.bytes)
 
     def multi_get(
         self,

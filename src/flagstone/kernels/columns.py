@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, Final
 
 import pyarrow as pa
@@ -59,3 +62,30 @@ def bitmap(flags: Any, rows: int) -> Any:
     """One bit per row from a buffer of one byte per row; None when every row is valid."""
     valid = pa.Array.from_buffers(pa.uint8(), rows, [None, flags]).cast(pa.bool_())
     return None if valid.true_count == rows else valid.buffers()[1]
+
+
+def constant(value: int | bytes, kind: Any) -> Any:
+    """A scalar of a type of whole numbers, booleans or binaries. `pa.scalar` would import pandas if it is installed."""
+    if isinstance(value, bytes):
+        return binaries([value], kind)[0]
+    data = value.to_bytes(max(1, kind.bit_width // 8), "little", signed=value < 0)
+    return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(data)])[0]
+
+
+def binaries(rows: Sequence[bytes], kind: Any) -> pa.Array:
+    """A column of binaries or strings with 32-bit offsets. `pa.array` would import pandas if it is installed."""
+    offsets = array("i", [0])
+    offsets.extend(accumulate(map(len, rows)))
+    return pa.Array.from_buffers(
+        kind, len(rows), [None, pa.py_buffer(memoryview(offsets)), pa.py_buffer(b"".join(rows))]
+    )
+
+
+def numbers(rows: Sequence[int | None], kind: Any) -> pa.Array:
+    """A column of 64-bit integers. `pa.array` would import pandas if it is installed."""
+    code = "Q" if pa.types.is_uint64(kind) else "q"
+    if None not in rows:
+        return pa.Array.from_buffers(kind, len(rows), [None, pa.py_buffer(memoryview(array(code, rows)))])  # type: ignore[type-var]
+    filled = array(code, [0 if row is None else row for row in rows])
+    valid = bitmap(pa.py_buffer(bytes([row is not None for row in rows])), len(rows))
+    return pa.Array.from_buffers(kind, len(rows), [valid, pa.py_buffer(memoryview(filled))])

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from flagstone.errors import CorruptData, InvalidRequest
 from flagstone.format.columns import MAX_COLUMN_BYTES, SCHEMA, decode_columns
 from flagstone.kernels import scan
-from flagstone.kernels.columns import bitmap, room, view
+from flagstone.kernels.columns import binaries, bitmap, constant, numbers, room, view
 from flagstone.read.drivers import next_chunk
 from flagstone.read.scan_cursor import Chunk, ScanCursor, ScanRequest, make_sieve, resume_at
 from flagstone.read.view import ReadView
@@ -30,6 +30,7 @@ _BLOCKS_AT_ONCE: Final = 512
 _MAX_GROUP_BYTES: Final = 64 * 1024 * 1024
 _MAX_BATCH_BYTES: Final = 1024 * 1024 * 1024
 _INDEX_OF: Final = {name: index for index, name in enumerate(COLUMNS)}
+_FALSE, _TRUE = (pa.Array.from_buffers(pa.bool_(), 1, [None, pa.py_buffer(bytes([bit]))]) for bit in (0, 1))
 
 
 def scan_arrow(
@@ -47,14 +48,11 @@ def scan_arrow(
     Iterating the result blocks, and raises errors of the store and of damaged blocks. The request must neither go
     backward nor have a limit.
     """
-    unknown = [name for name in columns if name not in COLUMNS]
-    if unknown or not columns:
-        raise InvalidRequest(f"columns {list(columns)} are not available; choose from {', '.join(COLUMNS)}")
+    schema = _schema_of(columns)
     if batch_rows is not None and batch_rows < 1:
         raise InvalidRequest(f"batch_rows is {batch_rows}; use 1 or more")
     if request.reverse or request.limit is not None:
         raise InvalidRequest("an Arrow scan goes forward and has no limit; stop reading when you have enough")
-    schema = pa.schema([SCHEMA.field(name) for name in columns])
     sink = ArrowSink(replace(request, whole_rows=True), schema)
     cursor = ScanCursor(view, request, sink=sink, blocks_at_once=_BLOCKS_AT_ONCE)
     batches = _batches(ssts, cursor)
@@ -63,14 +61,27 @@ def scan_arrow(
     return pa.RecordBatchReader.from_batches(schema, batches)
 
 
+def to_batches(chunks: Iterator[Chunk], columns: Sequence[str]) -> pa.RecordBatchReader:
+    """The rows of a scan that gives Python rows, as batches; pairs have only the columns key and value."""
+    schema = _schema_of(columns)
+    return pa.RecordBatchReader.from_batches(schema, (_batch(chunk, schema) for chunk in chunks))
+
+
+def _schema_of(columns: Sequence[str]) -> pa.Schema:
+    unknown = [name for name in columns if name not in COLUMNS]
+    if unknown or not columns:
+        raise InvalidRequest(f"columns {list(columns)} are not available; choose from {', '.join(COLUMNS)}")
+    return pa.schema([SCHEMA.field(name) for name in columns])
+
+
 class ArrowSink:
     """A sink whose chunks are record batches."""
 
     def __init__(self, request: ScanRequest, schema: pa.Schema) -> None:
         self._sieve = make_sieve(request)
         self._chooser = scan.ColumnSieve(request.max_seq, request.now_ms, not request.include_expired)
-        self._max_seq = pa.scalar(request.max_seq, pa.uint64())
-        self._now_ms = None if request.include_expired else pa.scalar(request.now_ms, pa.int64())
+        self._max_seq = constant(request.max_seq, pa.uint64())
+        self._now_ms = None if request.include_expired else constant(request.now_ms, pa.int64())
         self._schema = schema
         self._values = "value" in schema.names
         self._done = 0
@@ -79,7 +90,7 @@ class ArrowSink:
         self._done = 0
         for group in _groups(blocks):
             batch = None if self._sieve.collecting() else _decode(group, values=self._values)
-            if batch is None or pc.any(pc.equal(batch["kind"], pa.scalar(MERGE, pa.uint8()))).as_py():
+            if batch is None or pc.any(pc.equal(batch["kind"], constant(MERGE, pa.uint8()))).as_py():
                 rows: Chunk = []
                 self._sieve.add_blocks(group, start, stop, rows)
                 self._append(rows, out)
@@ -166,30 +177,36 @@ class ArrowSink:
     def _visible(self, batch: pa.RecordBatch, start: bytes | None, stop: bytes | None) -> pa.RecordBatch:
         """The rows that the read sees: the newest visible version of each key, if it is a value."""
         if start is not None and batch["key"][0].as_py() < start:
-            batch = batch.filter(pc.greater_equal(batch["key"], pa.scalar(start, pa.binary())))
+            batch = batch.filter(pc.greater_equal(batch["key"], constant(start, pa.binary())))
         if stop is not None and batch.num_rows and batch["key"][-1].as_py() >= stop:
-            batch = batch.filter(pc.less(batch["key"], pa.scalar(stop, pa.binary())))
+            batch = batch.filter(pc.less(batch["key"], constant(stop, pa.binary())))
         batch = _where(batch, pc.less_equal(batch["seq"], self._max_seq))
         if not batch.num_rows:
             return batch
         keys = batch["key"]
         fresh = pc.not_equal(keys[1:], keys[:-1])
-        first = pa.array([keys[0].as_py() != self._sieve.decided_key()])
+        first = _TRUE if keys[0].as_py() != self._sieve.decided_key() else _FALSE
         self._sieve.pass_over(keys[-1].as_py())
         shown = pc.and_(
-            pa.concat_arrays([first, fresh]), pc.equal(batch["kind"], pa.scalar(VALUE, pa.uint8()))
+            pa.concat_arrays([first, fresh]), pc.equal(batch["kind"], constant(VALUE, pa.uint8()))
         )
         if self._now_ms is not None and batch["expires_ms"].null_count < batch.num_rows:
-            alive = pc.fill_null(pc.greater(batch["expires_ms"], self._now_ms), fill_value=True)
+            alive = pc.fill_null(pc.greater(batch["expires_ms"], self._now_ms), constant(True, pa.bool_()))
             shown = pc.and_(shown, alive)
         return _where(batch, shown)
 
     def _append(self, rows: Chunk, out: Chunk) -> None:
         if rows:
-            arrays = [
-                pa.array([row[_INDEX_OF[field.name]] for row in rows], field.type) for field in self._schema
-            ]
-            out.append(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+            out.append(_batch(rows, self._schema))
+
+
+def _batch(rows: Chunk, schema: pa.Schema) -> pa.RecordBatch:
+    arrays = [_column([row[_INDEX_OF[field.name]] for row in rows], field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _column(cells: list[Any], kind: pa.DataType) -> pa.Array:
+    return binaries(cells, kind) if pa.types.is_binary(kind) else numbers(cells, kind)
 
 
 def _groups(blocks: list[bytes]) -> Iterator[list[bytes]]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 from flagstone.errors import Closed, InvalidRequest
 from flagstone.kernels import scan as scan_kernel
@@ -16,6 +17,11 @@ from flagstone.read.scan_cursor import Chunk, ScanCursor, ScanRequest, rows_from
 from flagstone.read.view import ReadView
 from flagstone.sst.store import SstStore
 from flagstone.types import MAX_SEQ, KeyRange, Row
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+    import pyarrow as pa
 
 Pair = tuple[bytes, bytes]
 
@@ -74,6 +80,29 @@ class _OpenScan:
         elif self._request.whole_rows != whole_rows:
             raise InvalidRequest("a scan is iterated as pairs or as rows(), not both; start another scan")
 
+    def _export(self, columns: Sequence[str]) -> pa.RecordBatchReader:
+        """The rows as Arrow batches. A scan that was begun gives those that are left, and is closed."""
+        # Imported here: importing Arrow takes half a second, and most callers do not use it.
+        from flagstone.read.arrow import DEFAULT_BATCH_ROWS, scan_arrow, to_batches  # noqa: PLC0415
+
+        view, cursor, request = self._view, self._cursor, self._request
+        if view is None:
+            raise Closed("this scan is closed; start another one")
+        whole_rows = not set(columns) <= {"key", "value"}
+        if cursor is not None:
+            if whole_rows and not request.whole_rows:
+                raise InvalidRequest(
+                    f"this scan was begun as pairs, so only key and value are left, not {', '.join(columns)}; "
+                    "start another scan"
+                )
+            left = self._buffered.rest()
+            self._close()
+            return to_batches(_chunks(self._ssts, cursor, left), columns)
+        if request.reverse or request.limit is not None:
+            fresh = ScanCursor(view, replace(request, whole_rows=whole_rows))
+            return to_batches(_chunks(self._ssts, fresh, []), columns)
+        return scan_arrow(self._ssts, view, request, columns=columns, batch_rows=DEFAULT_BATCH_ROWS)
+
 
 class Scan(_OpenScan):
     """The rows of a range as they were when the scan began, however long it takes.
@@ -113,6 +142,25 @@ class Scan(_OpenScan):
         request = replace(self._request, limit=most if limit is None else min(limit, most))
         rows = list(Scan(self._ssts, self._view, request))
         return html_rows(repr(self), rows[:PREVIEW_ROWS], more=len(rows) > PREVIEW_ROWS)
+
+    def to_arrow(self, columns: Sequence[str] = ("key", "value")) -> pa.Table:
+        """The rows as an Arrow table. `columns` may also be seq, created_ms and expires_ms.
+
+        A scan that was begun gives the rows that are left, and is closed; another scan gives the same rows again.
+        """
+        return self._export(columns).read_all()
+
+    def to_pandas(self, columns: Sequence[str] = ("key", "value")) -> pd.DataFrame:
+        """The rows as a pandas DataFrame; see `to_arrow`."""
+        return as_pandas(self.to_arrow(columns))
+
+    def to_polars(self, columns: Sequence[str] = ("key", "value")) -> pl.DataFrame:
+        """The rows as a Polars DataFrame; see `to_arrow`."""
+        return as_polars(self.to_arrow(columns))
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """Key and value of the rows, batch by batch, for any library that takes Arrow data; see `to_arrow`."""
+        return self._export(("key", "value")).__arrow_c_stream__(requested_schema)
 
     def close(self) -> None:
         """End the scan and release its view. Closing twice is fine."""
@@ -163,6 +211,18 @@ class AsyncScan(_OpenScan):
             counted += len(chunk)
         return counted
 
+    async def to_arrow(self, columns: Sequence[str] = ("key", "value")) -> pa.Table:
+        """The rows as an Arrow table, read on another thread; see `Scan.to_arrow`."""
+        return await asyncio.to_thread(lambda: self._export(columns).read_all())
+
+    async def to_pandas(self, columns: Sequence[str] = ("key", "value")) -> pd.DataFrame:
+        """The rows as a pandas DataFrame; see `Scan.to_arrow`."""
+        return as_pandas(await self.to_arrow(columns))
+
+    async def to_polars(self, columns: Sequence[str] = ("key", "value")) -> pl.DataFrame:
+        """The rows as a Polars DataFrame; see `Scan.to_arrow`."""
+        return as_polars(await self.to_arrow(columns))
+
     async def close(self) -> None:
         """End the scan and release its view. Closing twice is fine."""
         self._close()
@@ -191,3 +251,29 @@ def _nothing() -> None:
 
 def _nothing_from(_: ScanCursor) -> Callable[[], None]:
     return _nothing
+
+
+def _chunks(ssts: SstStore, cursor: ScanCursor, buffered: Chunk) -> Iterator[Chunk]:
+    if buffered:
+        yield buffered
+    while (chunk := next_chunk(ssts, cursor)) is not None:
+        yield chunk
+
+
+def as_pandas(table: Any) -> pd.DataFrame:
+    """The table as a pandas DataFrame. Raises `InvalidRequest` if pandas is not installed."""
+    try:
+        return table.to_pandas()
+    except ImportError:
+        raise InvalidRequest("pandas is not installed; install pandas, or use to_arrow()") from None
+
+
+def as_polars(table: Any) -> pl.DataFrame:
+    """The table as a Polars DataFrame. Raises `InvalidRequest` if Polars is not installed."""
+    try:
+        import polars as pl  # noqa: PLC0415 - an optional package
+    except ImportError:
+        raise InvalidRequest("Polars is not installed; install flagstone[arrow], or use to_arrow()") from None
+    frame = pl.from_arrow(table)
+    assert isinstance(frame, pl.DataFrame), "a table becomes a frame"
+    return frame

@@ -148,6 +148,12 @@ class Sst(Resident):
         index = self.held_index()
         return None if index is None else SstMeta(index, self.filters)
 
+    def versions_in(self, raw: bytes, key: bytes, max_seq: int) -> list[EntryTuple]:
+        """The versions of a key in one of its blocks, newest first."""
+        find = block_reader.lookup_versions if self.format_version == FORMAT_V2 else _find_versions_v1
+        found: list[EntryTuple] = find(raw, key, max_seq)
+        return found
+
     def decode_meta(self, stored: bytes) -> SstMeta:
         """Index and filters from the bytes of `meta_range`. Raises `CorruptData` with object and offset."""
         start, _ = self.meta_range

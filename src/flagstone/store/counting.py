@@ -130,6 +130,13 @@ class CountingStore:
         """The store that is counted."""
         return self._inner
 
+    def by_kind(self) -> dict[str, int]:
+        """The requests so far by the kinds of `OPERATIONS`."""
+        found: dict[str, int] = {}
+        for verb, count in self.totals()["requests"].items():
+            found[OPERATIONS[verb]] = found.get(OPERATIONS[verb], 0) + count
+        return found
+
     def totals(self) -> Totals:
         """The counts so far, as a plain dictionary; methods that were never called are left out."""
         with self._lock:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flagstone.errors import InvalidRequest
-from flagstone.kernels.columns import NOTHING, fixed, present, strings, words
+from flagstone.kernels.columns import NOTHING, binaries, constant, fixed, present, strings, words
 from flagstone.lsm.merge_operator import MergeOperator, check_operand
 from flagstone.lsm.system_rows import SYSTEM_PREFIX
 from flagstone.types import MAX_KEY_BYTES, MAX_VALUE_BYTES, MERGE, TOMBSTONE, VALUE
@@ -26,7 +26,8 @@ GROUP_BYTES: Final = 1024 * 1024
 """A group has at most this many rows, and at most about this many bytes of keys and values, but at least one row."""
 
 _OPS: Final = ("put", "delete", "merge")
-_KINDS: Final = pa.array([VALUE, TOMBSTONE, MERGE], pa.uint8())
+_OP_NAMES: Final = binaries([op.encode() for op in _OPS], pa.string())
+_KINDS: Final = pa.Array.from_buffers(pa.uint8(), 3, [None, pa.py_buffer(bytes([VALUE, TOMBSTONE, MERGE]))])
 _LONGEST_TTL_MS: Final = timedelta.max // timedelta(milliseconds=1)
 _MAX_TIME_MS: Final = 2**63 - 1
 
@@ -106,7 +107,7 @@ class RowGroup:
         if self._times is None:
             expires_ms = BY_DEFAULT.resolve(created_ms, default_ttl_ms)
             return memoryview(array("q", () if expires_ms is None else (expires_ms,) * len(self)))
-        times = pc.add(self._times, pa.scalar(created_ms, pa.int64())) if self._relative else self._times
+        times = pc.add(self._times, constant(created_ms, pa.int64())) if self._relative else self._times
         return words(times).cast("B").cast("q")
 
 
@@ -192,7 +193,7 @@ def _groups(part: pa.RecordBatch, columns: ColumnNames, first_row: int) -> Itera
         numbers = _kinds_of(part[columns.op], columns.op, first_row)
         kinds = fixed(numbers, 1)
         # A deletion needs no value.
-        missing = pc.and_(missing, pc.not_equal(numbers, pa.scalar(TOMBSTONE, pa.uint8())))
+        missing = pc.and_(missing, pc.not_equal(numbers, constant(TOMBSTONE, pa.uint8())))
     _check_present(values, missing, columns.value, first_row)
     keys, values = _binary(keys), _binary(values)
     _check_sizes(keys, 1, MAX_KEY_BYTES, columns.key, first_row)
@@ -224,7 +225,7 @@ def _check_sizes(column: pa.Array, least: int, most: int, name: str, first_row: 
     sizes = pc.binary_length(column)
     bounds = pc.min_max(sizes)
     if bounds["min"].as_py() is not None and (bounds["min"].as_py() < least or bounds["max"].as_py() > most):
-        row = _first(pc.or_(pc.less(sizes, least), pc.greater(sizes, most)))
+        row = _first(_outside(sizes, least, most))
         raise InvalidRequest(
             f"column {name!r} has {sizes[row].as_py()} bytes in row {first_row + row}; it has {least} to {most}"
         )
@@ -247,7 +248,7 @@ def _times(part: pa.RecordBatch, columns: ColumnNames, first_row: int) -> pa.Arr
         return None
     least, most = (0, _MAX_TIME_MS) if columns.ttl_ms is None else (1, _LONGEST_TTL_MS)
     times = part[name]
-    wrong = pc.fill_null(pc.or_(pc.less(times, least), pc.greater(times, most)), fill_value=False)
+    wrong = pc.fill_null(_outside(times, least, most), constant(False, pa.bool_()))
     if wrong.true_count:
         row = _first(wrong)
         raise InvalidRequest(
@@ -259,8 +260,8 @@ def _times(part: pa.RecordBatch, columns: ColumnNames, first_row: int) -> pa.Arr
 
 def _kinds_of(ops: pa.Array, name: str, first_row: int) -> pa.Array:
     """The kinds of the rows; null is a put."""
-    filled = pc.fill_null(ops.cast(pa.string()), "put")
-    positions = pc.index_in(filled, value_set=pa.array(_OPS))
+    filled = pc.fill_null(ops.cast(pa.string()), _OP_NAMES[0])
+    positions = pc.index_in(filled, value_set=_OP_NAMES)
     if positions.null_count:
         row = _first(pc.is_null(positions))
         raise InvalidRequest(
@@ -269,8 +270,14 @@ def _kinds_of(ops: pa.Array, name: str, first_row: int) -> pa.Array:
     return _KINDS.take(positions)
 
 
+def _outside(numbers: pa.Array, least: int, most: int) -> pa.Array:
+    return pc.or_(
+        pc.less(numbers, constant(least, pa.int64())), pc.greater(numbers, constant(most, pa.int64()))
+    )
+
+
 def _first(mask: pa.Array) -> int:
-    row: int = pc.index(mask, pa.scalar(value=True)).as_py()
+    row: int = pc.index(mask, constant(True, pa.bool_())).as_py()
     return row
 
 

@@ -94,7 +94,7 @@ def test_put_keeps_the_other_rows(shop: Flagstone) -> None:
         (("scan", "--prefix", "a", "--from", "b"), "not both"),
         (("scan", "--start", "b", "--stop", "a"), "inverted"),
         (("scan", "--from", "0xzz"), "the start '0xzz' is not hexadecimal"),
-        (("scan", "--checkpoint", "yesterday"), "list-checkpoints shows the UUIDs"),
+        (("scan", "--checkpoint", "yesterday"), "list-checkpoints shows both"),
         (("get", "k", "--checkpoint", "01740ee5-6459-44af-9a45-85deb6e468e3"), "no checkpoint"),
         (("get", "k", "--merge-operator", "sum"), "no merge operator 'sum'"),
         (("get", "k", "--merge-operator", "nowhere:Sum"), "cannot load the merge operator nowhere:Sum"),

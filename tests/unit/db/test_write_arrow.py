@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
 
+import duckdb
 import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 
@@ -66,6 +70,9 @@ def table_of(kind: pa.DataType) -> pa.Table:
         Stream(pa.table(ROWS)),
         Columns(pa.record_batch(ROWS)),
         pd.DataFrame(ROWS),
+        pl.DataFrame(ROWS),
+        pl.DataFrame(ROWS).cast(pl.String),
+        duckdb.sql("select * from (values ('a'::blob, '1'), ('c', ''), ('b', '3')) rows(key, value)"),
         pa.table({"before": [1, 2, 3], **ROWS}).slice(0, 3),
         pa.concat_tables([pa.table(ROWS), pa.table(ROWS)]).slice(3, 3),
     ],
@@ -74,6 +81,28 @@ def table_of(kind: pa.DataType) -> pa.Table:
 def test_it_accepts_everything_that_exports_arrow_data(db: Db, rows: Any) -> None:
     assert db.write_arrow(rows) == 3
     assert list(db.scan()) == STORED
+
+
+def test_arrow_data_goes_in_and_out_without_importing_pandas() -> None:
+    program = """if True:
+        import sys
+        import flagstone
+        import polars as pl
+
+        columns = {"key": [b"a", b"b", b"c"], "value": [b"1", b"2", None], "op": ["put", None, "delete"],
+            "expires_ms": [None, 1 << 50, None]}
+        with flagstone.open("memory://shop/db") as db:
+            db.put(b"c", b"3")
+            assert db.write_arrow(pl.DataFrame(columns), op="op", expires_ms="expires_ms") == 3
+            every = ("key", "value", "seq", "created_ms", "expires_ms")
+            assert db.scan_arrow(columns=every).read_all().num_rows == 2
+            db.flush()
+            db.put(b"a", b"newer")
+            assert db.scan_arrow(columns=every).read_all()["expires_ms"].to_pylist() == [None, 1 << 50]
+        print([name for name in ("pandas", "pyspark") if name in sys.modules])
+    """
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout.strip()) == (0, "[]"), ended.stderr
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from flagstone.db.read_methods import Reads
 from flagstone.errors import CorruptData
 from flagstone.metadata.manifest import Manifest
 from flagstone.read import drivers
+from flagstone.read.explanation import Explanation
 from flagstone.read.preview import html_facts
 from flagstone.read.scan import AsyncScan
 from flagstone.read.scan_cursor import DEFAULT_READ_AHEAD_BYTES
@@ -96,6 +97,10 @@ class AsyncReads:
             dirty=dirty,
         )
         return self._reads._visible(found, seq, include_expired=include_expired)
+
+    async def explain(self, key: bytes) -> Explanation:
+        """How `get(key)` finds its answer now; see `Db.explain`. It reads on another thread."""
+        return await asyncio.to_thread(self._reads.explain, key)
 
     async def multi_get(
         self,
