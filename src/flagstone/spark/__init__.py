@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from flagstone.spark.load.plan import LoadReport
     from flagstone.spark.sessions import configure, register, session
     from flagstone.spark.stream.foreach_batch import foreach_batch
+    from flagstone.spark.stream.lag import StreamStatus, stream_status
 
 __all__ = [
     "ExportReport",
     "FlagstoneDataSource",
     "LoadReport",
+    "StreamStatus",
     "bulk_load",
     "compact",
     "configure",
@@ -30,6 +32,7 @@ __all__ = [
     "register",
     "run_worker",
     "session",
+    "stream_status",
     "verify",
 ]
 
@@ -37,6 +40,7 @@ _HOME = {
     "ExportReport": "flagstone.spark.jobs.export",
     "FlagstoneDataSource": "flagstone.spark.datasource",
     "LoadReport": "flagstone.spark.load.plan",
+    "StreamStatus": "flagstone.spark.stream.lag",
     "bulk_load": "flagstone.spark.load.bulk_load",
     "compact": "flagstone.spark.jobs.compaction",
     "configure": "flagstone.spark.sessions",
@@ -45,6 +49,7 @@ _HOME = {
     "register": "flagstone.spark.sessions",
     "run_worker": "flagstone.spark.jobs.compaction",
     "session": "flagstone.spark.sessions",
+    "stream_status": "flagstone.spark.stream.lag",
     "verify": "flagstone.spark.jobs.verification",
 }
 

@@ -31,8 +31,9 @@ from flagstone.spark.options import WriteOptions, parse_read_options, parse_writ
 from flagstone.spark.row_mapping import check_write_schema, read_schema
 from flagstone.spark.scan import CheckpointRead, FlagstoneReader, PushingReader, hold_checkpoint
 from flagstone.spark.stream.options import is_stream, parse_stream_options
+from flagstone.spark.stream.shape import default_schema
 from flagstone.spark.stream.sink import StreamSink, parse_sink_options
-from flagstone.spark.stream.source import CHANGE_SCHEMA, ChangeStreamReader
+from flagstone.spark.stream.source import ChangeStreamReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,8 +55,7 @@ class FlagstoneDataSource(DataSource):
     def schema(self) -> StructType:
         """The columns of rows, or of changes for a stream. A read creates the checkpoint that all its uses share."""
         if is_stream(self.options):
-            parse_stream_options(self.options)
-            return CHANGE_SCHEMA
+            return default_schema(parse_stream_options(self.options))
         if "key.columns" in self.options:
             raise InvalidRequest(
                 "a read with 'key.columns' needs the types of all columns: add .schema('region string, id long')"
@@ -64,7 +64,10 @@ class FlagstoneDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         if is_stream(self.options):
-            raise InvalidRequest("option 'consumer' is for streams: use spark.readStream, or leave it out")
+            raise InvalidRequest(
+                "the options are those of a stream of changes: use spark.readStream, or leave them out (changes, "
+                "consumer, starting, …)"
+            )
         # Spark refuses a reader that accepts filters if its configuration does not allow them, and a data source
         # cannot see the configuration. Only one worker of Spark passes filters, so only that worker gets such a reader.
         passes_filters, held = _calling_worker() == _PUSHDOWN_WORKER, self._hold()
@@ -73,12 +76,13 @@ class FlagstoneDataSource(DataSource):
         return (PushingReader if pushing else FlagstoneReader)(held, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        options = parse_stream_options(self.options)
-        if schema != CHANGE_SCHEMA:
+        if not is_stream(self.options) and schema == read_schema(("key", "value")):
+            # Spark asked for the columns, and a data source cannot see that they are for a stream.
             raise InvalidRequest(
-                f"a stream of changes has the columns {CHANGE_SCHEMA.simpleString()}; give it no other schema"
+                "a stream of changes needs an option that no read has: name the query with the option 'consumer', or "
+                "set changes=true and the query gets a name, which Spark stores in its checkpoint"
             )
-        return ChangeStreamReader(options)
+        return ChangeStreamReader(parse_stream_options(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         options = _for_schema(parse_write_options(self.options), schema)

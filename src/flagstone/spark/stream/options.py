@@ -3,80 +3,115 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from flagstone.errors import InvalidRequest
 from flagstone.spark.address import DatabaseAddress
 from flagstone.spark.options import (
     ADDRESS_OPTIONS,
+    KEY_OPTIONS,
+    ROW_MAPPING_OPTIONS,
     OptionParser,
     check_known,
     parse_address,
     parse_flag,
+    parse_keys,
     parse_lifetime,
     parse_positive,
+    parse_row_mapping,
 )
+from flagstone.types import KeyRange
+
+if TYPE_CHECKING:
+    from flagstone.spark.row_mapping import RowMapping
 
 Starting = Literal["snapshot", "earliest", "latest"] | int
 
 SNAPSHOT_LIFETIME: Final = timedelta(days=1)
 """How long the copy of the whole database may take, with all restarts."""
 
-_STREAM: Final = ADDRESS_OPTIONS | {
-    "allow_gaps", "checkpoint_lifetime", "consumer", "max_bytes_per_trigger", "max_files_per_trigger",
-    "merge_operator", "partitions", "pin_lifetime", "starting",
+RETENTION_LIFETIME: Final = timedelta(days=7)
+"""How long the WAL is kept for a query that does not run. A running query renews it."""
+
+_ONLY_STREAMS: Final = frozenset({
+    "allow_gaps", "changes", "consumer", "max_bytes_per_trigger", "max_files_per_trigger", "max_rows_per_trigger",
+    "pin_lifetime", "starting",
+})  # fmt: skip
+"""Options that no read has: a data source cannot see whether it is used for a read or for a stream."""
+
+_STREAM: Final = ADDRESS_OPTIONS | KEY_OPTIONS | ROW_MAPPING_OPTIONS | _ONLY_STREAMS | {
+    "checkpoint_lifetime", "merge_operator", "partitions",
 }  # fmt: skip
+_LIMITS: Final = ("max_rows_per_trigger", "max_files_per_trigger", "max_bytes_per_trigger")
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """Which changes a stream delivers, and how many in a micro-batch."""
+    """Which changes a stream delivers, and how many in a micro-batch.
+
+    Without a `consumer` the query gets a name of its own. With `retention_lifetime=None` the WAL is kept for a query
+    that does not run until its consumer is released.
+    """
 
     address: DatabaseAddress
-    consumer: str
+    consumer: str | None = None
     starting: Starting = "snapshot"
+    keys: KeyRange = field(default_factory=KeyRange)
     partitions: int = 1
+    max_rows: int | None = None
     max_files: int | None = None
     max_bytes: int | None = None
     allow_gaps: bool = False
     snapshot_lifetime: timedelta = SNAPSHOT_LIFETIME
-    retention_lifetime: timedelta | None = None
+    retention_lifetime: timedelta | None = RETENTION_LIFETIME
     merge_operator: str | None = None
+    row_mapping: RowMapping | None = None
 
 
 def is_stream(options: Mapping[str, str]) -> bool:
-    """Whether the options are those of a change stream: only a change stream has a consumer."""
-    return "consumer" in options
+    """Whether the options are those of a change stream: an option is among them that no read has."""
+    return any(name.lower() in _ONLY_STREAMS for name in options)
 
 
 def parse_stream_options(options: Mapping[str, str]) -> StreamOptions:
     """Raises `InvalidRequest` for options that are unknown, missing or have an invalid value."""
-    consumer = options.get("consumer")
-    if not consumer:
-        raise InvalidRequest(
-            "a stream of changes needs the option 'consumer': the name of the retention checkpoint that keeps the WAL "
-            "until the stream has read it, one per query"
-        )
     check_known(options, _STREAM, "a stream of changes")
     take = OptionParser(options)
-    if "max_files_per_trigger" in options and "max_bytes_per_trigger" in options:
+    if options.get("consumer") == "":
         raise InvalidRequest(
-            "the options 'max_files_per_trigger' and 'max_bytes_per_trigger' exclude each other; keep one of them"
+            "option 'consumer' is empty; name the query, or leave the option out: the query then gets a name, which "
+            "Spark stores in its checkpoint"
+        )
+    if take("changes", parse_flag) is False:
+        raise InvalidRequest("option 'changes' is false: a stream delivers changes; use spark.read for rows")
+    limits = [name for name in _LIMITS if name in options]
+    if len(limits) > 1:
+        raise InvalidRequest(
+            f"the options {limits[0]!r} and {limits[1]!r} exclude each other; keep one of them"
         )
     return StreamOptions(
         address=parse_address(options),
-        consumer=consumer,
+        consumer=options.get("consumer"),
         starting=take("starting", _starting) or "snapshot",
+        keys=parse_keys(options),
         partitions=take("partitions", parse_positive) or 1,
+        max_rows=take("max_rows_per_trigger", parse_positive),
         max_files=take("max_files_per_trigger", parse_positive),
         max_bytes=take("max_bytes_per_trigger", parse_positive),
         allow_gaps=take("allow_gaps", parse_flag) or False,
         snapshot_lifetime=take("checkpoint_lifetime", parse_lifetime) or SNAPSHOT_LIFETIME,
-        retention_lifetime=take("pin_lifetime", parse_lifetime),
+        retention_lifetime=_retention_lifetime(options),
         merge_operator=options.get("merge_operator"),
+        row_mapping=parse_row_mapping(options),
     )
+
+
+def _retention_lifetime(options: Mapping[str, str]) -> timedelta | None:
+    if options.get("pin_lifetime", "").lower() == "unlimited":
+        return None
+    return OptionParser(options)("pin_lifetime", parse_lifetime) or RETENTION_LIFETIME
 
 
 def _starting(text: str) -> Starting:

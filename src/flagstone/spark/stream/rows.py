@@ -1,0 +1,118 @@
+"""The rows of a micro-batch, read by the tasks of Spark as Arrow batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from flagstone.changes.change import WalFiles
+from flagstone.changes.columns import (
+    CHANGE_COLUMNS,
+    FileRows,
+    check_sequence,
+    decode_load,
+    file_batches,
+    within,
+)
+from flagstone.errors import InvalidRequest
+from flagstone.loads.rows import LoadRows
+from flagstone.metadata.annotations import Position
+from flagstone.metadata.stores import ManifestStore
+from flagstone.runtime.pool import shared_pool
+from flagstone.spark.address import DatabaseAddress, open_store, open_wal_store
+from flagstone.spark.error_translation import in_task
+from flagstone.spark.filters import Wanted
+from flagstone.spark.options import ReadOptions
+from flagstone.spark.row_mapping import read_schema
+from flagstone.spark.scan import CheckpointRead, FlagstoneReader, KeyPartition
+from flagstone.spark.stream.options import StreamOptions
+from flagstone.spark.stream.partitions import LoadPartition, SnapshotPartition, WalPartition
+from flagstone.types import WalId
+from flagstone.wal.replay import open_wal
+
+_ROW_COLUMNS: Final = ("key", "value", "seq", "created_ms", "expires_ms")
+
+
+class BatchRows:
+    """Reads the partitions of one stream. Opens the stores for each partition."""
+
+    def __init__(self, options: StreamOptions) -> None:
+        self._options = options
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The changes of a partition; none for the partition that Spark adds when there is none."""
+        with in_task():
+            if isinstance(partition, SnapshotPartition):
+                yield from self._snapshot(partition)
+            elif isinstance(partition, WalPartition):
+                yield from self._wal(partition)
+            elif isinstance(partition, LoadPartition):
+                yield from self._load(partition)
+
+    def _wal(self, partition: WalPartition) -> Iterator[pa.RecordBatch]:
+        seen = last_seq_before(wal_files(self._options.address), partition.first, partition.begin)
+        for batch in file_batches(self._files(range(partition.first, partition.stop))):
+            if not self._options.allow_gaps:
+                seen = check_sequence(batch, seen)
+            yield within(batch, self._options.keys)
+
+    def _files(self, wal_ids: Iterable[int]) -> Iterator[FileRows]:
+        wal = wal_files(self._options.address)
+        for wal_id, stored in wal.fetch(map(WalId, wal_ids)):
+            if stored is None:
+                wal.read(wal_id)  # raises the error for a deleted file
+                raise InvalidRequest(f"WAL file {wal_id} is missing")
+            yield FileRows(wal_id, open_wal(stored, wal.paths.wal(wal_id)))
+
+    def _load(self, partition: LoadPartition) -> Iterator[pa.RecordBatch]:
+        store, paths = open_store(self._options.address)
+        loads, keys = LoadRows(store, paths, pool=shared_pool()), self._options.keys
+        for piece in loads.encoded(partition.load, partition.sst, keys):
+            yield within(decode_load(piece), keys)
+
+    def _snapshot(self, partition: SnapshotPartition) -> Iterator[pa.RecordBatch]:
+        reader = snapshot_of(self._options, partition.checkpoint)
+        for batch in reader.read(KeyPartition(partition.wanted)):
+            yield as_puts(batch)
+
+
+def last_seq_before(wal: WalFiles, end: int, begin: Position) -> int:
+    """The last sequence number before WAL file `end`, for a consumer that begins at `begin`."""
+    for wal_id in range(end - 1, begin.next_id - 1, -1):
+        rows = wal.find_rows(WalId(wal_id))
+        if rows is None:
+            break
+        if rows.count:
+            return max(begin.after_seq, rows.last_seq)
+    return begin.after_seq
+
+
+def as_puts(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows of the database as changes that put them."""
+    count = rows.num_rows
+    cells = {name: rows[name] for name in _ROW_COLUMNS}
+    cells |= {"op": pa.repeat("put", count), "wal_id": pa.nulls(count, pa.int64())}
+    arrays = [cells[field.name].cast(field.type) for field in CHANGE_COLUMNS]
+    return pa.RecordBatch.from_arrays(arrays, schema=CHANGE_COLUMNS)
+
+
+def snapshot_of(options: StreamOptions, checkpoint: str) -> FlagstoneReader:
+    """The wanted keys of the database at the checkpoint, with all columns."""
+    read = ReadOptions(
+        options.address, columns=_ROW_COLUMNS, keys=options.keys, merge_operator=options.merge_operator
+    )
+    return FlagstoneReader(CheckpointRead(read, checkpoint), read_schema(_ROW_COLUMNS))
+
+
+def snapshot_parts(options: StreamOptions, checkpoint: str) -> list[Wanted]:
+    """The key ranges that the tasks of a copy read."""
+    return [part.wanted for part in snapshot_of(options, checkpoint).plan()]
+
+
+def wal_files(address: DatabaseAddress) -> WalFiles:
+    """The WAL of the database at the address."""
+    main, paths = open_store(address)
+    return WalFiles(open_wal_store(address, main), paths, ManifestStore(main, paths))

@@ -1,0 +1,170 @@
+"""The columns of a change stream: bytes as they are stored, or ordinary columns made of key and value.
+
+A stream of ordinary columns has `op`, the columns of the key, those of the value, and any of `seq`, `created_ms`,
+`expires_ms` and `wal_id`. A delete has no value, so the columns of the value are null there. Which columns make key and
+value is a `RowMapping`, as for reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
+
+from flagstone.errors import InvalidRequest
+from flagstone.spark.row_mapping import RowMapping, arrow_schema
+from flagstone.spark.stream.options import StreamOptions
+
+CHANGE_SCHEMA: Final = StructType(
+    [
+        StructField("op", StringType(), nullable=False),
+        StructField("key", BinaryType(), nullable=False),
+        StructField("value", BinaryType()),
+        StructField("seq", LongType(), nullable=False),
+        StructField("created_ms", LongType()),
+        StructField("expires_ms", LongType()),
+        StructField("wal_id", LongType()),
+    ]
+)
+"""The columns of a stream for which the user gives none."""
+
+ABOUT: Final = ("op", "seq", "created_ms", "expires_ms", "wal_id")
+"""Columns that describe a change, and are part of neither key nor value."""
+
+BATCH_ROWS: Final = 16_384
+"""The largest batch for Spark: its columns stay in the caches of a processor."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamShape:
+    """How a change becomes a row of the stream."""
+
+    schema: StructType
+    row_mapping: RowMapping | None = None
+
+    @classmethod
+    def of(cls, schema: StructType, row_mapping: RowMapping | None) -> StreamShape:
+        """The shape of a stream with that schema. Raises `InvalidRequest` for a column that no change has."""
+        if row_mapping is None:
+            _check_raw(schema)
+            return cls(schema)
+        rows = StructType([field for field in schema if field.name not in ABOUT])
+        mapping = row_mapping.for_reading(rows)
+        _check_types(schema, ABOUT)
+        for name in mapping.value_columns or ():
+            if not schema[name].nullable:
+                raise InvalidRequest(
+                    f"column {name!r} must be nullable: a delete has no value; give the stream a schema in which it is"
+                )
+        return cls(schema, mapping)
+
+    def shaped(self, changes: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Batches of changes (`flagstone.changes.columns`) as batches of the stream."""
+        types = arrow_schema(self.schema)
+        for batch in changes:
+            if not batch.num_rows:
+                continue
+            columns = self._columns(batch, types)
+            arrays = [_cast(columns[field.name], field) for field in types]
+            made = pa.RecordBatch.from_arrays(arrays, schema=types)
+            for start in range(0, made.num_rows, BATCH_ROWS):
+                yield made.slice(start, BATCH_ROWS)
+
+    def _columns(self, batch: pa.RecordBatch, types: pa.Schema) -> dict[str, Any]:
+        columns: dict[str, Any] = dict(zip(batch.schema.names, batch.columns, strict=True))
+        if self.row_mapping is None:
+            return columns
+        _refuse_merges(batch)
+        rows = decode_rows(self.row_mapping, batch["key"], batch["value"], types)
+        return {name: columns[name] for name in ABOUT} | rows
+
+
+def default_schema(options: StreamOptions) -> StructType:
+    """The schema of a stream for which the user gives none. Raises `InvalidRequest` where it must be given."""
+    if options.row_mapping is not None:
+        raise InvalidRequest(
+            "a stream with 'key.columns' needs the types of all columns: add "
+            ".schema('op string, region string, id long, price double, seq long')"
+        )
+    return CHANGE_SCHEMA
+
+
+def decode_rows(mapping: RowMapping, key: pa.Array, value: pa.Array, types: pa.Schema) -> dict[str, Any]:
+    """The columns of keys and values; those of the value are null where the value is null."""
+    key_types, value_types = mapping.key_schema(types), mapping.value_schema(types)
+    row_types = pa.schema([*key_types, *value_types])
+    names = ["key", "value"]
+    if not value.null_count:
+        return _named(mapping.decode(pa.RecordBatch.from_arrays([key, value], names=names), row_types))
+    present = value.is_valid()
+    absent_at, present_at = pc.indices_nonzero(pc.invert(present)), pc.indices_nonzero(present)
+    found = pa.RecordBatch.from_arrays([key.take(present_at), value.take(present_at)], names=names)
+    without = pa.RecordBatch.from_arrays([key.take(absent_at)], names=["key"])
+    decoded, keys = _named(mapping.decode(found, row_types)), _named(mapping.decode(without, key_types))
+    # Where each row is among the rows with a value, followed by those without one.
+    place = pc.array_sort_indices(pa.concat_arrays([present_at, absent_at]))
+    missing = len(absent_at)
+    return {
+        field.name: pa.concat_arrays(
+            [decoded[field.name], keys.get(field.name, pa.nulls(missing, decoded[field.name].type))]
+        ).take(place)
+        for field in row_types
+    }
+
+
+def _named(batch: pa.RecordBatch) -> dict[str, Any]:
+    return dict(zip(batch.schema.names, batch.columns, strict=True))
+
+
+def _cast(column: Any, field: pa.Field) -> Any:
+    if column.type == field.type:
+        return column
+    try:
+        return column.cast(field.type)
+    except pa.ArrowInvalid as error:
+        raise InvalidRequest(
+            f"a change does not fit the schema of the stream, in column {field.name!r}: {error}; stream keys and "
+            "values as binary"
+        ) from None
+
+
+def _refuse_merges(batch: pa.RecordBatch) -> None:
+    merges = pc.equal(batch["op"], "merge")
+    if merges.true_count:
+        at = pc.index(merges, value=True).as_py()
+        raise InvalidRequest(
+            f"the change with the sequence number {batch['seq'][at].as_py()} is a merge: its operand is no row, so it "
+            "has no columns. Stream bytes, without 'key.columns', and apply the operator yourself"
+        )
+
+
+def _check_raw(schema: StructType) -> None:
+    names = CHANGE_SCHEMA.fieldNames()
+    for field in schema:
+        if field.name not in names:
+            raise InvalidRequest(
+                f"a stream of changes has no column {field.name!r}; choose from {', '.join(names)}, or make columns of "
+                "key and value with the option 'key.columns'"
+            )
+    _check_types(schema, names)
+    if not schema.fields:
+        raise InvalidRequest(f"a stream needs a column; choose from {', '.join(names)}")
+
+
+def _check_types(schema: StructType, names: Sequence[str]) -> None:
+    for field in schema:
+        if field.name not in names:
+            continue
+        wanted = CHANGE_SCHEMA[field.name]
+        text = field.name in ("key", "value") and isinstance(field.dataType, StringType)
+        if field.dataType != wanted.dataType and not text:
+            raise InvalidRequest(
+                f"column {field.name!r} of a stream of changes is {wanted.dataType.simpleString()}, not "
+                f"{field.dataType.simpleString()}"
+            )
+        if wanted.nullable and not field.nullable:
+            raise InvalidRequest(f"column {field.name!r} must be nullable: not every change has it")
