@@ -31,7 +31,6 @@ from pyspark.sql.types import StructType
 from flagstone.changes.change import WalFiles
 from flagstone.changes.retention import ConsumerPosition, RetentionCheckpoint
 from flagstone.changes.step import ReadFiles, ReadLoad, check_gapless, plan_step
-from flagstone.config.durations import format_duration
 from flagstone.errors import InvalidRequest
 from flagstone.loads.edit import VisibleLoad, find_load, next_load
 from flagstone.loads.rows import fetch_load_ssts, load_gone
@@ -224,7 +223,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _lapse(self, start: Offset, error: InvalidRequest) -> InvalidRequest:
         """The error of a query that was away for longer than its retention checkpoint."""
         lifetime = self._options.retention_lifetime
-        kept = "" if lifetime is None else f", {format_duration(lifetime)} after the query last renewed it"
+        kept = "" if lifetime is None else f", {lifetime} after the query last renewed it"
         return InvalidRequest(
             f"{error}. When this query started, the retention checkpoint of its consumer {self._name(start)!r} was "
             f"gone: it had expired{kept}, or was released. Start over with a new copy of the database: an empty "
