@@ -222,7 +222,9 @@ def test_a_typed_stream_refuses_what_has_no_columns(folder: Path) -> None:
         stream_of(folder, None, **KEY)
     with pytest.raises(InvalidRequest, match="there is no column 'id'"):
         stream_of(folder, "op string, region string, name string", **KEY)
-    with pytest.raises(InvalidRequest, match="column 'name' must be nullable: a delete has no value"):
+    with pytest.raises(
+        InvalidRequest, match=r"column 'name' must be nullable: .* a delete, which has no value"
+    ):
         stream_of(folder, "op string, region string, id long, name string not null", **KEY)
 
     put(folder, b"not a tuple")

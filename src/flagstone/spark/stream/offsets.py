@@ -19,6 +19,12 @@ from flagstone.types import WalId
 Offset = dict[str, Any]
 
 CONSUMER: Final = "consumer"
+OVERWRITTEN: Final = "overwritten"
+"""In the offset after a marker row: a copy of the whole database comes next."""
+
+REPLACES: Final = "replaces"
+"""In the offset after a copy that replaces everything before: deletes of what went come with it."""
+
 BEGIN: Final[Offset] = {"wal_id": 0, "seq": 0, "checkpoint": ""}
 """The offset of a query that has not read anything."""
 
@@ -37,6 +43,14 @@ def offset_at(position: Position, *, checkpoint: str = "", of: Offset) -> Offset
     """The offset for a position, of the same query as the offset `of`."""
     made: Offset = {"wal_id": position.next_id, "seq": position.after_seq, "checkpoint": checkpoint}
     return made | ({CONSUMER: of[CONSUMER]} if CONSUMER in of else {})
+
+
+def until_fence(files: Sequence[WalFile]) -> list[WalFile]:
+    """The files up to the next fence after rows. A new writer or a restored state begins with a fence."""
+    for at, file in enumerate(files):
+        if not file.size and at and files[at - 1].size:
+            return list(files[:at])
+    return list(files)
 
 
 def plan_end(

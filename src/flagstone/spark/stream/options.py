@@ -14,6 +14,7 @@ from flagstone.spark.options import (
     KEY_OPTIONS,
     ROW_MAPPING_OPTIONS,
     OptionParser,
+    ReadOptions,
     check_known,
     parse_address,
     parse_flag,
@@ -25,9 +26,11 @@ from flagstone.spark.options import (
 from flagstone.types import KeyRange
 
 if TYPE_CHECKING:
+    from flagstone.lsm.merge_operator import MergeOperator
     from flagstone.spark.row_mapping import RowMapping
 
 Starting = Literal["snapshot", "earliest", "latest"] | int
+OnOverwrite = Literal["fail", "delete_and_put", "marker"]
 
 SNAPSHOT_LIFETIME: Final = timedelta(days=1)
 """How long the copy of the whole database may take, with all restarts."""
@@ -36,8 +39,8 @@ RETENTION_LIFETIME: Final = timedelta(days=7)
 """How long the WAL is kept for a query that does not run. A running query renews it."""
 
 _ONLY_STREAMS: Final = frozenset({
-    "allow_gaps", "changes", "consumer", "max_bytes_per_trigger", "max_files_per_trigger", "max_rows_per_trigger",
-    "pin_lifetime", "starting",
+    "allow_gaps", "before", "changes", "consumer", "max_bytes_per_trigger", "max_files_per_trigger",
+    "max_rows_per_trigger", "on_overwrite", "pin_lifetime", "starting",
 })  # fmt: skip
 """Options that no read has: a data source cannot see whether it is used for a read or for a stream."""
 
@@ -68,6 +71,17 @@ class StreamOptions:
     retention_lifetime: timedelta | None = RETENTION_LIFETIME
     merge_operator: str | None = None
     row_mapping: RowMapping | None = None
+    before: bool = False
+    on_overwrite: OnOverwrite = "fail"
+
+    @property
+    def needs_base(self) -> bool:
+        """Whether the state before each micro-batch is needed."""
+        return self.before or self.on_overwrite == "delete_and_put"
+
+    def load_merge_operator(self) -> MergeOperator | None:
+        """The operator named as `module:name`, imported where it is used."""
+        return ReadOptions(self.address, merge_operator=self.merge_operator).load_merge_operator()
 
 
 def is_stream(options: Mapping[str, str]) -> bool:
@@ -91,7 +105,7 @@ def parse_stream_options(options: Mapping[str, str]) -> StreamOptions:
         raise InvalidRequest(
             f"the options {limits[0]!r} and {limits[1]!r} exclude each other; keep one of them"
         )
-    return StreamOptions(
+    parsed = StreamOptions(
         address=parse_address(options),
         consumer=options.get("consumer"),
         starting=take("starting", _starting) or "snapshot",
@@ -105,7 +119,35 @@ def parse_stream_options(options: Mapping[str, str]) -> StreamOptions:
         retention_lifetime=_retention_lifetime(options),
         merge_operator=options.get("merge_operator"),
         row_mapping=parse_row_mapping(options),
+        before=take("before", parse_flag) or False,
+        on_overwrite=take("on_overwrite", _on_overwrite) or "fail",
     )
+    _check_together(parsed)
+    return parsed
+
+
+def _check_together(options: StreamOptions) -> None:
+    wanted = "before=true" if options.before else "on_overwrite=delete_and_put"
+    if options.needs_base and options.starting not in ("snapshot", "latest"):
+        raise InvalidRequest(
+            f"{wanted} needs the state of the database where the stream begins, which is kept from now on only: use "
+            "starting=snapshot or starting=latest"
+        )
+    if options.allow_gaps and (options.needs_base or options.on_overwrite != "fail"):
+        raise InvalidRequest(
+            "allow_gaps skips changes, so 'before' and 'on_overwrite' would be wrong with it; keep one of them"
+        )
+
+
+def _on_overwrite(text: str) -> OnOverwrite:
+    match text.lower():
+        case "fail":
+            return "fail"
+        case "delete_and_put":
+            return "delete_and_put"
+        case "marker":
+            return "marker"
+    raise InvalidRequest("use fail, delete_and_put or marker")
 
 
 def _retention_lifetime(options: Mapping[str, str]) -> timedelta | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.datasource import InputPartition
 
 from flagstone.changes.change import WalFiles
@@ -28,8 +30,16 @@ from flagstone.spark.filters import Wanted
 from flagstone.spark.options import ReadOptions
 from flagstone.spark.row_mapping import read_schema
 from flagstone.spark.scan import CheckpointRead, FlagstoneReader, KeyPartition
+from flagstone.spark.stream.former import BaseState, FormerRows
 from flagstone.spark.stream.options import StreamOptions
-from flagstone.spark.stream.partitions import LoadPartition, SnapshotPartition, WalPartition
+from flagstone.spark.stream.partitions import (
+    LoadPartition,
+    MarkerPartition,
+    ReplacePartition,
+    SnapshotPartition,
+    WalPartition,
+)
+from flagstone.spark.stream.shape import BEFORE, OVERWRITE
 from flagstone.types import WalId
 from flagstone.wal.replay import open_wal
 
@@ -48,9 +58,48 @@ class BatchRows:
             if isinstance(partition, SnapshotPartition):
                 yield from self._snapshot(partition)
             elif isinstance(partition, WalPartition):
-                yield from self._wal(partition)
+                yield from self._with_former(self._wal(partition), partition.base, partition.first)
             elif isinstance(partition, LoadPartition):
-                yield from self._load(partition)
+                yield from self._with_former(self._load(partition), partition.base, partition.next_id)
+            elif isinstance(partition, ReplacePartition):
+                yield from self._replaced(partition)
+            elif isinstance(partition, MarkerPartition):
+                yield overwrite_marker(partition.seq)
+
+    def _with_former(
+        self, batches: Iterable[pa.RecordBatch], base: BaseState | None, first: int
+    ) -> Iterator[pa.RecordBatch]:
+        """The batches, with the former values if the stream has them. `first` is the first WAL file of the batches."""
+        if base is None or not self._options.before:
+            yield from batches
+            return
+        with self._former(base, first) as former:
+            for batch in batches:
+                yield batch.append_column(BEFORE, former.before(batch))
+
+    @contextmanager
+    def _former(self, base: BaseState, first: int) -> Iterator[FormerRows]:
+        keys = self._options.keys
+        since = (
+            within(batch, keys) for batch in file_batches(self._files(range(base.position.next_id, first)))
+        )
+        with closing(FormerRows(self._options, base, since)) as former:
+            yield former
+
+    def _replaced(self, partition: ReplacePartition) -> Iterator[pa.RecordBatch]:
+        """Deletes of the keys that went, and puts of all rows that came. Holds the rows that came."""
+        came = list(self._snapshot(SnapshotPartition(partition.wanted, partition.checkpoint)))
+        keys = pa.chunked_array([batch["key"] for batch in came], pa.binary()).combine_chunks()
+        replaced: list[pa.RecordBatch] = []
+        with self._former(partition.base, partition.next_id) as former:
+            for batch in former.scan(partition.wanted.keys):
+                stays = pc.is_in(batch["key"], value_set=keys)
+                if self._options.before:
+                    replaced.append(batch.filter(stays))
+                yield as_deletes(batch.filter(pc.invert(stays)), partition.seq)
+        was = pa.Table.from_batches(replaced) if replaced else None
+        for batch in came:
+            yield with_former(batch, was)
 
     def _wal(self, partition: WalPartition) -> Iterator[pa.RecordBatch]:
         seen = last_seq_before(wal_files(self._options.address), partition.first, partition.begin)
@@ -77,6 +126,34 @@ class BatchRows:
         reader = snapshot_of(self._options, partition.checkpoint)
         for batch in reader.read(KeyPartition(partition.wanted)):
             yield as_puts(batch)
+
+
+def overwrite_marker(seq: int) -> pa.RecordBatch:
+    """The row that stands for the end of everything before it; its key is empty."""
+    cells = {"op": [OVERWRITE], "key": [b""], "seq": [seq]}
+    arrays = [pa.array(cells.get(field.name, [None]), field.type) for field in CHANGE_COLUMNS]
+    return pa.RecordBatch.from_arrays(arrays, schema=CHANGE_COLUMNS)
+
+
+def as_deletes(rows: pa.RecordBatch, seq: int) -> pa.RecordBatch:
+    """Keys that are gone as changes that delete them; `before` is the value that each had."""
+    count = rows.num_rows
+    cells = {
+        "op": pa.repeat("delete", count),
+        "key": rows["key"],
+        "seq": pa.repeat(pa.scalar(seq, pa.int64()), count),
+    }
+    arrays = [cells.get(field.name, pa.nulls(count, field.type)) for field in CHANGE_COLUMNS]
+    batch = pa.RecordBatch.from_arrays(arrays, schema=CHANGE_COLUMNS)
+    return batch.append_column(BEFORE, rows["value"])
+
+
+def with_former(rows: pa.RecordBatch, was: pa.Table | None) -> pa.RecordBatch:
+    """The changes with the values that their keys had in the table, null for other keys."""
+    if was is None or not was.num_rows:
+        return rows.append_column(BEFORE, pa.nulls(rows.num_rows, pa.binary()))
+    at = pc.index_in(rows["key"], value_set=was["key"].combine_chunks())
+    return rows.append_column(BEFORE, was["value"].combine_chunks().take(at))
 
 
 def last_seq_before(wal: WalFiles, end: int, begin: Position) -> int:

@@ -35,6 +35,14 @@ CHANGE_SCHEMA: Final = StructType(
 ABOUT: Final = ("op", "seq", "created_ms", "expires_ms", "wal_id")
 """Columns that describe a change, and are part of neither key nor value."""
 
+BEFORE: Final = "before"
+"""The column with the former value of a key; of ordinary columns, the prefix `before_` and the name of the column."""
+
+OVERWRITE: Final = "overwrite"
+"""The operation of the row that stands for the end of everything before it."""
+
+_FORMER: Final = StructField(BEFORE, BinaryType())
+
 BATCH_ROWS: Final = 16_384
 """The largest batch for Spark: its columns stay in the caches of a processor."""
 
@@ -45,22 +53,35 @@ class StreamShape:
 
     schema: StructType
     row_mapping: RowMapping | None = None
+    former: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, schema: StructType, row_mapping: RowMapping | None) -> StreamShape:
+    def of(cls, schema: StructType, options: StreamOptions) -> StreamShape:
         """The shape of a stream with that schema. Raises `InvalidRequest` for a column that no change has."""
-        if row_mapping is None:
-            _check_raw(schema)
+        if options.row_mapping is None:
+            _check_raw(schema, before=options.before)
             return cls(schema)
-        rows = StructType([field for field in schema if field.name not in ABOUT])
-        mapping = row_mapping.for_reading(rows)
+        former = tuple(name for name in schema.names if options.before and name.startswith(f"{BEFORE}_"))
+        rows = StructType([field for field in schema if field.name not in (*ABOUT, *former)])
+        mapping = options.row_mapping.for_reading(rows)
         _check_types(schema, ABOUT)
-        for name in mapping.value_columns or ():
+        for name in former:
+            of = name.removeprefix(f"{BEFORE}_")
+            if of not in (mapping.value_columns or ()) or schema[name].dataType != schema[of].dataType:
+                raise InvalidRequest(
+                    f"column {name!r} must have the type of a column {of!r} of the value, which it shows before the "
+                    "change; add that column, or change the type"
+                )
+        nullable = [*(mapping.value_columns or ()), *former]
+        if options.on_overwrite == "marker":
+            nullable += mapping.key_columns
+        for name in nullable:
             if not schema[name].nullable:
                 raise InvalidRequest(
-                    f"column {name!r} must be nullable: a delete has no value; give the stream a schema in which it is"
+                    f"column {name!r} must be nullable: not every change has it, such as a delete, which has no value; "
+                    "give the stream a schema in which it is"
                 )
-        return cls(schema, mapping)
+        return cls(schema, mapping, former)
 
     def shaped(self, changes: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Batches of changes (`flagstone.changes.columns`) as batches of the stream."""
@@ -75,12 +96,21 @@ class StreamShape:
                 yield made.slice(start, BATCH_ROWS)
 
     def _columns(self, batch: pa.RecordBatch, types: pa.Schema) -> dict[str, Any]:
-        columns: dict[str, Any] = dict(zip(batch.schema.names, batch.columns, strict=True))
+        columns = _named(batch)
+        columns.setdefault(BEFORE, pa.nulls(batch.num_rows, pa.binary()))
         if self.row_mapping is None:
             return columns
+        about = {name: columns[name] for name in ABOUT}
+        if pc.index(batch["op"], OVERWRITE).as_py() >= 0:  # a batch of its own: no key, no value
+            return about | {
+                field.name: pa.nulls(batch.num_rows, field.type) for field in types if field.name not in about
+            }
         _refuse_merges(batch)
         rows = decode_rows(self.row_mapping, batch["key"], batch["value"], types)
-        return {name: columns[name] for name in ABOUT} | rows
+        if self.former:
+            before = decode_rows(self.row_mapping, batch["key"], columns[BEFORE], types)
+            rows |= {name: before[name.removeprefix(f"{BEFORE}_")] for name in self.former}
+        return about | rows
 
 
 def default_schema(options: StreamOptions) -> StructType:
@@ -90,7 +120,7 @@ def default_schema(options: StreamOptions) -> StructType:
             "a stream with 'key.columns' needs the types of all columns: add "
             ".schema('op string, region string, id long, price double, seq long')"
         )
-    return CHANGE_SCHEMA
+    return StructType([*CHANGE_SCHEMA, _FORMER]) if options.before else CHANGE_SCHEMA
 
 
 def decode_rows(mapping: RowMapping, key: pa.Array, value: pa.Array, types: pa.Schema) -> dict[str, Any]:
@@ -142,8 +172,8 @@ def _refuse_merges(batch: pa.RecordBatch) -> None:
         )
 
 
-def _check_raw(schema: StructType) -> None:
-    names = CHANGE_SCHEMA.fieldNames()
+def _check_raw(schema: StructType, *, before: bool) -> None:
+    names = [*CHANGE_SCHEMA.fieldNames(), *([BEFORE] if before else [])]
     for field in schema:
         if field.name not in names:
             raise InvalidRequest(
@@ -159,8 +189,8 @@ def _check_types(schema: StructType, names: Sequence[str]) -> None:
     for field in schema:
         if field.name not in names:
             continue
-        wanted = CHANGE_SCHEMA[field.name]
-        text = field.name in ("key", "value") and isinstance(field.dataType, StringType)
+        wanted = _FORMER if field.name == BEFORE else CHANGE_SCHEMA[field.name]
+        text = field.name in ("key", "value", BEFORE) and isinstance(field.dataType, StringType)
         if field.dataType != wanted.dataType and not text:
             raise InvalidRequest(
                 f"column {field.name!r} of a stream of changes is {wanted.dataType.simpleString()}, not "

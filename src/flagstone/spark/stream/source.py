@@ -28,9 +28,9 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from flagstone.changes.change import WalFiles
+from flagstone.changes.change import WalFile, WalFiles
 from flagstone.changes.retention import ConsumerPosition, RetentionCheckpoint
-from flagstone.changes.step import ReadFiles, ReadLoad, check_gapless, plan_step
+from flagstone.changes.step import ChangesMissing, ReadFiles, ReadLoad, check_gapless, plan_step
 from flagstone.errors import InvalidRequest
 from flagstone.loads.edit import VisibleLoad, find_load, next_load
 from flagstone.loads.rows import fetch_load_ssts, load_gone
@@ -40,12 +40,29 @@ from flagstone.metadata.stores import ManifestStore
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.ids import SYSTEM_IDS, ulid_text
 from flagstone.spark.address import open_store
-from flagstone.spark.options import ReadOptions
-from flagstone.spark.scan import CheckpointRead
+from flagstone.spark.stream.bases import Bases, position_at
+from flagstone.spark.stream.former import BaseState
 from flagstone.spark.stream.lag import Lag, measure_lag
-from flagstone.spark.stream.offsets import BEGIN, CONSUMER, Offset, is_begin, offset_at, plan_end, position_of
+from flagstone.spark.stream.offsets import (
+    BEGIN,
+    CONSUMER,
+    OVERWRITTEN,
+    REPLACES,
+    Offset,
+    is_begin,
+    offset_at,
+    plan_end,
+    position_of,
+    until_fence,
+)
 from flagstone.spark.stream.options import StreamOptions
-from flagstone.spark.stream.partitions import LoadPartition, SnapshotPartition, WalPartition
+from flagstone.spark.stream.partitions import (
+    LoadPartition,
+    MarkerPartition,
+    ReplacePartition,
+    SnapshotPartition,
+    WalPartition,
+)
 from flagstone.spark.stream.rows import BatchRows, last_seq_before, snapshot_parts, wal_files
 from flagstone.spark.stream.shape import CHANGE_SCHEMA, StreamShape
 from flagstone.types import WalId
@@ -64,19 +81,21 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, options: StreamOptions, schema: StructType = CHANGE_SCHEMA, *, clock: Clock = SYSTEM_CLOCK
     ) -> None:
         self._options = options
-        self._shape = StreamShape.of(schema, options.row_mapping)
+        self._shape = StreamShape.of(schema, options)
         self._clock = clock
         self._until: Position | None = None
         self._idle_until = -math.inf
         self._position: ConsumerPosition | None = None
         self._manifest_store: ManifestStore | None = None
+        self._base_states: Bases | None = None
+        self._base: BaseState | None = None
         self._lag: Lag | None = None
         self._lapsed = False
         self._counts: dict[WalId, int] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         # The position belongs to the process that gives out offsets; tasks need none.
-        return {**vars(self), "_position": None, "_manifest_store": None}
+        return {**vars(self), "_position": None, "_manifest_store": None, "_base_states": None}
 
     # -- on the driver ------------------------------------------------------------------------------------
 
@@ -127,14 +146,25 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Spark calls this in a loop while nothing is new; only one call per interval may reach the store.
         if self._clock.monotonic() < self._idle_until:
             return start
+        if start.get(OVERWRITTEN):
+            return self._copy(start)
+        try:
+            return self._next_offset(start, limit)
+        except ChangesMissing:
+            if self._options.on_overwrite == "fail":
+                raise
+            return self._go_on(start)
+
+    def _next_offset(self, start: Offset, limit: ReadLimit) -> Offset:
         at, until = position_of(start), self._until
         wal = self._wal()
         files = list(wal.files(at.next_id))
         # Read after the listing: a load that came before one of these files is in this manifest. If there are files, it
         # must be the latest manifest beyond doubt, because Spark would repeat a wrong batch for ever.
         manifest = (self._manifests().require_latest() if files else self._manifests().poll()).value
+        allowed = files if self._options.on_overwrite == "fail" else until_fence(files)
         stop = plan_end(
-            files, at.next_id, limit, None if until is None else until.next_id, rows_of=self._count_rows
+            allowed, at.next_id, limit, None if until is None else until.next_id, rows_of=self._count_rows
         )
         step = plan_step(
             at, self._next_load(manifest, at), stop=WalId(stop), allow_gaps=self._options.allow_gaps
@@ -143,6 +173,8 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(step, ReadLoad):
             end = offset_at(Position(at.next_id, step.load.seq), of=start)
         elif isinstance(step, ReadFiles):
+            if self._options.on_overwrite != "fail":
+                self._check_first(allowed, at)
             end = offset_at(Position(step.stop, last_seq_before(wal, step.stop, at)), of=start)
         elif until is None or at.next_id < until.next_id:
             if files and files[0].wal_id > at.next_id:
@@ -150,26 +182,38 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._check_wal_has_all(at, manifest)
             self._idle_until = self._clock.monotonic() + _POLL_S
         self._lag = measure_lag(files, manifest, position_of(end))
+        if self._options.needs_base:
+            base = self._base_at(start)
+            planned = sum(file.size for file in files if file.wal_id < end["wal_id"])
+            self._bases(start).tend(position_of(end), base, planned)
         return end
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         if start == end:  # nothing is new; the copy must not be read twice
             return []
-        if end["checkpoint"]:
-            checkpoint = end["checkpoint"]
-            return [SnapshotPartition(keys, checkpoint) for keys in snapshot_parts(self._options, checkpoint)]
+        begin, checkpoint = position_of(start), end["checkpoint"]
+        if end.get(OVERWRITTEN):
+            return [MarkerPartition(begin.after_seq)]
+        if checkpoint:
+            parts = snapshot_parts(self._options, checkpoint)
+            if not end.get(REPLACES):
+                return [SnapshotPartition(keys, checkpoint) for keys in parts]
+            base, seq = self._base_at(start), int(end["seq"])
+            return [ReplacePartition(keys, checkpoint, seq, begin.next_id, base) for keys in parts]
         if is_begin(start):
             return []
-        begin, stop = position_of(start), int(end["wal_id"])
+        former = self._base_at(start) if self._options.before else None
+        stop = int(end["wal_id"])
         if begin.next_id == stop:
-            return self._load_partitions(int(end["seq"]))
+            return self._load_partitions(int(end["seq"]), stop, former)
         groups = min(self._options.partitions, stop - begin.next_id)
         edges = [begin.next_id + (stop - begin.next_id) * at // groups for at in range(groups + 1)]
-        return [WalPartition(a, b, begin) for a, b in pairwise(edges)]
+        return [WalPartition(a, b, begin, former) for a, b in pairwise(edges)]
 
     def commit(self, end: Offset) -> None:
         if self._position is not None:
-            self._position.use(position_of(end))
+            # The WAL since the base is needed as well.
+            self._position.use(position_of(end) if self._base is None else self._base.position)
 
     def stop(self) -> None:
         if self._position is not None:
@@ -216,7 +260,10 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
             self._lapsed = not is_begin(start) and checkpoint.find() is None
             position = ConsumerPosition(checkpoint, self._clock)
-            position.begin(None if is_begin(start) else position_of(start), self._wal())
+            begin = None if is_begin(start) else position_of(start)
+            if begin is not None and self._options.needs_base:
+                begin = self._base_at(start).position
+            position.begin(begin, self._wal())
             self._position = position
         return self._position
 
@@ -235,13 +282,12 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The end of the first micro-batch: the copy, or an empty batch at the position where the query starts."""
         starting = self._options.starting
         if starting == "snapshot":
-            created = self._options.address.admin().create_checkpoint(
-                self._options.snapshot_lifetime, name=f"spark stream {self._name(begin)}"
-            )
-            position = self._position_at(str(created.id))
-            return offset_at(position, checkpoint=str(created.id), of=begin)
+            return self._copy(begin)
         if starting == "earliest":
             first = Position(self._wal().oldest())
+        elif starting == "latest" and self._options.needs_base:
+            self._base = self._bases(begin).create()
+            first = self._base.position
         elif starting == "latest":
             first = self._end()
         else:
@@ -249,10 +295,46 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         consumer.begin(first, self._wal())
         return offset_at(first, of=begin)
 
-    def _position_at(self, checkpoint: str) -> Position:
-        """The position after everything that the checkpoint shows."""
-        with CheckpointRead(ReadOptions(self._options.address), checkpoint).open() as reader:
-            return Position(WalId(reader.manifest().wal_id_last_seen + 1), reader.status()["last_seq"])
+    def _copy(self, start: Offset) -> Offset:
+        """The end of a micro-batch that copies the database as it is now."""
+        created = self._options.address.admin().create_checkpoint(
+            self._options.snapshot_lifetime, name=f"spark stream {self._name(start)}"
+        )
+        if self._options.needs_base:
+            self._base = self._bases(start).create(created.id)
+            position = self._base.position
+        else:
+            position = position_at(self._options, str(created.id))
+        return offset_at(position, checkpoint=str(created.id), of=start)
+
+    def _go_on(self, start: Offset) -> Offset:
+        """The end of a micro-batch that goes on where changes are missing: after an overwrite or a restored state.
+
+        A marker is a micro-batch of its own, before that of the copy: rows of one micro-batch have no order.
+        """
+        if self._options.on_overwrite == "marker":
+            return {**offset_at(position_of(start), of=start), OVERWRITTEN: True}
+        former = self._base_at(start)
+        end = {**self._copy(start), REPLACES: True}
+        self._base = former  # until the micro-batch is done
+        return end
+
+    def _check_first(self, files: Sequence[WalFile], at: Position) -> None:
+        """Raise `ChangesMissing` if sequence numbers are missing before the first rows of the files."""
+        for file in files:
+            rows = self._wal().find_rows(file.wal_id) if file.size else None
+            if rows is not None and rows.count:
+                check_gapless(at.after_seq, rows.first_seq)
+                return
+
+    def _bases(self, offset: Offset) -> Bases:
+        if self._base_states is None:
+            self._base_states = Bases(self._options, self._name(offset), self._manifests(), self._clock)
+        return self._base_states
+
+    def _base_at(self, start: Offset) -> BaseState:
+        self._base = self._bases(start).at(position_of(start))
+        return self._base
 
     def _end(self) -> Position:
         """The position after everything in the WAL and in SSTs."""
@@ -278,13 +360,13 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return None
         return load
 
-    def _load_partitions(self, seq: int) -> list[InputPartition]:
+    def _load_partitions(self, seq: int, next_id: int, base: BaseState | None) -> list[InputPartition]:
         load = find_load(self._manifests().require_latest().value, seq)
         if load is None and not self._options.allow_gaps:
             raise load_gone(seq)
         if load is None or load.replaces:
             return []
-        return [LoadPartition(load, sst) for sst in fetch_load_ssts(self._manifests(), load)]
+        return [LoadPartition(load, sst, next_id, base) for sst in fetch_load_ssts(self._manifests(), load)]
 
     def _check_wal_has_all(self, at: Position, latest: Manifest) -> None:
         """Raise if the SSTs have rows that are neither in the WAL nor in a load: the stream cannot deliver them."""
