@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -20,7 +21,7 @@ from flagstone.spark.stream.options import is_stream, parse_stream_options
 from flagstone.spark.stream.shape import default_schema
 from flagstone.spark.stream.source import ChangeStreamReader
 from kit.databases import QUIET
-from kit.spark_loads import load, pairs
+from kit.spark_loads import load, on_spark, pairs
 from spark.test_stream_loads import Present
 from spark.test_stream_source import applied, follow
 
@@ -267,7 +268,7 @@ def test_a_query_without_a_consumer_gets_a_name_that_its_offsets_keep(folder: Pa
     assert sum(name.startswith("flagstone.log-pin/") for name in names) == 1
 
 
-def test_a_query_that_loses_its_consumer_option_is_told(folder: Path) -> None:
+def test_a_query_that_loses_its_consumer_option_is_refused(folder: Path) -> None:
     put(folder, b"a")
     _, at = follow(stream_of(folder))
 
@@ -283,7 +284,7 @@ def test_options_of_a_stream_are_recognised_by_one_that_no_read_has() -> None:
         parse_stream_options({"path": "x", "changes": "false"})
 
 
-def test_an_abandoned_query_is_forgotten_after_a_week_and_told_how_to_start_over(folder: Path) -> None:
+def test_an_abandoned_query_expires_after_a_week_and_the_error_says_how_to_start_over(folder: Path) -> None:
     put(folder, b"a")
     clock = Later()
     reader = stream_of(folder, clock=clock)
@@ -372,3 +373,47 @@ def test_the_status_of_an_unknown_consumer_names_those_there_are(folder: Path) -
 
     with pytest.raises(InvalidRequest, match=r"for a consumer 'tset': .* there are: 'test'"):
         stream_status(folder, "tset")
+
+
+@on_spark
+def test_a_query_shows_its_lag_and_keeps_its_name_and_its_former_values(spark: Any, tmp_path: Path) -> None:
+    folder, state, out = tmp_path / "db", tmp_path / "state", tmp_path / "out"
+    key, value = structured("eu", 1, "flag", "1.20")
+
+    def run() -> dict[str, Any]:
+        query = (
+            spark.readStream.format("flagstone")
+            .schema("op string, region string, id long, name string, price decimal(10,2), before_name string")
+            .options(before="true", **KEY)
+            .load(str(folder))
+            .writeStream.format("parquet")
+            .option("checkpointLocation", str(state))
+            .trigger(availableNow=True)
+            .start(str(out))
+        )
+        query.awaitTermination(120)
+        assert query.exception() is None
+        return next(json.loads(each.json) for each in query.recentProgress if each.sources[0].latestOffset)
+
+    with flagstone.open(folder, settings=QUIET) as db:
+        db.put(key, value)
+    run()
+    with flagstone.open(folder, settings=QUIET) as db:
+        db.delete(key)
+    progress = run()
+
+    (source,) = progress["sources"]
+    name = source["endOffset"]["consumer"]
+    assert source["latestOffset"]["files_behind"] == 0
+    assert stream_status(folder, name).files_behind <= 1  # the file since the base
+    consumers = [
+        entry for entry in Admin(folder).checkpoints() if (entry.name or "").startswith("flagstone.log")
+    ]
+    assert len(consumers) == 1
+    found = sorted(
+        (row.op, row.region, row.id, row.name, row.before_name)
+        for row in spark.read.parquet(str(out)).collect()
+    )
+    assert found == [("delete", "eu", 1, None, "flag"), ("put", "eu", 1, "flag", None)]
+    nameless = spark.readStream.format("flagstone").option("changes", "true").load(str(folder))
+    assert nameless.columns == ["op", "key", "value", "seq", "created_ms", "expires_ms", "wal_id"]
