@@ -31,7 +31,7 @@ from flagstone.spark.options import WriteOptions, parse_read_options, parse_writ
 from flagstone.spark.row_mapping import check_write_schema, read_schema
 from flagstone.spark.scan import CheckpointRead, FlagstoneReader, PushingReader, hold_checkpoint
 from flagstone.spark.stream.options import is_stream, parse_stream_options
-from flagstone.spark.stream.shape import default_schema
+from flagstone.spark.stream.shape import CHANGE_SCHEMA
 from flagstone.spark.stream.sink import StreamSink, parse_sink_options
 from flagstone.spark.stream.source import ChangeStreamReader
 
@@ -55,7 +55,8 @@ class FlagstoneDataSource(DataSource):
     def schema(self) -> StructType:
         """The columns of rows, or of changes for a stream. A read creates the checkpoint that all its uses share."""
         if is_stream(self.options):
-            return default_schema(parse_stream_options(self.options))
+            parse_stream_options(self.options)
+            return CHANGE_SCHEMA
         if "key.columns" in self.options:
             raise InvalidRequest(
                 "a read with 'key.columns' needs the types of all columns: add .schema('region string, id long')"

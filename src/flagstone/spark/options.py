@@ -34,13 +34,12 @@ DEFAULT_SST_BYTES: Final = 256 * 1024 * 1024
 
 _STORE_PREFIX: Final = "store."
 ADDRESS_OPTIONS: Final = frozenset({"path", "store", "wal_store"})
-ROW_MAPPING_OPTIONS: Final = frozenset({"key.columns", "value.columns", "value.format"})
-KEY_OPTIONS: Final = frozenset({"prefix", "start", "stop"})
-_READ: Final = ADDRESS_OPTIONS | ROW_MAPPING_OPTIONS | {
+_ROW_MAPPING: Final = frozenset({"key.columns", "value.columns", "value.format"})
+_READ: Final = ADDRESS_OPTIONS | _ROW_MAPPING | {
     "as_of", "batch_rows", "checkpoint", "checkpoint_lifetime", "columns", "include_expired", "keys",
     "merge_operator", "partition_bytes", "partitions", "prefix", "pushdown", "start", "stop",
 }  # fmt: skip
-WRITE_OPTIONS: Final = ADDRESS_OPTIONS | ROW_MAPPING_OPTIONS | {
+WRITE_OPTIONS: Final = ADDRESS_OPTIONS | _ROW_MAPPING | {
     "compression_codec", "duplicates", "filter_bits_per_key", "hand_over_timeout", "key_column", "max_sst_size",
     "min_filter_keys", "receipt", "sorted", "sst_block_size", "value_column",
 }  # fmt: skip
@@ -101,11 +100,17 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
     """Raises `InvalidRequest` for options that are unknown, contradictory or have an invalid value."""
     check_known(options, _READ, "reading")
     take = OptionParser(options)
+    prefix, start, stop = (take("prefix", key_bytes), take("start", key_bytes), take("stop", key_bytes))
+    keys = KeyRange(start or None, stop)
+    if start is not None and stop is not None and start > stop:
+        raise InvalidRequest(
+            f"the range from {start!r} to {stop!r} is inverted; start must not be above stop"
+        )
     columns = take("columns", _columns)
     return ReadOptions(
         address=parse_address(options),
         columns=("key", "value") if columns is None else columns,
-        keys=parse_keys(options),
+        keys=keys if prefix is None else keys.intersect(KeyRange.of_prefix(prefix)),
         points=take("keys", _points),
         pushdown=take("pushdown", parse_flag),
         checkpoint=options.get("checkpoint"),
@@ -116,7 +121,7 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
         batch_rows=take("batch_rows", parse_positive),
         include_expired=take("include_expired", parse_flag) or False,
         merge_operator=options.get("merge_operator"),
-        row_mapping=parse_row_mapping(options),
+        row_mapping=_parse_row_mapping(options),
     )
 
 
@@ -150,20 +155,8 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
             filters=() if bits is None else (BloomPolicy(bits),),
         ),
         receipt=options.get("receipt"),
-        row_mapping=parse_row_mapping(options),
+        row_mapping=_parse_row_mapping(options),
     )
-
-
-def parse_keys(options: Mapping[str, str]) -> KeyRange:
-    """The key range of the options `prefix`, `start` and `stop`. Raises `InvalidRequest` for an inverted one."""
-    take = OptionParser(options)
-    prefix, start, stop = (take("prefix", key_bytes), take("start", key_bytes), take("stop", key_bytes))
-    if start is not None and stop is not None and start > stop:
-        raise InvalidRequest(
-            f"the range from {start!r} to {stop!r} is inverted; start must not be above stop"
-        )
-    keys = KeyRange(start or None, stop)
-    return keys if prefix is None else keys.intersect(KeyRange.of_prefix(prefix))
 
 
 def key_bytes(text: str) -> bytes:
@@ -241,8 +234,7 @@ def check_known(options: Mapping[str, str], known: frozenset[str], doing: str) -
             raise InvalidRequest(f"{doing} has no option {name!r}{nearest(plain, known)}")
 
 
-def parse_row_mapping(options: Mapping[str, str]) -> RowMapping | None:
-    """The columns of keys and values; None where rows are bytes. Raises `InvalidRequest` for a part without the key."""
+def _parse_row_mapping(options: Mapping[str, str]) -> RowMapping | None:
     if "key.columns" not in options:
         unused = [name for name in ("value.columns", "value.format") if name in options]
         if unused:

@@ -44,7 +44,7 @@ class FormerRows:
     """
 
     def __init__(self, options: StreamOptions, base: BaseState, since: Iterable[pa.RecordBatch]) -> None:
-        self._operator: MergeOperator | None = options.load_merge_operator()
+        self._operator: MergeOperator | None = options.read.load_merge_operator()
         address = options.address
         self._reader: DbReader = open_reader(
             address.path,

@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from flagstone.errors import InvalidRequest
 from flagstone.spark.address import DatabaseAddress
 from flagstone.spark.options import (
     ADDRESS_OPTIONS,
-    KEY_OPTIONS,
-    ROW_MAPPING_OPTIONS,
     OptionParser,
     ReadOptions,
     check_known,
-    parse_address,
     parse_flag,
-    parse_keys,
     parse_lifetime,
     parse_positive,
-    parse_row_mapping,
+    parse_read_options,
 )
 from flagstone.types import KeyRange
-
-if TYPE_CHECKING:
-    from flagstone.lsm.merge_operator import MergeOperator
-    from flagstone.spark.row_mapping import RowMapping
 
 Starting = Literal["snapshot", "earliest", "latest"] | int
 OnOverwrite = Literal["fail", "delete_and_put", "marker"]
@@ -44,24 +36,26 @@ _ONLY_STREAMS: Final = frozenset({
 })  # fmt: skip
 """Options that no read has: a data source cannot see whether it is used for a read or for a stream."""
 
-_STREAM: Final = ADDRESS_OPTIONS | KEY_OPTIONS | ROW_MAPPING_OPTIONS | _ONLY_STREAMS | {
-    "checkpoint_lifetime", "merge_operator", "partitions",
+_OF_READS: Final = ADDRESS_OPTIONS | {
+    "key.columns", "merge_operator", "prefix", "start", "stop", "value.columns", "value.format",
 }  # fmt: skip
+"""Options with the same meaning as for reads."""
+
+_STREAM: Final = _OF_READS | _ONLY_STREAMS | {"checkpoint_lifetime", "partitions"}
 _LIMITS: Final = ("max_rows_per_trigger", "max_files_per_trigger", "max_bytes_per_trigger")
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """Which changes a stream delivers, and how many in a micro-batch.
+    """Which changes a stream delivers, and how many in a micro-batch. `read` has what it shares with reads.
 
     Without a `consumer` the query gets a name of its own. With `retention_lifetime=None` the WAL is kept for a query
     that does not run until its consumer is released.
     """
 
-    address: DatabaseAddress
+    read: ReadOptions
     consumer: str | None = None
     starting: Starting = "snapshot"
-    keys: KeyRange = field(default_factory=KeyRange)
     partitions: int = 1
     max_rows: int | None = None
     max_files: int | None = None
@@ -69,19 +63,23 @@ class StreamOptions:
     allow_gaps: bool = False
     snapshot_lifetime: timedelta = SNAPSHOT_LIFETIME
     retention_lifetime: timedelta | None = RETENTION_LIFETIME
-    merge_operator: str | None = None
-    row_mapping: RowMapping | None = None
     before: bool = False
     on_overwrite: OnOverwrite = "fail"
+
+    @property
+    def address(self) -> DatabaseAddress:
+        """The database."""
+        return self.read.address
+
+    @property
+    def keys(self) -> KeyRange:
+        """The keys whose changes are delivered."""
+        return self.read.keys
 
     @property
     def needs_base(self) -> bool:
         """Whether the state before each micro-batch is needed."""
         return self.before or self.on_overwrite == "delete_and_put"
-
-    def load_merge_operator(self) -> MergeOperator | None:
-        """The operator named as `module:name`, imported where it is used."""
-        return ReadOptions(self.address, merge_operator=self.merge_operator).load_merge_operator()
 
 
 def is_stream(options: Mapping[str, str]) -> bool:
@@ -106,10 +104,9 @@ def parse_stream_options(options: Mapping[str, str]) -> StreamOptions:
             f"the options {limits[0]!r} and {limits[1]!r} exclude each other; keep one of them"
         )
     parsed = StreamOptions(
-        address=parse_address(options),
+        read=parse_read_options({name: options[name] for name in options if _is_of_reads(name)}),
         consumer=options.get("consumer"),
         starting=take("starting", _starting) or "snapshot",
-        keys=parse_keys(options),
         partitions=take("partitions", parse_positive) or 1,
         max_rows=take("max_rows_per_trigger", parse_positive),
         max_files=take("max_files_per_trigger", parse_positive),
@@ -117,13 +114,15 @@ def parse_stream_options(options: Mapping[str, str]) -> StreamOptions:
         allow_gaps=take("allow_gaps", parse_flag) or False,
         snapshot_lifetime=take("checkpoint_lifetime", parse_lifetime) or SNAPSHOT_LIFETIME,
         retention_lifetime=_retention_lifetime(options),
-        merge_operator=options.get("merge_operator"),
-        row_mapping=parse_row_mapping(options),
         before=take("before", parse_flag) or False,
         on_overwrite=take("on_overwrite", _on_overwrite) or "fail",
     )
     _check_together(parsed)
     return parsed
+
+
+def _is_of_reads(name: str) -> bool:
+    return name.lower() in _OF_READS or name.lower().startswith("store.")
 
 
 def _check_together(options: StreamOptions) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import Final
 
 import pyarrow as pa
@@ -27,7 +28,6 @@ from flagstone.runtime.pool import shared_pool
 from flagstone.spark.address import DatabaseAddress, open_store, open_wal_store
 from flagstone.spark.error_translation import in_task
 from flagstone.spark.filters import Wanted
-from flagstone.spark.options import ReadOptions
 from flagstone.spark.row_mapping import read_schema
 from flagstone.spark.scan import CheckpointRead, FlagstoneReader, KeyPartition
 from flagstone.spark.stream.former import BaseState, FormerRows
@@ -178,9 +178,7 @@ def as_puts(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 def snapshot_of(options: StreamOptions, checkpoint: str) -> FlagstoneReader:
     """The wanted keys of the database at the checkpoint, with all columns."""
-    read = ReadOptions(
-        options.address, columns=_ROW_COLUMNS, keys=options.keys, merge_operator=options.merge_operator
-    )
+    read = replace(options.read, columns=_ROW_COLUMNS, row_mapping=None)
     return FlagstoneReader(CheckpointRead(read, checkpoint), read_schema(_ROW_COLUMNS))
 
 

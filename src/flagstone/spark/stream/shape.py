@@ -58,12 +58,12 @@ class StreamShape:
     @classmethod
     def of(cls, schema: StructType, options: StreamOptions) -> StreamShape:
         """The shape of a stream with that schema. Raises `InvalidRequest` for a column that no change has."""
-        if options.row_mapping is None:
+        if options.read.row_mapping is None:
             _check_raw(schema, before=options.before)
             return cls(schema)
         former = tuple(name for name in schema.names if options.before and name.startswith(f"{BEFORE}_"))
         rows = StructType([field for field in schema if field.name not in (*ABOUT, *former)])
-        mapping = options.row_mapping.for_reading(rows)
+        mapping = options.read.row_mapping.for_reading(rows)
         _check_types(schema, ABOUT)
         for name in former:
             of = name.removeprefix(f"{BEFORE}_")
@@ -115,7 +115,7 @@ class StreamShape:
 
 def default_schema(options: StreamOptions) -> StructType:
     """The schema of a stream for which the user gives none. Raises `InvalidRequest` where it must be given."""
-    if options.row_mapping is not None:
+    if options.read.row_mapping is not None:
         raise InvalidRequest(
             "a stream with 'key.columns' needs the types of all columns: add "
             ".schema('op string, region string, id long, price double, seq long')"
