@@ -21,6 +21,7 @@ from flagstone.read.scan import Scan
 from flagstone.read.scan_cursor import DEFAULT_READ_AHEAD_BYTES, ScanRequest
 from flagstone.read.view import ReadView
 from flagstone.runtime.clock import Clock
+from flagstone.schema.table_schema import TableSchema, schema_key
 from flagstone.sst.store import SstGone, SstStore
 from flagstone.types import KeyRange, Row
 from flagstone.write.batch import check_read_key
@@ -119,7 +120,14 @@ class Reads:
             key_ranges.check_read(*checked)
         return checked
 
-    def _check_range(self, start: bytes | None, stop: bytes | None, prefix: bytes | None) -> KeyRange:
+    def _check_range(
+        self,
+        start: bytes | None,
+        stop: bytes | None,
+        prefix: bytes | None,
+        *,
+        include_system: bool = False,  # noqa: ARG002 - a transaction needs it
+    ) -> KeyRange:
         """The key range to scan. Raises `InvalidRequest` if it is wholly outside the writable range.
 
         An empty range, and one that overlaps the writable range in part, is fine.
@@ -212,6 +220,7 @@ class Reads:
         durable_only: bool = False,
         dirty: bool = False,
         include_expired: bool = False,
+        include_system: bool = False,
         read_ahead_bytes: int = DEFAULT_READ_AHEAD_BYTES,
     ) -> Scan:
         """The rows with keys in [start, stop), or that begin with `prefix`, as they are now.
@@ -219,9 +228,10 @@ class Reads:
         Iterate for `(key, value)`, `.rows()` for whole rows, `.seek(key)` to skip. `reverse` goes from the last key to
         the first. The scan shows one moment, however long it takes. A long scan fetches up to `read_ahead_bytes` before
         it needs them, several requests at once. In a clone of a key range, a scan wholly outside that range raises
-        `InvalidRequest`.
+        `InvalidRequest`. System rows, which hold schemas and the progress of streams, are hidden unless
+        `include_system`.
         """
-        keys = self._check_range(start, stop, prefix)
+        keys = self._check_range(start, stop, prefix, include_system=include_system)
         if limit is not None and limit < 0:
             raise InvalidRequest(f"limit is {limit}; a scan gives 0 rows or more")
         self._context.scans += 1
@@ -236,6 +246,7 @@ class Reads:
                 reverse=reverse,
                 limit=limit,
                 include_expired=include_expired,
+                include_system=include_system,
                 merge_operator=self._context.merge_operator,
                 read_ahead_bytes=read_ahead_bytes,
                 prefix_probe=self._context.prefix_probe(prefix),
@@ -252,6 +263,7 @@ class Reads:
         batch_rows: int | None = 65_536,
         columns: Sequence[str] = ("key", "value"),
         include_expired: bool = False,
+        include_system: bool = False,
     ) -> pa.RecordBatchReader:
         """The same rows as Arrow batches, by ascending key, without a Python object per row where possible.
 
@@ -260,7 +272,7 @@ class Reads:
         # Imported here: importing Arrow takes half a second, and most callers do not use it.
         from flagstone.read.arrow import scan_arrow  # noqa: PLC0415
 
-        keys = self._check_range(start, stop, prefix)
+        keys = self._check_range(start, stop, prefix, include_system=include_system)
         self._context.scans += 1
         view, seq = self._read_point(durable_only=False, dirty=False)
         request = ScanRequest(
@@ -268,11 +280,32 @@ class Reads:
             max_seq=seq,
             now_ms=self._context.clock.now_ms(),
             include_expired=include_expired,
+            include_system=include_system,
             merge_operator=self._context.merge_operator,
             prefix_probe=self._context.prefix_probe(prefix),
             renew=partial(self._renewed, seq),
         )
         return scan_arrow(self._context.ssts, view, request, columns=columns, batch_rows=batch_rows)
+
+    def schema(self, prefix: bytes = b"") -> TableSchema | None:
+        """The schema of the structured rows under `prefix`, by default of the whole database; None if it stores none.
+
+        Raises:
+            CorruptData: the row with the schema is damaged.
+            InvalidRequest: a newer release of Flagstone wrote it.
+
+        """
+        key = schema_key(prefix)
+        stored = self._schema_row(key)
+        return None if stored is None else TableSchema.decode(stored, key)
+
+    def _schema_row(self, key: bytes) -> bytes | None:
+        """The bytes of a schema row; None also in a clone whose key range does not contain it."""
+        found, seq = self._read(
+            lambda view, seq: drivers.get(self._context.ssts, view, key, seq), durable_only=False, dirty=False
+        )
+        row = self._visible(found, seq, include_expired=True)
+        return None if row is None else row.value
 
     def __getitem__(self, key: bytes) -> bytes:
         value = self.get(key)

@@ -225,8 +225,52 @@ def write_lists(
             cursors[row] = at + count
 
 
+def read_versions(
+    data: cython.const[cython.uchar][::1],
+    starts: cython.const[cython.longlong][::1],
+    stops: cython.const[cython.longlong][::1],
+    valid: cython.const[cython.uchar][::1],
+    versions: cython.longlong[::1],
+) -> int:
+    """The schema version that each value names: 0 for layout 1, -1 for an empty value, -2 for a null one.
+
+    Returns how the versions differ: the version that all rows have, or -4 when there are several; -3 is damage, or
+    another layout, which is also the version of such a row.
+    """
+    row: cython.Py_ssize_t
+    rows: cython.Py_ssize_t = len(versions)
+    checked: cython.bint = len(valid) > 0
+    at: cython.longlong
+    found: cython.longlong
+    same: cython.longlong = -2
+    if min(len(starts), len(stops)) < rows or (checked and len(valid) < rows):
+        raise ValueError("a column has fewer rows than the versions")
+    source: cython.p_const_uchar = bytes_of(data)
+    with cython.nogil:
+        for row in range(rows):
+            at = starts[row]
+            if checked and not valid[row]:
+                found = -2
+            elif at >= stops[row]:
+                found = -1
+            elif source[at] == 2:
+                found = _get_varint(source, at + 1, stops[row])
+                if found < 1:
+                    found = -3
+            elif source[at] == 1:
+                found = 0
+            else:
+                found = -3
+            versions[row] = found
+            if row == 0:
+                same = found
+            elif found != same:
+                same = -4
+    return same
+
+
 def read_headers(
-    version: int,
+    lead: bytes,
     data: cython.const[cython.uchar][::1],
     starts: cython.const[cython.longlong][::1],
     stops: cython.const[cython.longlong][::1],
@@ -235,16 +279,18 @@ def read_headers(
     bitmaps: cython.longlong[::1],
     cursors: cython.longlong[::1],
 ) -> int:
-    """Take count and bitmap of each content, behind a byte `version` unless that is 0. A null one has no items.
+    """Take count and bitmap of each content, behind the bytes `lead`. A null one has no items.
 
     Returns -1, or the first row that is damaged.
     """
     row: cython.Py_ssize_t
     rows: cython.Py_ssize_t = len(cursors)
     checked: cython.bint = len(valid) > 0
-    lead: cython.int = version
+    size: cython.longlong = len(lead)
+    first: cython.p_const_uchar = lead
     bad: cython.Py_ssize_t = -1
     at: cython.longlong
+    index: cython.longlong
     count: cython.longlong
     if min(len(starts), len(stops), len(counts), len(bitmaps)) < rows or (checked and len(valid) < rows):
         raise ValueError("a column has fewer rows than the cursors")
@@ -258,10 +304,15 @@ def read_headers(
                 cursors[row] = stops[row]
                 continue
             bad = row
-            if lead:
-                if at >= stops[row] or source[at] != lead:
+            if size:
+                if size > stops[row] - at:
                     break
-                at += 1
+                index = 0
+                while index < size and source[at + index] == first[index]:
+                    index += 1
+                if index < size:
+                    break
+                at += size
             count = _get_varint(source, at, stops[row])
             if count < 0:
                 break

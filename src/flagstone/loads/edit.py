@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Final, NamedTuple
 
 from flagstone.errors import InternalError
@@ -54,12 +55,24 @@ _SPARE_RECORDS: Final = 16
 """How many records stay that no consumer needs: a stream into a database adds one with each micro-batch."""
 
 
+class ExpectedRow(NamedTuple):
+    """A row on which a load relies: its key, and a digest of its value; None if there must be no such row."""
+
+    key: bytes
+    digest: str | None
+
+    def fits(self, stored: bytes | None) -> bool:
+        """Whether the row is as expected, given its value."""
+        return (None if stored is None else sha256(stored).hexdigest()) == self.digest
+
+
 @dataclass(frozen=True, slots=True)
 class Load:
     """The SSTs of one load in key order; all rows have one sequence number and one time.
 
     `marker` is stamped a millisecond after the SSTs; see `apply_load`. `snapshot_min_seq` is the oldest sequence number
-    at which a snapshot of the writer reads, if there is one.
+    at which a snapshot of the writer reads, if there is one. The load is refused unless the `expected` rows are as it
+    expects when it is added: rows of a schema that was changed since would be read with other columns.
     """
 
     ssts: tuple[SsTable, ...]
@@ -68,6 +81,7 @@ class Load:
     marker: Ulid
     replaces_all: bool = False
     snapshot_min_seq: Seq | None = None
+    expected: tuple[ExpectedRow, ...] = ()
 
     @property
     def key_ranges(self) -> list[KeyRange]:

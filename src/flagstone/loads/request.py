@@ -23,7 +23,7 @@ from typing import Final
 from uuid import UUID
 
 from flagstone.errors import CorruptData
-from flagstone.loads.edit import Load
+from flagstone.loads.edit import ExpectedRow, Load
 from flagstone.lsm.tree import SortedRun, SstView, Tree
 from flagstone.metadata.annotations import HeldLoad, LoadState, encode_load, held_loads
 from flagstone.metadata.integrity import seal_metadata, unseal_metadata
@@ -32,6 +32,9 @@ from flagstone.metadata.manifest_codec import decode_manifest, encode_manifest
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectMissing, ObjectStore
 from flagstone.types import RunId, Seq, Ulid
+
+ROWS_CHANGED: Final = "rows on which the load relies have changed"
+"""How the reason for refusing a load begins, if a row was not as the load expects."""
 
 _NOTICE: Final = "writer"
 _REQUESTS: Final = "loads"
@@ -75,6 +78,7 @@ def save_request(store: ObjectStore, paths: DbPaths, load_id: UUID, load: Load) 
         "created_ms": load.created_ms,
         "marker": str(int(load.marker)),
         "replaces_all": load.replaces_all,
+        "expected": [[row.key.hex(), row.digest] for row in load.expected],
         "tables": base64.b64encode(encode_manifest(described)).decode(),
     }
     path = _request_path(paths, load_id)
@@ -100,6 +104,9 @@ def load_request(store: ObjectStore, paths: DbPaths, load_id: UUID) -> Load:
             int(fields["created_ms"]),
             Ulid(int(fields["marker"])),
             replaces_all=bool(fields["replaces_all"]),
+            expected=tuple(
+                ExpectedRow(bytes.fromhex(key), digest) for key, digest in fields.get("expected", ())
+            ),
         )
     except (KeyError, TypeError, ValueError, CorruptData) as error:
         raise CorruptData(f"not a load request: {error}", object=path) from None

@@ -19,6 +19,7 @@ from flagstone.errors import CorruptData
 from flagstone.kernels import scan as scan_kernel
 from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.lsm.retention import visible_value
+from flagstone.lsm.system_rows import visible_ranges
 from flagstone.read.read_ahead import MAX_REQUESTS, PrefixProbe, Stretch
 from flagstone.read.sources import HIGHEST, LOWEST, LayerSource, MemtableSource, Missing, Need, Source
 from flagstone.read.view import ReadView
@@ -56,6 +57,8 @@ class ScanRequest:
     It fetches at most `read_ahead_bytes` before it needs them, all SSTs together.
 
     With `renew` the scan outlives its view: if an SST of it is gone, the scan continues at its key in a newer view.
+
+    Only with `include_system` does it show system rows (`flagstone.lsm.system_rows`).
     """
 
     keys: KeyRange = field(default_factory=KeyRange)
@@ -64,6 +67,7 @@ class ScanRequest:
     reverse: bool = False
     limit: int | None = None
     include_expired: bool = False
+    include_system: bool = False
     whole_rows: bool = False
     merge_operator: MergeOperator | None = None
     read_ahead_bytes: int = DEFAULT_READ_AHEAD_BYTES
@@ -160,13 +164,15 @@ class ScanCursor:
         self._pinned: Pinned = {}
         self._grant: Grant | None = None
         self._held_back = False
-        self._finished = request.keys.empty
+        # The parts of the range between system rows, which are scanned one after the other.
+        parts = (request.keys,) if request.include_system else visible_ranges(request.keys)
+        self._later = list(parts if self._reverse else reversed(parts))
+        self._keys = self._later.pop() if parts else request.keys
+        self._finished = self._keys.empty or not parts
         self._renewals = 0
         # Forward: all keys below were shown; backward: all keys above.
         self._consumed: bytes | None = None
-        start, stop = request.keys.start, request.keys.stop
-        self._memtables = self._scan_memtables(start, stop)
-        self._open_layers(start, stop)
+        self._open_part()
 
     def probe_chunk(self) -> Chunk | Lacking | None:
         """The next rows (at least one), what is lacking, or None at the end of the scan."""
@@ -253,7 +259,9 @@ class ScanCursor:
         self._spare = rows_from(self._spare, key, reverse=self._reverse)
         if self._spare:
             return
-        start, stop = self._request.keys.start, self._request.keys.stop
+        while self._later and self._is_beyond(key):
+            self._next_part()
+        start, stop = self._keys.start, self._keys.stop
         # Not before what was merged: memtables have given their rows up to there, and would no longer hide older ones.
         if self._reverse:
             key = key if self._consumed is None else min(key, self._consumed)
@@ -289,7 +297,7 @@ class ScanCursor:
             raise CorruptData("missing, but the newest manifest refers to it", object=gone.path) from gone
         self._renewals += 1
         view = request.renew(self._view)
-        start, stop = request.keys.start, request.keys.stop
+        start, stop = self._keys.start, self._keys.stop
         if self._reverse:
             # Merged keys are complete, and all keys above the last edge were merged.
             if self._consumed is not None:
@@ -303,6 +311,20 @@ class ScanCursor:
         self._pinned.clear()
         self._memtables = self._scan_memtables(start, stop)
         self._open_layers(start, stop)
+
+    def _is_beyond(self, key: bytes) -> bool:
+        """Whether no key of this part of the range is at or behind `key`."""
+        return key < (self._keys.start or LOWEST) if self._reverse else key >= (self._keys.stop or HIGHEST)
+
+    def _next_part(self) -> None:
+        self._keys = self._later.pop()
+        self._consumed = self._keys.stop if self._reverse else self._keys.start
+        self._open_part()
+
+    def _open_part(self) -> None:
+        """Position all sources at the start of this part of the range."""
+        self._memtables = self._scan_memtables(self._keys.start, self._keys.stop)
+        self._open_layers(self._keys.start, self._keys.stop)
 
     def _scan_memtables(self, start: bytes | None, stop: bytes | None) -> list[MemtableSource]:
         request = self._request
@@ -341,7 +363,10 @@ class ScanCursor:
             self._consumed = edge
         elif edge_source is None or edge == self._end:
             self._sink.finish(out)
-            self._finished = True
+            if self._later:
+                self._next_part()
+            else:
+                self._finished = True
         else:
             missing = edge_source.missing()
             if missing is None and not self._pass_blocks(edge_source, out):

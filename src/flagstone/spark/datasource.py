@@ -28,8 +28,8 @@ from flagstone.spark.load.commit import abort_load, begin_load, commit_load
 from flagstone.spark.load.plan import LoadPlan, MadeSst, write_report
 from flagstone.spark.load.task import write_ssts
 from flagstone.spark.options import WriteOptions, parse_read_options, parse_write_options
-from flagstone.spark.row_mapping import check_write_schema, read_schema
 from flagstone.spark.scan import CheckpointRead, FlagstoneReader, PushingReader, hold_checkpoint
+from flagstone.spark.stored_schema import plan_types, plan_write
 from flagstone.spark.stream.options import is_stream, parse_stream_options
 from flagstone.spark.stream.shape import CHANGE_SCHEMA
 from flagstone.spark.stream.sink import StreamSink, parse_sink_options
@@ -57,11 +57,8 @@ class FlagstoneDataSource(DataSource):
         if is_stream(self.options):
             parse_stream_options(self.options)
             return CHANGE_SCHEMA
-        if "key.columns" in self.options:
-            raise InvalidRequest(
-                "a read with 'key.columns' needs the types of all columns: add .schema('region string, id long')"
-            )
-        return read_schema(self._hold().options.columns)
+        held = self._hold()
+        return plan_types(held.options, held.table)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         if is_stream(self.options):
@@ -86,7 +83,7 @@ class FlagstoneDataSource(DataSource):
         return ChangeStreamReader(parse_stream_options(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        options = _for_schema(parse_write_options(self.options), schema)
+        options = plan_write(parse_write_options(self.options), schema, replaces_all=overwrite)
         return FlagstoneWriter(begin_load(options.address), options, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
@@ -96,7 +93,7 @@ class FlagstoneDataSource(DataSource):
                 "output mode 'complete' would replace the whole database with every micro-batch. Use foreachBatch with "
                 "flagstone.spark.foreach_batch and output mode 'update': each row then replaces the row with its key"
             )
-        options = replace(options, write=_for_schema(options.write, schema))
+        options = replace(options, write=plan_write(options.write, schema))
         # Spark creates a second writer for the commit. It must not claim the database from the first one.
         commits = _calling_worker() == _COMMIT_WORKER
         return StreamSink(
@@ -107,14 +104,6 @@ class FlagstoneDataSource(DataSource):
         if self._held is None:
             self._held = hold_checkpoint(parse_read_options(self.options))
         return self._held
-
-
-def _for_schema(options: WriteOptions, schema: StructType) -> WriteOptions:
-    """The options for rows of that schema. Raises `InvalidRequest` if such rows cannot be written."""
-    if options.row_mapping is not None:
-        return replace(options, row_mapping=options.row_mapping.for_writing(schema))
-    check_write_schema(schema, key=options.key_column, value=options.value_column)
-    return options
 
 
 def _calling_worker() -> str:

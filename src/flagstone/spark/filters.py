@@ -94,7 +94,14 @@ def narrow_range(mapping: RowMapping, types: pa.Schema, filters: Sequence[Filter
 
     Rows inside the range may still fail a filter, so Spark must apply all filters again.
     """
-    schema = keys.KeySchema.of(mapping.key_schema(types))
+    found = _parts_range(mapping, types, filters)
+    start = None if found.start is None else mapping.prefix + found.start
+    return KeyRange(start, None if found.stop is None else mapping.prefix + found.stop)
+
+
+def _parts_range(mapping: RowMapping, types: pa.Schema, filters: Sequence[Filter]) -> KeyRange:
+    """The range of the parts of the keys, without the prefix."""
+    schema = keys.KeySchema.of(mapping.key_types(types))
     equal: Mapping[str, Any] = {
         each.attribute[0]: each.value
         for each in filters

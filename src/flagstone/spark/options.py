@@ -16,7 +16,9 @@ from flagstone.format.codec import Codec
 from flagstone.format.filter import BloomPolicy
 from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.read.arrow import COLUMNS
+from flagstone.schema.commit import SchemaCommit
 from flagstone.spark.address import DatabaseAddress
+from flagstone.spark.malformed import MalformedRows, parse_malformed
 from flagstone.sst.builder import SstOptions
 from flagstone.store.remote_options import nearest
 from flagstone.types import KeyRange
@@ -34,14 +36,15 @@ DEFAULT_SST_BYTES: Final = 256 * 1024 * 1024
 
 _STORE_PREFIX: Final = "store."
 ADDRESS_OPTIONS: Final = frozenset({"path", "store", "wal_store"})
-_ROW_MAPPING: Final = frozenset({"key.columns", "value.columns", "value.format"})
+_ROW_MAPPING: Final = frozenset({"key.columns", "raw", "value.columns", "value.format"})
 _READ: Final = ADDRESS_OPTIONS | _ROW_MAPPING | {
-    "as_of", "batch_rows", "checkpoint", "checkpoint_lifetime", "columns", "include_expired", "keys",
-    "merge_operator", "partition_bytes", "partitions", "prefix", "pushdown", "start", "stop",
+    "as_of", "batch_rows", "checkpoint", "checkpoint_lifetime", "columnnameofcorruptrecord", "columns",
+    "include_expired", "include_system", "keys", "merge_operator", "mode", "partition_bytes", "partitions", "prefix",
+    "pushdown", "start", "stop",
 }  # fmt: skip
 WRITE_OPTIONS: Final = ADDRESS_OPTIONS | _ROW_MAPPING | {
-    "compression_codec", "duplicates", "filter_bits_per_key", "hand_over_timeout", "key_column", "max_sst_size",
-    "min_filter_keys", "receipt", "sorted", "sst_block_size", "value_column",
+    "compression_codec", "duplicates", "filter_bits_per_key", "hand_over_timeout", "key.prefix", "key_column",
+    "max_sst_size", "min_filter_keys", "receipt", "schema.commit", "sorted", "sst_block_size", "value_column",
 }  # fmt: skip
 _HEX: Final = "hex:"
 
@@ -53,6 +56,7 @@ class ReadOptions:
     """Which rows and columns a DataFrame shows. `keys` is a range, `points` are single keys.
 
     With `pushdown`, filters of Spark narrow the keys further. None allows this if this Spark keeps scans apart.
+    `raw` reads bytes where the database has a schema. `given` are the columns that the reader named, if any.
     """
 
     address: DatabaseAddress
@@ -69,6 +73,11 @@ class ReadOptions:
     include_expired: bool = False
     merge_operator: str | None = None
     row_mapping: RowMapping | None = None
+    raw: bool = False
+    given: tuple[str, ...] | None = None
+    prefix: bytes | None = None
+    include_system: bool = False
+    malformed: MalformedRows = field(default_factory=MalformedRows)
 
     def load_merge_operator(self) -> MergeOperator | None:
         """The operator named as `module:name`, imported where it is used."""
@@ -94,6 +103,15 @@ class WriteOptions:
     hand_over_timeout: timedelta = DEFAULT_HAND_OVER_TIMEOUT
     receipt: str | None = None
     row_mapping: RowMapping | None = None
+    value_format: str | None = None
+    raw: bool = False
+    key_prefix: bytes = b""
+    schema_commit: SchemaCommit | None = None
+
+    @property
+    def planned_schema(self) -> SchemaCommit | None:
+        """What the commit does with the schema, whether the tasks encode the rows or `bulk_load` has encoded them."""
+        return self.schema_commit if self.row_mapping is None else self.row_mapping.commit
 
 
 def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
@@ -110,6 +128,11 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
     return ReadOptions(
         address=parse_address(options),
         columns=("key", "value") if columns is None else columns,
+        given=columns,
+        raw=take("raw", parse_flag) or False,
+        prefix=prefix,
+        include_system=take("include_system", parse_flag) or False,
+        malformed=parse_malformed(options),
         keys=keys if prefix is None else keys.intersect(KeyRange.of_prefix(prefix)),
         points=take("keys", _points),
         pushdown=take("pushdown", parse_flag),
@@ -155,6 +178,10 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
             filters=() if bits is None else (BloomPolicy(bits),),
         ),
         receipt=options.get("receipt"),
+        raw=take("raw", parse_flag) or False,
+        value_format=options.get("value.format"),
+        key_prefix=take("key.prefix", key_bytes) or b"",
+        schema_commit=take("schema.commit", SchemaCommit.from_text),
         row_mapping=_parse_row_mapping(options),
     )
 
@@ -190,7 +217,8 @@ def _option_text(value: Any) -> str:
         case timedelta():
             return format_duration(value)
         case list() | tuple():
-            return ",".join(value)
+            plain = all("," not in name and name == name.strip() for name in value)
+            return ",".join(value) if plain else json.dumps(value)
         case _:
             return str(value)
 
@@ -240,6 +268,10 @@ def _parse_row_mapping(options: Mapping[str, str]) -> RowMapping | None:
         if unused:
             raise InvalidRequest(f"option {unused[0]!r} needs 'key.columns', the columns that make the key")
         return None
+    if options.get("raw", "").lower() == "true":
+        raise InvalidRequest(
+            "option 'raw' is for bytes and 'key.columns' for structured rows; keep one of them"
+        )
     from flagstone.spark.row_mapping import RowMapping  # noqa: PLC0415 - needs PySpark
 
     chosen = options.get("value.columns")
@@ -250,6 +282,12 @@ def _parse_row_mapping(options: Mapping[str, str]) -> RowMapping | None:
 
 
 def _names(text: str) -> tuple[str, ...]:
+    """Names separated by commas; or a JSON list, for names with commas or spaces at their ends."""
+    if text.lstrip().startswith("["):
+        found = json.loads(text)
+        if not all(isinstance(name, str) for name in found):
+            raise InvalidRequest("a list of columns holds names in quotes")
+        return tuple(found)
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
@@ -259,10 +297,11 @@ def _points(text: str) -> tuple[bytes, ...]:
 
 
 def _columns(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(","))
-    unknown = [name for name in names if name not in COLUMNS]
-    if unknown or len(set(names)) < len(names):
-        raise InvalidRequest(f"choose from {', '.join(COLUMNS)}, each once")
+    names = _names(text)
+    if not names or len(set(names)) < len(names):
+        raise InvalidRequest(
+            f"choose from {', '.join(COLUMNS)}, or from the columns of the schema, each once"
+        )
     return names
 
 

@@ -1,13 +1,14 @@
 """Columns of DataFrames and rows of a database: schemas, their checks, and columns encoded into keys and values.
 
 `flagstone.keys` encodes the key columns, and a format of `flagstone.values` encodes the other columns. The database
-does not store the mapping: a reader names the columns again, with their types. All checks run before the first task.
+stores the names and types of the columns (`flagstone.schema`). A database from before that has none: its readers name
+the columns again, with their types. All checks run before the first task.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -26,6 +27,8 @@ from pyspark.sql.types import (
 from flagstone import keys, values
 from flagstone.errors import InvalidRequest
 from flagstone.read.arrow import COLUMNS
+from flagstone.schema import SchemaCommit, TableReader, TableSchema, TableWriter, key_arrow_schema
+from flagstone.spark.malformed import MalformedRows, decode_rows
 
 CARRIED: Final = ("op", "ttl_ms", "expires_ms")
 """Columns of a load that control a row and are not part of its key or value."""
@@ -36,23 +39,36 @@ METADATA: Final = ("seq", "created_ms", "expires_ms")
 _BYTES: Final = (BinaryType, StringType)
 _WHOLE: Final = (LongType, IntegerType, ShortType)
 _RESERVED: Final = frozenset([*CARRIED, *METADATA])
+FAIL: Final = MalformedRows("FAILFAST")
 
 
 @dataclass(frozen=True, slots=True)
 class RowMapping:
-    """The columns of the key, in order, and those of the value; None stands for all other columns."""
+    """The columns of the key, in order, and those of the value; None stands for all other columns.
+
+    Keys begin with `prefix`. With `commit` rows are written under a version of the stored schema, and with `table` they
+    are read by it.
+    """
 
     key_columns: tuple[str, ...]
     value_columns: tuple[str, ...] | None = None
     value_format: str = "row"
+    prefix: bytes = b""
+    commit: SchemaCommit | None = None
+    table: TableSchema | None = None
+    unversioned: bool = False
+    """Whether the reader gave the columns, so that rows without a version are read by them."""
 
     def for_writing(self, schema: StructType) -> RowMapping:
         """The mapping with every column named. Raises `InvalidRequest` for one that is missing or cannot be stored."""
         return self._complete(schema, CARRIED)
 
-    def for_reading(self, schema: StructType) -> RowMapping:
-        """The mapping with every column named. Raises `InvalidRequest` for one that is missing or cannot be read."""
-        return self._complete(schema, METADATA)
+    def for_reading(self, schema: StructType, corrupt: str = "") -> RowMapping:
+        """The mapping with every column named. Raises `InvalidRequest` for one that is missing or cannot be read.
+
+        `corrupt` is the column for rows that do not decode.
+        """
+        return self._complete(schema, (*METADATA, corrupt))
 
     def _complete(self, schema: StructType, excluded: Sequence[str]) -> RowMapping:
         names = schema.fieldNames()
@@ -73,10 +89,11 @@ class RowMapping:
             raise InvalidRequest(
                 f"column {taken[0]!r} is reserved, like {others}; rename it to use it in a key or a value"
             )
-        complete = RowMapping(self.key_columns, chosen, self.value_format)
+        complete = replace(self, value_columns=chosen)
         types = arrow_schema(schema)
         keys.KeySchema.of(complete.key_schema(types))
-        values.codec(self.value_format, complete.value_schema(types))
+        if chosen:
+            values.codec(self.value_format, complete.value_schema(types))
         return complete
 
     def key_schema(self, types: pa.Schema) -> pa.Schema:
@@ -90,39 +107,81 @@ class RowMapping:
     def encode(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The batch with `key` and `value` in place of the mapped columns."""
         names = batch.schema.names
-        codec = values.codec(self.value_format, self.value_schema(batch.schema))
+        key, value = self._encode(batch)
         encoded = {
-            "key": keys.encode_arrow([batch.column(names.index(name)) for name in self.key_columns]),
-            "value": codec.encode_arrow(batch),
+            "key": key,
+            "value": value,
             **{name: batch.column(names.index(name)) for name in CARRIED if name in names},
         }
         return pa.RecordBatch.from_arrays(list(encoded.values()), names=list(encoded))
 
-    def raw_columns(self, wanted: Sequence[str]) -> tuple[str, ...]:
+    def _encode(self, batch: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
+        if self.commit is not None:
+            commit = self.commit
+            key, value = TableWriter(commit.schema, commit.version, prefix=self.prefix).encode_arrow(batch)
+            return key, value
+        names = batch.schema.names
+        key = keys.encode_arrow([batch.column(names.index(name)) for name in self.key_columns])
+        if not self.value_columns:
+            return key, pa.array([b""], pa.binary()).take(pa.array([0] * batch.num_rows, pa.int64()))
+        codec = values.codec(self.value_format, self.value_schema(batch.schema))
+        return key, codec.encode_arrow(batch)
+
+    def key_types(self, types: pa.Schema) -> pa.Schema:
+        """The types of all key columns: as stored, or as in `types` where the database has no schema."""
+        return self.key_schema(types) if self.table is None else key_arrow_schema(self.table.key)
+
+    def raw_columns(self, wanted: Sequence[str], corrupt: str = "") -> tuple[str, ...]:
         """The columns to read from the database for the wanted columns."""
-        key = ["key"] if any(name in self.key_columns for name in wanted) else []
-        value = ["value"] if any(name in (self.value_columns or ()) for name in wanted) else []
+        both = corrupt in wanted  # whether a row is malformed shows only when all of it is decoded
+        key = ["key"] if both or any(name in self.key_columns for name in wanted) else []
+        value = ["value"] if both or any(name in (self.value_columns or ()) for name in wanted) else []
         return (*key, *value, *(name for name in METADATA if name in wanted))
 
-    def decode(self, batch: pa.RecordBatch, types: pa.Schema) -> pa.RecordBatch:
-        """Rows of the database decoded to the columns of `types`."""
-        names = batch.schema.names
-        columns: dict[str, Any] = {
-            name: batch.column(names.index(name)) for name in METADATA if name in names
-        }
-        if "key" in names:
-            decoded = keys.decode_arrow(batch.column(names.index("key")), self.key_schema(types))
-            columns |= dict(zip(self.key_columns, decoded, strict=True))
-        if "value" in names:
-            rows = values.codec(self.value_format, self.value_schema(types)).decode_arrow(
-                batch.column(names.index("value"))
-            )
-            columns |= dict(zip(rows.schema.names, rows.columns, strict=True))
-        return pa.RecordBatch.from_arrays([columns[field.name] for field in types], names=types.names)
+    def decode(
+        self, batch: pa.RecordBatch, types: pa.Schema, malformed: MalformedRows = FAIL
+    ) -> tuple[pa.RecordBatch, int]:
+        """Rows of the database decoded to the columns of `types`, and the number of malformed rows."""
+        stored = pa.schema([field for field in types if field.name != malformed.column])
+        if self.table is not None:
+            reader = self.reader(stored)
+            return decode_rows(batch, types, malformed, key=reader.decode_keys, value=reader.decode_values)
+        return decode_rows(
+            batch,
+            types,
+            malformed,
+            key=lambda raw: self._decode_keys(raw, stored),
+            value=lambda raw: self._decode_values(raw, stored),
+        )
+
+    def _decode_keys(self, raw: Any, types: pa.Schema) -> dict[str, Any]:
+        return dict(zip(self.key_columns, keys.decode_arrow(raw, self.key_schema(types)), strict=True))
+
+    def _decode_values(self, raw: Any, types: pa.Schema) -> dict[str, Any]:
+        if not self.value_columns:
+            return {}
+        rows = values.codec(self.value_format, self.value_schema(types)).decode_arrow(raw)
+        return dict(zip(rows.schema.names, rows.columns, strict=True))
+
+    def reader(self, types: pa.Schema) -> TableReader:
+        """The reader of rows of the stored schema for columns with these types.
+
+        Raises `InvalidRequest` for a column that the schema does not have, or a type that does not hold its values.
+        """
+        assert self.table is not None, "only rows of a stored schema have such a reader"
+        wanted = pa.schema([field for field in types if field.name not in METADATA])
+        whole = self.unversioned and self.value_columns and self.value_format == "row"
+        old = self.value_schema(types) if whole else None
+        return TableReader(self.table, wanted, prefix=self.prefix, unversioned=old)
+
+
+def metadata_fields() -> dict[str, StructField]:
+    """The columns that come from the row itself."""
+    return {field.name: field for field in read_schema(METADATA)}
 
 
 def read_schema(columns: Sequence[str]) -> StructType:
-    """The schema of a read for which the user gives none."""
+    """The schema of a read as bytes. Raises `InvalidRequest` for a column that such a read does not have."""
     fields = {
         "key": StructField("key", BinaryType(), nullable=False),
         "value": StructField("value", BinaryType(), nullable=False),
@@ -130,6 +189,9 @@ def read_schema(columns: Sequence[str]) -> StructType:
         "created_ms": StructField("created_ms", LongType()),
         "expires_ms": StructField("expires_ms", LongType()),
     }
+    unknown = [name for name in columns if name not in fields]
+    if unknown:
+        raise InvalidRequest(f"there is no column {unknown[0]!r}; choose from {', '.join(fields)}")
     return StructType([fields[name] for name in columns])
 
 

@@ -22,17 +22,21 @@ from flagstone.config import ReaderSettings
 from flagstone.db.reader.reader import DbReader, open_reader
 from flagstone.errors import CorruptData, InvalidRequest
 from flagstone.format.columns import SCHEMA
+from flagstone.lsm.system_rows import is_system, visible_ranges
 from flagstone.lsm.tree import SstView
 from flagstone.metadata.manifest import Manifest
 from flagstone.read.arrow import ArrowSink
 from flagstone.read.scan_cursor import Chunk, ScanRequest
 from flagstone.runtime.clock import SYSTEM_CLOCK
 from flagstone.runtime.pool import shared_pool
+from flagstone.schema import TableSchema
 from flagstone.spark.address import open_store
 from flagstone.spark.error_translation import in_task
 from flagstone.spark.filters import Wanted, narrow, narrow_range
+from flagstone.spark.malformed import MalformedRows
 from flagstone.spark.options import ReadOptions
-from flagstone.spark.row_mapping import arrow_schema, check_read_schema
+from flagstone.spark.row_mapping import RowMapping, arrow_schema, check_read_schema
+from flagstone.spark.stored_schema import find_schema, plan_read
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
 from flagstone.types import KeyRange
@@ -49,10 +53,12 @@ _POINTS_PER_TASK: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRead:
-    """The state of a database at a checkpoint."""
+    """The state of a database at a checkpoint, and its stored schema if it is read by that."""
 
     options: ReadOptions
     checkpoint: str
+    table: TableSchema | None = None
+    table_prefix: bytes = b""
 
     def open(self) -> DbReader:
         """A reader at the checkpoint. It writes nothing and does not poll for newer manifests."""
@@ -82,16 +88,25 @@ def hold_checkpoint(options: ReadOptions) -> CheckpointRead:
     if options.checkpoint is not None:
         held = parse_checkpoint_id(options.checkpoint)
         require_live_checkpoint(admin.manifest().value, held, now_s=SYSTEM_CLOCK.now_ms() // 1000)
-        return CheckpointRead(options, str(held))
+        return _with_table(CheckpointRead(options, str(held)))
     if options.as_of is None:
         created = admin.create_checkpoint(options.lifetime, name=CHECKPOINT_NAME)
-        return CheckpointRead(options, str(created.id))
+        return _with_table(CheckpointRead(options, str(created.id)))
     # The reader finds the manifest that shows this state, and the checkpoint that keeps the manifest, if any.
     with open_reader(address.path, **address.arguments, as_of=options.as_of) as reader:
         status = reader.status()
         created = admin.create_checkpoint(options.lifetime, source=status["checkpoint"], name=CHECKPOINT_NAME)
     # By sequence number from here on, so that tasks need not translate a time again.
-    return CheckpointRead(replace(options, as_of=status["last_seq"]), str(created.id))
+    return _with_table(CheckpointRead(replace(options, as_of=status["last_seq"]), str(created.id)))
+
+
+def _with_table(held: CheckpointRead) -> CheckpointRead:
+    """The same with the schema that the database had at the checkpoint."""
+    if held.options.raw:
+        return held
+    with held.open() as reader:
+        table, prefix = find_schema(reader, held.options.prefix)
+    return replace(held, table=table, table_prefix=prefix)
 
 
 @dataclass
@@ -109,10 +124,9 @@ class FlagstoneReader(DataSourceReader):
     """Plans partitions on the driver and reads them in tasks. Pickles; each process opens the database itself."""
 
     def __init__(self, held: CheckpointRead, schema: StructType) -> None:
-        row_mapping = held.options.row_mapping
-        if row_mapping is None:
+        self._row_mapping = plan_read(held.options, schema, held.table, held.table_prefix)
+        if self._row_mapping is None:
             check_read_schema(schema)
-        self._row_mapping = None if row_mapping is None else row_mapping.for_reading(schema)
         self._held = held
         self._schema = schema
         wanted, points = Wanted(held.options.keys), held.options.points
@@ -162,13 +176,42 @@ class FlagstoneReader(DataSourceReader):
             if row_mapping is None:
                 yield from _shaped(self._rows(reader, wanted, columns), schema)
                 return
-            raw = self._rows(reader, wanted, row_mapping.raw_columns(columns))
-            yield from _shaped((row_mapping.decode(batch, schema) for batch in raw), schema)
+            raw = self._rows(reader, wanted, row_mapping.raw_columns(columns, self._malformed.column))
+            yield from _shaped(self._decoded(raw, row_mapping, schema), schema)
 
-    def _rows(self, reader: DbReader, wanted: Wanted, columns: Sequence[str]) -> Iterable[pa.RecordBatch]:
+    @property
+    def _malformed(self) -> MalformedRows:
+        return self._held.options.malformed
+
+    def _decoded(
+        self, raw: Iterable[pa.RecordBatch], row_mapping: RowMapping, schema: pa.Schema
+    ) -> Iterator[pa.RecordBatch]:
+        malformed = 0
+        for batch in raw:
+            decoded, bad = row_mapping.decode(batch, schema, self._malformed)
+            malformed += bad
+            yield decoded
+        if malformed:
+            _log.warning(
+                "malformed rows=%d database=%s mode=%s",
+                malformed,
+                self._held.options.address.name,
+                self._malformed.mode,
+            )
+
+    def _rows(self, reader: DbReader, wanted: Wanted, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         options = self._held.options
         if wanted.points is not None:
-            return [_point_rows(reader, wanted.points, columns, options)]
+            points = [key for key in wanted.points if options.include_system or not is_system(key)]
+            yield _point_rows(reader, points, columns, options)
+            return
+        for keys in (wanted.keys,) if options.include_system else visible_ranges(wanted.keys):
+            yield from self._range_rows(reader, replace(wanted, keys=keys), columns)
+
+    def _range_rows(
+        self, reader: DbReader, wanted: Wanted, columns: Sequence[str]
+    ) -> Iterable[pa.RecordBatch]:
+        options = self._held.options
         status = reader.status()
         store, paths = open_store(options.address)
         # Rows from the WAL must be merged with the SSTs, which only the ordinary scan does.
@@ -189,6 +232,7 @@ class FlagstoneReader(DataSourceReader):
             columns=columns,
             batch_rows=options.batch_rows,
             include_expired=options.include_expired,
+            include_system=options.include_system,
         )
         return batches
 

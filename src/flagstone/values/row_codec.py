@@ -7,7 +7,7 @@ one kernel call for all rows.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -19,22 +19,37 @@ from flagstone.kernels.columns import NOTHING, bitmap, fixed, present, room, str
 from flagstone.values import ValueCodec, is_list
 from flagstone.values.single_rows import SingleRows
 
-VERSION: Final = 0x01
+UNVERSIONED: Final = 0x01
+"""The first byte of a row that names no schema version: its reader must know the columns."""
+
+VERSIONED: Final = 0x02
+"""The first byte of a row that names a version of the schema that the database stores."""
+
 _NO_BITMAPS: Final = NOTHING.cast("q")
 
 
 class RowCodec(ValueCodec):
-    """Compact binary rows. They contain no names and no types, so reading them needs the schema."""
+    """Compact binary rows. They contain no names and no types, so reading them needs the schema.
+
+    With `version` each row names that version of the schema that the database stores; the columns are those of it.
+    """
 
     format = "row"
 
-    def __init__(self, schema: Any) -> None:
+    def __init__(self, schema: Any, version: int = 0) -> None:
         super().__init__(schema)
-        self._single = SingleRows.of(self.schema, VERSION, _step)
+        self.version: int = version
+        self._lead = bytes([VERSIONED]) + varint(version) if version else bytes([UNVERSIONED])
+        self._single = SingleRows.of(self.schema, self._lead, _step)
         self._names = frozenset(self.schema.names)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.schema,)
+        return type(self), (self.schema, self.version)
+
+    def decode_columns(self, values: Any, names: Collection[str]) -> list[Any]:
+        """The named columns of binary values, in the order of the schema. Raises `CorruptData` for another version."""
+        wanted = [number for number, name in enumerate(self.schema.names) if name in names]
+        return _Reader(values).fields(list(self.schema), self._lead, wanted)
 
     def encode(self, row: Mapping[str, Any]) -> bytes:
         """The value of one row. A missing column is null. Raises as `encode_arrow` does."""
@@ -50,7 +65,7 @@ class RowCodec(ValueCodec):
         return _is_string(kind) or _widths(kind) is not None
 
     def _encode(self, columns: list[Any], rows: int) -> Any:
-        run = _contents(columns, rows, bytes([VERSION]))
+        run = _contents(columns, rows, self._lead)
         try:
             offsets = pa.Array.from_buffers(pa.int64(), rows + 1, [None, run.offset_buffer]).cast(pa.int32())
         except pa.ArrowInvalid:
@@ -58,7 +73,15 @@ class RowCodec(ValueCodec):
         return pa.Array.from_buffers(pa.binary(), rows, [None, offsets.buffers()[1], run.data_buffer])
 
     def _decode(self, values: Any) -> list[Any]:
-        return _Reader(values).fields(list(self.schema))
+        return _Reader(values).fields(list(self.schema), self._lead)
+
+
+def read_versions(values: Any) -> tuple[int, memoryview]:
+    """The schema version of each value, and the one that all have; see the kernel of this name."""
+    bounds, data = strings(values)
+    versions = zeros(len(values))
+    same = value_rows.read_versions(data, bounds[: len(values)], bounds[1:], present(values), versions)
+    return same, versions
 
 
 def _is_string(kind: Any) -> bool:
@@ -132,7 +155,7 @@ class _Delimited(NamedTuple):
 def _contents(columns: list[Any], rows: int, lead: bytes) -> _Run:
     """Rows of these columns, each of which begins with `lead`."""
     items = [_item(column) for column in columns]
-    lead += _varint(len(items))
+    lead += varint(len(items))
     nulls = bytes((len(items) + 7) // 8)
     cursors = zeros(rows)
     value_rows.measure_fixed(len(lead) + len(nulls), NOTHING, cursors)
@@ -154,7 +177,8 @@ def _lay_out(cursors: memoryview, rows: int) -> _Run:
     return _Run(offsets, room(view(offsets, "q")[rows]))
 
 
-def _varint(number: int) -> bytes:
+def varint(number: int) -> bytes:
+    """A number as LEB128."""
     out = bytearray()
     while number >= 0x80:
         out.append(number & 0x7F | 0x80)
@@ -224,22 +248,33 @@ class _Reader:
         rows = len(values)
         self._values = _Located(self._bounds[:rows], self._bounds[1 : rows + 1], present(values))
 
-    def fields(self, fields: list[Any]) -> list[Any]:
-        """The columns of the values themselves."""
-        return self._fields(fields, self._values, version=VERSION)
+    def fields(self, fields: list[Any], lead: bytes, wanted: Sequence[int] | None = None) -> list[Any]:
+        """The columns of the values themselves; with `wanted` only those numbers, in ascending order."""
+        return self._fields(fields, self._values, lead=lead, wanted=wanted)
 
-    def _fields(self, fields: list[Any], whole: _Located, *, version: int = 0, path: str = "") -> list[Any]:
-        counts, bitmaps, cursors = self._headers(whole, version=version, path=path)
+    def _fields(
+        self,
+        fields: list[Any],
+        whole: _Located,
+        *,
+        lead: bytes = b"",
+        path: str = "",
+        wanted: Sequence[int] | None = None,
+    ) -> list[Any]:
+        counts, bitmaps, cursors = self._headers(whole, lead=lead, path=path)
         columns = []
-        for number, field in enumerate(fields):
+        # Items have no index: those before a wanted one are stepped over, those after the last one are not looked at.
+        last = len(fields) if wanted is None else max(wanted, default=-1) + 1
+        for number, field in enumerate(fields[:last]):
             field_path = f"{path}.{field.name}" if path else field.name
             found = _Located.room_for(len(cursors))
             bad = value_rows.locate_items(
                 number, _step(field.type), self._data, whole.stops, counts, bitmaps, cursors, *found
             )
             self._check(bad, cursors, f"column {field_path!r} is cut off")
-            columns.append(self._column(field.type, found, field_path))
-        if bytes(cursors) != bytes(whole.stops):
+            if wanted is None or number in wanted:
+                columns.append(self._column(field.type, found, field_path))
+        if last == len(fields) and bytes(cursors) != bytes(whole.stops):
             # A row of a newer schema has more columns than this one; the bytes of those are not an error.
             ends = enumerate(zip(cursors, whole.stops, counts, strict=True))
             bad = next((row for row, (at, end, count) in ends if at != end and count <= len(fields)), -1)
@@ -247,13 +282,14 @@ class _Reader:
         return columns
 
     def _headers(
-        self, whole: _Located, *, version: int = 0, path: str
+        self, whole: _Located, *, lead: bytes = b"", path: str
     ) -> tuple[memoryview, memoryview, memoryview]:
         rows = len(whole.starts)
         counts, bitmaps, cursors = zeros(rows), zeros(rows), zeros(rows)
-        bad = value_rows.read_headers(version, self._data, *whole, counts, bitmaps, cursors)
+        bad = value_rows.read_headers(lead, self._data, *whole, counts, bitmaps, cursors)
         if bad >= 0 and not path:
-            problem = f"it is not a row of version {version}: it has another format, or is damaged"
+            kind = f"schema version {lead[1:].hex()}" if lead[0] == VERSIONED else "version 1"
+            problem = f"it is not a row of {kind}: it has another format, or is damaged"
             raise CorruptData(f"value {bad}: {problem}", offset=0)
         self._check(bad, whole.starts, f"column {path!r} has no room for its nulls")
         return counts, bitmaps, cursors

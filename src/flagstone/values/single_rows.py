@@ -46,14 +46,18 @@ class _Column(NamedTuple):
 class SingleRows:
     """Encodes and decodes single rows of a schema."""
 
-    def __init__(self, columns: list[_Column], version: int) -> None:
+    def __init__(self, columns: list[_Column], lead: bytes) -> None:
         self._columns = columns
-        self._version = version
         self._nulls = (len(columns) + 7) // 8
+        self._head = lead + bytes((len(columns),))
+        self._start = len(self._head) + self._nulls
 
     @classmethod
-    def of(cls, schema: Any, version: int, width: Callable[[Any], int]) -> SingleRows | None:
-        """None if a type is not handled. `width` is the size of an item of a type; 0 if it begins with its length."""
+    def of(cls, schema: Any, lead: bytes, width: Callable[[Any], int]) -> SingleRows | None:
+        """None if a type is not handled. Rows begin with `lead`.
+
+        `width` is the size of an item of a type; 0 if it begins with its length.
+        """
         columns = []
         for field in schema:
             known = _known(field.type, width(field.type))
@@ -61,7 +65,7 @@ class SingleRows:
                 return None
             columns.append(_Column(field.name, width(field.type), *known))
         # From 128 columns on, the count of columns has two bytes.
-        return cls(columns, version) if len(columns) < 0x80 else None
+        return cls(columns, lead) if len(columns) < 0x80 else None
 
     def encode(self, row: Mapping[str, Any]) -> bytes | None:
         """The value of a row; None if a part is not handled here."""
@@ -84,15 +88,14 @@ class SingleRows:
                 items.append(item)
         except _NOT_HANDLED:
             return None
-        head = bytes((self._version, len(self._columns))) + nulls.to_bytes(self._nulls, "little")
-        return head + b"".join(items)
+        return self._head + nulls.to_bytes(self._nulls, "little") + b"".join(items)
 
     def decode(self, value: bytes) -> dict[str, Any] | None:
         """The columns of a value; None if a part is not handled here."""
-        if len(value) < 2 + self._nulls or value[0] != self._version or value[1] != len(self._columns):
+        if len(value) < self._start or not value.startswith(self._head):
             return None
-        at = 2 + self._nulls
-        nulls = int.from_bytes(value[2:at], "little")
+        at = self._start
+        nulls = int.from_bytes(value[at - self._nulls : at], "little")
         row: dict[str, Any] = {}
         try:
             for name, width, _, read, _ in self._columns:

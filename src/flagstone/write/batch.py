@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 from flagstone.config.durations import as_duration
 from flagstone.errors import InvalidRequest
 from flagstone.lsm.merge_operator import NO_OPERATOR, MergeOperator, check_operand, fold, fold_from_nothing
+from flagstone.lsm.system_rows import SYSTEM_PREFIX, SYSTEM_STOP, is_system
 from flagstone.types import MAX_KEY_BYTES, MAX_VALUE_BYTES, MERGE, TOMBSTONE, VALUE
 
 Ttl = timedelta | str
@@ -91,9 +92,13 @@ class WriteBatch:
         expiry = BY_DEFAULT if ttl is None and expire_at is None else check_expiry(ttl, expire_at)
         self._operations[key] = Operation(key, VALUE, check_value(value), expiry)
 
+    def put_system(self, key: bytes, value: bytes) -> None:
+        """Set a system row, which users cannot write. It never expires."""
+        self._operations[key] = Operation(key, VALUE, check_value(value), _FOREVER)
+
     def delete(self, key: bytes) -> None:
         """Delete `key`. Replaces earlier operations of the batch on this key."""
-        key = check_key(key)
+        key = check_any_key(key)
         self._operations[key] = Operation(key, TOMBSTONE, b"", _FOREVER)
 
     def merge(
@@ -209,7 +214,18 @@ def pending_rows(
 
 
 def check_key(key: object) -> bytes:
-    """The key as bytes. Raises `InvalidRequest` unless it is bytes-like and has 1 to 65,535 bytes."""
+    """The key as bytes. Raises `InvalidRequest` unless it is bytes-like, has 1 to 65,535 bytes, and is not reserved."""
+    checked = check_any_key(key)
+    if checked < SYSTEM_STOP and is_system(checked):
+        raise InvalidRequest(
+            f"the key {checked[:60]!r} is reserved: keys that begin with {SYSTEM_PREFIX!r} hold schemas and the "
+            "progress of streams, which scans do not show; choose another key"
+        )
+    return checked
+
+
+def check_any_key(key: object) -> bytes:
+    """The key as bytes, which may be that of a system row. Raises `InvalidRequest` unless it has 1 to 65,535 bytes."""
     checked = key if type(key) is bytes else _as_bytes(key, "key")
     if not 0 < len(checked) <= MAX_KEY_BYTES:
         raise InvalidRequest(f"a key has 1 to {MAX_KEY_BYTES} bytes; this one has {len(checked)}")

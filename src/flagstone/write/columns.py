@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from flagstone.errors import InvalidRequest
 from flagstone.kernels.columns import NOTHING, fixed, present, strings, words
 from flagstone.lsm.merge_operator import MergeOperator, check_operand
+from flagstone.lsm.system_rows import SYSTEM_PREFIX
 from flagstone.types import MAX_KEY_BYTES, MAX_VALUE_BYTES, MERGE, TOMBSTONE, VALUE
 from flagstone.write.batch import BY_DEFAULT
 
@@ -195,6 +196,7 @@ def _groups(part: pa.RecordBatch, columns: ColumnNames, first_row: int) -> Itera
     _check_present(values, missing, columns.value, first_row)
     keys, values = _binary(keys), _binary(values)
     _check_sizes(keys, 1, MAX_KEY_BYTES, columns.key, first_row)
+    _check_free(keys, columns.key, first_row)
     _check_sizes(values, 0, MAX_VALUE_BYTES, columns.value, first_row)
     times = _times(part, columns, first_row)
     (key_offsets, key_data), (value_offsets, value_data) = strings(keys), strings(values)
@@ -225,6 +227,16 @@ def _check_sizes(column: pa.Array, least: int, most: int, name: str, first_row: 
         row = _first(pc.or_(pc.less(sizes, least), pc.greater(sizes, most)))
         raise InvalidRequest(
             f"column {name!r} has {sizes[row].as_py()} bytes in row {first_row + row}; it has {least} to {most}"
+        )
+
+
+def _check_free(keys: pa.Array, name: str, first_row: int) -> None:
+    """Raise `InvalidRequest` for a key that is reserved for system rows."""
+    reserved = pc.starts_with(keys, SYSTEM_PREFIX)
+    if reserved.true_count:
+        raise InvalidRequest(
+            f"column {name!r} begins with {SYSTEM_PREFIX!r} in row {first_row + _first(reserved)}; such keys are "
+            "reserved for schemas and the progress of streams"
         )
 
 

@@ -21,6 +21,7 @@ from flagstone.db.writer.database import Db
 from flagstone.db.writer.transaction import Snapshot, Transaction
 from flagstone.lsm.merge_operator import check_operand
 from flagstone.metadata.manifest import Checkpoint
+from flagstone.schema.evolution import Evolution, GivenColumns
 from flagstone.types import MERGE, TOMBSTONE, VALUE
 from flagstone.write.batch import (
     BY_DEFAULT,
@@ -28,6 +29,7 @@ from flagstone.write.batch import (
     Instant,
     Ttl,
     WriteBatch,
+    check_any_key,
     check_expiry,
     check_key,
     check_value,
@@ -67,7 +69,7 @@ class AsyncDb(AsyncHandle):
     async def delete(self, key: bytes, *, await_durable: bool = False) -> WriteHandle:
         """Delete `key`, whether or not it exists."""
         never = check_expiry(timedelta.max, None)
-        return await self._commit_one(check_key(key), TOMBSTONE, b"", never, durable=await_durable)
+        return await self._commit_one(check_any_key(key), TOMBSTONE, b"", never, durable=await_durable)
 
     async def merge(
         self,
@@ -156,6 +158,10 @@ class AsyncDb(AsyncHandle):
         """A transaction that begins now, for `async with`; see `Db.transaction`."""
         return AsyncTransaction(self._reads.transaction(isolation, timeout=timeout))
 
+    async def ensure_schema(self, given: GivenColumns, *, prefix: bytes = b"") -> Evolution:
+        """Store the schema of rows with the given columns, unless the stored one fits them; see `Db.ensure_schema`."""
+        return await asyncio.to_thread(self._reads.ensure_schema, given, prefix=prefix)
+
     # -- operating ----------------------------------------------------------------------------------------
 
     async def flush(self, kind: Literal["memtable", "wal"] = "memtable") -> None:
@@ -236,6 +242,14 @@ class AsyncTransaction(AsyncReads, AtOnce):
     ) -> None:
         """Merge `operand` into `key` when the transaction commits."""
         self._reads.merge(key, operand, ttl=ttl, expire_at=expire_at)
+
+    async def put_system(self, key: bytes, value: bytes) -> None:
+        """Set a system row when the transaction commits; see `Transaction.put_system`."""
+        self._reads.put_system(key, value)
+
+    async def ensure_schema(self, given: GivenColumns, *, prefix: bytes = b"") -> Evolution:
+        """Plan to write rows with the given columns under `prefix`; see `Transaction.ensure_schema`."""
+        return await asyncio.to_thread(self._reads.ensure_schema, given, prefix=prefix)
 
     async def mark_read(self, *keys: bytes) -> None:
         """Let the commit depend on these keys as if the transaction had read them."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from flagstone.db.reader.reader import DbReader
     from flagstone.db.writer.database import Db
+    from flagstone.schema.table_schema import TableSchema
 
 T = TypeVar("T")
 
@@ -94,6 +95,7 @@ class AsyncReads:
         durable_only: bool = False,
         dirty: bool = False,
         include_expired: bool = False,
+        include_system: bool = False,
         read_ahead_bytes: int = DEFAULT_READ_AHEAD_BYTES,
     ) -> AsyncScan:
         """The rows with keys in [start, stop), or that start with `prefix`, as they are now; for `async for`.
@@ -109,6 +111,7 @@ class AsyncReads:
             durable_only=durable_only,
             dirty=dirty,
             include_expired=include_expired,
+            include_system=include_system,
             read_ahead_bytes=read_ahead_bytes,
         )
         assert twin._view is not None, "a scan that was just made is open"
@@ -123,6 +126,7 @@ class AsyncReads:
         batch_rows: int | None = 65_536,
         columns: Sequence[str] = ("key", "value"),
         include_expired: bool = False,
+        include_system: bool = False,
     ) -> AsyncIterator[pa.RecordBatch]:
         """The same rows as Arrow batches for `async for`, by ascending key. Each batch is made on another thread."""
         return _batches(
@@ -133,8 +137,13 @@ class AsyncReads:
                 batch_rows=batch_rows,
                 columns=columns,
                 include_expired=include_expired,
+                include_system=include_system,
             )
         )
+
+    async def schema(self, prefix: bytes = b"") -> TableSchema | None:
+        """The schema of the structured rows under `prefix`; see `Reads.schema`."""
+        return await asyncio.to_thread(self._reads.schema, prefix)
 
     async def _read(
         self, attempt: Callable[[ReadView, int], Awaitable[T]], *, durable_only: bool, dirty: bool

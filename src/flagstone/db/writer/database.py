@@ -16,18 +16,31 @@ from flagstone.db.reader.as_of import check_kept
 from flagstone.db.reporting import EngineReport
 from flagstone.db.writer.engine import Engine
 from flagstone.db.writer.transaction import Snapshot, Transaction
-from flagstone.errors import InvalidRequest
+from flagstone.errors import InvalidRequest, TransactionConflict
 from flagstone.kernels import probe as probe_kernel
 from flagstone.lsm.merge_operator import check_operand
 from flagstone.metadata.manifest import Checkpoint, Manifest
 from flagstone.read.view import ReadView
+from flagstone.schema.evolution import Evolution, GivenColumns
 from flagstone.types import MAX_SEQ, MERGE, TOMBSTONE, VALUE
-from flagstone.write.batch import BY_DEFAULT, Instant, Ttl, WriteBatch, check_expiry, check_key, check_value
+from flagstone.write.batch import (
+    BY_DEFAULT,
+    Instant,
+    Ttl,
+    WriteBatch,
+    check_any_key,
+    check_expiry,
+    check_key,
+    check_value,
+)
 from flagstone.write.conflicts import Isolation, Timeout, deadline_ms
 from flagstone.write.durability import WriteHandle
 from flagstone.write.state import State
 
 _find: Final = probe_kernel.find
+
+_SCHEMA_ATTEMPTS: Final = 10
+"""How often a schema is planned again because another write changed it meanwhile."""
 
 
 class Db(Reads):
@@ -66,7 +79,8 @@ class Db(Reads):
         A crash may lose a write that is not durable yet: wait on the handle, or `flush`, if that matters. `ttl` is a
         timedelta or text such as "30s", `expire_at` a moment.
         """
-        if type(key) is not bytes or not 0 < len(key) <= 65_535:
+        # Reserved keys are below this one, and so is the empty key.
+        if type(key) is not bytes or key < b"\x00flagstone0" or len(key) > 65_535:
             key = check_key(key)
         if type(value) is not bytes:
             value = check_value(value)
@@ -78,7 +92,7 @@ class Db(Reads):
 
     def delete(self, key: bytes, *, await_durable: bool = False) -> WriteHandle:
         """Delete `key`, whether or not it exists."""
-        key = check_key(key)
+        key = check_any_key(key)
         never = check_expiry(timedelta.max, None)
         handle = self._state.commit_one(key, TOMBSTONE, b"", never, synchronous=await_durable)
         if await_durable:
@@ -237,6 +251,24 @@ class Db(Reads):
         deadline = deadline_ms(engine.env.clock, timeout)
         state, view = self._state.begin_transaction(isolation, deadline)
         return Transaction(engine, self._context, view, state)
+
+    def ensure_schema(self, given: GivenColumns, *, prefix: bytes = b"") -> Evolution:
+        """Store the schema of rows with the given columns, unless the stored one fits them; see `Transaction`.
+
+        Raises:
+            InvalidRequest: the rows do not fit the stored schema; the message says what differs.
+            TransactionConflict: other writers change the schema all the time.
+
+        """
+        left = _SCHEMA_ATTEMPTS
+        while True:
+            left -= 1
+            try:
+                with self.transaction() as transaction:
+                    return transaction.ensure_schema(given, prefix=prefix)
+            except TransactionConflict:
+                if not left:
+                    raise
 
     # -- operating ----------------------------------------------------------------------------------------
 

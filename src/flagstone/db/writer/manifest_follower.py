@@ -26,13 +26,22 @@ from flagstone.db.writer.background import Maintenance
 from flagstone.db.writer.environment import Environment
 from flagstone.errors import CorruptData, Unavailable
 from flagstone.loads.edit import Load, apply_recorded_load, is_applied
-from flagstone.loads.request import announce_writer, find_load_record, load_request, move_load
+from flagstone.loads.request import (
+    ROWS_CHANGED,
+    announce_writer,
+    find_load_record,
+    load_request,
+    move_load,
+)
 from flagstone.metadata.annotations import held_loads
 from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.sequenced import Versioned
+from flagstone.read import drivers
+from flagstone.read.drivers import visible_row
 from flagstone.runtime.service import Supervisor
+from flagstone.sst.store import SstGone
 from flagstone.store.port import ObjectMissing
-from flagstone.types import Seq
+from flagstone.types import MAX_SEQ, Seq
 from flagstone.write.flusher import Flusher
 from flagstone.write.manifest import WriterManifest
 from flagstone.write.writer_state import WriterState
@@ -120,11 +129,28 @@ class LoadAdoption:
                     f"the database is at sequence number {last_seq} and the load at {load.seq}; load again",
                 )
                 return
+            changed = self._find_changed(load)
+            if changed is not None:
+                self._refuse(load_id, f"{ROWS_CHANGED}: {changed!r}; load again")
+                return
             self._doubtful = load_id, load
             self._settle()
         finally:
             if self._doubtful is None:
                 state.release()
+
+    def _find_changed(self, load: Load) -> bytes | None:
+        """The key of a row that is not as the load expects; None if all are. Writers wait meanwhile."""
+        ssts, now = self._manifest.views.ssts, self._state.now
+        for row in load.expected:
+            try:
+                found = drivers.get(ssts, now.view, row.key, MAX_SEQ)
+            except SstGone as gone:
+                raise Unavailable(f"an SST was replaced while a load was checked: {gone.path}") from None
+            stored = visible_row(found, max_seq=MAX_SEQ, now_ms=0, include_expired=True, merge_operator=None)
+            if not row.fits(None if stored is None else stored.value):
+                return row.key
+        return None
 
     def _settle(self) -> None:
         """Add the load in doubt to the manifest, unless it was added or cancelled. Then let writers go on."""

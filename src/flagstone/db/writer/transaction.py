@@ -12,9 +12,19 @@ from weakref import WeakSet
 from flagstone.db.read_methods import ReadContext, Reads
 from flagstone.errors import Closed, InvalidRequest
 from flagstone.lsm.merge_operator import check_operand
+from flagstone.lsm.system_rows import visible_ranges
 from flagstone.read.view import ReadView
+from flagstone.schema.evolution import Evolution, GivenColumns, plan_evolution
+from flagstone.schema.table_schema import schema_key
 from flagstone.types import EntryTuple, KeyRange
-from flagstone.write.batch import Instant, Ttl, WriteBatch, check_key, check_value
+from flagstone.write.batch import (
+    Instant,
+    Ttl,
+    WriteBatch,
+    check_any_key,
+    check_key,
+    check_value,
+)
 from flagstone.write.conflicts import ReadPoint, TransactionExpired, TransactionState
 from flagstone.write.durability import WriteHandle
 
@@ -133,7 +143,7 @@ class Transaction(Reads):
     def delete(self, key: bytes) -> None:
         """Delete `key` when the transaction commits."""
         self._check_running()
-        self._track_write(key)
+        self._track_write(key, system=True)
         self._batch.delete(key)
 
     def merge(
@@ -151,12 +161,27 @@ class Transaction(Reads):
     def mark_read(self, *keys: bytes) -> None:
         """Let the commit depend on these keys as if the transaction had read them."""
         self._check_running()
-        self._state.mark_read(check_key(key) for key in keys)
+        self._state.mark_read(check_any_key(key) for key in keys)
 
     def unmark_write(self, *keys: bytes) -> None:
         """Exclude the writes of these keys from conflict detection."""
         self._check_running()
         self._state.unmark_write(check_key(key) for key in keys)
+
+    def ensure_schema(self, given: GivenColumns, *, prefix: bytes = b"") -> Evolution:
+        """Plan to write rows with the given columns under `prefix`, and store their schema if it is new or changes.
+
+        Rows of the transaction must name the version that this returns. The commit depends on the stored schema, so a
+        concurrent change of it is a conflict.
+
+        Raises:
+            InvalidRequest: the rows do not fit the stored schema; the message says what differs.
+
+        """
+        planned = plan_evolution(self.schema(prefix), given)
+        if planned.changed:
+            self.put_system(schema_key(prefix), planned.schema.encode())
+        return planned
 
     def commit(self, *, await_durable: bool = False) -> WriteHandle | None:
         """Write everything, or raise and write nothing. Returns None if there is nothing to write.
@@ -220,11 +245,20 @@ class Transaction(Reads):
             self._state.track_read(key)
         return checked
 
-    def _check_range(self, start: bytes | None, stop: bytes | None, prefix: bytes | None) -> KeyRange:
+    def _check_range(
+        self, start: bytes | None, stop: bytes | None, prefix: bytes | None, *, include_system: bool = False
+    ) -> KeyRange:
         keys = super()._check_range(start, stop, prefix)
         # The whole range counts as read, also if the caller stops early: that is a decision based on what it read.
-        self._state.track_range(keys)
+        for shown in (keys,) if include_system else visible_ranges(keys):
+            self._state.track_range(shown)
         return keys
+
+    def _schema_row(self, key: bytes) -> bytes | None:
+        """The bytes of a schema row. The commit depends on it, under either isolation."""
+        self._check_running()
+        self._state.mark_read((key,))
+        return super()._schema_row(key)
 
     def _read_point(self, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:
         if durable_only or dirty:
@@ -249,9 +283,15 @@ class Transaction(Reads):
             self._lent.add(renewed)
         return renewed
 
-    def _track_write(self, key: bytes) -> None:
+    def put_system(self, key: bytes, value: bytes) -> None:
+        """Set a system row when the transaction commits. For Flagstone's own layers; `put` refuses such keys."""
+        self._check_running()
+        self._track_write(key, system=True)
+        self._batch.put_system(key, value)
+
+    def _track_write(self, key: bytes, *, system: bool = False) -> None:
         """Call it before the batch: a key that is tracked but not written causes a needless conflict at most."""
-        key = check_key(key)
+        key = check_any_key(key) if system else check_key(key)
         self._state.track_write(key)
         self._unseen.add(key)
 

@@ -28,6 +28,7 @@ from flagstone.spark.options import option_texts, parse_read_options
 from flagstone.spark.row_mapping import read_schema
 from flagstone.spark.scan import hold_checkpoint
 from flagstone.spark.sessions import register
+from flagstone.spark.stored_schema import is_raw, plan_types
 from flagstone.store.remote_options import SERVICE_OF_SCHEME, nearest, parse_remote_url
 from flagstone.store.resolve import resolve_database
 
@@ -82,12 +83,13 @@ def export(
     *,
     format: str = "parquet",  # noqa: A002 - Spark's name for it
     mode: Literal["error", "append", "overwrite"] = "error",
-    columns: Sequence[str] = ("key", "value"),
+    columns: Sequence[str] | None = None,
+    raw: bool = False,
     key_as: BytesAs | None = None,
     value_as: BytesAs | None = None,
     key_columns: Sequence[str] = (),
     value_columns: Sequence[str] | None = None,
-    value_format: Literal["row", "json"] = "row",
+    value_format: Literal["row", "json"] | None = None,
     schema: StructType | str | None = None,
     start: bytes | None = None,
     stop: bytes | None = None,
@@ -96,6 +98,7 @@ def export(
     as_of: int | datetime | None = None,
     partitions: int | None = None,
     include_expired: bool = False,
+    include_system: bool = False,
     merge_operator: str | None = None,
     lifetime: timedelta | str = DEFAULT_LIFETIME,
     store: str | None = None,
@@ -106,9 +109,11 @@ def export(
     """Write the database, or a key range of it, as files to `target`, an address that Spark can write to.
 
     `format` is parquet, orc, json or csv; avro and delta if Spark has them. `options` are options of Spark's writer.
-    `columns` are some of key, value, seq, created_ms and expires_ms. Bytes stay bytes in binary formats and become
-    base64 in json and csv, unless `key_as` and `value_as` are `utf8` (an error for bytes that are not text), `hex` or
-    `base64`. With `key_columns` and `schema` the files have the columns that were loaded (see docs/keys.md).
+    If the database stores a schema, the files have its columns, or those of them that `columns` names. Otherwise, and
+    with `raw`, `columns` are some of key, value, seq, created_ms and expires_ms. Bytes stay bytes in binary formats and
+    become base64 in json and csv, unless `key_as` and `value_as` are `utf8` (an error for bytes that are not text),
+    `hex` or `base64`; either of them reads bytes. Rows of a database without a stored schema have the columns that were
+    loaded with `key_columns` and `schema` (see docs/keys.md). System rows are left out unless `include_system`.
 
     The files show the state at the call, at `checkpoint`, or at `as_of`. Without `checkpoint`, the export creates one
     for at most `lifetime` and deletes it at the end. `partitions` is the number of tasks and of files. Each file is in
@@ -129,17 +134,14 @@ def export(
     check_choice("mode", mode, _MODES)
     check_apart(address, where)
     mapped = bool(key_columns) or schema is not None
-    encodings: dict[str, str] = {}
     if mapped:
-        schema = check_mapped(key_columns, schema, columns, (key_as, value_as))
-    else:
-        encodings = plan_encodings(format, columns, key_as=key_as, value_as=value_as)
-        schema = plan_schema(columns, encodings)
+        check_mapped(columns, (key_as, value_as))
     wanted = {
         "path": address.path,
         "store": address.store,
         "wal_store": address.wal_store,
-        "columns": None if mapped else columns,
+        "columns": columns,
+        "raw": raw or any(each is not None for each in (key_as, value_as)),
         "key.columns": key_columns or None,
         "value.columns": value_columns,
         "value.format": value_format if key_columns else None,
@@ -150,6 +152,7 @@ def export(
         "as_of": as_of,
         "partitions": partitions,
         "include_expired": include_expired,
+        "include_system": include_system,
         "merge_operator": merge_operator,
         "checkpoint_lifetime": held_for,
         **{f"store.{name}": given for name, given in address.store_options.items()},
@@ -157,7 +160,16 @@ def export(
     started = SYSTEM_CLOCK.monotonic()
     register(spark)
     held = hold_checkpoint(parse_read_options(option_texts(wanted)))
+    encodings: dict[str, str] = {}
     try:
+        if schema is None:
+            types = plan_types(held.options, held.table)
+            mapped = held.table is not None and not is_raw(types.fieldNames(), held.table)
+            schema = types
+        if not mapped:
+            columns = ("key", "value") if columns is None else columns
+            encodings = plan_encodings(format, columns, key_as=key_as, value_as=value_as)
+            schema = plan_schema(columns, encodings)
         with described(spark, f"export {address.name} to {format}"):
             # A read with a checkpoint creates no other one.
             state = {"checkpoint": held.checkpoint, "as_of": held.options.as_of}
@@ -167,7 +179,7 @@ def export(
                 encodings = {
                     field.name: "base64" for field in frame.schema if isinstance(field.dataType, BinaryType)
                 }
-            sized = [] if mapped else [name for name in ("key", "value") if name in columns]
+            sized = [] if mapped else [name for name in ("key", "value") if name in frame.columns]
             size = sum((F.octet_length(name) for name in sized), start=F.lit(0))
             seen = Observation()  # counts rows and bytes while Spark writes
             rows = frame.observe(seen, F.count(F.lit(1)).alias("rows"), F.sum(size).alias("bytes"))
@@ -239,22 +251,12 @@ def plan_schema(columns: Sequence[str], encodings: Mapping[str, str]) -> StructT
     )
 
 
-def check_mapped(
-    key_columns: Sequence[str],
-    schema: StructType | str | None,
-    columns: Sequence[str],
-    encodings: Sequence[BytesAs | None],
-) -> StructType | str:
-    """The schema. Raises `InvalidRequest` without one, and for arguments that exclude `key_columns` and `schema`."""
-    if schema is None:
-        raise InvalidRequest(
-            f"the columns {', '.join(key_columns)} need types: name all columns with schema='region string, id long'"
-        )
-    if tuple(columns) != ("key", "value"):
+def check_mapped(columns: Sequence[str] | None, encodings: Sequence[BytesAs | None]) -> None:
+    """Raise `InvalidRequest` for arguments that exclude `key_columns` and `schema`."""
+    if columns is not None:
         raise InvalidRequest("columns are those of the schema; leave out the argument `columns`")
     if any(encoding is not None for encoding in encodings):
         raise InvalidRequest("the schema gives keys and values their types; leave out key_as and value_as")
-    return schema
 
 
 def check_apart(address: DatabaseAddress, target: str) -> None:

@@ -24,9 +24,10 @@ from flagstone.spark.load.plan import LoadReport, read_report
 from flagstone.spark.options import option_texts, parse_write_options
 from flagstone.spark.row_mapping import CARRIED, RowMapping, check_write_schema
 from flagstone.spark.sessions import register
+from flagstone.spark.stored_schema import plan_load
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 _SHOWN_WITHIN_S: Final = 10.0
 _POLL_S: Final = 0.01
@@ -43,7 +44,7 @@ def bulk_load(
     value: str = "value",
     key_columns: Sequence[str] = (),
     value_columns: Sequence[str] | None = None,
-    value_format: Literal["row", "json"] = "row",
+    value_format: Literal["row", "json"] | None = None,
     mode: Literal["append", "overwrite"] = "append",
     partitions: int | None = None,
     order_by: str | Sequence[str] = (),
@@ -60,7 +61,9 @@ def bulk_load(
     describes the other options.
 
     With `key_columns`, these columns are encoded into the key, and `value_columns` (by default all others but `op`,
-    `ttl_ms` and `expires_ms`) into the value, in `value_format`. docs/keys.md describes the encoding.
+    `ttl_ms` and `expires_ms`) into the value, in `value_format`, by default "row". docs/keys.md describes the encoding.
+    The same commit stores the schema (docs/schema.md). If the database has one, the columns are compared with it by
+    name, and `key_columns` may be left out. `raw=True` loads `key` and `value` as bytes all the same.
 
     `target` is the address of the database, or the database itself, open in this process. If it does not exist, the
     load creates it. A Flagstone writer that has the database open, in any process, adopts the load and continues. A
@@ -73,6 +76,7 @@ def bulk_load(
     Raises:
         InvalidRequest: columns, types, nulls, order or options are wrong.
         Closed: SlateDB opened the database for writing during the load.
+        TransactionConflict: another process changed the schema during the load.
 
     """
     url, store = _address(target, store)
@@ -94,21 +98,33 @@ def bulk_load(
             "key_columns replace the columns of `key` and `value`; leave those arguments out"
         )
     texts = option_texts(wanted)
-    parse_write_options({**texts, "path": url})
+    options_of_load = parse_write_options({**texts, "path": url})
     missing = [name for name in extra if name not in df.columns]
     if missing:
         raise InvalidRequest(
             f"order_by names {missing[0]!r}, which is no column; there are {', '.join(df.columns)}"
         )
-    if key_columns:
-        row_mapping = RowMapping(
-            tuple(key_columns), None if value_columns is None else tuple(value_columns), value_format
+    given = (
+        RowMapping(
+            tuple(key_columns), None if value_columns is None else tuple(value_columns), value_format or "row"
         )
-        if value_columns is None:
-            rows_schema = df.drop(*(name for name in extra if name not in (*key_columns, *CARRIED))).schema
-        else:
-            rows_schema = df.schema
-        df = _encoded(df, row_mapping.for_writing(rows_schema), extra)
+        if key_columns
+        else None
+    )
+    planned = plan_load(
+        replace(options_of_load, row_mapping=given),
+        df.schema,
+        order_by=extra,
+        value_columns=value_columns,
+        value_format=value_format,
+        replaces_all=mode == "overwrite",
+    )
+    if planned.row_mapping is not None:
+        df = _encoded(df, planned.row_mapping, extra)
+        if planned.planned_schema is not None:
+            texts["schema.commit"] = planned.planned_schema.to_text()
+    else:
+        texts["raw"] = "true"
     kept = df.drop(*(name for name in extra if name not in (key, value, *CARRIED)))
     check_write_schema(kept.schema, key=key, value=value)
     rows = df.withColumn(key, F.col(key).cast("binary"))
@@ -180,7 +196,8 @@ def _encoded(df: DataFrame, row_mapping: RowMapping, extra: Sequence[str]) -> Da
     schema = StructType([*fields, *(df.schema[name] for name in besides)])
 
     def encode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
+        for plain in batches:
+            batch = pa.RecordBatch.from_arrays(plain.columns, names=names)
             made = row_mapping.encode(batch)
             columns = {name: batch.column(name) for name in besides}
             columns |= {"key": made.column("key"), "value": made.column("value")}
@@ -188,7 +205,9 @@ def _encoded(df: DataFrame, row_mapping: RowMapping, extra: Sequence[str]) -> Da
                 [columns[field.name] for field in schema], names=schema.fieldNames()
             )
 
-    return df.mapInArrow(encode, schema)
+    # Spark would take a dot in a name for a field of a struct.
+    names = df.columns
+    return df.toDF(*(f"c{at}" for at in range(len(names)))).mapInArrow(encode, schema)
 
 
 PART_BYTES: Final = 64 * 1024 * 1024
@@ -212,7 +231,12 @@ def sort_by_key(rows: DataFrame, key: str, order_by: Sequence[str], partitions: 
     """
     wanted = partitions or known_partitions(rows)
     ranged = rows.repartitionByRange(wanted, key) if wanted else rows.repartitionByRange(key)
-    return ranged.sortWithinPartitions(key, *order_by)
+    return ranged.sortWithinPartitions(key, *(column_of(name) for name in order_by))
+
+
+def column_of(name: str) -> Column:
+    """The column with that name, which may have dots."""
+    return F.col("`" + name.replace("`", "``") + "`")
 
 
 def known_partitions(rows: DataFrame) -> int | None:

@@ -19,11 +19,13 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
+import pyarrow as pa
+
 from flagstone.clones.origin import load_origin
 from flagstone.compaction.coordinator import release_taken_role
 from flagstone.db.open import open_database
 from flagstone.errors import Closed, FlagstoneError, Unavailable
-from flagstone.loads.edit import Load, apply_recorded_load, is_applied
+from flagstone.loads.edit import ExpectedRow, Load, apply_recorded_load, is_applied
 from flagstone.metadata.annotations import HeldLoad, LoadRecord
 from flagstone.metadata.fencing import Fence
 from flagstone.metadata.manifest import Checkpoint, Manifest
@@ -40,7 +42,9 @@ from flagstone.spark.load.request import (
     commit_request,
     without_open_loads_of,
 )
+from flagstone.spark.load.task import write_ssts
 from flagstone.spark.options import WriteOptions
+from flagstone.spark.stored_schema import settle_schema
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
 from flagstone.types import ManifestId, Seq, Ulid
@@ -120,6 +124,7 @@ def commit_load(
     Raises:
         Closed: another writer has claimed the database since the load began, or the load was cancelled; none of it is
             visible.
+        TransactionConflict: another commit has changed the schema since the load was planned; none of it is visible.
         Unavailable: the store did not answer, or no writer adopted the load.
         InvalidRequest: tasks wrote overlapping keys, or keys outside the writable range of the clone.
 
@@ -128,10 +133,27 @@ def commit_load(
     store, paths = open_store(address)
     manifests = open_manifests(address)
     settled = list(made) if options.presorted else merge_overlaps(plan, options, made)
+    rows = sum(each.rows for each in settled)
+    expected: tuple[ExpectedRow, ...] = ()
+    if options.planned_schema is not None:
+        row, relied = settle_schema(address, options.planned_schema)
+        expected = (relied,)
+        if row is not None:
+            order_ssts([each.sst for each in settled])
+            batch = pa.RecordBatch.from_pydict({"key": [relied.key], "value": [row]})
+            own = write_ssts([batch], plan, WriteOptions(address, sst_options=options.sst_options))
+            settled = merge_overlaps(plan, replace(options, presorted=False, in_order=True), [*settled, *own])
     ssts = order_ssts([each.sst for each in settled])
     origin = load_origin(store, paths)
     check_writable(ssts, None if origin is None else origin.writable)
-    load = Load(ssts, plan.seq, plan.created_ms, ulid_at(plan.id_ms + 1, address.ids), replaces_all)
+    load = Load(
+        ssts,
+        plan.seq,
+        plan.created_ms,
+        ulid_at(plan.id_ms + 1, address.ids),
+        replaces_all,
+        expected=expected,
+    )
     if not ssts and not replaces_all:
         latest = manifests.require_latest()
         if plan.record_id is not None:
@@ -145,7 +167,7 @@ def commit_load(
         latest = _commit_claimed(plan, manifests, compactions, load)
     _delete_merged(store, paths, {each.sst.id for each in made}.difference(sst.id for sst in ssts))
     report = LoadReport(
-        rows=sum(each.rows for each in settled),
+        rows=rows,
         tables=len(ssts),
         bytes=sum(each.bytes for each in settled),
         seq=plan.seq,

@@ -19,6 +19,7 @@ from flagstone.db.open import open_database
 from flagstone.errors import Closed, InvalidRequest, Unavailable
 from flagstone.loads.edit import Load
 from flagstone.loads.request import (
+    ROWS_CHANGED,
     delete_stale_requests,
     find_load_record,
     is_writer_announced,
@@ -31,6 +32,7 @@ from flagstone.metadata.manifest import Checkpoint, Manifest, add_checkpoint, re
 from flagstone.metadata.sequenced import Versioned
 from flagstone.metadata.stores import ManifestStore
 from flagstone.runtime.clock import Clock
+from flagstone.schema import SchemaChanged
 from flagstone.spark.address import DatabaseAddress, open_manifests, open_store
 from flagstone.spark.load.plan import LoadPlan
 from flagstone.types import ManifestId
@@ -192,6 +194,8 @@ def _await(
         match held.record.state:
             case "done":
                 return latest
+            case "refused" if held.record.reason.startswith(ROWS_CHANGED):
+                raise SchemaChanged(f"the writer of the database refused the load: {held.record.reason}")
             case "refused":
                 raise Unavailable(f"the writer of the database refused the load: {held.record.reason}")
             case "loading" | "ready":

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from flagstone.errors import CorruptData, InvalidRequest
+from flagstone.lsm.system_rows import STREAM_PREFIX
 
-PROGRESS_PREFIX: Final = b"\x00flagstone/stream/"
-"""The default key prefix of progress rows. It sorts before the keys of most applications."""
+PROGRESS_PREFIX: Final = STREAM_PREFIX
+"""The default key prefix of progress rows, which makes them system rows. Under another prefix reads show them."""
 
 QUERY_ID: Final = "sql.streaming.queryId"
 """The property with the id of the query in Spark's tasks. Spark stores the id in the checkpoint of the query."""
