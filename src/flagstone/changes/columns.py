@@ -19,6 +19,7 @@ from flagstone.errors import CorruptData, InvalidRequest
 from flagstone.format.columns import decode_columns
 from flagstone.format.sst import FORMAT_V2
 from flagstone.loads.rows import LoadPiece
+from flagstone.lsm.system_rows import SYSTEM_KEYS, SYSTEM_START, SYSTEM_STOP
 from flagstone.types import MERGE, TOMBSTONE, EntryTuple, KeyRange, WalId
 from flagstone.wal.replay import WalRows
 
@@ -119,6 +120,16 @@ def within(batch: pa.RecordBatch, keys: KeyRange) -> pa.RecordBatch:
     if keys.stop is not None:
         batch = _where(batch, pc.less(batch["key"], pa.scalar(keys.stop, pa.binary())))
     return batch
+
+
+def without_system(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The changes without those of system rows."""
+    system = within(batch, SYSTEM_KEYS)
+    if not system.num_rows:
+        return batch
+    keys = batch["key"]
+    below = pc.less(keys, pa.scalar(SYSTEM_START, pa.binary()))
+    return batch.filter(pc.or_(below, pc.greater_equal(keys, pa.scalar(SYSTEM_STOP, pa.binary()))))
 
 
 def _where(batch: pa.RecordBatch, wanted: pa.BooleanArray) -> pa.RecordBatch:

@@ -31,7 +31,7 @@ from flagstone.spark.options import WriteOptions, parse_read_options, parse_writ
 from flagstone.spark.scan import CheckpointRead, FlagstoneReader, PushingReader, hold_checkpoint
 from flagstone.spark.stored_schema import plan_types, plan_write
 from flagstone.spark.stream.options import is_stream, parse_stream_options
-from flagstone.spark.stream.shape import CHANGE_SCHEMA
+from flagstone.spark.stream.shape import default_schema, fetch_table
 from flagstone.spark.stream.sink import StreamSink, parse_sink_options
 from flagstone.spark.stream.source import ChangeStreamReader
 
@@ -55,8 +55,8 @@ class FlagstoneDataSource(DataSource):
     def schema(self) -> StructType:
         """The columns of rows, or of changes for a stream. A read creates the checkpoint that all its uses share."""
         if is_stream(self.options):
-            parse_stream_options(self.options)
-            return CHANGE_SCHEMA
+            options = parse_stream_options(self.options)
+            return default_schema(options, fetch_table(options))
         held = self._hold()
         return plan_types(held.options, held.table)
 
@@ -74,13 +74,14 @@ class FlagstoneDataSource(DataSource):
         return (PushingReader if pushing else FlagstoneReader)(held, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        if not is_stream(self.options) and schema == read_schema(("key", "value")):
+        if not is_stream(self.options) and "op" not in schema.names:
             # Spark asked for the columns, and a data source cannot see that they are for a stream.
             raise InvalidRequest(
                 "a stream of changes needs an option that no read has: name the query with the option 'consumer', or "
                 "set changes=true and the query gets a name, which Spark stores in its checkpoint"
             )
-        return ChangeStreamReader(parse_stream_options(self.options), schema)
+        options = parse_stream_options(self.options)
+        return ChangeStreamReader(options, schema, stored=fetch_table(options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         options = plan_write(parse_write_options(self.options), schema, replaces_all=overwrite)

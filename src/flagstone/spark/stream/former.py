@@ -53,6 +53,7 @@ class FormerRows:
             merge_operator=self._operator,
             settings=ReaderSettings(block_cache_bytes=_CACHE_BYTES),
         )
+        self._include_system = options.read.include_system
         self._since: dict[bytes, list[EntryTuple]] = defaultdict(list)
         self._held: dict[bytes, list[EntryTuple]] = {}
         try:
@@ -78,7 +79,13 @@ class FormerRows:
         """The keys and values of the range, expired ones included, each key once and in no certain order."""
         changed = {key for key in self._since if key in keys}
         known = pa.array(sorted(changed), pa.binary())
-        rows = self._reader.scan_arrow(keys.start, keys.stop, columns=("key", "value"), include_expired=True)
+        rows = self._reader.scan_arrow(
+            keys.start,
+            keys.stop,
+            columns=("key", "value"),
+            include_expired=True,
+            include_system=self._include_system,
+        )
         for batch in rows:
             left = batch.filter(pc.invert(pc.is_in(batch["key"], value_set=known))) if changed else batch
             yield pa.RecordBatch.from_arrays(left.columns, schema=_PAIRS)

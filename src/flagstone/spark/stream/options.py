@@ -37,7 +37,8 @@ _ONLY_STREAMS: Final = frozenset({
 """Options that no read has: a data source cannot see whether it is used for a read or for a stream."""
 
 _OF_READS: Final = ADDRESS_OPTIONS | {
-    "key.columns", "merge_operator", "prefix", "start", "stop", "value.columns", "value.format",
+    "include_system", "key.columns", "merge_operator", "prefix", "raw", "start", "stop", "value.columns",
+    "value.format",
 }  # fmt: skip
 """Options with the same meaning as for reads."""
 

@@ -19,6 +19,7 @@ from flagstone.changes.columns import (
     decode_load,
     file_batches,
     within,
+    without_system,
 )
 from flagstone.errors import InvalidRequest
 from flagstone.loads.rows import LoadRows
@@ -79,9 +80,8 @@ class BatchRows:
 
     @contextmanager
     def _former(self, base: BaseState, first: int) -> Iterator[FormerRows]:
-        keys = self._options.keys
         since = (
-            within(batch, keys) for batch in file_batches(self._files(range(base.position.next_id, first)))
+            self._shown(batch) for batch in file_batches(self._files(range(base.position.next_id, first)))
         )
         with closing(FormerRows(self._options, base, since)) as former:
             yield former
@@ -106,7 +106,12 @@ class BatchRows:
         for batch in file_batches(self._files(range(partition.first, partition.stop))):
             if not self._options.allow_gaps:
                 seen = check_sequence(batch, seen)
-            yield within(batch, self._options.keys)
+            yield self._shown(batch)
+
+    def _shown(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The changes that the stream delivers."""
+        wanted = within(batch, self._options.keys)
+        return wanted if self._options.read.include_system else without_system(wanted)
 
     def _files(self, wal_ids: Iterable[int]) -> Iterator[FileRows]:
         wal = wal_files(self._options.address)
@@ -120,7 +125,7 @@ class BatchRows:
         store, paths = open_store(self._options.address)
         loads, keys = LoadRows(store, paths, pool=shared_pool()), self._options.keys
         for piece in loads.encoded(partition.load, partition.sst, keys):
-            yield within(decode_load(piece), keys)
+            yield self._shown(decode_load(piece))
 
     def _snapshot(self, partition: SnapshotPartition) -> Iterator[pa.RecordBatch]:
         reader = snapshot_of(self._options, partition.checkpoint)
@@ -178,7 +183,7 @@ def as_puts(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 def snapshot_of(options: StreamOptions, checkpoint: str) -> FlagstoneReader:
     """The wanted keys of the database at the checkpoint, with all columns."""
-    read = replace(options.read, columns=_ROW_COLUMNS, row_mapping=None)
+    read = replace(options.read, columns=_ROW_COLUMNS, row_mapping=None, raw=True)
     return FlagstoneReader(CheckpointRead(read, checkpoint), read_schema(_ROW_COLUMNS))
 
 

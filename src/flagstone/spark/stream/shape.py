@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
-from flagstone.errors import InvalidRequest
+from flagstone.db.reader.reader import open_reader
+from flagstone.errors import CorruptData, InvalidRequest
+from flagstone.schema import TableSchema
+from flagstone.spark.address import open_manifests
 from flagstone.spark.row_mapping import RowMapping, arrow_schema
+from flagstone.spark.stored_schema import find_schema, plan_read, read_types
 from flagstone.spark.stream.options import StreamOptions
 
 CHANGE_SCHEMA: Final = StructType(
@@ -47,23 +51,43 @@ BATCH_ROWS: Final = 16_384
 """The largest batch for Spark: its columns stay in the caches of a processor."""
 
 
+class StoredTable(NamedTuple):
+    """The stored schema that rules the rows of a stream, None without one, and the prefix of their keys."""
+
+    table: TableSchema | None = None
+    prefix: bytes = b""
+
+
+NO_TABLE: Final = StoredTable()
+
+
+def fetch_table(options: StreamOptions) -> StoredTable:
+    """The newest stored schema of the rows that the stream delivers."""
+    address = options.address
+    if options.read.raw or open_manifests(address).latest() is None:
+        return StoredTable()
+    with open_reader(address.path, **address.arguments, mode="latest") as reader:
+        return StoredTable(*find_schema(reader, options.read.prefix))
+
+
 @dataclass(frozen=True, slots=True)
 class StreamShape:
-    """How a change becomes a row of the stream."""
+    """How a change becomes a row of the stream. Without a `row_mapping` key and value stay bytes."""
 
     schema: StructType
+    options: StreamOptions
     row_mapping: RowMapping | None = None
     former: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, schema: StructType, options: StreamOptions) -> StreamShape:
+    def of(cls, schema: StructType, options: StreamOptions, stored: StoredTable = NO_TABLE) -> StreamShape:
         """The shape of a stream with that schema. Raises `InvalidRequest` for a column that no change has."""
-        if options.read.row_mapping is None:
-            _check_raw(schema, before=options.before)
-            return cls(schema)
         former = tuple(name for name in schema.names if options.before and name.startswith(f"{BEFORE}_"))
-        rows = StructType([field for field in schema if field.name not in (*ABOUT, *former)])
-        mapping = options.read.row_mapping.for_reading(rows)
+        rows = StructType([field for field in schema if field.name not in (*ABOUT, *former, BEFORE)])
+        mapping = plan_read(options.read, rows, *stored) if rows.fields else None
+        if mapping is None:
+            _check_raw(schema, before=options.before)
+            return cls(schema, options)
         _check_types(schema, ABOUT)
         for name in former:
             of = name.removeprefix(f"{BEFORE}_")
@@ -74,28 +98,47 @@ class StreamShape:
                 )
         nullable = [*(mapping.value_columns or ()), *former]
         if options.on_overwrite == "marker":
-            nullable += mapping.key_columns
+            nullable += [name for name in mapping.key_columns if name in schema.names]
         for name in nullable:
             if not schema[name].nullable:
                 raise InvalidRequest(
                     f"column {name!r} must be nullable: not every change has it, such as a delete, which has no value; "
                     "give the stream a schema in which it is"
                 )
-        return cls(schema, mapping, former)
+        return cls(schema, options, mapping, former)
 
     def shaped(self, changes: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Batches of changes (`flagstone.changes.columns`) as batches of the stream."""
-        types = arrow_schema(self.schema)
+        """Batches of changes (`flagstone.changes.columns`) as batches of the stream.
+
+        Raises:
+            InvalidRequest: a change does not fit the columns: it is a merge, or its version of the stored schema has
+                columns that those of the stream cannot hold.
+
+        """
+        shape, types = self, arrow_schema(self.schema)
         for batch in changes:
             if not batch.num_rows:
                 continue
-            columns = self._columns(batch, types)
+            try:
+                columns = shape.columns_of(batch, types)
+            except (CorruptData, InvalidRequest):
+                # The schema may have changed since the query began: rows name versions that this shape does not know.
+                stored = fetch_table(self.options)
+                if (
+                    stored.table is None
+                    or shape.row_mapping is None
+                    or stored.table == shape.row_mapping.table
+                ):
+                    raise
+                shape = StreamShape.of(self.schema, self.options, stored)
+                columns = shape.columns_of(batch, types)
             arrays = [_cast(columns[field.name], field) for field in types]
             made = pa.RecordBatch.from_arrays(arrays, schema=types)
             for start in range(0, made.num_rows, BATCH_ROWS):
                 yield made.slice(start, BATCH_ROWS)
 
-    def _columns(self, batch: pa.RecordBatch, types: pa.Schema) -> dict[str, Any]:
+    def columns_of(self, batch: pa.RecordBatch, types: pa.Schema) -> dict[str, Any]:
+        """The columns of the stream, and perhaps more, for a batch of changes."""
         columns = _named(batch)
         columns.setdefault(BEFORE, pa.nulls(batch.num_rows, pa.binary()))
         if self.row_mapping is None:
@@ -106,44 +149,62 @@ class StreamShape:
                 field.name: pa.nulls(batch.num_rows, field.type) for field in types if field.name not in about
             }
         _refuse_merges(batch)
-        rows = decode_rows(self.row_mapping, batch["key"], batch["value"], types)
+        wanted = pa.schema([field for field in types if field.name not in (*ABOUT, *self.former)])
+        rows = decode_rows(self.row_mapping, batch["key"], batch["value"], wanted)
         if self.former:
-            before = decode_rows(self.row_mapping, batch["key"], columns[BEFORE], types)
+            values = pa.schema(
+                [field for field in wanted if field.name in (self.row_mapping.value_columns or ())]
+            )
+            before = decode_rows(self.row_mapping, batch["key"], columns[BEFORE], values)
             rows |= {name: before[name.removeprefix(f"{BEFORE}_")] for name in self.former}
         return about | rows
 
 
-def default_schema(options: StreamOptions) -> StructType:
+def default_schema(options: StreamOptions, stored: StoredTable = NO_TABLE) -> StructType:
     """The schema of a stream for which the user gives none. Raises `InvalidRequest` where it must be given."""
-    if options.read.row_mapping is not None:
-        raise InvalidRequest(
-            "a stream with 'key.columns' needs the types of all columns: add "
-            ".schema('op string, region string, id long, price double, seq long')"
-        )
-    return StructType([*CHANGE_SCHEMA, _FORMER]) if options.before else CHANGE_SCHEMA
+    table = stored.table
+    if table is None or options.read.raw:
+        if options.read.row_mapping is not None:
+            raise InvalidRequest(
+                "a stream with 'key.columns' needs the types of all columns, because the database stores no schema: "
+                "add .schema('op string, region string, id long, price double, seq long')"
+            )
+        return StructType([*CHANGE_SCHEMA, _FORMER]) if options.before else CHANGE_SCHEMA
+    rows = read_types(table)
+    former = [
+        StructField(f"{BEFORE}_{field.name}", field.dataType)
+        for field in rows
+        if options.before and field.name not in table.key_names
+    ]
+    about = [CHANGE_SCHEMA[name] for name in ABOUT]
+    return StructType([about[0], *rows, *former, *about[1:]])
 
 
 def decode_rows(mapping: RowMapping, key: pa.Array, value: pa.Array, types: pa.Schema) -> dict[str, Any]:
-    """The columns of keys and values; those of the value are null where the value is null."""
-    key_types, value_types = mapping.key_schema(types), mapping.value_schema(types)
-    row_types = pa.schema([*key_types, *value_types])
-    names = ["key", "value"]
-    if not value.null_count:
-        return _named(mapping.decode(pa.RecordBatch.from_arrays([key, value], names=names), row_types))
+    """The columns `types` of keys and values; those of the value are null where the value is null."""
+    key_types = pa.schema([field for field in types if field.name in mapping.key_columns])
+    cells = ({"key": key} if len(key_types) else {}) | (
+        {"value": value} if len(types) > len(key_types) else {}
+    )
+    if "value" not in cells or not value.null_count:
+        return _decoded(mapping, cells, types)
     present = value.is_valid()
     absent_at, present_at = pc.indices_nonzero(pc.invert(present)), pc.indices_nonzero(present)
-    found = pa.RecordBatch.from_arrays([key.take(present_at), value.take(present_at)], names=names)
-    without = pa.RecordBatch.from_arrays([key.take(absent_at)], names=["key"])
-    decoded, keys = _named(mapping.decode(found, row_types)), _named(mapping.decode(without, key_types))
+    found = _decoded(mapping, {name: cell.take(present_at) for name, cell in cells.items()}, types)
+    keys = _decoded(mapping, {"key": key.take(absent_at)}, key_types) if len(key_types) else {}
     # Where each row is among the rows with a value, followed by those without one.
     place = pc.array_sort_indices(pa.concat_arrays([present_at, absent_at]))
     missing = len(absent_at)
     return {
-        field.name: pa.concat_arrays(
-            [decoded[field.name], keys.get(field.name, pa.nulls(missing, decoded[field.name].type))]
-        ).take(place)
-        for field in row_types
+        name: pa.concat_arrays([column, keys.get(name, pa.nulls(missing, column.type))]).take(place)
+        for name, column in found.items()
     }
+
+
+def _decoded(mapping: RowMapping, cells: dict[str, pa.Array], types: pa.Schema) -> dict[str, Any]:
+    batch = pa.RecordBatch.from_arrays(list(cells.values()), names=list(cells))
+    decoded, _ = mapping.decode(batch, types)
+    return _named(decoded)
 
 
 def _named(batch: pa.RecordBatch) -> dict[str, Any]:

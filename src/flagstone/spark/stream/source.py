@@ -64,7 +64,7 @@ from flagstone.spark.stream.partitions import (
     WalPartition,
 )
 from flagstone.spark.stream.rows import BatchRows, last_seq_before, snapshot_parts, wal_files
-from flagstone.spark.stream.shape import CHANGE_SCHEMA, StreamShape
+from flagstone.spark.stream.shape import CHANGE_SCHEMA, NO_TABLE, StoredTable, StreamShape
 from flagstone.types import WalId
 
 _POLL_S: Final = 1.0
@@ -78,10 +78,15 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Offsets and rows for Spark. One process on the driver's machine requests offsets, tasks read rows."""
 
     def __init__(
-        self, options: StreamOptions, schema: StructType = CHANGE_SCHEMA, *, clock: Clock = SYSTEM_CLOCK
+        self,
+        options: StreamOptions,
+        schema: StructType = CHANGE_SCHEMA,
+        *,
+        stored: StoredTable = NO_TABLE,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._options = options
-        self._shape = StreamShape.of(schema, options)
+        self._shape = StreamShape.of(schema, options, stored)
         self._clock = clock
         self._until: Position | None = None
         self._idle_until = -math.inf
