@@ -13,8 +13,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 import flagstone
 from flagstone import Admin, InvalidRequest
 from flagstone.runtime.clock import SYSTEM_CLOCK
+from flagstone.spark.stream.offsets import BEGIN
 from flagstone.spark.stream.options import parse_stream_options
-from flagstone.spark.stream.source import BEGIN, ChangeStreamReader, LoadPartition
+from flagstone.spark.stream.partitions import LoadPartition
+from flagstone.spark.stream.source import ChangeStreamReader
 from kit.databases import QUIET
 from kit.spark_loads import load, pairs, shown
 from spark.test_stream_source import Clock, applied, follow, rows_between

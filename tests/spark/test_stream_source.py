@@ -16,8 +16,9 @@ import flagstone
 from flagstone import Admin, InvalidRequest
 from flagstone.changes.change import WalFile
 from flagstone.spark import foreach_batch
+from flagstone.spark.stream.offsets import BEGIN, plan_end
 from flagstone.spark.stream.options import parse_stream_options
-from flagstone.spark.stream.source import BEGIN, ChangeStreamReader, plan_end
+from flagstone.spark.stream.source import ChangeStreamReader
 from flagstone.types import WalId
 from kit.databases import QUIET
 from kit.spark_loads import load, pairs, shown
@@ -229,7 +230,7 @@ def test_a_micro_batch_uses_its_limit_and_has_at_least_one_file() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"consumer": ""}, "needs the option 'consumer'"),
+        ({"consumer": ""}, "option .consumer. is empty"),
         ({"starting": "tomorrow"}, "snapshot, earliest, latest"),
         ({"startign": "latest"}, "did you mean 'starting'"),
         ({"max_files_per_trigger": "1", "max_bytes_per_trigger": "1"}, "keep one of them"),
@@ -277,7 +278,7 @@ def test_a_restarted_query_continues_where_it_stopped(spark: Any, tmp_path: Path
     found = spark.read.parquet(str(out)).orderBy("seq").collect()
     assert [(row.op, bytes(row.key)) for row in found] == expected
     nameless = spark.readStream.format("flagstone").load(str(folder)).writeStream.format("noop").start()
-    with pytest.raises(Exception, match="needs the option 'consumer'"):
+    with pytest.raises(Exception, match="set changes=true"):
         nameless.awaitTermination(60)
 
 

@@ -17,7 +17,7 @@ from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectMissing, ObjectStore
 from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, WalId
 from flagstone.wal.frontier import check_step
-from flagstone.wal.replay import FetchedWal, decode_wal, fetch_in_order
+from flagstone.wal.replay import FetchedWal, WalRows, decode_wal, fetch_in_order, open_wal
 
 Operation = Literal["put", "delete", "merge"]
 
@@ -131,11 +131,20 @@ class WalFiles:
 
     def find(self, wal_id: WalId) -> ChangeBatch | None:
         """The changes of one file; None when it does not exist."""
+        stored = self._find_stored(wal_id)
+        return None if stored is None else self._decode(wal_id, stored)
+
+    def find_rows(self, wal_id: WalId) -> WalRows | None:
+        """The rows of one file, still encoded; None when it does not exist."""
+        stored = self._find_stored(wal_id)
+        return None if stored is None else open_wal(stored, self.paths.wal(wal_id))
+
+    def _find_stored(self, wal_id: WalId) -> bytes | None:
         try:
             stored = self._store.get(self.paths.wal(wal_id)).data
         except ObjectMissing:
             return None
-        return None if self._is_unsettled(wal_id, stored) else self._decode(wal_id, stored)
+        return None if self._is_unsettled(wal_id, stored) else stored
 
     def read(self, wal_id: WalId) -> ChangeBatch:
         """The changes of one file.

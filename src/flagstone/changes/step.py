@@ -15,6 +15,10 @@ from flagstone.metadata.annotations import Position
 from flagstone.types import WalId
 
 
+class ChangesMissing(InvalidRequest):
+    """The changes at a position cannot be delivered: rows were replaced, or came without the WAL."""
+
+
 class ReadLoad(NamedTuple):
     """The bulk load comes next."""
 
@@ -48,7 +52,7 @@ def plan_step(
     where the caller has read it.
 
     Raises:
-        InvalidRequest: there is a gap, or the load replaced everything, unless `allow_gaps`.
+        ChangesMissing: there is a gap, or the load replaced everything, unless `allow_gaps`.
 
     """
     if load is not None and (
@@ -70,7 +74,7 @@ def plan_step(
 def check_deliverable(load: VisibleLoad, after_seq: int) -> None:
     """Raise unless the load can come next for a consumer that has everything up to `after_seq`."""
     if load.replaces:
-        raise InvalidRequest(
+        raise ChangesMissing(
             f"a bulk load with the sequence number {load.seq} has replaced everything that was in the database, which "
             "cannot be delivered as changes; start over with a copy of the database"
         )
@@ -80,7 +84,7 @@ def check_deliverable(load: VisibleLoad, after_seq: int) -> None:
 def check_gapless(seen_seq: int, first_seq: int) -> None:
     """Raise if sequence numbers between the two are missing: their rows are not in the WAL."""
     if 0 < seen_seq < first_seq - 1:
-        raise InvalidRequest(
+        raise ChangesMissing(
             f"sequence numbers {seen_seq + 1} to {first_seq - 1} are not in the WAL: rows came from a writer without a "
             "WAL, or by a bulk load that replaced everything or was not kept for this consumer, or an older state was "
             "restored; start over with a copy of the database (where writers choose sequence numbers themselves, "

@@ -218,10 +218,15 @@ def is_ahead(consumer: Position, seq: int, load: LoadPosition) -> bool:
     return load.wal_id >= consumer.next_id - 1
 
 
+def loads_ahead(manifest: Manifest, position: Position) -> list[VisibleLoad]:
+    """The loads that a consumer has not passed, in commit order."""
+    return sorted(load for load in _visible(manifest) if is_ahead(position, load.seq, load.position))
+
+
 def next_load(manifest: Manifest, position: Position) -> VisibleLoad | None:
     """The first load that a consumer has not passed."""
-    ahead = (load for load in _visible(manifest) if is_ahead(position, load.seq, load.position))
-    return min(ahead, default=None)
+    ahead = loads_ahead(manifest, position)
+    return ahead[0] if ahead else None
 
 
 def find_load(manifest: Manifest, seq: int) -> VisibleLoad | None:

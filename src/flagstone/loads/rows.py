@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
 
 from flagstone.errors import InvalidRequest
 from flagstone.loads.edit import RECORD_LIFETIME_S, VisibleLoad
@@ -15,10 +16,13 @@ from flagstone.sst.reader import META, Sst
 from flagstone.sst.store import Need, Pinned, SstGone, SstStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectMissing, ObjectStore
-from flagstone.types import EntryTuple
+from flagstone.types import EntryTuple, KeyRange
 
 PIECE_BYTES: Final = 2 * 1024 * 1024
 """About how many stored bytes become one piece; the next piece is fetched meanwhile."""
+
+
+_ALL_KEYS: Final = KeyRange()
 
 
 def load_gone(seq: int) -> InvalidRequest:
@@ -43,6 +47,19 @@ def fetch_load_ssts(manifests: ManifestStore, load: VisibleLoad) -> list[SsTable
     return [brought.sst(view) for run in brought.tree.runs[:1] for view in run.views]
 
 
+class LoadPiece(NamedTuple):
+    """Blocks of one SST of a load, checked and still encoded."""
+
+    sst: Sst
+    numbers: range
+    blocks: list[bytes]
+
+    def rows(self) -> list[EntryTuple]:
+        """Their rows. Raises `CorruptData` with object and block."""
+        numbered = zip(self.numbers, self.blocks, strict=True)
+        return [row for number, block in numbered for row in self.sst.rows_of(block, number)]
+
+
 class LoadRows:
     """Reads SSTs of loads from one store, without a cache: each is read once."""
 
@@ -52,12 +69,17 @@ class LoadRows:
 
     def pieces(self, load: VisibleLoad, sst: SsTable) -> Iterator[list[EntryTuple]]:
         """The rows of one SST of the load, in pieces. Two pieces are in memory at most."""
+        for piece in self.encoded(load, sst):
+            yield piece.rows()
+
+    def encoded(self, load: VisibleLoad, sst: SsTable, keys: KeyRange = _ALL_KEYS) -> Iterator[LoadPiece]:
+        """`pieces` before their blocks are decoded; without the blocks that have no key in the range."""
         opened = self._ssts.open(sst.id, sst.info, format_version=sst.format_version)
         under_way: Future[Pinned] | None = None
         try:
             fetched = self._ssts.fetch_request(Need(opened, None, []), admit=False)
             index = fetched[opened, META][0]
-            spans = _spans(index.offsets, index.stops)
+            spans = _spans(index.offsets, index.stops, wanted_blocks(index.first_keys, keys))
             for at, span in enumerate(spans):
                 whole = (opened, span[0]) in fetched
                 if not whole and under_way is None:
@@ -66,7 +88,7 @@ class LoadRows:
                 under_way = None
                 if not whole and at + 1 < len(spans):
                     under_way = self._request(opened, index, spans[at + 1])
-                yield [row for number in span for row in opened.rows_of(blocks[opened, number], number)]
+                yield LoadPiece(opened, span, [blocks[opened, number] for number in span])
         except SstGone:
             raise load_gone(load.seq) from None
         finally:
@@ -78,11 +100,17 @@ class LoadRows:
         return self._pool.submit(self._ssts.fetch_request, Need(sst, index, list(span)), admit=False)
 
 
-def _spans(offsets: list[int], stops: list[int]) -> list[range]:
-    """The numbers of all blocks, cut so that each span is about a piece; at least one block each."""
-    spans, first = [], 0
-    for number, stop in enumerate(stops):
-        if stop - offsets[first] >= PIECE_BYTES or number == len(stops) - 1:
+def wanted_blocks(first_keys: Sequence[bytes], keys: KeyRange) -> range:
+    """The numbers of the blocks that may have keys of the range, by the first keys of the blocks in the index. Pure."""
+    first = 0 if keys.start is None else max(bisect_left(first_keys, keys.start) - 1, 0)
+    return range(first, len(first_keys) if keys.stop is None else bisect_left(first_keys, keys.stop))
+
+
+def _spans(offsets: list[int], stops: list[int], wanted: range) -> list[range]:
+    """The numbers of the wanted blocks, cut so that each span is about a piece; at least one block each."""
+    spans, first = [], wanted.start
+    for number in wanted:
+        if stops[number] - offsets[first] >= PIECE_BYTES or number == wanted.stop - 1:
             spans.append(range(first, number + 1))
             first = number + 1
     return spans

@@ -31,8 +31,9 @@ from flagstone.spark.options import WriteOptions, parse_read_options, parse_writ
 from flagstone.spark.scan import CheckpointRead, FlagstoneReader, PushingReader, hold_checkpoint
 from flagstone.spark.stored_schema import plan_types, plan_write
 from flagstone.spark.stream.options import is_stream, parse_stream_options
+from flagstone.spark.stream.shape import default_schema, fetch_table
 from flagstone.spark.stream.sink import StreamSink, parse_sink_options
-from flagstone.spark.stream.source import CHANGE_SCHEMA, ChangeStreamReader
+from flagstone.spark.stream.source import ChangeStreamReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,14 +55,17 @@ class FlagstoneDataSource(DataSource):
     def schema(self) -> StructType:
         """The columns of rows, or of changes for a stream. A read creates the checkpoint that all its uses share."""
         if is_stream(self.options):
-            parse_stream_options(self.options)
-            return CHANGE_SCHEMA
+            options = parse_stream_options(self.options)
+            return default_schema(options, fetch_table(options))
         held = self._hold()
         return plan_types(held.options, held.table)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         if is_stream(self.options):
-            raise InvalidRequest("option 'consumer' is for streams: use spark.readStream, or leave it out")
+            raise InvalidRequest(
+                "the options are those of a stream of changes: use spark.readStream, or leave them out (changes, "
+                "consumer, starting, …)"
+            )
         # Spark refuses a reader that accepts filters if its configuration does not allow them, and a data source
         # cannot see the configuration. Only one worker of Spark passes filters, so only that worker gets such a reader.
         passes_filters, held = _calling_worker() == _PUSHDOWN_WORKER, self._hold()
@@ -70,12 +74,14 @@ class FlagstoneDataSource(DataSource):
         return (PushingReader if pushing else FlagstoneReader)(held, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        options = parse_stream_options(self.options)
-        if schema != CHANGE_SCHEMA:
+        if not is_stream(self.options) and "op" not in schema.names:
+            # Spark asked for the columns, and a data source cannot see that they are for a stream.
             raise InvalidRequest(
-                f"a stream of changes has the columns {CHANGE_SCHEMA.simpleString()}; give it no other schema"
+                "a stream of changes needs an option that no read has: name the query with the option 'consumer', or "
+                "set changes=true and the query gets a name, which Spark stores in its checkpoint"
             )
-        return ChangeStreamReader(options)
+        options = parse_stream_options(self.options)
+        return ChangeStreamReader(options, schema, stored=fetch_table(options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         options = plan_write(parse_write_options(self.options), schema, replaces_all=overwrite)

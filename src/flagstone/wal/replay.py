@@ -72,6 +72,18 @@ class WalRows:
             for row in block_reader.decode_rows(self._chunk[start:stop])
         ]
 
+    @property
+    def size(self) -> int:
+        """About how many bytes the rows have."""
+        return len(self._chunk)
+
+    def blocks(self) -> list[bytes] | None:
+        """The blocks of the rows, of format version 2; None if the file has an older format."""
+        if self._rows is not None:
+            return None
+        edges = iter(self._bounds)
+        return [self._chunk[start:stop] for start, stop in zip(edges, edges, strict=True)]
+
     def insert_into(self, memtable: kernel.Memtable, after_seq: int) -> tuple[int, int | None]:
         """Add the rows above `after_seq` to a memtable, as a rule without a Python object for each.
 

@@ -208,7 +208,7 @@ class AsyncDb(AsyncHandle, AsyncChanges):
                 if type(found) is bytes:
                     return found
                 if type(found) is tuple and found[2] == VALUE and found[5] is None:
-                    return found[3]  # type: ignore[no-any-return]
+                    return found[3]
             self._reads._context.gets -= 1  # the memtable counted this get, and the slow path counts it again
         return await super().get(
             key, default, durable_only=durable_only, dirty=dirty, include_expired=include_expired

@@ -1,10 +1,9 @@
 """A stream of changes: optionally a copy of the whole database, then the WAL files and bulk loads in commit order.
 
-An offset is the position of a query: `wal_id` is the next WAL file, `seq` the last sequence number before it, and
-`checkpoint` the checkpoint that a copy of the whole database was read from. Spark stores the end of a micro-batch
-before it runs the batch, so a repeated batch reads exactly the same. A WAL file holds whole batches of writes: no
-transaction is ever split between two micro-batches. A bulk load is a micro-batch of its own, at the end of which
-`wal_id` is unchanged and `seq` is the sequence number of the load.
+Spark stores the end of a micro-batch (`flagstone.spark.stream.offsets`) before it runs the batch, so a repeated batch
+reads exactly the same. A WAL file holds whole batches of writes: no transaction is ever split between micro-batches.
+A bulk load is a micro-batch of its own, at the end of which `wal_id` is unchanged and `seq` is the sequence number of
+the load.
 
 A retention checkpoint, created before the first offset, keeps WAL files and SSTs of loads until Spark commits a batch.
 What comes next is decided by `flagstone.changes.step.plan_step`, as in the change reader.
@@ -13,8 +12,7 @@ What comes next is decided by `flagstone.changes.step.plan_step`, as in the chan
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
@@ -25,152 +23,97 @@ from pyspark.sql.streaming.datasource import (
     ReadLimit,
     ReadMaxBytes,
     ReadMaxFiles,
+    ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import StructType
 
-from flagstone.changes.change import Change, WalFile, WalFiles, change_of
+from flagstone.changes.change import WalFile, WalFiles
 from flagstone.changes.retention import ConsumerPosition, RetentionCheckpoint
-from flagstone.changes.step import ReadFiles, ReadLoad, check_gapless, plan_step
-from flagstone.db.admin.admin import Admin
+from flagstone.changes.step import ChangesMissing, ReadFiles, ReadLoad, check_gapless, plan_step
 from flagstone.errors import InvalidRequest
 from flagstone.loads.edit import VisibleLoad, find_load, next_load
-from flagstone.loads.rows import LoadRows, fetch_load_ssts, load_gone
-from flagstone.lsm.system_rows import is_system
+from flagstone.loads.rows import fetch_load_ssts, load_gone
 from flagstone.metadata.annotations import Position
-from flagstone.metadata.manifest import Manifest, SsTable
+from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.stores import ManifestStore
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
-from flagstone.runtime.ids import SYSTEM_IDS
-from flagstone.runtime.pool import shared_pool
-from flagstone.spark.address import open_store, open_wal_store
-from flagstone.spark.filters import Wanted
-from flagstone.spark.options import ReadOptions
-from flagstone.spark.row_mapping import arrow_schema, read_schema
-from flagstone.spark.scan import CheckpointRead, FlagstoneReader, KeyPartition
-from flagstone.spark.stream.options import StreamOptions
-from flagstone.types import EntryTuple, WalId
-from flagstone.wal.replay import decode_wal
-
-_ROWS_PER_BATCH: Final = 16_384
-
-
-@dataclass
-class WalPartition(InputPartition):
-    """WAL files from `first` up to, not including, `stop`, of a micro-batch that begins at `begin`."""
-
-    first: int
-    stop: int
-    begin: Position
-
-    def __init__(self, first: int, stop: int, begin: Position) -> None:
-        super().__init__(None)
-        self.first, self.stop, self.begin = first, stop, begin
-
-
-@dataclass
-class LoadPartition(InputPartition):
-    """One SST of a bulk load."""
-
-    load: VisibleLoad
-    sst: SsTable
-
-    def __init__(self, load: VisibleLoad, sst: SsTable) -> None:
-        super().__init__(None)
-        self.load, self.sst = load, sst
-
-
-@dataclass
-class SnapshotPartition(InputPartition):
-    """A key range of the database at the checkpoint."""
-
-    wanted: Wanted
-    checkpoint: str
-
-    def __init__(self, wanted: Wanted, checkpoint: str) -> None:
-        super().__init__(None)
-        self.wanted, self.checkpoint = wanted, checkpoint
-
-
-def record_batches(changes: Iterable[Change], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The changes as Arrow record batches of a fixed size."""
-    for chunk in _chunks(changes, _ROWS_PER_BATCH):
-        columns = zip(*chunk, strict=True)
-        arrays = [pa.array(list(cells), field.type) for cells, field in zip(columns, schema, strict=True)]
-        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _chunks(changes: Iterable[Change], size: int) -> Iterator[list[Change]]:
-    chunk: list[Change] = []
-    for change in changes:
-        chunk.append(change)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
-
-
-CHANGE_SCHEMA: Final = StructType(
-    [
-        StructField("op", StringType(), nullable=False),
-        StructField("key", BinaryType(), nullable=False),
-        StructField("value", BinaryType()),
-        StructField("seq", LongType(), nullable=False),
-        StructField("created_ms", LongType()),
-        StructField("expires_ms", LongType()),
-        StructField("wal_id", LongType()),
-    ]
+from flagstone.runtime.ids import SYSTEM_IDS, ulid_text
+from flagstone.spark.address import open_store
+from flagstone.spark.stream.bases import Bases, position_at
+from flagstone.spark.stream.former import BaseState
+from flagstone.spark.stream.lag import Lag, measure_lag
+from flagstone.spark.stream.offsets import (
+    BEGIN,
+    CONSUMER,
+    OVERWRITTEN,
+    REPLACES,
+    Offset,
+    is_begin,
+    offset_at,
+    plan_end,
+    position_of,
+    until_fence,
 )
-_ROW_COLUMNS: Final = ("key", "value", "seq", "created_ms", "expires_ms")
+from flagstone.spark.stream.options import StreamOptions
+from flagstone.spark.stream.partitions import (
+    LoadPartition,
+    MarkerPartition,
+    ReplacePartition,
+    SnapshotPartition,
+    WalPartition,
+)
+from flagstone.spark.stream.rows import BatchRows, last_seq_before, snapshot_parts, wal_files
+from flagstone.spark.stream.shape import CHANGE_SCHEMA, NO_TABLE, StoredTable, StreamShape
+from flagstone.types import WalId
+
 _POLL_S: Final = 1.0
 """How long a query that has read everything waits before it polls the store."""
 
-Offset = dict[str, Any]
-BEGIN: Final[Offset] = {"wal_id": 0, "seq": 0, "checkpoint": ""}
-"""The offset of a query that has not read anything."""
-
-
-def plan_end(files: Sequence[WalFile], first: int, limit: ReadLimit, until: int | None) -> int:
-    """The end, exclusive, of the WAL files that a micro-batch beginning at `first` may read. Pure.
-
-    Only files without a hole between them count; at least one is taken, however large. `until` is the end of the query.
-    """
-    end, size = first, 0
-    for file in files:
-        if file.wal_id != end or (until is not None and end >= until):
-            break
-        size += file.size
-        if isinstance(limit, ReadMaxFiles) and end - first >= limit.max_files:
-            break
-        if isinstance(limit, ReadMaxBytes) and end > first and size > limit.max_bytes:
-            break
-        end += 1
-    return end
+_COUNTS: Final = 4096
+"""Of how many WAL files the number of rows is remembered."""
 
 
 class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Offsets and rows for Spark. One process on the driver's machine requests offsets, tasks read rows."""
 
-    def __init__(self, options: StreamOptions, *, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self,
+        options: StreamOptions,
+        schema: StructType = CHANGE_SCHEMA,
+        *,
+        stored: StoredTable = NO_TABLE,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         self._options = options
+        self._shape = StreamShape.of(schema, options, stored)
         self._clock = clock
         self._until: Position | None = None
         self._idle_until = -math.inf
         self._position: ConsumerPosition | None = None
         self._manifest_store: ManifestStore | None = None
+        self._base_states: Bases | None = None
+        self._base: BaseState | None = None
+        self._lag: Lag | None = None
+        self._lapsed = False
+        self._counts: dict[WalId, int] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         # The position belongs to the process that gives out offsets; tasks need none.
-        return {**vars(self), "_position": None, "_manifest_store": None}
+        return {**vars(self), "_position": None, "_manifest_store": None, "_base_states": None}
 
     # -- on the driver ------------------------------------------------------------------------------------
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
-        return dict(BEGIN)
+        if self._options.consumer is not None:
+            return dict(BEGIN)
+        # Spark stores it with the offsets of the query, so the query has the same name after a restart.
+        return {**BEGIN, CONSUMER: f"spark query {ulid_text(SYSTEM_IDS.ulid(self._clock.now_ms()))}"}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         options = self._options
+        if options.max_rows is not None:
+            return ReadMaxRows(options.max_rows)
         if options.max_files is not None:
             return ReadMaxFiles(options.max_files)
         return ReadAllAvailable() if options.max_bytes is None else ReadMaxBytes(options.max_bytes)
@@ -189,52 +132,93 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 delivered as changes.
 
         """
+        try:
+            return self._plan(start, limit)
+        except InvalidRequest as error:
+            if self._lapsed:
+                raise self._lapse(start, error) from error
+            raise
+
+    def reportLatestOffset(self) -> dict[str, int] | None:  # noqa: N802
+        """The end of the changes, and how much of them the present micro-batch leaves; Spark shows it as it is."""
+        return None if self._lag is None else self._lag.report(self._clock.now_ms())
+
+    def _plan(self, start: Offset, limit: ReadLimit) -> Offset:
         consumer = self._consumer(start)
-        if start == BEGIN:
-            return self._first_offset(consumer)
+        if is_begin(start):
+            return self._first_offset(consumer, start)
         consumer.tend()
         # Spark calls this in a loop while nothing is new; only one call per interval may reach the store.
         if self._clock.monotonic() < self._idle_until:
             return start
-        at, until = _position_of(start), self._until
+        if start.get(OVERWRITTEN):
+            return self._copy(start)
+        try:
+            return self._next_offset(start, limit)
+        except ChangesMissing:
+            if self._options.on_overwrite == "fail":
+                raise
+            return self._go_on(start)
+
+    def _next_offset(self, start: Offset, limit: ReadLimit) -> Offset:
+        at, until = position_of(start), self._until
         wal = self._wal()
         files = list(wal.files(at.next_id))
         # Read after the listing: a load that came before one of these files is in this manifest. If there are files, it
         # must be the latest manifest beyond doubt, because Spark would repeat a wrong batch for ever.
         manifest = (self._manifests().require_latest() if files else self._manifests().poll()).value
-        stop = plan_end(files, at.next_id, limit, None if until is None else until.next_id)
+        allowed = files if self._options.on_overwrite == "fail" else until_fence(files)
+        stop = plan_end(
+            allowed, at.next_id, limit, None if until is None else until.next_id, rows_of=self._count_rows
+        )
         step = plan_step(
             at, self._next_load(manifest, at), stop=WalId(stop), allow_gaps=self._options.allow_gaps
         )
+        end = start
         if isinstance(step, ReadLoad):
-            return {"wal_id": at.next_id, "seq": step.load.seq, "checkpoint": ""}
-        if isinstance(step, ReadFiles):
-            return {"wal_id": step.stop, "seq": self._last_seq(step.stop, at), "checkpoint": ""}
-        if until is None or at.next_id < until.next_id:
+            end = offset_at(Position(at.next_id, step.load.seq), of=start)
+        elif isinstance(step, ReadFiles):
+            if self._options.on_overwrite != "fail":
+                self._check_first(allowed, at)
+            end = offset_at(Position(step.stop, last_seq_before(wal, step.stop, at)), of=start)
+        elif until is None or at.next_id < until.next_id:
             if files and files[0].wal_id > at.next_id:
                 wal.read(at.next_id)  # raises the error for a deleted file
             self._check_wal_has_all(at, manifest)
             self._idle_until = self._clock.monotonic() + _POLL_S
-        return start
+        self._lag = measure_lag(files, manifest, position_of(end))
+        if self._options.needs_base:
+            base = self._base_at(start)
+            planned = sum(file.size for file in files if file.wal_id < end["wal_id"])
+            self._bases(start).tend(position_of(end), base, planned)
+        return end
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         if start == end:  # nothing is new; the copy must not be read twice
             return []
-        if end["checkpoint"]:
-            snapshot = self._snapshot(end["checkpoint"])
-            return [SnapshotPartition(part.wanted, end["checkpoint"]) for part in snapshot.plan()]
-        if start == BEGIN:
+        begin, checkpoint = position_of(start), end["checkpoint"]
+        if end.get(OVERWRITTEN):
+            return [MarkerPartition(begin.after_seq)]
+        if checkpoint:
+            parts = snapshot_parts(self._options, checkpoint)
+            if not end.get(REPLACES):
+                return [SnapshotPartition(keys, checkpoint) for keys in parts]
+            base, seq = self._base_at(start), int(end["seq"])
+            return [ReplacePartition(keys, checkpoint, seq, begin.next_id, base) for keys in parts]
+        if is_begin(start):
             return []
-        begin, stop = _position_of(start), int(end["wal_id"])
+        former = self._base_at(start) if self._options.before else None
+        stop = int(end["wal_id"])
         if begin.next_id == stop:
-            return self._load_partitions(int(end["seq"]))
+            return self._load_partitions(int(end["seq"]), stop, former)
         groups = min(self._options.partitions, stop - begin.next_id)
         edges = [begin.next_id + (stop - begin.next_id) * at // groups for at in range(groups + 1)]
-        return [WalPartition(a, b, begin) for a, b in pairwise(edges)]
+        return [WalPartition(a, b, begin, former) for a, b in pairwise(edges)]
 
     def commit(self, end: Offset) -> None:
         if self._position is not None:
-            self._position.use(_position_of(end))
+            # The WAL since the base is needed as well.
+            self._position.use(position_of(end) if self._base is None else self._base.position)
 
     def stop(self) -> None:
         if self._position is not None:
@@ -244,65 +228,28 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition; none for the partition that Spark adds when `partitions` returns none."""
-        schema = arrow_schema(CHANGE_SCHEMA)
-        if isinstance(partition, SnapshotPartition):
-            yield from self._snapshot_rows(partition, schema)
-        elif isinstance(partition, WalPartition):
-            yield from record_batches(self._changes(partition), schema)
-        elif isinstance(partition, LoadPartition):
-            yield from record_batches(self._loaded(partition), schema)
-
-    def _changes(self, partition: WalPartition) -> Iterator[Change]:
-        seen = self._last_seq(partition.first, partition.begin)
-        for wal_id, rows in self._files(range(partition.first, partition.stop)):
-            for row in rows:
-                if row[1] > seen + 1 and not self._options.allow_gaps:
-                    check_gapless(seen, row[1])
-                seen = max(seen, row[1])
-                if self._options.include_system or not is_system(row[0]):
-                    yield change_of(row, wal_id)
-
-    def _loaded(self, partition: LoadPartition) -> Iterator[Change]:
-        store, paths = open_store(self._options.address)
-        rows = LoadRows(store, paths, pool=shared_pool())
-        for piece in rows.pieces(partition.load, partition.sst):
-            for row in piece:
-                if self._options.include_system or not is_system(row[0]):
-                    yield change_of(row, None)
-
-    def _files(self, wal_ids: Iterable[int]) -> Iterator[tuple[WalId, list[EntryTuple]]]:
-        wal = self._wal()
-        for wal_id, stored in wal.fetch(map(WalId, wal_ids)):
-            if stored is None:
-                wal.read(wal_id)  # raises the error for a deleted file
-                raise InvalidRequest(f"WAL file {wal_id} is missing")
-            yield wal_id, decode_wal(stored, wal.paths.wal(wal_id))
-
-    def _snapshot_rows(self, partition: SnapshotPartition, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        for batch in self._snapshot(partition.checkpoint).read(KeyPartition(partition.wanted)):
-            rows = batch.num_rows
-            cells = {name: batch.column(name) for name in _ROW_COLUMNS}
-            cells |= {"op": pa.array(["put"] * rows), "wal_id": pa.nulls(rows, pa.int64())}
-            arrays = [cells[field.name].cast(field.type) for field in schema]
-            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+        return self._shape.shaped(BatchRows(self._options).read(partition))
 
     # -- parts --------------------------------------------------------------------------------------------
 
-    def _snapshot(self, checkpoint: str) -> FlagstoneReader:
-        options = self._options
-        read = ReadOptions(
-            options.address,
-            columns=_ROW_COLUMNS,
-            merge_operator=options.merge_operator,
-            raw=True,
-            include_system=options.include_system,
-        )
-        return FlagstoneReader(CheckpointRead(read, checkpoint), read_schema(_ROW_COLUMNS))
-
     def _wal(self) -> WalFiles:
-        main, paths = open_store(self._options.address)
-        store = open_wal_store(self._options.address, main)
-        return WalFiles(store, paths, ManifestStore(main, paths))
+        return wal_files(self._options.address)
+
+    def _count_rows(self, wal_id: WalId) -> int:
+        """The rows of a WAL file, which never changes once it has rows."""
+        if wal_id not in self._counts:
+            rows = self._wal().find_rows(wal_id)
+            self._counts = {known: count for known, count in self._counts.items() if known > wal_id - _COUNTS}
+            self._counts[wal_id] = 0 if rows is None else rows.count
+        return self._counts[wal_id]
+
+    def _name(self, offset: Offset) -> str:
+        name = self._options.consumer or offset.get(CONSUMER)
+        if not name:
+            raise InvalidRequest(
+                "this query began with the option 'consumer', and does not have it now; give it the same name again"
+            )
+        return str(name)
 
     def _consumer(self, start: Offset) -> ConsumerPosition:
         """The consumer, whose retention checkpoint keeps the WAL from `start` on."""
@@ -311,58 +258,98 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             checkpoint = RetentionCheckpoint(
                 self._manifests(),
                 store,
-                self._options.consumer,
+                self._name(start),
                 lifetime=self._options.retention_lifetime,
                 clock=self._clock,
                 ids=SYSTEM_IDS,
             )
+            self._lapsed = not is_begin(start) and checkpoint.find() is None
             position = ConsumerPosition(checkpoint, self._clock)
-            position.begin(None if start == BEGIN else _position_of(start), self._wal())
+            begin = None if is_begin(start) else position_of(start)
+            if begin is not None and self._options.needs_base:
+                begin = self._base_at(start).position
+            position.begin(begin, self._wal())
             self._position = position
         return self._position
 
-    def _first_offset(self, consumer: ConsumerPosition) -> Offset:
+    def _lapse(self, start: Offset, error: InvalidRequest) -> InvalidRequest:
+        """The error of a query that was away for longer than its retention checkpoint."""
+        lifetime = self._options.retention_lifetime
+        kept = "" if lifetime is None else f", {lifetime} after the query last renewed it"
+        return InvalidRequest(
+            f"{error}. When this query started, the retention checkpoint of its consumer {self._name(start)!r} was "
+            f"gone: it had expired{kept}, or was released. Start over with a new copy of the database: an empty "
+            "checkpointLocation and starting=snapshot. The option 'pin_lifetime' sets how long changes are kept for a "
+            "query that does not run"
+        )
+
+    def _first_offset(self, consumer: ConsumerPosition, begin: Offset) -> Offset:
         """The end of the first micro-batch: the copy, or an empty batch at the position where the query starts."""
-        starting, address = self._options.starting, self._options.address
+        starting = self._options.starting
         if starting == "snapshot":
-            created = Admin(address.path, **address.arguments).create_checkpoint(
-                self._options.snapshot_lifetime, name=f"spark stream {self._options.consumer}"
-            )
-            with CheckpointRead(ReadOptions(address), str(created.id)).open() as reader:
-                status = reader.status()
-                next_id = reader.manifest().wal_id_last_seen + 1
-            return {"wal_id": next_id, "seq": status["last_seq"], "checkpoint": str(created.id)}
+            return self._copy(begin)
         if starting == "earliest":
             first = Position(self._wal().oldest())
+        elif starting == "latest" and self._options.needs_base:
+            self._base = self._bases(begin).create()
+            first = self._base.position
         elif starting == "latest":
             first = self._end()
         else:
             first = Position(WalId(int(starting)))
         consumer.begin(first, self._wal())
-        return {"wal_id": first.next_id, "seq": first.after_seq, "checkpoint": ""}
+        return offset_at(first, of=begin)
+
+    def _copy(self, start: Offset) -> Offset:
+        """The end of a micro-batch that copies the database as it is now."""
+        created = self._options.address.admin().create_checkpoint(
+            self._options.snapshot_lifetime, name=f"spark stream {self._name(start)}"
+        )
+        if self._options.needs_base:
+            self._base = self._bases(start).create(created.id)
+            position = self._base.position
+        else:
+            position = position_at(self._options, str(created.id))
+        return offset_at(position, checkpoint=str(created.id), of=start)
+
+    def _go_on(self, start: Offset) -> Offset:
+        """The end of a micro-batch that goes on where changes are missing: after an overwrite or a restored state.
+
+        A marker is a micro-batch of its own, before that of the copy: rows of one micro-batch have no order.
+        """
+        if self._options.on_overwrite == "marker":
+            return {**offset_at(position_of(start), of=start), OVERWRITTEN: True}
+        former = self._base_at(start)
+        end = {**self._copy(start), REPLACES: True}
+        self._base = former  # until the micro-batch is done
+        return end
+
+    def _check_first(self, files: Sequence[WalFile], at: Position) -> None:
+        """Raise `ChangesMissing` if sequence numbers are missing before the first rows of the files."""
+        for file in files:
+            rows = self._wal().find_rows(file.wal_id) if file.size else None
+            if rows is not None and rows.count:
+                check_gapless(at.after_seq, rows.first_seq)
+                return
+
+    def _bases(self, offset: Offset) -> Bases:
+        if self._base_states is None:
+            self._base_states = Bases(self._options, self._name(offset), self._manifests(), self._clock)
+        return self._base_states
+
+    def _base_at(self, start: Offset) -> BaseState:
+        self._base = self._bases(start).at(position_of(start))
+        return self._base
 
     def _end(self) -> Position:
         """The position after everything in the WAL and in SSTs."""
         last_seq = self._manifests().require_latest().value.last_l0_seq
-        files = list(self._wal().files())
+        wal = self._wal()
+        files = list(wal.files())
         if not files:
             return Position(WalId(1), last_seq)
-        return Position(
-            WalId(files[-1].wal_id + 1),
-            self._last_seq(files[-1].wal_id + 1, Position(files[0].wal_id, last_seq)),
-        )
-
-    def _last_seq(self, end: int, begin: Position) -> int:
-        """The last sequence number before WAL file `end`, for a consumer that begins at `begin`."""
-        wal = self._wal()
-        for wal_id in range(end - 1, begin.next_id - 1, -1):
-            try:
-                changes = wal.read(WalId(wal_id)).changes
-            except InvalidRequest:
-                break
-            if changes:
-                return max(begin.after_seq, changes[-1].seq)
-        return begin.after_seq
+        end = WalId(files[-1].wal_id + 1)
+        return Position(end, last_seq_before(wal, end, Position(files[0].wal_id, last_seq)))
 
     # -- loads --------------------------------------------------------------------------------------------
 
@@ -378,13 +365,13 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return None
         return load
 
-    def _load_partitions(self, seq: int) -> list[InputPartition]:
+    def _load_partitions(self, seq: int, next_id: int, base: BaseState | None) -> list[InputPartition]:
         load = find_load(self._manifests().require_latest().value, seq)
         if load is None and not self._options.allow_gaps:
             raise load_gone(seq)
         if load is None or load.replaces:
             return []
-        return [LoadPartition(load, sst) for sst in fetch_load_ssts(self._manifests(), load)]
+        return [LoadPartition(load, sst, next_id, base) for sst in fetch_load_ssts(self._manifests(), load)]
 
     def _check_wal_has_all(self, at: Position, latest: Manifest) -> None:
         """Raise if the SSTs have rows that are neither in the WAL nor in a load: the stream cannot deliver them."""
@@ -393,7 +380,3 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # List again after the manifest was read: the file may have been written since.
         if next(self._wal().files(at.next_id), None) is None:
             check_gapless(at.after_seq, latest.last_l0_seq + 1)
-
-
-def _position_of(offset: Offset) -> Position:
-    return Position(WalId(int(offset["wal_id"])), int(offset["seq"]))

@@ -1,0 +1,83 @@
+"""The offsets of a change stream, and where a micro-batch ends. Pure.
+
+An offset is the position of a query: `wal_id` is the next WAL file, `seq` the last sequence number before it, and
+`checkpoint` the checkpoint that a copy of the whole database was read from. A query without the option `consumer` has
+its name in every offset as well: Spark stores offsets with the query, so the name stays the same over restarts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxBytes, ReadMaxFiles, ReadMaxRows
+
+from flagstone.changes.change import WalFile
+from flagstone.metadata.annotations import Position
+from flagstone.types import WalId
+
+Offset = dict[str, Any]
+
+CONSUMER: Final = "consumer"
+OVERWRITTEN: Final = "overwritten"
+"""In the offset after a marker row: a copy of the whole database comes next."""
+
+REPLACES: Final = "replaces"
+"""In the offset after a copy that replaces everything before: deletes of what went come with it."""
+
+BEGIN: Final[Offset] = {"wal_id": 0, "seq": 0, "checkpoint": ""}
+"""The offset of a query that has not read anything."""
+
+
+def is_begin(offset: Offset) -> bool:
+    """Whether a query with that offset has not read anything."""
+    return all(offset.get(name) == value for name, value in BEGIN.items())
+
+
+def position_of(offset: Offset) -> Position:
+    """The position among the changes."""
+    return Position(WalId(int(offset["wal_id"])), int(offset["seq"]))
+
+
+def offset_at(position: Position, *, checkpoint: str = "", of: Offset) -> Offset:
+    """The offset for a position, of the same query as the offset `of`."""
+    made: Offset = {"wal_id": position.next_id, "seq": position.after_seq, "checkpoint": checkpoint}
+    return made | ({CONSUMER: of[CONSUMER]} if CONSUMER in of else {})
+
+
+def until_fence(files: Sequence[WalFile]) -> list[WalFile]:
+    """The files up to the next fence after rows. A new writer or a restored state begins with a fence."""
+    for at, file in enumerate(files):
+        if not file.size and at and files[at - 1].size:
+            return list(files[:at])
+    return list(files)
+
+
+def plan_end(
+    files: Sequence[WalFile],
+    first: int,
+    limit: ReadLimit,
+    until: int | None,
+    *,
+    rows_of: Callable[[WalId], int] | None = None,
+) -> int:
+    """The end, exclusive, of the WAL files that a micro-batch beginning at `first` may read.
+
+    Only files without a hole between them count; at least one is taken, however large. `until` is the end of the query.
+    `rows_of` counts the rows of a file, for a limit of rows.
+    """
+    end, size, rows = first, 0, 0
+    for file in files:
+        if file.wal_id != end or (until is not None and end >= until):
+            break
+        size += file.size
+        if isinstance(limit, ReadMaxFiles) and end - first >= limit.max_files:
+            break
+        if isinstance(limit, ReadMaxBytes) and end > first and size > limit.max_bytes:
+            break
+        if isinstance(limit, ReadMaxRows) and rows_of is not None:
+            rows += rows_of(file.wal_id) if file.size else 0
+            if end > first and rows > limit.max_rows:
+                break
+        end += 1
+    return end
