@@ -19,7 +19,7 @@ from flagstone.errors import CorruptData
 from flagstone.kernels import scan as scan_kernel
 from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.lsm.retention import visible_value
-from flagstone.lsm.system_rows import visible_ranges
+from flagstone.lsm.system_rows import SYSTEM_STOP, visible_ranges
 from flagstone.read.read_ahead import MAX_REQUESTS, PrefixProbe, Stretch
 from flagstone.read.sources import HIGHEST, LOWEST, LayerSource, MemtableSource, Missing, Need, Source
 from flagstone.read.view import ReadView
@@ -166,6 +166,8 @@ class ScanCursor:
         self._held_back = False
         # The parts of the range between system rows, which are scanned one after the other.
         parts = (request.keys,) if request.include_system else visible_ranges(request.keys)
+        if len(parts) > 1 and not has_low_keys(view, request.max_seq):
+            parts = parts[1:]
         self._later = list(parts if self._reverse else reversed(parts))
         self._keys = self._later.pop() if parts else request.keys
         self._finished = self._keys.empty or not parts
@@ -433,6 +435,15 @@ class ScanCursor:
                     found.append(other.missing())
         needs = [entry for entry in found if isinstance(entry, Need)]
         return Lacking(needs, [entry for entry in found if isinstance(entry, Future)])
+
+
+def has_low_keys(view: ReadView, max_seq: int) -> bool:
+    """Whether there may be keys below those of system rows, or system rows. Most databases have neither."""
+    for layer in view.forest.scan_layers:
+        starts, _, _ = layer.parts()
+        if starts and starts[0] < SYSTEM_STOP:
+            return True
+    return any(memtable.scan(None, SYSTEM_STOP, max_seq, False).next_rows(1) for memtable in view.memtables)
 
 
 def rows_from(rows: Chunk, key: bytes, *, reverse: bool) -> Chunk:
