@@ -22,9 +22,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Final, NamedTuple
 
-from flagstone.errors import InternalError
 from flagstone.lsm.tree import SortedRun, SstView, Tree
 from flagstone.metadata.annotations import (
     HeldLoad,
@@ -35,12 +35,15 @@ from flagstone.metadata.annotations import (
     encode_load,
     held_loads,
     held_retentions,
+    load_prefix_of,
 )
 from flagstone.metadata.manifest import (
     NO_WAL,
     Manifest,
+    Segment,
     SsTable,
     add_checkpoint,
+    drop_empty_segments,
     remove_checkpoint,
     replace_trees,
 )
@@ -59,7 +62,8 @@ class Load:
     """The SSTs of one load in key order; all rows have one sequence number and one time.
 
     `marker` is stamped a millisecond after the SSTs; see `apply_load`. `snapshot_min_seq` is the oldest sequence number
-    at which a snapshot of the writer reads, if there is one.
+    at which a snapshot of the writer reads, if there is one. In a database with segments, `prefixes` has the segment of
+    each SST. The load is added only if each key of `expects` then has that value; None is no row.
     """
 
     ssts: tuple[SsTable, ...]
@@ -68,6 +72,17 @@ class Load:
     marker: Ulid
     replaces_all: bool = False
     snapshot_min_seq: Seq | None = None
+    prefixes: tuple[bytes, ...] = ()
+    expects: tuple[tuple[bytes, bytes | None], ...] = ()
+
+    def by_segment(self) -> dict[bytes, tuple[SsTable, ...]]:
+        """The SSTs of each segment in key order; without segments, all of them under b""."""
+        if not self.prefixes:
+            return {b"": self.ssts} if self.ssts else {}
+        grouped: dict[bytes, tuple[SsTable, ...]] = {}
+        for prefix, sst in zip(self.prefixes, self.ssts, strict=True):
+            grouped[prefix] = (*grouped.get(prefix, ()), sst)
+        return grouped
 
     @property
     def key_ranges(self) -> list[KeyRange]:
@@ -93,10 +108,8 @@ def apply_load(manifest: Manifest, load: Load) -> Manifest:
     """
     if is_applied(manifest, load):
         return manifest
-    if manifest.segments or manifest.segment_extractor_name is not None:
-        raise InternalError("a load into a database with segments was not refused when it began")
     return replace(
-        replace_trees(manifest, tree=_stacked(manifest.tree, load), added=load.ssts),
+        _with_load(manifest, load),
         compactor_epoch=manifest.compactor_epoch + 1,
         last_l0_seq=load.seq,
         last_l0_clock_tick=max(manifest.last_l0_clock_tick, load.created_ms),
@@ -132,15 +145,30 @@ def apply_recorded_load(
     return settle_load_records(add_checkpoint(apply_load(before, load), entry), now_s=now_s)
 
 
-def _stacked(tree: Tree, load: Load) -> Tree:
-    newest = max((run.id for run in tree.runs), default=-1)
-    sources: list[tuple[SstView, ...]] = [] if load.replaces_all else [(view,) for view in reversed(tree.l0)]
-    if load.ssts:
-        sources.append(tuple(SstView.whole(sst.id) for sst in load.ssts))
-    stacked = [SortedRun(RunId(newest + 1 + at), views) for at, views in enumerate(sources)]
-    older = () if load.replaces_all else tree.runs
+def _with_load(manifest: Manifest, load: Load) -> Manifest:
+    segmented = bool(manifest.segments or load.prefixes)
+    held = [Segment(b"", manifest.tree)] if not segmented else manifest.segments
+    trees, grouped = {segment.prefix: segment.tree for segment in held}, load.by_segment()
+    newest = manifest.newest_l0
     # A writer that was alive during the load may have made newer SSTs.
-    marker = max(load.marker, tree.newest_l0 or load.marker)
+    marker = load.marker if newest is None else max(load.marker, newest)
+    run_ids = count(max(manifest.run_ids, default=-1) + 1)
+    for prefix in sorted({*trees, *grouped}):
+        if prefix in grouped or load.replaces_all or not segmented:
+            tree = trees.get(prefix, Tree())
+            trees[prefix] = _stacked(tree, grouped.get(prefix, ()), run_ids, marker, load)
+    if not segmented:
+        return replace_trees(manifest, tree=trees[b""], added=load.ssts)
+    segments = [Segment(prefix, tree) for prefix, tree in trees.items()]
+    return drop_empty_segments(replace_trees(manifest, segments=segments, added=load.ssts))
+
+
+def _stacked(tree: Tree, ssts: Sequence[SsTable], run_ids: Iterator[int], marker: Ulid, load: Load) -> Tree:
+    sources: list[tuple[SstView, ...]] = [] if load.replaces_all else [(view,) for view in reversed(tree.l0)]
+    if ssts:
+        sources.append(tuple(SstView.whole(sst.id) for sst in ssts))
+    stacked = [SortedRun(RunId(run_id), views) for views, run_id in zip(sources, run_ids, strict=False)]
+    older = () if load.replaces_all else tree.runs
     return Tree(l0=(), runs=(*reversed(stacked), *older), last_compacted_l0=marker)
 
 
@@ -192,6 +220,11 @@ class VisibleLoad(NamedTuple):
     position: LoadPosition
     manifest_id: ManifestId
     replaces: bool
+    id_prefix: int | None = None
+
+    def owns(self, sst_id: Ulid) -> bool:
+        """Whether the SST is one of the load, for a load whose SST ids have a tag."""
+        return self.id_prefix == load_prefix_of(sst_id)
 
 
 def is_ahead(consumer: Position, seq: int, load: LoadPosition) -> bool:
@@ -218,4 +251,6 @@ def find_load(manifest: Manifest, seq: int) -> VisibleLoad | None:
 def _visible(manifest: Manifest) -> Iterator[VisibleLoad]:
     for checkpoint, record in held_loads(manifest):
         if record.state == "done" and record.position is not None:
-            yield VisibleLoad(record.seq, record.position, checkpoint.manifest_id, record.replaces)
+            yield VisibleLoad(
+                record.seq, record.position, checkpoint.manifest_id, record.replaces, record.id_prefix
+            )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+from uuid import UUID
 
 from flagstone.config import Settings
 from flagstone.config.durations import format_duration, parse_duration
@@ -15,6 +16,7 @@ from flagstone.errors import InvalidRequest
 from flagstone.format.codec import Codec
 from flagstone.format.filter import BloomPolicy
 from flagstone.lsm.merge_operator import MergeOperator
+from flagstone.lsm.segments import SegmentExtractor
 from flagstone.read.arrow import COLUMNS
 from flagstone.spark.address import DatabaseAddress
 from flagstone.sst.builder import SstOptions
@@ -41,7 +43,7 @@ _READ: Final = ADDRESS_OPTIONS | _ROW_MAPPING | {
 }  # fmt: skip
 WRITE_OPTIONS: Final = ADDRESS_OPTIONS | _ROW_MAPPING | {
     "compression_codec", "duplicates", "filter_bits_per_key", "hand_over_timeout", "key_column", "max_sst_size",
-    "min_filter_keys", "receipt", "sorted", "sst_block_size", "value_column",
+    "load_id", "min_filter_keys", "receipt", "segment_extractor", "sorted", "sst_block_size", "value_column",
 }  # fmt: skip
 _HEX: Final = "hex:"
 
@@ -72,7 +74,7 @@ class ReadOptions:
 
     def load_merge_operator(self) -> MergeOperator | None:
         """The operator named as `module:name`, imported where it is used."""
-        return None if self.merge_operator is None else _imported(self.merge_operator)
+        return None if self.merge_operator is None else _imported(self.merge_operator, "merge_operator")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,13 @@ class WriteOptions:
     hand_over_timeout: timedelta = DEFAULT_HAND_OVER_TIMEOUT
     receipt: str | None = None
     row_mapping: RowMapping | None = None
+    load_id: UUID | None = None
+    segment_extractor: str | None = None
+
+    def load_segment_extractor(self) -> SegmentExtractor | None:
+        """The extractor named as `module:name`, imported where it is used."""
+        name = self.segment_extractor
+        return None if name is None else _imported(name, "segment_extractor")
 
 
 def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
@@ -156,6 +165,8 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
         ),
         receipt=options.get("receipt"),
         row_mapping=_parse_row_mapping(options),
+        load_id=take("load_id", UUID),
+        segment_extractor=options.get("segment_extractor"),
     )
 
 
@@ -308,14 +319,15 @@ def _setting(text: str) -> Any:
         return text
 
 
-def _imported(name: str) -> Any:
+def _imported(name: str, option: str) -> Any:
     module, separator, attribute = name.partition(":")
     if not separator:
-        raise InvalidRequest(f"option 'merge_operator' is {name!r}; write module:name")
+        raise InvalidRequest(f"option {option!r} is {name!r}; write module:name")
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise InvalidRequest(
-            f"the merge operator {name!r} cannot be imported: {error}; its module must be installed on every executor"
+            f"the {option.replace('_', ' ')} {name!r} cannot be imported: {error}; its module must be installed on "
+            "every executor"
         ) from error
     return found() if isinstance(found, type) else found

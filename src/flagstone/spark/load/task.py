@@ -15,7 +15,9 @@ import pyarrow.compute as pc
 from flagstone.errors import InternalError, InvalidRequest
 from flagstone.kernels.columns import NOTHING, fixed, present, view, words
 from flagstone.spark.address import open_store
+from flagstone.spark.load.heartbeat import Heartbeat
 from flagstone.spark.load.plan import LoadPlan, MadeSst, commit_sst, load_output
+from flagstone.spark.load.segments import split_by_segment
 from flagstone.spark.options import WriteOptions
 from flagstone.sst.builder import RowColumns, SstBuilder
 from flagstone.types import MERGE, TOMBSTONE, VALUE
@@ -34,6 +36,7 @@ def write_ssts(batches: Iterable[pa.RecordBatch], plan: LoadPlan, options: Write
     """
     store, paths = open_store(plan.address)
     made: list[MadeSst] = []
+    heartbeat, extractor = Heartbeat(plan), options.load_segment_extractor()
     source = iter(batches)
     rows = (as_rows(batch, options, plan.created_ms) for batch in source)
     stretches = iter([check_sorted(rows)]) if options.presorted else ordered_stretches(rows)
@@ -46,8 +49,18 @@ def write_ssts(batches: Iterable[pa.RecordBatch], plan: LoadPlan, options: Write
 
         for stretch in stretches:
             writer = SstBuilder(options.sst_options, open_sink=output.open, max_bytes=options.max_sst_bytes)
-            merges = False
-            for batch in one_per_key(stretch, refuse=options.duplicates == "error"):
+            merges, segment = False, b""
+            rows_once = one_per_key(stretch, refuse=options.duplicates == "error")
+            pieces = (
+                ((b"", batch) for batch in rows_once)
+                if extractor is None
+                else split_by_segment(rows_once, extractor)
+            )
+            for prefix, batch in pieces:
+                heartbeat.touch()
+                if prefix != segment:
+                    finish(writer, has_merges=merges)
+                    segment = prefix
                 merges = merges or _has_merges(batch)
                 columns, at = row_columns(batch), 0
                 while at < batch.num_rows:

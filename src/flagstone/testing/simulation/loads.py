@@ -9,8 +9,9 @@ import pyarrow as pa
 
 from flagstone.errors import Closed, CorruptData, InvalidRequest, TransactionConflict, Unavailable
 from flagstone.spark.address import DatabaseAddress
-from flagstone.spark.load.commit import abort_load, begin_load, commit_load
+from flagstone.spark.load.commit import commit_load
 from flagstone.spark.load.plan import MadeSst
+from flagstone.spark.load.request import abort_load, begin_load
 from flagstone.spark.load.task import write_ssts
 from flagstone.spark.options import WriteOptions
 from flagstone.testing.simulation.databases import MAIN_PATH
@@ -63,7 +64,7 @@ def _load_once(world: World, process: Process, address: DatabaseAddress) -> None
             oracle.drop(branch, intent)
         raise
     except (Unavailable, InvalidRequest):
-        if random.random() < 0.5 and abort_load(plan, made):
+        if random.random() < 0.5 and abort_load(plan):
             world.done["load aborted"] += 1
             if branch is None:
                 oracle.drop_load(intent)
