@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import flagstone
-import flagstone.spark.load.request
+import flagstone.spark.load.adoption
 from flagstone import Admin, ChangeFeed, InvalidRequest
 from flagstone.changes.change import Change
 from flagstone.loads.notice import load_notice
@@ -45,7 +45,7 @@ Rows = Mapping[bytes, bytes | None]
 
 @pytest.fixture(autouse=True)
 def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flagstone.spark.load.request, "_POLL_S", 0.01)
+    monkeypatch.setattr(flagstone.spark.load.adoption, "_POLL_S", 0.01)
 
 
 class Copy:

@@ -412,7 +412,6 @@ def test_a_load_has_its_own_sequence_number_in_the_history(folder: Path) -> None
     two = load(folder, [pairs({b"a": b"2"})])
 
     assert shown(folder, as_of=two.seq) == {b"a": b"2"}
-    assert shown(folder, as_of=two.seq - 1) == {b"a": b"1"}
     assert shown(folder, as_of=one.seq) == {b"a": b"1"}
     assert shown(folder, checkpoint=first.id) == {b"a": b"1"}
 

@@ -35,7 +35,7 @@ from flagstone.loads.request import CONDITION_FAILED, OVERTAKEN, load_request, m
 from flagstone.metadata.annotations import held_loads
 from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.sequenced import Versioned
-from flagstone.read.drivers import get, visible_row
+from flagstone.read.drivers import get_newest_first, visible_row
 from flagstone.runtime.service import Supervisor
 from flagstone.store.port import ObjectMissing
 from flagstone.types import Seq
@@ -173,7 +173,7 @@ class LoadAdoption:
         ssts, view, seq = self._manifest.views.ssts, self._manifest.view, state.last_seq
         for key, value in load.expects:
             row = visible_row(
-                get(ssts, view, key, seq),
+                get_newest_first(ssts, view, key, seq),
                 max_seq=seq,
                 now_ms=now_ms,
                 merge_operator=self._env.merge_operator,

@@ -34,8 +34,9 @@ from flagstone.loads.request import (
 from flagstone.lsm.segments import SegmentExtractor
 from flagstone.metadata.manifest import Manifest, SsTable
 from flagstone.metadata.sequenced import Versioned
+from flagstone.metadata.stores import ManifestStore
 from flagstone.runtime.clock import Clock
-from flagstone.spark.address import open_manifests, open_store
+from flagstone.spark.address import open_store
 from flagstone.spark.load.heartbeat import Heartbeat, lapsed
 from flagstone.spark.load.plan import LoadPlan
 from flagstone.spark.load.renumber import renumber_load
@@ -82,6 +83,7 @@ class LoadOffer:
         plan: LoadPlan,
         load: Load,
         *,
+        manifests: ManifestStore,
         timeout_s: float,
         extractor: SegmentExtractor | None = None,
         offered: Callable[[Seq], None] = lambda _: None,
@@ -92,7 +94,7 @@ class LoadOffer:
         self._extractor = extractor
         self._offered = offered
         self._store, self._paths = open_store(plan.address)
-        self._manifests = open_manifests(plan.address)
+        self._manifests = manifests
         self._heartbeat = Heartbeat(plan)
         self._openings = 0
 
@@ -122,7 +124,7 @@ class LoadOffer:
 
     def _resume(self) -> None:
         """Continue where an earlier commit of the same load has stopped."""
-        held = find_load_record(self._manifests.require_latest().value, self._plan.record_id)
+        held = find_load_record(self._manifests.poll().value, self._plan.record_id)
         if held is None or not held.record.open or held.record.seq == self.load.seq:
             return
         if held.record.state == "ready":

@@ -12,7 +12,7 @@ record has expired.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -20,6 +20,7 @@ from flagstone.clones.origin import load_origin
 from flagstone.errors import FlagstoneError
 from flagstone.loads.edit import Load
 from flagstone.loads.lifetime import find_load_record
+from flagstone.loads.request import request_path
 from flagstone.lsm.segments import SegmentExtractor
 from flagstone.metadata.annotations import load_sst_id
 from flagstone.metadata.manifest import Manifest
@@ -32,9 +33,7 @@ from flagstone.spark.load.plan import LoadPlan, LoadReport, MadeSst, ulid_at
 from flagstone.spark.load.request import cancel_request
 from flagstone.spark.load.segments import by_segment
 from flagstone.spark.options import WriteOptions
-from flagstone.store.paths import DbPaths
-from flagstone.store.port import ObjectStore
-from flagstone.types import Seq, Ulid
+from flagstone.types import Seq
 
 _log = logging.getLogger("flagstone.spark")
 
@@ -86,9 +85,15 @@ def commit_load(
     origin = load_origin(store, paths)
     check_writable(load.ssts, None if origin is None else origin.writable)
     timeout_s = options.hand_over_timeout.total_seconds()
-    offer = LoadOffer(plan, load, timeout_s=timeout_s, extractor=extractor, offered=offered)
+    offer = LoadOffer(
+        plan, load, manifests=manifests, timeout_s=timeout_s, extractor=extractor, offered=offered
+    )
     latest = offer.commit()
-    _delete_unused(store, paths, {each.sst.id for each in made} - {sst.id for sst in offer.load.ssts})
+    unused = sorted({each.sst.id for each in made} - {sst.id for sst in offer.load.ssts})
+    # The load is committed, and no manifest ever referred to SSTs that were merged or copied before. Garbage
+    # collection deletes what this call leaves.
+    with suppress(FlagstoneError):
+        store.delete_many([request_path(paths, plan.record_id), *map(paths.sst, unused)])
     report = _report(plan, latest, settled, offer.load.seq)
     _log.info("loaded rows=%d tables=%d seq=%d", report.rows, report.tables, report.seq)
     return report
@@ -136,10 +141,3 @@ def _report(plan: LoadPlan, latest: Versioned[Manifest], made: Sequence[MadeSst]
         seq=seq,
         manifest_id=manifest_id,
     )
-
-
-def _delete_unused(store: ObjectStore, paths: DbPaths, sst_ids: Collection[Ulid]) -> None:
-    """Delete the SSTs that were merged or copied before the commit: no manifest ever referred to them."""
-    # The load is committed. Garbage collection deletes what this call leaves.
-    with suppress(FlagstoneError):
-        store.delete_many([paths.sst(sst_id) for sst_id in sorted(sst_ids)])

@@ -73,7 +73,8 @@ def begin_load(
     with suppress(FlagstoneError):
         for former in ended:
             delete_load(store, paths, former)
-        delete_stale_requests(store, paths, written)
+        if not owner:  # a stream would list for each of its batches
+            delete_stale_requests(store, paths, written)
     held = find_load_record(written, record_id)
     if held is None:
         raise Unavailable(

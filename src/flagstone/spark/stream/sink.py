@@ -168,7 +168,7 @@ def commit_batch(
 def _stored_progress(plan: LoadPlan, key: bytes) -> bytes | None:
     address = plan.address
     with open_reader(address.path, **address.arguments, mode="latest") as reader:
-        return reader.get(key)
+        return reader._get_recent(key)  # noqa: SLF001 - every batch writes this row
 
 
 def _query_id() -> str | None:
