@@ -193,7 +193,7 @@ class LoadOffer:
                     self._store, self._paths, clock, epoch=plan.epoch, timeout_s=self._timeout_s
                 )
                 continue
-            self._heartbeat.touch()
+            self._heartbeat.renew()
             clock.sleep(pause_s)
             pause_s = min(2 * pause_s, _POLL_S)
 

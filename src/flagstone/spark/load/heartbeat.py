@@ -75,20 +75,26 @@ class Heartbeat:
             Closed: the load was cancelled, or its record has lapsed.
 
         """
-        clock = self._plan.address.clock
-        if clock.now_ms() < self._due:
-            return
-        try:
-            manifests = self._open()
-            latest = renew(manifests, self._plan.record_id, self._plan.address)
-        except Unavailable as error:
-            _log.info("cannot renew the record of a load error=%s", error)
-            self._due = clock.now_ms() + int(1000 * _RETRY_S)
+        latest = self.renew()
+        if latest is None:
             return
         held = find_load_record(latest, self._plan.record_id)
         if held is None or not held.record.open or held.record.tag != self._plan.tag:
             raise lapsed(held)
+
+    def renew(self) -> Manifest | None:
+        """As `touch`, for a load that was offered: it may be over. Returns the newest manifest if it was read."""
+        clock = self._plan.address.clock
+        if clock.now_ms() < self._due:
+            return None
+        try:
+            latest = renew(self._open(), self._plan.record_id, self._plan.address)
+        except Unavailable as error:
+            _log.info("cannot renew the record of a load error=%s", error)
+            self._due = clock.now_ms() + int(1000 * _RETRY_S)
+            return None
         self._due = self._next(clock.now_ms())
+        return latest
 
     def _open(self) -> ManifestStore:
         if self._manifests is None:
