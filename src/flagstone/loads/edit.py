@@ -63,7 +63,8 @@ class Load:
 
     `marker` is stamped a millisecond after the SSTs; see `apply_load`. `snapshot_min_seq` is the oldest sequence number
     at which a snapshot of the writer reads, if there is one. In a database with segments, `prefixes` has the segment of
-    each SST. The load is added only if each key of `expects` then has that value; None is no row.
+    each SST. The load is added only if each key of `expects` then has that value, where None is no row, and with
+    `only_if_new` only into a database without any earlier write.
     """
 
     ssts: tuple[SsTable, ...]
@@ -74,6 +75,7 @@ class Load:
     snapshot_min_seq: Seq | None = None
     prefixes: tuple[bytes, ...] = ()
     expects: tuple[tuple[bytes, bytes | None], ...] = ()
+    only_if_new: bool = False
 
     def by_segment(self) -> dict[bytes, tuple[SsTable, ...]]:
         """The SSTs of each segment in key order; without segments, all of them under b""."""

@@ -127,6 +127,7 @@ def save_request(store: ObjectStore, paths: DbPaths, load_id: UUID, load: Load) 
         "marker": str(int(load.marker)),
         "replaces_all": load.replaces_all,
         "expects": [[_text(key), _text(value)] for key, value in load.expects],
+        "only_if_new": load.only_if_new,
         "tables": _text(encode_manifest(described)),
     }
     path = request_path(paths, load_id)
@@ -156,6 +157,7 @@ def load_request(store: ObjectStore, paths: DbPaths, load_id: UUID) -> Load:
             Ulid(int(fields["marker"])),
             replaces_all=bool(fields["replaces_all"]),
             prefixes=tuple(prefix for prefix, _ in ssts) if described.segments else (),
+            only_if_new=bool(fields.get("only_if_new", False)),
             expects=tuple((_bytes(key) or b"", _bytes(value)) for key, value in fields.get("expects", ())),
         )
     except (KeyError, TypeError, ValueError, CorruptData) as error:

@@ -110,6 +110,7 @@ def _begin(options: WriteOptions, *, owner: str = "") -> LoadPlan:
         owner=owner,
         record_id=options.load_id,
         segment_extractor=options.load_segment_extractor(),
+        only_if_new=options.only_if_new,
     )
 
 

@@ -43,7 +43,8 @@ _READ: Final = ADDRESS_OPTIONS | _ROW_MAPPING | {
 }  # fmt: skip
 WRITE_OPTIONS: Final = ADDRESS_OPTIONS | _ROW_MAPPING | {
     "compression_codec", "duplicates", "filter_bits_per_key", "hand_over_timeout", "key_column", "max_sst_size",
-    "load_id", "min_filter_keys", "receipt", "segment_extractor", "sorted", "sst_block_size", "value_column",
+    "load_id", "min_filter_keys", "only_if_new", "receipt", "segment_extractor", "sorted", "sst_block_size",
+    "value_column",
 }  # fmt: skip
 _HEX: Final = "hex:"
 
@@ -98,6 +99,7 @@ class WriteOptions:
     row_mapping: RowMapping | None = None
     load_id: UUID | None = None
     segment_extractor: str | None = None
+    only_if_new: bool = False
 
     def load_segment_extractor(self) -> SegmentExtractor | None:
         """The extractor named as `module:name`, imported where it is used."""
@@ -146,6 +148,8 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
         for name in ("compression_codec", "filter_bits_per_key", "min_filter_keys", "sst_block_size")
         if name in options
     }
+    if "compression_codec" in chosen:
+        chosen["compression_codec"] = _codec_name(chosen["compression_codec"])
     settings = Settings.from_dict({name: _setting(value) for name, value in chosen.items()})
     bits = settings.filter_bits_per_key
     codec = settings.compression_codec
@@ -167,6 +171,7 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
         row_mapping=_parse_row_mapping(options),
         load_id=take("load_id", UUID),
         segment_extractor=options.get("segment_extractor"),
+        only_if_new=take("only_if_new", parse_flag) or False,
     )
 
 
@@ -309,6 +314,12 @@ def parse_flag(text: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise InvalidRequest("use true or false")
     return text.lower() == "true"
+
+
+def _codec_name(text: str) -> str:
+    """The codec as settings spell it; "none" in any case is no compression."""
+    known = {codec.title.lower(): codec.title for codec in Codec if codec is not Codec.NONE}
+    return "null" if text.lower() == "none" else known.get(text.lower(), text)
 
 
 def _setting(text: str) -> Any:

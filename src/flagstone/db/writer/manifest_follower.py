@@ -171,6 +171,8 @@ class LoadAdoption:
     def _holds(self, load: Load) -> bool:
         state, now_ms = self._state, self._env.clock.now_ms()
         ssts, view, seq = self._manifest.views.ssts, self._manifest.view, state.last_seq
+        if load.only_if_new and seq > 0:
+            return False
         for key, value in load.expects:
             row = visible_row(
                 get_newest_first(ssts, view, key, seq),

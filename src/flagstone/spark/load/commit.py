@@ -26,11 +26,11 @@ from flagstone.metadata.annotations import load_sst_id
 from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.sequenced import Versioned
 from flagstone.spark.address import open_manifests, open_store
-from flagstone.spark.load.adoption import LoadOffer, judge
+from flagstone.spark.load.adoption import ConditionFailed, LoadOffer, judge
 from flagstone.spark.load.heartbeat import confirm_plan, lapsed
 from flagstone.spark.load.overlaps import check_writable, merge_overlaps, order_ssts
 from flagstone.spark.load.plan import LoadPlan, LoadReport, MadeSst, ulid_at
-from flagstone.spark.load.request import cancel_request
+from flagstone.spark.load.request import cancel_request, written_before
 from flagstone.spark.load.segments import by_segment
 from flagstone.spark.options import WriteOptions
 from flagstone.types import Seq
@@ -81,14 +81,23 @@ def commit_load(
     if any(load_sst_id(plan.id_ms, plan.tag, each.sst.id) != each.sst.id for each in made):
         raise lapsed(None)
     settled = _merged(plan, options, made, extractor)
-    load = replace(_load(plan, settled, extractor, replaces_all=replaces_all), expects=tuple(expects))
+    load = replace(
+        _load(plan, settled, extractor, replaces_all=replaces_all),
+        expects=tuple(expects),
+        only_if_new=options.only_if_new,
+    )
     origin = load_origin(store, paths)
     check_writable(load.ssts, None if origin is None else origin.writable)
     timeout_s = options.hand_over_timeout.total_seconds()
     offer = LoadOffer(
         plan, load, manifests=manifests, timeout_s=timeout_s, extractor=extractor, offered=offered
     )
-    latest = offer.commit()
+    try:
+        latest = offer.commit()
+    except ConditionFailed:
+        if options.only_if_new and not expects:
+            raise written_before(plan.address) from None
+        raise
     unused = sorted({each.sst.id for each in made} - {sst.id for sst in offer.load.ssts})
     # The load is committed, and no manifest ever referred to SSTs that were merged or copied before. Garbage
     # collection deletes what this call leaves.

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from typing import Final
 from uuid import UUID
 
+from flagstone.db.reader.reader import open_reader
 from flagstone.db.recovery import find_or_create
-from flagstone.errors import FlagstoneError, Unavailable
+from flagstone.errors import FlagstoneError, InvalidRequest, Unavailable
 from flagstone.loads.lifetime import add_record, dead_loads, find_load_record, open_loads_of, without_loads
 from flagstone.loads.request import delete_load, delete_stale_requests, plan_seq
 from flagstone.lsm.segments import SegmentExtractor, check_extractor
@@ -35,6 +37,7 @@ def begin_load(
     owner: str = "",
     record_id: UUID | None = None,
     segment_extractor: SegmentExtractor | None = None,
+    only_if_new: bool = False,
 ) -> LoadPlan:
     """Begin a load: create the database if there is none, and add the load record.
 
@@ -42,7 +45,8 @@ def begin_load(
     empty: of two runs of one query only the later can commit. A crash afterwards leaves a record that expires.
 
     Raises:
-        InvalidRequest: the database has other segments, was destroyed, or is a clone that is not finished.
+        InvalidRequest: the database has other segments, was destroyed, or is a clone that is not finished; or it was
+            written to before, and the load is `only_if_new`.
 
     """
     store, paths = open_store(address)
@@ -55,6 +59,8 @@ def begin_load(
         stored_name=current.value.segment_extractor_name,
         prefixes=(segment.prefix for segment in current.value.segments),
     )
+    if only_if_new and _was_written(address, current.value):
+        raise written_before(address)
     record_id, now_ms = record_id or address.ids.uuid(), address.clock.now_ms()
     tag = int(address.ids.uuid()) & ((1 << LOAD_TAG_BITS) - 1)
     ended: list[HeldLoad] = []
@@ -90,6 +96,23 @@ def begin_load(
         tag,
         now_ms,
         owner,
+    )
+
+
+def _was_written(address: DatabaseAddress, manifest: Manifest) -> bool:
+    if manifest.last_l0_seq > 0:
+        return True
+    with open_reader(address.path, **address.arguments, mode="latest") as reader:
+        return bool(reader.status()["last_seq"] > 0)
+
+
+WRITTEN_BEFORE: Final = "has been written to before"
+
+
+def written_before(address: DatabaseAddress) -> InvalidRequest:
+    """The error of a load that is `only_if_new`."""
+    return InvalidRequest(
+        f"the database {address.name!r} {WRITTEN_BEFORE}; load with mode='append' or 'overwrite', or into another one"
     )
 
 

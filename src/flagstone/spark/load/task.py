@@ -92,7 +92,7 @@ def as_rows(batch: pa.RecordBatch, options: WriteOptions, created_ms: int) -> pa
     else:
         columns["value"] = _binary(values, options.value_column)
     if "expires_ms" in names:
-        columns["expires_ms"] = batch.column(names.index("expires_ms")).cast(pa.int64())
+        columns["expires_ms"] = _milliseconds(batch.column(names.index("expires_ms")))
     elif "ttl_ms" in names:
         ttl = batch.column(names.index("ttl_ms")).cast(pa.int64())
         if pc.any(pc.less(ttl, 0)).as_py():
@@ -173,9 +173,17 @@ def _binary(column: Any, name: str) -> Any:
     return column.cast(pa.binary())
 
 
+def _milliseconds(times: Any) -> Any:
+    """Whole numbers as they are, and timestamps as milliseconds since the epoch, rounded down."""
+    if not pa.types.is_timestamp(times.type):
+        return times.cast(pa.int64())
+    whole = pc.floor_temporal(times, unit="millisecond")
+    return whole.cast(pa.timestamp("ms", times.type.tz)).cast(pa.int64())
+
+
 def _kinds(ops: Any) -> Any:
     """The kinds of the rows; a null operation is a put."""
-    positions = pc.index_in(pc.fill_null(ops.cast(pa.string()), "put"), value_set=_OPS)
+    positions = pc.index_in(pc.utf8_lower(pc.fill_null(ops.cast(pa.string()), "put")), value_set=_OPS)
     if positions.null_count:
         unknown = ops.filter(pc.is_null(positions))[0].as_py()
         raise InvalidRequest(f"column 'op' has {unknown!r}; it is put, delete or merge")

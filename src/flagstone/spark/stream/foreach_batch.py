@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
+from math import floor
 from typing import TYPE_CHECKING, Any
 
 from flagstone.db.writer.database import Db
@@ -69,18 +71,19 @@ def _add(batch: WriteBatch, cells: dict[str, list[Any]], key: str, value: str) -
         cells.get("expires_ms", nothing),
         strict=True,
     ):
-        if row_key is None or (row_value is None and op != "delete"):
+        if row_key is None or (row_value is None and (op or "").lower() != "delete"):
             raise InvalidRequest(
                 f"a row of the stream has no key or no value: {row_key!r}, {row_value!r}; drop it, or fill it in"
             )
         name = _bytes(row_key)
-        match op:
+        expires_at = floor(expires_ms.timestamp() * 1000) if isinstance(expires_ms, datetime) else expires_ms
+        match None if op is None else op.lower():
             case None | "put":
-                batch.put(name, _bytes(row_value), ttl=ttl_ms, expire_at=expires_ms)
+                batch.put(name, _bytes(row_value), ttl=ttl_ms, expire_at=expires_at)
             case "delete":
                 batch.delete(name)
             case "merge":
-                batch.merge(name, _bytes(row_value), ttl=ttl_ms, expire_at=expires_ms)
+                batch.merge(name, _bytes(row_value), ttl=ttl_ms, expire_at=expires_at)
             case _:
                 raise InvalidRequest(f"column 'op' has {op!r}; it is put, delete or merge")
 

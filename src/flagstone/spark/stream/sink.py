@@ -39,6 +39,7 @@ from flagstone.spark.stream.stream_progress import (
 )
 
 _OWN: Final = frozenset({"query", "mark_prefix"})
+_OF_BULK_LOAD: Final = frozenset({"load_id", "only_if_new", "receipt"})
 _SPARKS: Final = frozenset({"checkpointlocation", "queryname"})
 """Options of Spark itself, which it also passes to the sink."""
 
@@ -60,7 +61,7 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
     """Raises `InvalidRequest` for options that are unknown or have an invalid value."""
     lowered = {name.lower(): value for name, value in options.items()}
     given = {name: value for name, value in lowered.items() if name not in _SPARKS}
-    check_known(given, (WRITE_OPTIONS - {"receipt"}) | _OWN, "a stream into a database")
+    check_known(given, (WRITE_OPTIONS - _OF_BULK_LOAD) | _OWN, "a stream into a database")
     query = given.pop("query", None)
     if query is not None and not query:
         raise InvalidRequest(

@@ -102,8 +102,13 @@ def consume(world: World, process: Process) -> None:
 
 
 def note_end(world: World, subscription: Subscription, error: FlagstoneError) -> None:
-    """A consumer got this error. After a restore it starts over; raises if the error was not to be expected."""
-    if world.main.oracle.restores and "start over with a copy" in str(error):
+    """A consumer got this error; raises if the error was not to be expected.
+
+    After a restore it starts over, and also if it was paused before it had a retention checkpoint: nothing keeps the
+    rows of a bulk load for it then.
+    """
+    unkept = bool(world.main.oracle.restores) or subscription.position is None
+    if unkept and "start over with a copy" in str(error):
         subscription.is_over = True
     elif world.is_unexpected(error):
         raise error

@@ -273,7 +273,9 @@ class Oracle:
 
     def _gap_below_load(self, branch: Branch, last_seq: int) -> tuple[int, int]:
         """Between which sequence numbers writes of the branch may be lost, because another writer added a bulk load."""
-        own = max((seq for seq in branch.intents if seq <= last_seq and seq not in self._load_floors), default=0)
+        own = max(
+            (seq for seq in branch.intents if seq <= last_seq and seq not in self._load_floors), default=0
+        )
         # A load below a later write of the branch was added by its writer. Of several others the first one counts: the
         # writer that added it did not have the lost writes.
         first = max(own, branch.base_seq)
