@@ -17,7 +17,9 @@ from flagstone.clones.checkpoint import require_initialized
 from flagstone.clones.origin import Writable, destroyed_database, load_origin, refuse_destroyed
 from flagstone.db.writer.environment import Environment
 from flagstone.errors import Closed, InvalidRequest
+from flagstone.loads.notice import Notice, save_notice
 from flagstone.lsm.segments import SegmentExtractor, check_extractor
+from flagstone.metadata.annotations import held_loads
 from flagstone.metadata.fencing import Fence, claim_writer
 from flagstone.metadata.manifest import Manifest, new_manifest
 from flagstone.metadata.parallel_wal import allowed_hole, find_parallel_wal, note_settled
@@ -94,9 +96,17 @@ def open_for_writing(env: Environment, manifests: ManifestStore, *, create: bool
         fence.check(latest.value)
         return latest.value
 
+    # Drivers of loads give this writer the time to replay the WAL, and do not open the database themselves.
+    announced = (
+        env.pool.submit(save_notice, env.store, env.paths, Notice(fence.epoch))
+        if any(held.record.open for held in held_loads(claimed.value))
+        else None
+    )
     ended = end_wal(
         env.wal_store, env.paths, WalId(frontier + 1), claimed.value, refresh=refresh, pool=env.pool
     )
+    if announced is not None and (unannounced := announced.exception()) is not None:
+        _log.warning("cannot announce this writer to bulk loads error=%s", unannounced)
     limit = env.settings.max_parallel_wal_writes
     if limit > 1:
         _log.warning(

@@ -16,6 +16,7 @@ from flagstone.changes.change import Change, ChangeBatch
 from flagstone.changes.reader import WalReader
 from flagstone.db.reader.feed import open_feed
 from flagstone.errors import Closed, CorruptData, FlagstoneError, InvalidRequest, Unavailable
+from flagstone.loads.edit import RECORD_LIFETIME_S
 from flagstone.metadata.annotations import Position
 from flagstone.testing.simulation import oracle
 from flagstone.testing.simulation.databases import MAIN_PATH, Concatenation
@@ -104,10 +105,11 @@ def consume(world: World, process: Process) -> None:
 def note_end(world: World, subscription: Subscription, error: FlagstoneError) -> None:
     """A consumer got this error; raises if the error was not to be expected.
 
-    After a restore it starts over, and also if it was paused before it had a retention checkpoint: nothing keeps the
-    rows of a bulk load for it then.
+    After a restore it starts over. Nothing keeps the rows of a bulk load for a consumer that was paused before it had a
+    retention checkpoint, or whose clock says that the quarter of an hour of a load record is over.
     """
-    unkept = bool(world.main.oracle.restores) or subscription.position is None
+    wrong_clock = any(abs(machine.offset_ms) >= 1000 * RECORD_LIFETIME_S for machine in world.machines)
+    unkept = bool(world.main.oracle.restores) or subscription.position is None or wrong_clock
     if unkept and "start over with a copy" in str(error):
         subscription.is_over = True
     elif world.is_unexpected(error):

@@ -165,6 +165,11 @@ class Oracle:
         """The branch of the newest writer."""
         return self.branches[-1] if self.branches else None
 
+    @property
+    def newest_epoch(self) -> int:
+        """The epoch of the newest writer that has opened the database; 0 without one."""
+        return self.latest.epoch if self.latest is not None else 0
+
     def begin(self, branch: Branch, changes: Iterable[Change]) -> Intent:
         """A write is about to be made."""
         intent = Intent(tuple(changes))
