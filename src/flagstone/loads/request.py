@@ -59,13 +59,18 @@ def oldest_open_ms(manifest: Manifest) -> int | None:
 
 
 def plan_seq(manifest: Manifest, *, stream: bool = False) -> Seq:
-    """The sequence number of a new load: above those the writer uses meanwhile, and above every load that began before.
+    """The sequence number of a new load: above those the writer uses meanwhile, and above most loads that began before.
 
     Loads that were renumbered are far ahead: the new load stays below them, so that they are not overtaken again. A
-    micro-batch of a stream is short, and stays below every other load.
+    micro-batch of a stream is short, and stays below every other load. But every new load is above those that are
+    ready. The driver of one of them may have crashed, and a repeated load must be newer than what it repeats.
     """
     others = [held.record for held in held_loads(manifest) if held.record.open]
-    passed = [each.seq for each in others if not each.renumbered and (not stream or each.owner)]
+    passed = [
+        each.seq
+        for each in others
+        if each.state == "ready" or (not each.renumbered and (not stream or each.owner))
+    ]
     gap = _STREAM_GAP if stream else SEQ_GAP
     return _free(max(manifest.last_l0_seq, *passed, 0) + gap, {each.seq for each in others}, gap)
 
