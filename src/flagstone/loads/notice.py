@@ -1,7 +1,7 @@
 """The notice `flagstone/writer`: which writer has the database open, and that it is alive while a load needs it.
 
 A writer writes the notice when it opens the database and again when it closes it. While a bulk load is under way it
-writes it anew at intervals, with another number, and once more before it adopts a load. So a driver finds out within
+writes it again at intervals, with another number, and once more before it adopts a load. So a driver finds out within
 seconds that a writer has crashed: the notice stays the same. The notice is a hint. The epoch in the manifest decides.
 """
 

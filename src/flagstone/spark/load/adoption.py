@@ -88,7 +88,7 @@ class LoadOffer:
         extractor: SegmentExtractor | None = None,
         offered: Callable[[Seq], None] = lambda _: None,
     ) -> None:
-        self.load = load
+        self.load: Load = load
         self._plan = plan
         self._timeout_s = timeout_s
         self._extractor = extractor
