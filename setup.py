@@ -23,6 +23,7 @@ KERNELS = (
     "_memtable_streams",
     "_merge",
     "_probe",
+    "_renumber",
     "_scan",
     "_sealing",
     "_tuple_reader",

@@ -77,7 +77,8 @@ def prepare(store: Path, megabytes: int) -> int:
     """Make the database `base`; returns the bytes of its SSTs."""
     import flagstone
     from flagstone.spark.address import DatabaseAddress
-    from flagstone.spark.load.commit import begin_load, commit_load
+    from flagstone.spark.load.commit import commit_load
+    from flagstone.spark.load.request import begin_load
     from flagstone.spark.load.task import write_ssts
     from flagstone.spark.options import parse_write_options
 

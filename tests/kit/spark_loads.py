@@ -12,8 +12,9 @@ import pytest
 import flagstone
 from flagstone import Admin
 from flagstone.spark.address import DatabaseAddress
-from flagstone.spark.load.commit import begin_load, commit_load
+from flagstone.spark.load.commit import commit_load
 from flagstone.spark.load.plan import LoadPlan, LoadReport, MadeSst
+from flagstone.spark.load.request import begin_load
 from flagstone.spark.load.task import write_ssts
 from flagstone.spark.options import WriteOptions, parse_write_options
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flagstone.spark.address import DatabaseAddress
-from flagstone.spark.load.commit import begin_load
+from flagstone.spark.load.request import begin_load
 from flagstone.spark.stream.sink import SinkOptions, StreamSink, parse_sink_options
 from flagstone.store.port import ObjectStore
 from kit.spark_loads import Cells, batch_of

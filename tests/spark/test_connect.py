@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flagstone.spark.load.commit import begin_load
+from flagstone.spark.load.request import begin_load
 from flagstone.spark.sessions import wrapped_runtime
 from kit.spark_loads import batch_of, pairs, shown, write_options
 

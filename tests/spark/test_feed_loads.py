@@ -17,15 +17,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import flagstone
-import flagstone.spark.load.request
+import flagstone.spark.load.adoption
 from flagstone import Admin, ChangeFeed, InvalidRequest
 from flagstone.changes.change import Change
-from flagstone.loads.request import is_writer_announced
+from flagstone.loads.notice import load_notice
 from flagstone.lsm.operators import Concatenate
 from flagstone.metadata.annotations import held_loads
 from flagstone.metadata.stores import ManifestStore
 from flagstone.spark.address import DatabaseAddress, open_store
-from flagstone.spark.load.commit import begin_load, commit_load
+from flagstone.spark.load.commit import commit_load
+from flagstone.spark.load.request import begin_load
 from flagstone.spark.load.task import write_ssts
 from flagstone.spark.options import parse_write_options
 from flagstone.store.memory import MemoryStore
@@ -44,7 +45,7 @@ Rows = Mapping[bytes, bytes | None]
 
 @pytest.fixture(autouse=True)
 def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flagstone.spark.load.request, "_POLL_S", 0.01)
+    monkeypatch.setattr(flagstone.spark.load.adoption, "_POLL_S", 0.01)
 
 
 class Copy:
@@ -83,7 +84,9 @@ class World:
 
     def open(self) -> flagstone.Db:
         db = flagstone.open(self.path, settings=LIVE, merge_operator=Concatenate())
-        while not is_writer_announced(self.store, DbPaths("db"), self.manifests.require_latest().value):
+        while (
+            load_notice(self.store, DbPaths("db")).epoch != self.manifests.require_latest().value.writer_epoch
+        ):
             db.status()
         return db
 

@@ -18,10 +18,11 @@ from flagstone.db.admin.admin import Admin
 from flagstone.db.open import open_database
 from flagstone.db.reader.feed import open_feed
 from flagstone.errors import FlagstoneError
-from flagstone.loads.request import is_writer_announced
+from flagstone.loads.notice import load_notice
 from flagstone.metadata.stores import ManifestStore
 from flagstone.spark.address import DatabaseAddress, open_store
-from flagstone.spark.load.commit import begin_load, commit_load
+from flagstone.spark.load.commit import commit_load
+from flagstone.spark.load.request import begin_load
 from flagstone.spark.load.task import write_ssts
 from flagstone.spark.options import WriteOptions
 from flagstone.store.resolve import resolve_database
@@ -45,7 +46,7 @@ def adopt_with(name: str, fault: Fault | None) -> int:
     faulty = FaultyStore(inner)
     db = open_database(root, store=faulty, settings=SETTINGS)
     manifests = ManifestStore(*open_store(address))
-    while not is_writer_announced(*open_store(address), manifests.require_latest().value):
+    while load_notice(*open_store(address)).epoch != manifests.require_latest().value.writer_epoch:
         pass
     acknowledged = {b"007": b"older than the load", b"own": b"row"}
     for key, value in acknowledged.items():
@@ -55,7 +56,6 @@ def adopt_with(name: str, fault: Fault | None) -> int:
         began = dict(feed.snapshot.scan())
         feed.copied()
     plan = begin_load(address)
-    assert plan.record_id is not None
     options = WriteOptions(address, hand_over_timeout=timedelta(seconds=60))
     made = write_ssts([batch_of(pairs(LOADED))], plan, options)
     db.put(b"unflushed", b"row", await_durable=True)

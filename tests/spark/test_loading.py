@@ -20,9 +20,10 @@ from flagstone.metadata.sequenced import Versioned
 from flagstone.metadata.stores import CompactionsStore, ManifestStore
 from flagstone.runtime.sync import Event
 from flagstone.spark.address import open_store
-from flagstone.spark.load.commit import abort_load, begin_load, commit_load
+from flagstone.spark.load.commit import commit_load
+from flagstone.spark.load.request import abort_load, begin_load
 from flagstone.spark.load.task import ordered_stretches
-from kit.databases import QUIET, Append
+from kit.databases import QUIET, Append, eventually
 from kit.spark_loads import address_of, assert_sound, load, pairs, run_task, shown, ssts_of, write_options
 
 NOW = timedelta()
@@ -44,14 +45,14 @@ class FirstTwo:
 def test_a_load_into_a_new_database_shows_every_row_with_one_sequence_number(folder: Path) -> None:
     report = load(folder, [pairs(ROWS)])
 
-    assert (report.rows, report.tables, report.seq) == (3000, 1, 1)
+    assert (report.rows, report.tables) == (3000, 1)
     assert shown(folder) == ROWS
     with flagstone.open(folder, settings=QUIET) as db:
         row = db.get_row(b"k00017")
         assert row is not None
-        assert (row.seq, row.value) == (1, b"value 17")
+        assert (row.seq, row.value) == (report.seq, b"value 17")
         assert row.created_ms is not None
-        assert db.put(b"new", b"row").seq == 2
+        assert db.put(b"new", b"row").seq == report.seq + 1
     assert_sound(folder)
 
 
@@ -85,7 +86,7 @@ def test_a_load_fences_a_slatedb_writer_and_its_unflushed_rows_are_older(folder:
 
     report = load(folder, [pairs(ROWS)])
 
-    assert report.seq == 3
+    assert report.seq > 2
     assert shown(folder) == ROWS | {b"only in the WAL": b"kept"}
     assert wheel.held_put(folder.name, b"k00001", b"too late") != "durable"
     wheel.release(folder.name)
@@ -283,21 +284,19 @@ def test_huge_keys_and_values_are_loaded(folder: Path) -> None:
     assert shown(folder) == rows
 
 
-def test_a_writer_that_opens_during_a_load_wins_and_the_load_leaves_nothing(folder: Path) -> None:
+def test_a_writer_that_opens_during_a_load_adopts_it_and_stays_the_writer(folder: Path) -> None:
     plan = begin_load(address_of(folder))
     made = run_task(plan, folder, [pairs(ROWS)])
-    with flagstone.open(folder, settings=QUIET) as db:
-        db.put(b"mine", b"here")
+    quick = QUIET.replace(manifest_poll_interval=timedelta(seconds=0.05))
+    with flagstone.open(folder, settings=quick) as db:
+        db.put(b"k00001", b"older than the load")
 
-        with pytest.raises(Closed, match="opened while it was being loaded") as caught:
-            commit_load(plan, write_options(folder), made)
+        commit_load(plan, write_options(folder), made)
 
-        assert caught.value.reason == "fenced"
-        assert abort_load(plan, made) == 0  # the outcome is unknown, so garbage collection decides
+        eventually(lambda: db.get(b"k00001") == b"value 1")
+        assert abort_load(plan) == 0
         assert db.put(b"still", b"the owner").wait() is None
-    assert shown(folder) == {b"mine": b"here", b"still": b"the owner"}
-    Admin(folder).collect_garbage(min_age=NOW)
-    assert ssts_of(folder).isdisjoint(f"{path}" for path in names(made))
+    assert shown(folder) == {**ROWS, b"still": b"the owner"}
     assert_sound(folder)
 
 
@@ -312,7 +311,7 @@ def test_an_aborted_load_deletes_its_ssts_and_cannot_be_committed(folder: Path) 
     plan = begin_load(address_of(folder))
     made = run_task(plan, folder, [pairs(ROWS)])
 
-    assert abort_load(plan, made) == 1
+    assert abort_load(plan) == 1
 
     assert not names(made) & ssts_of(folder)
     with pytest.raises(Closed):
@@ -326,7 +325,7 @@ def test_aborting_a_load_whose_commit_went_through_deletes_nothing(folder: Path)
     made = run_task(plan, folder, [pairs(ROWS)])
     commit_load(plan, write_options(folder), made)
 
-    assert abort_load(plan, made) == 0
+    assert abort_load(plan) == 0
 
     assert shown(folder) == ROWS
 
@@ -399,7 +398,7 @@ def test_an_overwriting_load_replaces_all_rows_and_open_readers_keep_their_ssts(
     Admin(folder).collect_garbage(min_age=NOW)
 
     assert shown(folder) == ROWS
-    assert report.seq == 3
+    assert report.seq > 2
     assert dict(before.scan()) == {b"gone": b"old", b"k00001": b"old"}
     before.close()
     load(folder, replaces_all=True)
@@ -408,12 +407,12 @@ def test_an_overwriting_load_replaces_all_rows_and_open_readers_keep_their_ssts(
 
 
 def test_a_load_has_its_own_sequence_number_in_the_history(folder: Path) -> None:
-    load(folder, [pairs({b"a": b"1"})])
+    one = load(folder, [pairs({b"a": b"1"})])
     first = Admin(folder).create_checkpoint()
-    load(folder, [pairs({b"a": b"2"})])
+    two = load(folder, [pairs({b"a": b"2"})])
 
-    assert shown(folder, as_of=2) == {b"a": b"2"}
-    assert shown(folder, as_of=1) == {b"a": b"1"}
+    assert shown(folder, as_of=two.seq) == {b"a": b"2"}
+    assert shown(folder, as_of=one.seq) == {b"a": b"1"}
     assert shown(folder, checkpoint=first.id) == {b"a": b"1"}
 
 

@@ -72,13 +72,16 @@ def test_rows_and_progress_row_become_visible_with_one_manifest_and_sequence_num
     before = Admin(folder).manifest()
 
     messages = run_tasks(options, [pairs({b"a": b"2"})], [])
-    claimed = Admin(folder).manifest()
+    assert Admin(folder).manifest().id == before.id + 1, "the record of the load"
     assert shown(folder)[PROGRESS] == b"0"
     commit(options, 1, messages)
 
-    after = Admin(folder).manifest()
-    assert after.id == claimed.id + 1
-    assert after.value.last_l0_seq == before.value.last_l0_seq + 1 == 2
+    [load] = [
+        held for held in held_loads(Admin(folder).manifest().value) if held.checkpoint.manifest_id > before.id
+    ]
+    added, former = (Admin(folder).manifest(load.checkpoint.manifest_id - back).value for back in (0, 1))
+    assert former.last_l0_seq == before.value.last_l0_seq < added.last_l0_seq == load.record.seq
+    assert len(added.ssts) > len(former.ssts) == len(before.value.ssts)
     assert rows_of(folder) == {b"a": b"2", b"b": b"1", b"c": b"1", b"d": b"1"}
     with flagstone.open_reader(folder, mode="latest") as reader:
         progress, row = reader.get_row(PROGRESS), reader.get_row(b"a")
@@ -141,7 +144,7 @@ def test_a_replaced_run_of_a_query_cannot_commit(folder: Path) -> None:
     stale = run_tasks(options, [merges(b"a")])
     fresh = run_tasks(options, [merges(b"a")])
 
-    with pytest.raises(Closed, match="opened while it was being loaded"):
+    with pytest.raises(Closed, match="was cancelled"):
         commit(options, 0, stale)
     commit(options, 0, fresh)
     commit(options, 0, stale)  # the progress row shows that it was written
@@ -413,14 +416,14 @@ def test_invalid_sink_options_are_refused(folder: Path, options: dict[str, str],
         sink_options(folder, **options)
 
 
-def test_an_unsupported_stream_is_refused_before_it_claims_the_database(folder: Path) -> None:
+def test_an_unsupported_stream_is_refused_before_it_begins_a_load(folder: Path) -> None:
     source = FlagstoneDataSource({"path": str(folder)})
     with pytest.raises(InvalidRequest, match="output mode 'complete' would replace the whole database"):
         source.streamWriter(SINK, True)
     with pytest.raises(InvalidRequest, match="rows need a column 'value'"):
         source.streamWriter(StructType([StructField("key", BinaryType())]), False)
     assert not folder.exists()
-    with pytest.raises(InternalError, match="claimed no database"):
+    with pytest.raises(InternalError, match="begun no load"):
         StreamSink(None, sink_options(folder)).write(iter([]))
     with pytest.raises(InternalError, match="1 of 1 tasks missing"):
         StreamSink(None, sink_options(folder)).commit([None], 0)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from flagstone.cli import checkpoints, compaction, databases, garbage, manifests, rows, schemas
+from flagstone.cli import checkpoints, compaction, databases, garbage, loads, manifests, rows, schemas
 from flagstone.cli.context import Invocation
 from flagstone.cli.database_command import DatabaseCommand, with_path
 from flagstone.cli.explain import explain
@@ -92,6 +92,7 @@ _PANELS: Final[Mapping[str, Sequence[Callable[..., None]]]] = {
         compaction.read_compaction,
         compaction.submit_compaction,
     ),
+    "Bulk loads": (loads.loads,),
     "Garbage": (garbage.run_garbage_collection, garbage.schedule_garbage_collection),
 }
 for _panel, _commands in _PANELS.items():

@@ -238,6 +238,18 @@ class Reads(RowMapping):
         row = self._visible(found, seq, include_expired=False)
         return Explanation(checked, seq, row, tuple(trail.steps()), trail.rounds, trail.requests, trail.bytes)
 
+    def _get_recent(self, key: bytes) -> bytes | None:
+        """`get` for a key that was probably written not long ago: it asks no older SST than necessary."""
+        checked = self._check_key(key)
+        self._context.gets += 1
+        found, seq = self._read(
+            lambda view, seq: drivers.get_newest_first(self._context.ssts, view, checked, seq),
+            durable_only=False,
+            dirty=False,
+        )
+        row = self._visible(found, seq, include_expired=False)
+        return None if row is None else row.value
+
     def multi_get(
         self,
         keys: Sequence[bytes],

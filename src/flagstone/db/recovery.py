@@ -17,13 +17,18 @@ from flagstone.clones.checkpoint import require_initialized
 from flagstone.clones.origin import Writable, destroyed_database, load_origin, refuse_destroyed
 from flagstone.db.writer.environment import Environment
 from flagstone.errors import Closed, InvalidRequest
-from flagstone.lsm.segments import check_extractor
+from flagstone.loads.notice import Notice, save_notice
+from flagstone.lsm.segments import SegmentExtractor, check_extractor
+from flagstone.metadata.annotations import held_loads
 from flagstone.metadata.fencing import Fence, claim_writer
 from flagstone.metadata.manifest import Manifest, new_manifest
 from flagstone.metadata.parallel_wal import allowed_hole, find_parallel_wal, note_settled
 from flagstone.metadata.sequenced import SequencedConflict, Versioned
 from flagstone.metadata.stores import ManifestStore
 from flagstone.read.view import is_long
+from flagstone.runtime.pool import IoPool
+from flagstone.store.paths import DbPaths
+from flagstone.store.port import ObjectStore
 from flagstone.types import ManifestId, Seq, WalId
 from flagstone.wal.frontier import WalDamaged, check_no_hole, find_frontier
 from flagstone.wal.replay import ReplayedFile, WalTruncated, replay
@@ -57,7 +62,9 @@ def open_for_writing(env: Environment, manifests: ManifestStore, *, create: bool
         CorruptData: a manifest or a WAL file is damaged, or a WAL file is missing.
 
     """
-    current, writable = _find_or_create(env, manifests, create=create)
+    current, writable = find_or_create(
+        env.store, env.paths, manifests, create=create, extractor=env.extractor, pool=env.pool
+    )
     check_extractor(
         env.extractor,
         stored_name=current.value.segment_extractor_name,
@@ -89,9 +96,17 @@ def open_for_writing(env: Environment, manifests: ManifestStore, *, create: bool
         fence.check(latest.value)
         return latest.value
 
+    # Drivers of loads give this writer the time to replay the WAL, and do not open the database themselves.
+    announced = (
+        env.pool.submit(save_notice, env.store, env.paths, Notice(fence.epoch))
+        if any(held.record.open for held in held_loads(claimed.value))
+        else None
+    )
     ended = end_wal(
         env.wal_store, env.paths, WalId(frontier + 1), claimed.value, refresh=refresh, pool=env.pool
     )
+    if announced is not None and (unannounced := announced.exception()) is not None:
+        _log.warning("cannot announce this writer to bulk loads error=%s", unannounced)
     limit = env.settings.max_parallel_wal_writes
     if limit > 1:
         _log.warning(
@@ -157,16 +172,27 @@ def _find_end(env: Environment, manifests: ManifestStore) -> WalId:
     raise AssertionError("the last attempt returns or raises")
 
 
-def _find_or_create(
-    env: Environment, manifests: ManifestStore, *, create: bool
+def find_or_create(
+    store: ObjectStore,
+    paths: DbPaths,
+    manifests: ManifestStore,
+    *,
+    create: bool,
+    extractor: SegmentExtractor | None,
+    pool: IoPool,
 ) -> tuple[Versioned[Manifest], Writable]:
-    """The current manifest, and the writable range."""
-    store, paths = env.store, env.paths
+    """The current manifest, and the writable range. A crash leaves no database or an empty one.
+
+    Raises:
+        InvalidRequest: there is no database and `create` is False, it was destroyed, or it is a clone that is not
+            finished.
+
+    """
     requests: tuple[Callable[[], Any], ...] = (
         manifests.latest,
         partial(load_origin, store, paths),
     )
-    current, origin = env.pool.map_ordered(lambda request: request(), requests)
+    current, origin = pool.map_ordered(lambda request: request(), requests)
     if current is not None:
         refuse_destroyed(current.value, store, paths)
         require_initialized(current.value, paths.root)
@@ -180,7 +206,7 @@ def _find_or_create(
         raise InvalidRequest(
             f"no database at {paths.root!r} in {store.url}; check the path, or open it with create=True"
         )
-    name = None if env.extractor is None else env.extractor.name
+    name = None if extractor is None else extractor.name
     # If two processes create it at the same time, the loser uses the manifest of the winner.
     with suppress(SequencedConflict):
         return manifests.create_next(new_manifest(segment_extractor_name=name), None), None

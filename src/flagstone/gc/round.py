@@ -33,6 +33,8 @@ from flagstone.gc.plan import Kind, KindOptions, Plan, Verdict, apply_age
 from flagstone.gc.report import GarbageReport, KindReport
 from flagstone.gc.ssts import SstObject, compacted_l0, plan_ssts, sst_cutoff
 from flagstone.gc.wal import WalObject, kept_ranges, plan_wal
+from flagstone.loads.lifetime import removed_loads
+from flagstone.metadata.annotations import LoadRecord, held_loads
 from flagstone.metadata.borrowing import release_final
 from flagstone.metadata.compactions import Compactions
 from flagstone.metadata.manifest import Manifest, remove_expired_checkpoints
@@ -88,6 +90,7 @@ class Round:
         self._compactions = CompactionsStore(
             target.store, target.paths, clock=target.clock, ids=target.ids, metrics=target.metrics
         )
+        self._dead_loads: list[LoadRecord] = []
         self._main_clock = StoreClock(target.store, target.paths.clock_probe)
         self._wal_clock = (
             self._main_clock
@@ -102,7 +105,9 @@ class Round:
         # The plans are safe because of the order of the next four steps.
         listed = self._list_all()
         compactions = self._read_compactions(listed)
-        latest = self._remove_expired(self._manifests.require_latest())
+        found = self._manifests.require_latest()
+        latest = self._remove_expired(found)
+        self._dead_loads = removed_loads(found.value, latest.value)
         reach = self._find_reach(latest)
         report.manifest_id = latest.id if reach is None else reach.latest.id
         # WAL and SSTs first: deleting them writes nothing, so a full disk has room before a boundary is written.
@@ -216,6 +221,8 @@ class Round:
                     referenced=reach.ssts,
                     cutoff=cutoff,
                     compacted=compacted_l0(latest),
+                    loads=[held.record for held in held_loads(latest) if held.record.open],
+                    dead=self._dead_loads,
                 )
                 self._delete(target.store, self._main_clock, plan)
                 self._sweep_uploads()

@@ -11,8 +11,9 @@ afterwards. The order in which a round reads things separates the two, without a
 3. It reads the manifest. A writer creates SST ids in the order in which it commits them, none older than the newest
    L0 SST. So the SSTs that it is about to commit are not older than the newest L0 SST of this manifest: they are kept.
    A fenced writer commits nothing. One SST that is not older is known to be committed already: the one that the tree
-   records as the newest compacted L0 SST. A bulk load beside a writer has its load request in the manifest before it
-   uploads an SST, and creates no ids older than the request's time: its SSTs are kept.
+   records as the newest compacted L0 SST. The SSTs of a bulk load have a tag in their ids, and its load record is in
+   the manifest before the first one is uploaded: SSTs with the tag of an open record are kept. A record that expired
+   was removed before the manifest was read. No later manifest can name its SSTs: they go, whatever their time.
 
 SlateDB requires more in step 2: the file must have at least one job, finished or not, whose id is newer. So without a
 compactor it never deletes an SST. The argument above does not need that, because the list is made before the file is
@@ -28,6 +29,7 @@ from typing import NamedTuple
 
 from flagstone.gc.plan import Plan, Verdict, drop, keep
 from flagstone.loads.request import oldest_open_ms
+from flagstone.metadata.annotations import LoadRecord, load_prefix_of
 from flagstone.metadata.compactions import Compactions
 from flagstone.metadata.manifest import Manifest
 from flagstone.runtime.ids import ulid_ms
@@ -76,16 +78,25 @@ def plan_ssts(
     referenced: Collection[Ulid],
     cutoff: Cutoff,
     compacted: Collection[Ulid] = (),
+    loads: Collection[LoadRecord] = (),
+    dead: Collection[LoadRecord] = (),
 ) -> Plan:
     """Plan the listed SSTs; `referenced` are those of the latest manifest and of all that checkpoints name.
 
-    Those in `compacted` were committed, whatever the time in their ids.
+    Those in `compacted` were committed, whatever the time in their ids. `loads` are the records of open bulk loads,
+    and `dead` those whose records were removed before the latest manifest was read.
     """
+    open_prefixes = {record.id_prefix for record in loads if record.tag is not None}
+    dead_prefixes = {record.id_prefix for record in dead if record.tag is not None}
 
     def judge(sst: SstObject) -> Verdict:
         if sst.id in referenced:
             return keep(sst.meta, sst.id, "referenced")
-        stamped_ms = ulid_ms(sst.id)
+        stamped_ms, prefix = ulid_ms(sst.id), load_prefix_of(sst.id)
+        if prefix in open_prefixes:
+            return keep(sst.meta, sst.id, "of a bulk load under way")
+        if prefix in dead_prefixes:
+            return drop(sst.meta, sst.id, "of a bulk load that ended", stamped_ms=stamped_ms)
         if stamped_ms >= cutoff.before_ms and sst.id not in compacted:
             return keep(sst.meta, sst.id, cutoff.reason)
         return drop(sst.meta, sst.id, "unreferenced", stamped_ms=stamped_ms)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from flagstone.kernels import _memtable as memtable
     from flagstone.kernels import _merge as merge
     from flagstone.kernels import _probe as probe
+    from flagstone.kernels import _renumber as renumber
     from flagstone.kernels import _scan as scan
     from flagstone.kernels import _sealing as sealing
     from flagstone.kernels import _tuple_reader as tuple_reader
@@ -73,6 +74,7 @@ NAMES = (
     "memtable",
     "merge",
     "probe",
+    "renumber",
     "scan",
     "sealing",
     "tuple_reader",
@@ -102,6 +104,7 @@ __all__ = [
     "memtable",
     "merge",
     "probe",
+    "renumber",
     "scan",
     "sealing",
     "tuple_reader",

@@ -22,10 +22,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from hashlib import sha256
+from itertools import count
 from typing import Final, NamedTuple
 
-from flagstone.errors import InternalError
 from flagstone.lsm.tree import SortedRun, SstView, Tree
 from flagstone.metadata.annotations import (
     HeldLoad,
@@ -36,12 +35,15 @@ from flagstone.metadata.annotations import (
     encode_load,
     held_loads,
     held_retentions,
+    load_prefix_of,
 )
 from flagstone.metadata.manifest import (
     NO_WAL,
     Manifest,
+    Segment,
     SsTable,
     add_checkpoint,
+    drop_empty_segments,
     remove_checkpoint,
     replace_trees,
 )
@@ -55,24 +57,14 @@ _SPARE_RECORDS: Final = 16
 """How many records stay that no consumer needs: a stream into a database adds one with each micro-batch."""
 
 
-class ExpectedRow(NamedTuple):
-    """A row on which a load relies: its key, and a digest of its value; None if there must be no such row."""
-
-    key: bytes
-    digest: str | None
-
-    def fits(self, stored: bytes | None) -> bool:
-        """Whether the row is as expected, given its value."""
-        return (None if stored is None else sha256(stored).hexdigest()) == self.digest
-
-
 @dataclass(frozen=True, slots=True)
 class Load:
     """The SSTs of one load in key order; all rows have one sequence number and one time.
 
     `marker` is stamped a millisecond after the SSTs; see `apply_load`. `snapshot_min_seq` is the oldest sequence number
-    at which a snapshot of the writer reads, if there is one. The load is refused unless the `expected` rows are as it
-    expects when it is added: rows of a schema that was changed since would be read with other columns.
+    at which a snapshot of the writer reads, if there is one. In a database with segments, `prefixes` has the segment of
+    each SST. The load is added only if each key of `expects` then has that value, where None is no row, and with
+    `only_if_new` only into a database without any earlier write.
     """
 
     ssts: tuple[SsTable, ...]
@@ -81,7 +73,18 @@ class Load:
     marker: Ulid
     replaces_all: bool = False
     snapshot_min_seq: Seq | None = None
-    expected: tuple[ExpectedRow, ...] = ()
+    prefixes: tuple[bytes, ...] = ()
+    expects: tuple[tuple[bytes, bytes | None], ...] = ()
+    only_if_new: bool = False
+
+    def by_segment(self) -> dict[bytes, tuple[SsTable, ...]]:
+        """The SSTs of each segment in key order; without segments, all of them under b""."""
+        if not self.prefixes:
+            return {b"": self.ssts} if self.ssts else {}
+        grouped: dict[bytes, tuple[SsTable, ...]] = {}
+        for prefix, sst in zip(self.prefixes, self.ssts, strict=True):
+            grouped[prefix] = (*grouped.get(prefix, ()), sst)
+        return grouped
 
     @property
     def key_ranges(self) -> list[KeyRange]:
@@ -107,10 +110,8 @@ def apply_load(manifest: Manifest, load: Load) -> Manifest:
     """
     if is_applied(manifest, load):
         return manifest
-    if manifest.segments or manifest.segment_extractor_name is not None:
-        raise InternalError("a load into a database with segments was not refused when it began")
     return replace(
-        replace_trees(manifest, tree=_stacked(manifest.tree, load), added=load.ssts),
+        _with_load(manifest, load),
         compactor_epoch=manifest.compactor_epoch + 1,
         last_l0_seq=load.seq,
         last_l0_clock_tick=max(manifest.last_l0_clock_tick, load.created_ms),
@@ -146,15 +147,30 @@ def apply_recorded_load(
     return settle_load_records(add_checkpoint(apply_load(before, load), entry), now_s=now_s)
 
 
-def _stacked(tree: Tree, load: Load) -> Tree:
-    newest = max((run.id for run in tree.runs), default=-1)
-    sources: list[tuple[SstView, ...]] = [] if load.replaces_all else [(view,) for view in reversed(tree.l0)]
-    if load.ssts:
-        sources.append(tuple(SstView.whole(sst.id) for sst in load.ssts))
-    stacked = [SortedRun(RunId(newest + 1 + at), views) for at, views in enumerate(sources)]
-    older = () if load.replaces_all else tree.runs
+def _with_load(manifest: Manifest, load: Load) -> Manifest:
+    segmented = bool(manifest.segments or load.prefixes)
+    held = [Segment(b"", manifest.tree)] if not segmented else manifest.segments
+    trees, grouped = {segment.prefix: segment.tree for segment in held}, load.by_segment()
+    newest = manifest.newest_l0
     # A writer that was alive during the load may have made newer SSTs.
-    marker = max(load.marker, tree.newest_l0 or load.marker)
+    marker = load.marker if newest is None else max(load.marker, newest)
+    run_ids = count(max(manifest.run_ids, default=-1) + 1)
+    for prefix in sorted({*trees, *grouped}):
+        if prefix in grouped or load.replaces_all or not segmented:
+            tree = trees.get(prefix, Tree())
+            trees[prefix] = _stacked(tree, grouped.get(prefix, ()), run_ids, marker, load)
+    if not segmented:
+        return replace_trees(manifest, tree=trees[b""], added=load.ssts)
+    segments = [Segment(prefix, tree) for prefix, tree in trees.items()]
+    return drop_empty_segments(replace_trees(manifest, segments=segments, added=load.ssts))
+
+
+def _stacked(tree: Tree, ssts: Sequence[SsTable], run_ids: Iterator[int], marker: Ulid, load: Load) -> Tree:
+    sources: list[tuple[SstView, ...]] = [] if load.replaces_all else [(view,) for view in reversed(tree.l0)]
+    if ssts:
+        sources.append(tuple(SstView.whole(sst.id) for sst in ssts))
+    stacked = [SortedRun(RunId(run_id), views) for views, run_id in zip(sources, run_ids, strict=False)]
+    older = () if load.replaces_all else tree.runs
     return Tree(l0=(), runs=(*reversed(stacked), *older), last_compacted_l0=marker)
 
 
@@ -206,6 +222,11 @@ class VisibleLoad(NamedTuple):
     position: LoadPosition
     manifest_id: ManifestId
     replaces: bool
+    id_prefix: int | None = None
+
+    def owns(self, sst_id: Ulid) -> bool:
+        """Whether the SST is one of the load, for a load whose SST ids have a tag."""
+        return self.id_prefix == load_prefix_of(sst_id)
 
 
 def is_ahead(consumer: Position, seq: int, load: LoadPosition) -> bool:
@@ -237,4 +258,6 @@ def find_load(manifest: Manifest, seq: int) -> VisibleLoad | None:
 def _visible(manifest: Manifest) -> Iterator[VisibleLoad]:
     for checkpoint, record in held_loads(manifest):
         if record.state == "done" and record.position is not None:
-            yield VisibleLoad(record.seq, record.position, checkpoint.manifest_id, record.replaces)
+            yield VisibleLoad(
+                record.seq, record.position, checkpoint.manifest_id, record.replaces, record.id_prefix
+            )

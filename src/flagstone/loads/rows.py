@@ -44,7 +44,10 @@ def fetch_load_ssts(manifests: ManifestStore, load: VisibleLoad) -> list[SsTable
         brought = manifests.load(load.manifest_id)
     except ObjectMissing:
         raise load_gone(load.seq) from None
-    return [brought.sst(view) for run in brought.tree.runs[:1] for view in run.views]
+    if load.id_prefix is None:
+        return [brought.sst(view) for run in brought.tree.runs[:1] for view in run.views]
+    found = [brought.sst(view) for view in brought.views if load.owns(view.sst_id)]
+    return sorted(found, key=lambda sst: sst.info.first_entry or b"")
 
 
 class LoadPiece(NamedTuple):

@@ -22,7 +22,7 @@ from typing import Final, Literal, NamedTuple, get_args
 from urllib.parse import parse_qs, quote, unquote, urlencode
 
 from flagstone.metadata.manifest import Checkpoint, Manifest
-from flagstone.types import ManifestId, Seq, WalId
+from flagstone.types import ManifestId, Seq, Ulid, WalId
 
 _RETENTION: Final = "flagstone.log-pin/"
 _LOAD: Final = "flagstone.load/"
@@ -115,6 +115,10 @@ def retention_manifest(start: WalId, *, salt: int) -> Manifest:
 LoadState = Literal["loading", "ready", "done", "refused"]
 _LOAD_STATES: Final[tuple[LoadState, ...]] = get_args(LoadState)
 
+LOAD_TAG_BITS: Final = 32
+_LOAD_RANDOM_BITS: Final = 48
+"""A ULID has 80 bits behind its time: the tag of the load, and a random part for each of its SSTs."""
+
 
 class LoadPosition(NamedTuple):
     """The last sequence number and the last WAL file before a bulk load."""
@@ -127,7 +131,9 @@ class LoadPosition(NamedTuple):
 class LoadRecord:
     """A bulk load: its sequence number, the time in the ids of its SSTs, and its state.
 
-    `reason` says why the writer refused it. Of several open loads of one `owner` only the last counts; "" is no owner.
+    `reason` says why the writer refused it, or that it was cancelled. Of several open loads of one `owner` only the
+    last counts; "" is no owner. The ids of its SSTs have the time `id_ms` and then `tag`; None is a load without a tag,
+    as earlier versions made them. `renumbered` counts how often the load got another sequence number.
 
     A load that is done has a `position` among the changes. Its checkpoint then names the manifest that added the load,
     in which its SSTs are the newest sorted run; for a load that `replaces` data, the manifest before.
@@ -140,11 +146,37 @@ class LoadRecord:
     owner: str = ""
     position: LoadPosition | None = None
     replaces: bool = False
+    tag: int | None = None
+    renumbered: int = 0
 
     @property
     def open(self) -> bool:
         """Whether the load may still become part of the database."""
         return self.state in ("loading", "ready")
+
+    @property
+    def id_prefix(self) -> int | None:
+        """What the ids of all SSTs of the load begin with; None without a tag."""
+        return None if self.tag is None else self.id_ms << LOAD_TAG_BITS | self.tag
+
+    def owns(self, sst_id: Ulid) -> bool:
+        """Whether an SST of that id belongs to the load."""
+        return self.id_prefix == load_prefix_of(sst_id)
+
+    def sst_id(self, random: int) -> Ulid:
+        """The id of an SST of the load; of `random` the last bits are used."""
+        return load_sst_id(self.id_ms, self.tag or 0, random)
+
+
+def load_prefix_of(sst_id: Ulid) -> int:
+    """What the ids of all SSTs of one load have in common, if the SST belongs to one."""
+    return sst_id >> _LOAD_RANDOM_BITS
+
+
+def load_sst_id(id_ms: int, tag: int, random: int) -> Ulid:
+    """The id of an SST of a load: the time and the tag of the load, and the last bits of `random`."""
+    low = random & ((1 << _LOAD_RANDOM_BITS) - 1)
+    return Ulid((id_ms << LOAD_TAG_BITS | tag) << _LOAD_RANDOM_BITS | low)
 
 
 class HeldLoad(NamedTuple):
@@ -158,6 +190,10 @@ def encode_load(record: LoadRecord) -> str:
     """The checkpoint name for a load record."""
     fields: dict[str, int | str] = {"seq": record.seq, "id_ms": record.id_ms}
     fields |= {"reason": record.reason, "owner": record.owner}
+    if record.tag is not None:
+        fields["tag"] = record.tag
+    if record.renumbered:
+        fields["renumbered"] = record.renumbered
     if record.position is not None:
         fields |= {
             "after": record.position.seq,
@@ -195,6 +231,8 @@ def _decode_load(checkpoint: Checkpoint) -> LoadRecord | None:
             fields["owner"],
             position,
             replaces=fields.get("replaces", "0") != "0",
+            tag=int(fields["tag"]) if "tag" in fields else None,
+            renumbered=int(fields.get("renumbered", "0")),
         )
     except (KeyError, ValueError):
         return None

@@ -133,6 +133,16 @@ def get(ssts: SstStore, view: ReadView, key: bytes, max_seq: int) -> Found:
     return found
 
 
+def get_newest_first(ssts: SstStore, view: ReadView, key: bytes, max_seq: int) -> Found:
+    """`get` for a key that probably is in one of the newest SSTs: it asks one after the other, and no older one."""
+    found = probe(view, key, max_seq)
+    pinned: Pinned = {}
+    while isinstance(found, Need):
+        pinned.update(ssts.fetch([found]))
+        found = probe(view, key, max_seq, pinned)
+    return found
+
+
 async def get_async(ssts: SstStore, view: ReadView, key: bytes, max_seq: int) -> Found:
     """`get` for an event loop."""
     found = probe(view, key, max_seq)

@@ -24,8 +24,10 @@ from pyspark.sql.datasource import (
 from flagstone.errors import InvalidRequest
 from flagstone.spark.error_translation import in_task
 from flagstone.spark.filters import SCANS_ARE_APART
-from flagstone.spark.load.commit import abort_load, begin_load, commit_load
+from flagstone.spark.load.commit import commit_load
+from flagstone.spark.load.heartbeat import confirm_plan
 from flagstone.spark.load.plan import LoadPlan, MadeSst, write_report
+from flagstone.spark.load.request import abort_load, begin_load
 from flagstone.spark.load.task import write_ssts
 from flagstone.spark.options import WriteOptions, parse_read_options, parse_write_options
 from flagstone.spark.scan import CheckpointRead, FlagstoneReader, PushingReader, hold_checkpoint
@@ -85,7 +87,7 @@ class FlagstoneDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         options = plan_write(parse_write_options(self.options), schema, replaces_all=overwrite)
-        return FlagstoneWriter(begin_load(options.address), options, overwrite=overwrite)
+        return FlagstoneWriter(_begin(options), options, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
         options = parse_sink_options(self.options)
@@ -99,12 +101,22 @@ class FlagstoneDataSource(DataSource):
         if _calling_worker() == _COMMIT_WORKER:
             return StreamSink(None, options)
         options = replace(options, write=plan_write(options.write, schema))
-        return StreamSink(begin_load(options.write.address, owner=options.owner), options)
+        return StreamSink(_begin(options.write, owner=options.owner), options)
 
     def _hold(self) -> CheckpointRead:
         if self._held is None:
             self._held = hold_checkpoint(parse_read_options(self.options))
         return self._held
+
+
+def _begin(options: WriteOptions, *, owner: str = "") -> LoadPlan:
+    return begin_load(
+        options.address,
+        owner=owner,
+        record_id=options.load_id,
+        segment_extractor=options.load_segment_extractor(),
+        only_if_new=options.only_if_new,
+    )
 
 
 def _calling_worker() -> str:
@@ -130,15 +142,15 @@ class FlagstoneWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskSsts:
         with in_task():
-            return TaskSsts(write_ssts(iterator, self._plan, self._options))
+            return TaskSsts(write_ssts(iterator, confirm_plan(self._plan), self._options))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         report = commit_load(self._plan, self._options, _made(messages), replaces_all=self._overwrite)
         if self._options.receipt is not None:
             write_report(self._options.receipt, report)
 
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        abort_load(self._plan, _made(messages))
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002 - it deletes all SSTs
+        abort_load(self._plan)
 
 
 def _made(messages: list[WriterCommitMessage | None]) -> list[MadeSst]:

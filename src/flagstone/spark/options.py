@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+from uuid import UUID
 
 from flagstone.config import Settings
 from flagstone.config.durations import format_duration, parse_duration
@@ -15,6 +16,7 @@ from flagstone.errors import InvalidRequest
 from flagstone.format.codec import Codec
 from flagstone.format.filter import BloomPolicy
 from flagstone.lsm.merge_operator import MergeOperator
+from flagstone.lsm.segments import SegmentExtractor
 from flagstone.read.arrow import COLUMNS
 from flagstone.schema.commit import SchemaCommit
 from flagstone.spark.address import DatabaseAddress
@@ -44,7 +46,8 @@ _READ: Final = ADDRESS_OPTIONS | _ROW_MAPPING | {
 }  # fmt: skip
 WRITE_OPTIONS: Final = ADDRESS_OPTIONS | _ROW_MAPPING | {
     "compression_codec", "duplicates", "filter_bits_per_key", "hand_over_timeout", "key.prefix", "key_column",
-    "max_sst_size", "min_filter_keys", "receipt", "schema.commit", "sorted", "sst_block_size", "value_column",
+    "load_id", "max_sst_size", "min_filter_keys", "only_if_new", "receipt", "schema.commit", "segment_extractor",
+    "sorted", "sst_block_size", "value_column",
 }  # fmt: skip
 _HEX: Final = "hex:"
 
@@ -81,7 +84,7 @@ class ReadOptions:
 
     def load_merge_operator(self) -> MergeOperator | None:
         """The operator named as `module:name`, imported where it is used."""
-        return None if self.merge_operator is None else _imported(self.merge_operator)
+        return None if self.merge_operator is None else _imported(self.merge_operator, "merge_operator")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,14 @@ class WriteOptions:
     raw: bool = False
     key_prefix: bytes = b""
     schema_commit: SchemaCommit | None = None
+    load_id: UUID | None = None
+    segment_extractor: str | None = None
+    only_if_new: bool = False
+
+    def load_segment_extractor(self) -> SegmentExtractor | None:
+        """The extractor named as `module:name`, imported where it is used."""
+        name = self.segment_extractor
+        return None if name is None else _imported(name, "segment_extractor")
 
     @property
     def planned_schema(self) -> SchemaCommit | None:
@@ -160,6 +171,8 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
         for name in ("compression_codec", "filter_bits_per_key", "min_filter_keys", "sst_block_size")
         if name in options
     }
+    if "compression_codec" in chosen:
+        chosen["compression_codec"] = _codec_name(chosen["compression_codec"])
     settings = Settings.from_dict({name: _setting(value) for name, value in chosen.items()})
     bits = settings.filter_bits_per_key
     codec = settings.compression_codec
@@ -183,6 +196,9 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
         key_prefix=take("key.prefix", key_bytes) or b"",
         schema_commit=take("schema.commit", SchemaCommit.from_text),
         row_mapping=_parse_row_mapping(options),
+        load_id=take("load_id", UUID),
+        segment_extractor=options.get("segment_extractor"),
+        only_if_new=take("only_if_new", parse_flag) or False,
     )
 
 
@@ -339,6 +355,12 @@ def parse_flag(text: str) -> bool:
     return text.lower() == "true"
 
 
+def _codec_name(text: str) -> str:
+    """The codec as settings spell it; "none" in any case is no compression."""
+    known = {codec.title.lower(): codec.title for codec in Codec if codec is not Codec.NONE}
+    return "null" if text.lower() == "none" else known.get(text.lower(), text)
+
+
 def _setting(text: str) -> Any:
     """The value as in a settings file: numbers and null are not strings."""
     try:
@@ -347,14 +369,15 @@ def _setting(text: str) -> Any:
         return text
 
 
-def _imported(name: str) -> Any:
+def _imported(name: str, option: str) -> Any:
     module, separator, attribute = name.partition(":")
     if not separator:
-        raise InvalidRequest(f"option 'merge_operator' is {name!r}; write module:name")
+        raise InvalidRequest(f"option {option!r} is {name!r}; write module:name")
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise InvalidRequest(
-            f"the merge operator {name!r} cannot be imported: {error}; its module must be installed on every executor"
+            f"the {option.replace('_', ' ')} {name!r} cannot be imported: {error}; its module must be installed on "
+            "every executor"
         ) from error
     return found() if isinstance(found, type) else found

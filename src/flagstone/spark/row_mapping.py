@@ -22,6 +22,7 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    TimestampType,
 )
 
 from flagstone import keys, values
@@ -252,9 +253,11 @@ def check_write_schema(schema: StructType, *, key: str, value: str) -> None:
             f"column 'op' is {given['op'].simpleString()}; it must be string: put, delete or merge"
         )
     for name in ("ttl_ms", "expires_ms"):
-        if name in given and not isinstance(given[name], _WHOLE):
+        allowed = (*_WHOLE, TimestampType) if name == "expires_ms" else _WHOLE
+        if name in given and not isinstance(given[name], allowed):
             raise InvalidRequest(
                 f"column {name!r} is {given[name].simpleString()}; it must be a whole number"
+                f"{' or a timestamp' if TimestampType in allowed else ''}"
             )
     if "ttl_ms" in given and "expires_ms" in given:
         raise InvalidRequest("there are columns 'ttl_ms' and 'expires_ms'; keep one of them")

@@ -19,7 +19,6 @@ from pyspark.sql.types import BinaryType, StructType
 from flagstone.clones.origin import load_origin
 from flagstone.db.reader.reader import open_reader
 from flagstone.errors import InvalidRequest
-from flagstone.loads.edit import ExpectedRow
 from flagstone.read.arrow import COLUMNS
 from flagstone.schema import (
     SchemaCommit,
@@ -29,7 +28,6 @@ from flagstone.schema import (
     schema_key,
     value_arrow_schema,
 )
-from flagstone.schema.commit import digest
 from flagstone.spark.address import DatabaseAddress, open_manifests, open_store
 from flagstone.spark.row_mapping import (
     CARRIED,
@@ -174,7 +172,11 @@ def _plan_structured(
     return replace(options, row_mapping=row_mapping)
 
 
-def settle_schema(address: DatabaseAddress, planned: SchemaCommit) -> tuple[bytes | None, ExpectedRow]:
+Condition = tuple[bytes, bytes | None]
+"""A key and the value that it must have when a load is added; None if there must be no row."""
+
+
+def settle_schema(address: DatabaseAddress, planned: SchemaCommit) -> tuple[bytes | None, Condition]:
     """The schema row that the commit of a load must write, if any, and the one on which the load relies.
 
     Raises:
@@ -186,7 +188,7 @@ def settle_schema(address: DatabaseAddress, planned: SchemaCommit) -> tuple[byte
     row = planned.settle(now)
     if row is not None:
         _log.info("schema version=%d prefix=%r", planned.version.number, planned.prefix)
-    return row, ExpectedRow(planned.key, digest(now))
+    return row, (planned.key, now)
 
 
 def read_types(table: TableSchema, *, columns: Sequence[str] | None = None) -> StructType:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flagstone.format.codec import Codec, seal
 from flagstone.format.sst import encode_footer
 from flagstone.format.sst_info import FilterFormat, SsTableInfo, SstType
@@ -48,3 +50,29 @@ def encode_tail(
         filter_format=FilterFormat.COMPOSITE,
     )
     return info, (filters, index, stats, encode_footer(info, stats_offset + len(stats)))
+
+
+def encode_moved_tail(
+    info: SsTableInfo,
+    *,
+    data_bytes: int,
+    offsets: list[int],
+    index_keys: list[bytes],
+    filters: bytes,
+    stats: bytes,
+) -> tuple[SsTableInfo, tuple[bytes, ...]]:
+    """As `encode_tail` for an SST whose blocks have other sizes than those of `info`, and the same rows.
+
+    `filters` and `stats` are the stored parts of the SST with the record `info`.
+    """
+    index = seal(index_kernel.encode_index(offsets, index_keys), info.codec)
+    index_offset = data_bytes + len(filters)
+    stats_offset = index_offset + len(index)
+    moved = replace(
+        info,
+        index_offset=index_offset,
+        index_len=len(index),
+        filter_offset=data_bytes,
+        stats_offset=stats_offset if stats else 0,
+    )
+    return moved, (filters, index, stats, encode_footer(moved, stats_offset + len(stats)))

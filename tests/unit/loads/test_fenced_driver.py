@@ -11,21 +11,21 @@ import pytest
 
 import flagstone
 from flagstone import Closed
-from flagstone.loads.edit import Load
 from flagstone.metadata.annotations import held_loads
 from flagstone.metadata.manifest import Manifest, remove_checkpoint
 from flagstone.metadata.stores import ManifestStore
 from flagstone.runtime.clock import SystemClock
 from flagstone.spark.address import DatabaseAddress
-from flagstone.spark.load.commit import abort_load, begin_load, commit_load
-from flagstone.spark.load.request import judge_without_record
+from flagstone.spark.load.adoption import judge_without_record
+from flagstone.spark.load.commit import commit_load
+from flagstone.spark.load.request import abort_load, begin_load
 from flagstone.spark.load.task import write_ssts
 from flagstone.spark.options import WriteOptions
 from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectVersion
 from flagstone.testing.faults import FaultyStore
-from flagstone.types import Seq, Ulid
+from flagstone.types import Seq
 from kit.databases import QUIET, eventually
 
 LOADED = {b"a": b"1", b"b": b"2"}
@@ -53,7 +53,6 @@ def test_a_driver_that_is_fenced_while_it_adopts_its_load_waits_for_the_newer_wr
     store = Overtaken(memory)
     address = DatabaseAddress("db", store=store)
     plan = begin_load(address)
-    assert plan.record_id is not None
     options = WriteOptions(address, hand_over_timeout=timedelta())
     batch = pa.RecordBatch.from_pydict({"key": list(LOADED), "value": list(LOADED.values())})
     made = write_ssts([batch], plan, options)
@@ -77,7 +76,7 @@ def test_a_load_that_was_cancelled_before_its_commit_is_not_visible() -> None:
     options = WriteOptions(address, hand_over_timeout=timedelta())
     batch = pa.RecordBatch.from_pydict({"key": list(LOADED), "value": list(LOADED.values())})
     made = write_ssts([batch], plan, options)
-    assert abort_load(plan, made) == 1
+    assert abort_load(plan) == 1
 
     with pytest.raises(Closed, match="None of it is visible"):
         commit_load(plan, options, made)
@@ -123,5 +122,4 @@ def test_a_driver_that_finds_no_record_of_its_added_load_does_not_report_that_it
 def test_without_record_and_ssts_only_a_lower_number_proves_that_the_load_was_cancelled(
     last_l0_seq: Seq, outcome: str
 ) -> None:
-    load = Load((), Seq(100), 0, Ulid(1))
-    assert judge_without_record(Manifest(last_l0_seq=last_l0_seq), load) == outcome
+    assert judge_without_record(Manifest(last_l0_seq=last_l0_seq), (), Seq(100)) == outcome

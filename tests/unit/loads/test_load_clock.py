@@ -17,8 +17,9 @@ from flagstone.metadata.stores import ManifestStore
 from flagstone.runtime.clock import SystemClock, VirtualClock
 from flagstone.runtime.ids import Ids, ulid_ms
 from flagstone.spark.address import DatabaseAddress
-from flagstone.spark.load.commit import begin_load, commit_load
+from flagstone.spark.load.commit import commit_load
 from flagstone.spark.load.plan import LoadPlan, MadeSst
+from flagstone.spark.load.request import begin_load
 from flagstone.spark.load.task import write_ssts
 from flagstone.spark.options import WriteOptions
 from flagstone.store.memory import MemoryStore
@@ -75,7 +76,6 @@ def load_once(seed: int) -> MemoryStore:
     store = MemoryStore(clock=clock)
     address = DatabaseAddress("db", store=store, clock=clock, ids=Ids(seed, clock=clock))
     plan, options = begin_load(address), WriteOptions(address)
-    assert plan.record_id is None
     commit_load(plan, options, make_ssts(plan, options))
     return store
 
@@ -123,7 +123,6 @@ def test_a_load_request_waits_by_its_clock_for_the_writer() -> None:
 
     plan, options = begin_load(address), WriteOptions(address, hand_over_timeout=patience)
 
-    assert plan.record_id is not None
     assert (plan.created_ms, plan.id_ms) == (LONG_AGO_MS, LONG_AGO_MS)
     assert load_record(store).checkpoint.created_s == LONG_AGO_MS // 1000
     commit_load(plan, options, make_ssts(plan, options))

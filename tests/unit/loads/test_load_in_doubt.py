@@ -15,8 +15,8 @@ import flagstone
 from flagstone import Db, WalReader
 from flagstone.metadata.annotations import held_loads
 from flagstone.spark.address import DatabaseAddress, open_manifests
-from flagstone.spark.load.commit import begin_load, commit_load
-from flagstone.spark.load.request import cancel_request
+from flagstone.spark.load.commit import commit_load
+from flagstone.spark.load.request import begin_load, cancel_request
 from flagstone.spark.load.task import write_ssts
 from flagstone.spark.options import WriteOptions
 from flagstone.store.memory import MemoryStore
@@ -34,7 +34,6 @@ class Loading:
     def __init__(self, memory: MemoryStore) -> None:
         self.address = DatabaseAddress("db", store=memory)
         plan = begin_load(self.address)
-        assert plan.record_id is not None, "the writer adopts it"
         self.record_id = plan.record_id
         options = WriteOptions(self.address)
         batch = pa.RecordBatch.from_pydict({"key": [b"a"], "value": [b"loaded"]})

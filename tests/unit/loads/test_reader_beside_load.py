@@ -12,7 +12,8 @@ import pytest
 import flagstone
 from flagstone import ReaderSettings
 from flagstone.spark.address import DatabaseAddress
-from flagstone.spark.load.commit import begin_load, commit_load
+from flagstone.spark.load.commit import commit_load
+from flagstone.spark.load.request import begin_load
 from flagstone.spark.load.task import write_ssts
 from flagstone.spark.options import WriteOptions
 from flagstone.store.memory import MemoryStore
@@ -43,7 +44,6 @@ class BeforeSearch(FaultyStore):
 def load(memory: MemoryStore, rows: dict[bytes, bytes]) -> None:
     address = DatabaseAddress("db", store=memory)
     plan = begin_load(address)
-    assert plan.record_id is not None, "the writer adopts it"
     options = WriteOptions(address)
     batch = pa.RecordBatch.from_pydict({"key": list(rows), "value": list(rows.values())})
     commit_load(plan, options, write_ssts([batch], plan, options))

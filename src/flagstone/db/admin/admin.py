@@ -20,6 +20,7 @@ from flagstone.config.durations import as_duration
 from flagstone.db.admin.compaction import AdminCompaction
 from flagstone.db.admin.diff import Diff
 from flagstone.db.admin.garbage import make_room, open_collector
+from flagstone.db.admin.loads import AdminLoads
 from flagstone.db.read_methods import check_range
 from flagstone.db.reader import as_of
 from flagstone.db.reader.reader import DbReader, open_reader
@@ -57,7 +58,7 @@ Keys = KeyRange | tuple[bytes | None, bytes | None]
 SourceLike = CloneSource | str | os.PathLike[str]
 
 
-class Admin(AdminCompaction):
+class Admin(AdminCompaction, AdminLoads):
     """Inspects and maintains the database at `path`. Makes no request before the first call.
 
     Addresses are those of `flagstone.open`: a folder, `file://`, `memory://NAME/path`, `s3://bucket/path` and so

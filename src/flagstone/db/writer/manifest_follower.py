@@ -6,7 +6,10 @@ built (`flagstone.loads.request`), the writer adopts it.
 The rows of a load are in SSTs already, under a sequence number far ahead. To adopt it, the writer makes writes wait,
 flushes its memtables, adds the load with one manifest edit, and continues after the load's sequence number. So every
 earlier write is older than the load, every later one newer, and no reader ever sees half of it. Writes wait for one
-flush and one manifest.
+flush and one manifest. Of several loads that are ready it adopts the one with the lowest sequence number first, so that
+none is overtaken without need.
+
+While a load is under way, the writer renews its notice: drivers find out within seconds that it has crashed.
 
 A crash before that manifest leaves the load request for the next writer. After it, all of the load is there. The same
 manifest records for consumers of changes where the load belongs (`flagstone.loads.edit`).
@@ -24,24 +27,18 @@ from uuid import UUID
 
 from flagstone.db.writer.background import Maintenance
 from flagstone.db.writer.environment import Environment
-from flagstone.errors import CorruptData, Unavailable
+from flagstone.errors import CorruptData, InvalidRequest, Unavailable
 from flagstone.loads.edit import Load, apply_recorded_load, is_applied
-from flagstone.loads.request import (
-    ROWS_CHANGED,
-    announce_writer,
-    find_load_record,
-    load_request,
-    move_load,
-)
+from flagstone.loads.lifetime import find_load_record
+from flagstone.loads.notice import Notice, save_notice
+from flagstone.loads.request import CONDITION_FAILED, OVERTAKEN, load_request, move_load
 from flagstone.metadata.annotations import held_loads
 from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.sequenced import Versioned
-from flagstone.read import drivers
-from flagstone.read.drivers import visible_row
+from flagstone.read.drivers import get_newest_first, visible_row
 from flagstone.runtime.service import Supervisor
-from flagstone.sst.store import SstGone
 from flagstone.store.port import ObjectMissing
-from flagstone.types import MAX_SEQ, Seq
+from flagstone.types import Seq
 from flagstone.write.flusher import Flusher
 from flagstone.write.manifest import WriterManifest
 from flagstone.write.writer_state import WriterState
@@ -51,6 +48,8 @@ _log = logging.getLogger("flagstone.db")
 _SLOWDOWN: Final = 10
 _SLOWEST_S: Final = 10.0
 _LONGEST_HOLD_S: Final = 10.0
+_BEAT_S: Final = 5.0
+"""How often the notice is renewed while a bulk load is under way."""
 
 
 class LoadAdoption:
@@ -63,26 +62,34 @@ class LoadAdoption:
         self._state = state
         self._manifest = manifest
         self._maintenance = maintenance
-        self._announced = False
         self._doubtful: tuple[UUID, Load] | None = None
         """The load that may be in the newest manifest. Writers wait while there is one."""
+        interval_s = env.settings.manifest_poll_interval.total_seconds()
+        self._notice = Notice(manifest.fence.epoch, beat_s=max(_BEAT_S, 2 * interval_s))
+        self._announced_at: float | None = None
 
     def announce(self) -> None:
-        """Announce this writer to bulk loads. If the store is not available, the next call tries again."""
-        if not self._announced:
-            env = self._env
-            try:
-                announce_writer(env.store, env.paths, self._manifest.fence.epoch)
-                self._announced = True
-            except Unavailable as error:
-                _log.warning("cannot announce this writer to bulk loads error=%s", error)
+        """Announce this writer to bulk loads, again while one is under way. If the store fails, the next call tries
+        again.
+        """
+        at, beat_s = self._announced_at, self._notice.beat_s
+        if at is None or (self.expected and self._env.clock.monotonic() - at >= (beat_s or _BEAT_S)):
+            self._announce(adopting=False)
+
+    def _announce(self, *, adopting: bool) -> None:
+        notice = replace(self._notice, beat=self._notice.beat + 1, adopting=adopting)
+        try:
+            save_notice(self._env.store, self._env.paths, notice)
+        except Unavailable as error:
+            _log.warning("cannot announce this writer to bulk loads error=%s", error)
+            return
+        self._notice, self._announced_at = notice, self._env.clock.monotonic()
 
     def retract(self) -> None:
         """Withdraw the announcement: this writer has closed the database."""
-        if self._announced:
-            env = self._env
+        if self._announced_at is not None:
             try:
-                announce_writer(env.store, env.paths, None)
+                save_notice(self._env.store, self._env.paths, Notice(None, closed=self._manifest.fence.epoch))
             except Unavailable as error:
                 _log.warning("cannot withdraw the announcement of this writer error=%s", error)
 
@@ -101,7 +108,8 @@ class LoadAdoption:
         """
         try:
             self._settle()
-            for held in list(held_loads(self._manifest.current.value)):
+            loads = sorted(held_loads(self._manifest.current.value), key=lambda held: held.record.seq)
+            for held in loads:
                 if held.record.state == "ready":
                     self._take(held.checkpoint.id)
         except Unavailable as error:
@@ -115,6 +123,11 @@ class LoadAdoption:
         except (ObjectMissing, CorruptData) as error:
             self._refuse(load_id, f"its request cannot be read: {error}")
             return
+        refusal = self._check_segments(load)
+        if refusal is not None:
+            self._refuse(load_id, refusal)
+            return
+        self._announce(adopting=True)
         # The long flush comes before writes have to wait.
         state.flush_memtables(timeout_s=_LONGEST_HOLD_S)
         state.hold()
@@ -124,14 +137,11 @@ class LoadAdoption:
             # Without a WAL, rows are in SSTs a moment before they count as durable.
             state.wait_durable(last_seq, _LONGEST_HOLD_S)
             if last_seq >= load.seq:
-                self._refuse(
-                    load_id,
-                    f"the database is at sequence number {last_seq} and the load at {load.seq}; load again",
-                )
+                self._refuse(load_id, OVERTAKEN)
                 return
-            changed = self._find_changed(load)
-            if changed is not None:
-                self._refuse(load_id, f"{ROWS_CHANGED}: {changed!r}; load again")
+            refusal = self._check_condition(load)
+            if refusal is not None:
+                self._refuse(load_id, refusal)
                 return
             self._doubtful = load_id, load
             self._settle()
@@ -139,18 +149,40 @@ class LoadAdoption:
             if self._doubtful is None:
                 state.release()
 
-    def _find_changed(self, load: Load) -> bytes | None:
-        """The key of a row that is not as the load expects; None if all are. Writers wait meanwhile."""
-        ssts, now = self._manifest.views.ssts, self._state.now
-        for row in load.expected:
-            try:
-                found = drivers.get(ssts, now.view, row.key, MAX_SEQ)
-            except SstGone as gone:
-                raise Unavailable(f"an SST was replaced while a load was checked: {gone.path}") from None
-            stored = visible_row(found, max_seq=MAX_SEQ, now_ms=0, include_expired=True, merge_operator=None)
-            if not row.fits(None if stored is None else stored.value):
-                return row.key
+    def _check_segments(self, load: Load) -> str | None:
+        """Why the segments of the load do not fit this database; None if they do."""
+        extractor = self._env.extractor
+        if extractor is None:
+            return "it has segments and the database has none" if load.prefixes else None
+        if len(load.prefixes) != len(load.ssts):
+            return "the database has segments and the load has none"
+        for prefix in set(load.prefixes):
+            if extractor.prefix(prefix) != prefix:
+                return f"the segment extractor {extractor.name!r} does not give its segment {prefix!r}"
         return None
+
+    def _check_condition(self, load: Load) -> str | None:
+        """Why the load is not wanted any more; None if its condition holds, and still does when the load is added."""
+        try:
+            return None if self._holds(load) else CONDITION_FAILED
+        except (CorruptData, InvalidRequest) as error:
+            return f"its condition cannot be checked: {error}"
+
+    def _holds(self, load: Load) -> bool:
+        state, now_ms = self._state, self._env.clock.now_ms()
+        ssts, view, seq = self._manifest.views.ssts, self._manifest.view, state.last_seq
+        if load.only_if_new and seq > 0:
+            return False
+        for key, value in load.expects:
+            row = visible_row(
+                get_newest_first(ssts, view, key, seq),
+                max_seq=seq,
+                now_ms=now_ms,
+                merge_operator=self._env.merge_operator,
+            )
+            if (None if row is None else row.value) != value:
+                return False
+        return True
 
     def _settle(self) -> None:
         """Add the load in doubt to the manifest, unless it was added or cancelled. Then let writers go on."""
@@ -182,8 +214,13 @@ class LoadAdoption:
             if held is None or held.record.state != "ready":
                 return None
             # Writers wait, and all their rows are in the WAL: the load belongs after its last file.
-            return apply_recorded_load(
-                now, placed, held, now_s=now_ms // 1000, last_wal_id=self._state.last_wal_id
+            last_wal_id = self._state.last_wal_id
+            added = apply_recorded_load(now, placed, held, now_s=now_ms // 1000, last_wal_id=last_wal_id)
+            # And in SSTs: the next opening has nothing to replay, not even the fence of this writer.
+            return replace(
+                added,
+                replay_after_wal_id=max(added.replay_after_wal_id, last_wal_id),
+                wal_id_last_seen=max(added.wal_id_last_seen, last_wal_id),
             )
 
         return self._manifest.commit(
@@ -241,6 +278,9 @@ class ManifestFollower:
         self._loads.announce()
         if self._just_opened:
             self._just_opened = False
+            if self._loads.expected:
+                self._hurries = True
+                self._loads.run()
             return self._interval_s
         self._state.expire_reads()
         try:

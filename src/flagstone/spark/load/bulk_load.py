@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
+from uuid import UUID
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -15,12 +17,16 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from flagstone.db.writer.database import Db
-from flagstone.errors import InvalidRequest
+from flagstone.errors import InvalidRequest, Unavailable
 from flagstone.runtime.clock import SYSTEM_CLOCK
+from flagstone.runtime.ids import SYSTEM_IDS
+from flagstone.runtime.service import Supervisor
 from flagstone.spark.address import DatabaseAddress
 from flagstone.spark.error_translation import find_cause
 from flagstone.spark.job_control import described, log_done
+from flagstone.spark.load.heartbeat import LoadRenewal
 from flagstone.spark.load.plan import LoadReport, read_report
+from flagstone.spark.load.request import WRITTEN_BEFORE
 from flagstone.spark.options import option_texts, parse_write_options
 from flagstone.spark.row_mapping import CARRIED, RowMapping, check_write_schema
 from flagstone.spark.sessions import register
@@ -30,6 +36,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 _SHOWN_WITHIN_S: Final = 10.0
+_STOP_S: Final = 5.0
 _POLL_S: Final = 0.01
 
 
@@ -45,7 +52,7 @@ def bulk_load(
     key_columns: Sequence[str] = (),
     value_columns: Sequence[str] | None = None,
     value_format: Literal["row", "json"] | None = None,
-    mode: Literal["append", "overwrite"] = "append",
+    mode: Literal["append", "overwrite", "error", "ignore"] = "append",
     partitions: int | None = None,
     order_by: str | Sequence[str] = (),
     duplicates: Literal["last", "error"] = "last",
@@ -55,10 +62,11 @@ def bulk_load(
     """Load all rows of `df` with one commit: all rows become visible or none, newer than every earlier row.
 
     Columns are `key` and `value` (binary, or string as UTF-8), and optionally `op` (put, delete, merge) and `ttl_ms` or
-    `expires_ms`. Of several rows of one key the last in the order of the columns `order_by` is loaded, and without
-    `order_by` any one of them; with duplicates="error" the load fails. `presorted` skips partitioning and sorting by
-    key; tasks check the order. `partitions` is the number of tasks; without it Spark chooses one. docs/spark.md
-    describes the other options.
+    `expires_ms` (milliseconds since the epoch, or a timestamp). Of several rows of one key the last in the order of the
+    columns `order_by` is loaded, and without `order_by` any one of them; with duplicates="error" the load fails.
+    `presorted` skips partitioning and sorting by key; tasks check the order. `partitions` is the number of tasks;
+    without it Spark chooses one. With mode="error" the database must be new, without any earlier write; with
+    mode="ignore" the load then does nothing and returns None. docs/spark.md describes the other options.
 
     With `key_columns`, these columns are encoded into the key, and `value_columns` (by default all others but `op`,
     `ttl_ms` and `expires_ms`) into the value, in `value_format`, by default "row". docs/keys.md describes the encoding.
@@ -66,24 +74,28 @@ def bulk_load(
     name, and `key_columns` may be left out. `raw=True` loads `key` and `value` as bytes all the same.
 
     `target` is the address of the database, or the database itself, open in this process. If it does not exist, the
-    load creates it. A Flagstone writer that has the database open, in any process, adopts the load and continues. A
-    SlateDB writer is fenced and must be opened again afterwards. After an error or a crash no row is visible, and
-    garbage collection deletes what is left. Spark evaluates `df` twice, for its key ranges and for its rows: cache it
-    if that is expensive.
+    load creates it. A Flagstone writer that has the database open, in any process, adopts the load and continues. If
+    there is none, the driver opens the database for a moment at the end; a SlateDB writer is fenced then and must be
+    opened again. Any number of loads may run at once; each becomes visible when it is finished. After an error or a
+    crash no row is visible, and garbage collection deletes what is left. Spark evaluates `df` twice, for its key ranges
+    and for its rows: cache it if that is expensive.
 
     Returns None if the driver runs on another machine (Spark Connect): the report stays there.
 
     Raises:
         InvalidRequest: columns, types, nulls, order or options are wrong.
-        Closed: SlateDB opened the database for writing during the load.
+        Closed: the load was cancelled, or gave no sign of life for minutes; none of it is visible.
         TransactionConflict: another process changed the schema during the load.
 
     """
     url, store = _address(target, store)
     extra = [order_by] if isinstance(order_by, str) else list(order_by)
-    if mode not in ("append", "overwrite"):
-        raise InvalidRequest(f"mode is 'append' or 'overwrite', not {mode!r}")
+    if mode not in ("append", "overwrite", "error", "ignore"):
+        raise InvalidRequest(f"mode is 'append', 'overwrite', 'error' or 'ignore', not {mode!r}")
+    load_id = SYSTEM_IDS.uuid()
     wanted = {
+        "load_id": load_id,
+        "only_if_new": mode in ("error", "ignore"),
         "store": store,
         "wal_store": wal_store,
         "key_column": key,
@@ -135,14 +147,17 @@ def bulk_load(
     name, started = DatabaseAddress(url).name, SYSTEM_CLOCK.monotonic()
     with tempfile.TemporaryDirectory(prefix="flagstone-load-") as folder:
         receipt = Path(folder) / "receipt.json"
-        writer = rows.write.format("flagstone").mode(mode).options(**texts).option("receipt", str(receipt))
+        saved_as = "overwrite" if mode == "overwrite" else "append"
+        writer = rows.write.format("flagstone").mode(saved_as).options(**texts)
         try:
-            with described(df.sparkSession, f"load {name}"):
-                writer.save(url)
+            with described(df.sparkSession, f"load {name}"), _renewed(options_of_load.address, load_id):
+                writer.option("receipt", str(receipt)).save(url)
         except PySparkException as error:
             cause = find_cause(str(error))
             if cause is None:
                 raise
+            if mode == "ignore" and WRITTEN_BEFORE in str(cause):
+                return None
             raise cause from error
         report = read_report(receipt)
     if report is None:
@@ -160,6 +175,18 @@ def bulk_load(
         seconds=report.seconds,
     )
     return report
+
+
+@contextmanager
+def _renewed(address: DatabaseAddress, load_id: UUID) -> Iterator[None]:
+    """Renew the record of the load in a thread while Spark works. Without access to the store the tasks do it alone."""
+    supervisor = Supervisor()
+    supervisor.start(LoadRenewal(address, load_id))
+    try:
+        yield
+    finally:
+        with suppress(Unavailable):  # its request may hang; the thread ends with the process
+            supervisor.stop(_STOP_S)
 
 
 def _address(target: str | os.PathLike[str] | Db, store: str | None) -> tuple[str, str | None]:

@@ -19,6 +19,7 @@ from flagstone.lsm.retention import RetentionPolicy
 from flagstone.metadata.manifest import SsTable
 from flagstone.runtime.pool import shared_pool
 from flagstone.spark.address import open_store
+from flagstone.spark.load.heartbeat import Heartbeat
 from flagstone.spark.load.plan import LoadPlan, MadeSst, commit_sst, load_output
 from flagstone.spark.options import WriteOptions
 from flagstone.sst.builder import SstBuilder
@@ -68,7 +69,7 @@ def merge_overlaps(plan: LoadPlan, options: WriteOptions, made: Sequence[MadeSst
     if len(layers) <= 1:
         return list(made)
     store, paths = open_store(plan.address)
-    fetcher, merged = SstFetcher(store), list[MadeSst]()
+    fetcher, merged, heartbeat = SstFetcher(store), list[MadeSst](), Heartbeat(plan)
     sources = [
         Source(
             [Part(each.sst, paths.sst(each.sst.id), KeyRange()) for each in layer],
@@ -91,7 +92,7 @@ def merge_overlaps(plan: LoadPlan, options: WriteOptions, made: Sequence[MadeSst
                 chosen=None,
                 common=0,
                 finished=lambda built: merged.append(commit_sst(output, built)),
-                check=lambda: None,
+                check=heartbeat.touch,
             )
     finally:
         for source in sources:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from uuid import UUID
 
+from flagstone.metadata.annotations import load_sst_id
 from flagstone.metadata.manifest import SsTable
 from flagstone.runtime.ids import Ids
 from flagstone.spark.address import DatabaseAddress
@@ -23,16 +24,19 @@ from flagstone.types import Seq, Ulid
 class LoadPlan:
     """What `begin_load` decides; every task and the commit get it.
 
-    Without `record_id` the load has claimed the database as its writer, under `epoch`. With the id of a load record,
-    the writer of that epoch, or a later one, adopts the load.
+    `record_id` names the load record, and `epoch` is the writer's when the load began. The ids of its SSTs have the
+    time `id_ms` and then `tag`. The record was alive at `began_ms`. `owner` is as in `LoadRecord`.
     """
 
     address: DatabaseAddress
+    record_id: UUID
     epoch: int
     seq: Seq
     created_ms: int
     id_ms: int
-    record_id: UUID | None = None
+    tag: int
+    began_ms: int
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +50,8 @@ class MadeSst:
 
 
 def load_output(store: ObjectStore, paths: DbPaths, plan: LoadPlan) -> SstOutput:
-    """Uploads SSTs of the load under ids with the time at which the load began, whatever the clock says here."""
-    return SstOutput(store, paths, lambda: ulid_at(plan.id_ms, plan.address.ids))
+    """Uploads SSTs of the load under ids with its time and its tag, whatever the clock says here."""
+    return SstOutput(store, paths, lambda: load_sst_id(plan.id_ms, plan.tag, plan.address.ids.ulid()))
 
 
 def commit_sst(output: SstOutput, built: BuiltSst, *, has_merges: bool = False) -> MadeSst:

@@ -15,7 +15,9 @@ import pyarrow.compute as pc
 from flagstone.errors import InternalError, InvalidRequest
 from flagstone.kernels.columns import NOTHING, fixed, present, view, words
 from flagstone.spark.address import open_store
+from flagstone.spark.load.heartbeat import Heartbeat
 from flagstone.spark.load.plan import LoadPlan, MadeSst, commit_sst, load_output
+from flagstone.spark.load.segments import split_by_segment
 from flagstone.spark.options import WriteOptions
 from flagstone.sst.builder import RowColumns, SstBuilder
 from flagstone.types import MERGE, TOMBSTONE, VALUE
@@ -34,6 +36,7 @@ def write_ssts(batches: Iterable[pa.RecordBatch], plan: LoadPlan, options: Write
     """
     store, paths = open_store(plan.address)
     made: list[MadeSst] = []
+    heartbeat, extractor = Heartbeat(plan), options.load_segment_extractor()
     source = iter(batches)
     rows = (as_rows(batch, options, plan.created_ms) for batch in source)
     stretches = iter([check_sorted(rows)]) if options.presorted else ordered_stretches(rows)
@@ -46,8 +49,18 @@ def write_ssts(batches: Iterable[pa.RecordBatch], plan: LoadPlan, options: Write
 
         for stretch in stretches:
             writer = SstBuilder(options.sst_options, open_sink=output.open, max_bytes=options.max_sst_bytes)
-            merges = False
-            for batch in one_per_key(stretch, refuse=options.duplicates == "error"):
+            merges, segment = False, b""
+            rows_once = one_per_key(stretch, refuse=options.duplicates == "error")
+            pieces = (
+                ((b"", batch) for batch in rows_once)
+                if extractor is None
+                else split_by_segment(rows_once, extractor)
+            )
+            for prefix, batch in pieces:
+                heartbeat.touch()
+                if prefix != segment:
+                    finish(writer, has_merges=merges)
+                    segment = prefix
                 merges = merges or _has_merges(batch)
                 columns, at = row_columns(batch), 0
                 while at < batch.num_rows:
@@ -79,7 +92,7 @@ def as_rows(batch: pa.RecordBatch, options: WriteOptions, created_ms: int) -> pa
     else:
         columns["value"] = _binary(values, options.value_column)
     if "expires_ms" in names:
-        columns["expires_ms"] = batch.column(names.index("expires_ms")).cast(pa.int64())
+        columns["expires_ms"] = _milliseconds(batch.column(names.index("expires_ms")))
     elif "ttl_ms" in names:
         ttl = batch.column(names.index("ttl_ms")).cast(pa.int64())
         if pc.any(pc.less(ttl, 0)).as_py():
@@ -160,9 +173,17 @@ def _binary(column: Any, name: str) -> Any:
     return column.cast(pa.binary())
 
 
+def _milliseconds(times: Any) -> Any:
+    """Whole numbers as they are, and timestamps as milliseconds since the epoch, rounded down."""
+    if not pa.types.is_timestamp(times.type):
+        return times.cast(pa.int64())
+    whole = pc.floor_temporal(times, unit="millisecond")
+    return whole.cast(pa.timestamp("ms", times.type.tz)).cast(pa.int64())
+
+
 def _kinds(ops: Any) -> Any:
     """The kinds of the rows; a null operation is a put."""
-    positions = pc.index_in(pc.fill_null(ops.cast(pa.string()), "put"), value_set=_OPS)
+    positions = pc.index_in(pc.utf8_lower(pc.fill_null(ops.cast(pa.string()), "put")), value_set=_OPS)
     if positions.null_count:
         unknown = ops.filter(pc.is_null(positions))[0].as_py()
         raise InvalidRequest(f"column 'op' has {unknown!r}; it is put, delete or merge")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
+from math import floor
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import pyarrow as pa
@@ -145,19 +146,20 @@ def _add(rows: WriteBatch | Transaction, cells: dict[str, list[Any]], key: str, 
         cells.get("expires_ms", nothing),
         strict=True,
     ):
-        if row_key is None or (row_value is None and op != "delete"):
+        if row_key is None or (row_value is None and (op or "").lower() != "delete"):
             raise InvalidRequest(
                 f"a row of the stream has no key or no value: {row_key!r}, {row_value!r}; drop it, or fill it in"
             )
         name = _bytes(row_key)
         ttl = None if ttl_ms is None else timedelta(milliseconds=ttl_ms)
-        match op:
+        expires_at = floor(expires_ms.timestamp() * 1000) if isinstance(expires_ms, datetime) else expires_ms
+        match None if op is None else op.lower():
             case None | "put":
-                rows.put(name, _bytes(row_value), ttl=ttl, expire_at=expires_ms)
+                rows.put(name, _bytes(row_value), ttl=ttl, expire_at=expires_at)
             case "delete":
                 rows.delete(name)
             case "merge":
-                rows.merge(name, _bytes(row_value), ttl=ttl, expire_at=expires_ms)
+                rows.merge(name, _bytes(row_value), ttl=ttl, expire_at=expires_at)
             case _:
                 raise InvalidRequest(f"column 'op' has {op!r}; it is put, delete or merge")
         if isinstance(rows, Transaction):

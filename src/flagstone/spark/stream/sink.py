@@ -1,9 +1,10 @@
 """The sink of `writeStream.format("flagstone")`: every micro-batch is a bulk load that includes the progress row.
 
 For every micro-batch Spark creates two writers, each in a Python process on the driver's machine: one for the tasks,
-and one for the commit. The first claims the database and chooses the sequence number (`flagstone.spark.load.commit`).
-The second gets both from the messages of the tasks. So two runs of one query cannot both commit, even if the first does
-not know yet that it was replaced: the later claim wins.
+and one for the commit. The first begins the load and cancels those of earlier runs (`flagstone.spark.load.request`).
+The second gets the plan from the messages of the tasks. The load is added on condition that the progress row has not
+changed since the commit read it. So two runs of one query cannot write one batch twice, even if the first does not
+know yet that it was replaced.
 
 A failure before the commit leaves the database unchanged, and Spark repeats the batch. After the commit the progress
 row shows that the batch was written.
@@ -23,9 +24,11 @@ from flagstone.db.reader.reader import open_reader
 from flagstone.errors import InternalError, InvalidRequest
 from flagstone.schema import SchemaCommit
 from flagstone.spark.error_translation import in_task
-from flagstone.spark.load.commit import abort_load, commit_load
+from flagstone.spark.load.adoption import ConditionFailed
+from flagstone.spark.load.commit import commit_load
 from flagstone.spark.load.overlaps import order_ssts
 from flagstone.spark.load.plan import LoadPlan, LoadReport, MadeSst
+from flagstone.spark.load.request import abort_load
 from flagstone.spark.load.task import write_ssts
 from flagstone.spark.options import WRITE_OPTIONS, WriteOptions, check_known, key_bytes, parse_write_options
 from flagstone.spark.stream.stream_progress import (
@@ -37,6 +40,7 @@ from flagstone.spark.stream.stream_progress import (
 )
 
 _OWN: Final = frozenset({"query", "mark_prefix"})
+_OF_BULK_LOAD: Final = frozenset({"load_id", "only_if_new", "receipt"})
 _SPARKS: Final = frozenset({"checkpointlocation", "queryname"})
 """Options of Spark itself, which it also passes to the sink."""
 
@@ -58,7 +62,7 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
     """Raises `InvalidRequest` for options that are unknown or have an invalid value."""
     lowered = {name.lower(): value for name, value in options.items()}
     given = {name: value for name, value in lowered.items() if name not in _SPARKS}
-    check_known(given, (WRITE_OPTIONS - {"receipt"}) | _OWN, "a stream into a database")
+    check_known(given, (WRITE_OPTIONS - _OF_BULK_LOAD) | _OWN, "a stream into a database")
     query = given.pop("query", None)
     if query is not None and not query:
         raise InvalidRequest(
@@ -92,7 +96,7 @@ class StreamSink(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> BatchSsts:
         if self._plan is None:
-            raise InternalError("a task got a writer that has claimed no database; nothing was written")
+            raise InternalError("a task got a writer that has begun no load; nothing was written")
         query_id = _query_id()
         self._progress_key(query_id)  # raises for a missing name before rows are written
         with in_task():
@@ -114,12 +118,12 @@ class StreamSink(DataSourceStreamArrowWriter):
             commit_batch(done[0].plan, options, made, self._progress_key(query_id), progress)
         elif done:
             # A repeated batch without rows has no effect, so it needs no progress row.
-            abort_load(done[0].plan, [])
+            abort_load(done[0].plan)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
         done = [message for message in messages if isinstance(message, BatchSsts)]
         if done:
-            abort_load(done[0].plan, _made(done))
+            abort_load(done[0].plan)
 
     def _progress_key(self, query_id: str | None) -> bytes:
         name = self._options.query or query_id
@@ -136,27 +140,41 @@ def commit_batch(
 ) -> LoadReport | None:
     """Add a micro-batch and its progress row with one manifest; None if the batch was written before.
 
-    No other process can write the progress row between its read and the commit: that takes a claim of the database,
-    after which this commit is refused. A crash leaves all of the batch or nothing. Garbage collection deletes the SSTs
-    of a batch that was written before.
+    The load is added only if the progress row is still the one that this function read. A crash leaves all of the
+    batch or nothing. Garbage collection deletes the SSTs of a batch that was written before.
 
     Raises:
-        Closed: another writer, or another run of the query, has claimed the database since.
+        Closed: another run of the query has begun a load, or has written its own batches.
         InvalidRequest: another query has the same name, or rows of two tasks cannot be in one load.
 
     """
-    address = plan.address
-    with open_reader(address.path, **address.arguments, mode="latest") as reader:
-        stored = reader.get(key)
+    stored = _stored_progress(plan, key)
     if is_written(stored, progress, key):
-        abort_load(plan, made)
+        abort_load(plan)
         return None
     if options.presorted:
         order_ssts([each.sst for each in made])  # refuses overlaps of rows that were declared as sorted
     row = pa.RecordBatch.from_pydict({"key": [key], "value": [progress.encode()]})
     # Last, so that a row of the stream with the same key, from a copy of another database, does not replace it.
-    last = write_ssts([row], plan, WriteOptions(address, sst_options=options.sst_options))
-    return commit_load(plan, replace(options, presorted=False), [*made, *last])
+    own = WriteOptions(
+        plan.address, sst_options=options.sst_options, segment_extractor=options.segment_extractor
+    )
+    last = write_ssts([row], plan, own)
+    try:
+        return commit_load(plan, replace(options, presorted=False), [*made, *last], expects=[(key, stored)])
+    except ConditionFailed:
+        # Another run of the query has written this batch in the meantime, or others.
+        written = is_written(_stored_progress(plan, key), progress, key)
+        abort_load(plan)
+        if written:
+            return None
+        raise
+
+
+def _stored_progress(plan: LoadPlan, key: bytes) -> bytes | None:
+    address = plan.address
+    with open_reader(address.path, **address.arguments, mode="latest") as reader:
+        return reader._get_recent(key)  # noqa: SLF001 - every batch writes this row
 
 
 def _query_id() -> str | None:

@@ -105,8 +105,14 @@ def consume(world: World, process: Process) -> None:
 
 
 def note_end(world: World, subscription: Subscription, error: FlagstoneError) -> None:
-    """A consumer got this error. If it must, it starts over; raises if the error was not to be expected."""
-    must = world.main.oracle.restores or _began_before_an_old_load(world, subscription)
+    """A consumer got this error. If it must, it starts over; raises if the error was not to be expected.
+
+    Nothing keeps the rows of a bulk load for a consumer that was paused before it had a retention checkpoint, or whose
+    clock says that the quarter of an hour of a load record is over.
+    """
+    unkept = subscription.position is None or _began_before_an_old_load(world, subscription)
+    wrong_clock = any(abs(machine.offset_ms) >= 1000 * RECORD_LIFETIME_S for machine in world.machines)
+    must = bool(world.main.oracle.restores) or unkept or wrong_clock
     if must and "start over with a copy" in str(error):
         subscription.is_over = True
     elif world.is_unexpected(error):

@@ -1,4 +1,4 @@
-"""Bulk loads: beside a writer, which adopts them, and into a database that no process has open."""
+"""Bulk loads: beside a writer, which adopts them, and into a database that no process has open; several at once."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ import pyarrow as pa
 
 from flagstone.errors import Closed, CorruptData, InvalidRequest, TransactionConflict, Unavailable
 from flagstone.spark.address import DatabaseAddress
-from flagstone.spark.load.commit import abort_load, begin_load, commit_load
+from flagstone.spark.load.commit import commit_load
+from flagstone.spark.load.heartbeat import confirm_plan
 from flagstone.spark.load.plan import MadeSst
+from flagstone.spark.load.request import abort_load, begin_load
 from flagstone.spark.load.task import write_ssts
 from flagstone.spark.options import WriteOptions
 from flagstone.testing.simulation.databases import MAIN_PATH
 from flagstone.testing.simulation.oracle import Change, Kind
 from flagstone.testing.simulation.scheduler import Process, describe
+from flagstone.types import Seq
 
 if TYPE_CHECKING:
     from flagstone.testing.simulation.world import World
@@ -38,11 +41,12 @@ def load(world: World, process: Process) -> None:
 
 def _load_once(world: World, process: Process, address: DatabaseAddress) -> None:
     random, oracle = world.random, world.main.oracle
+    if oracle.latest is None:
+        return  # the oracle learns from a writer how the database begins
     plan = begin_load(address, create=False)
-    world.main.loads_begun_ns[plan.seq] = world.scheduler.now_ns
-    world.scheduler.note(f"load {plan.seq} began, {'claimed' if plan.record_id is None else 'requested'}")
-    # A load that claims the database is a writer of one write.
-    branch = oracle.opened(plan.epoch, plan.seq - 1) if plan.record_id is None else None
+    begun = world.main.loads_begun_ns
+    begun[plan.seq] = world.scheduler.now_ns
+    world.scheduler.note(f"load {plan.seq} began")
     options = WriteOptions(
         address,
         max_sst_bytes=random.choice((500, 100_000)),
@@ -50,33 +54,32 @@ def _load_once(world: World, process: Process, address: DatabaseAddress) -> None
     )
     changes = _draw_changes(world, process)
     made: list[MadeSst] = []
-    # Two tasks with overlapping keys, or one.
+    # Two tasks with overlapping keys, or one. Some loads are so long that another one overtakes them, or that their
+    # record lapses.
     for part in (changes[::2], changes[1::2]) if random.random() < 0.5 else (changes,):
+        plan = confirm_plan(plan)
         made += write_ssts([_batch(part)], plan, options)
-        process.machine.sleep(random.choice((0.0, 1.0, 400.0)))
-    intent = oracle.begin_load(changes, plan.seq) if branch is None else oracle.begin(branch, changes)
+        process.machine.sleep(random.choice((0.0, 1.0, 60.0, 400.0)))
+    intent = oracle.begin_load(changes, plan.seq)
+
+    def offered(seq: Seq) -> None:
+        if seq != intent.planned_seq:
+            world.done["load renumbered"] += 1
+            oracle.renumber_load(intent, seq)
+            begun[seq] = begun[plan.seq]
+
     try:
-        commit_load(plan, options, made)
+        commit_load(plan, options, made, offered=offered)
     except Closed:
-        if branch is None:
-            oracle.drop_load(intent)
-        else:
-            oracle.drop(branch, intent)
+        oracle.drop_load(intent)
         raise
     except (Unavailable, InvalidRequest):
-        if random.random() < 0.5 and abort_load(plan, made):
+        if random.random() < 0.5 and abort_load(plan):
             world.done["load aborted"] += 1
-            if branch is None:
-                oracle.drop_load(intent)
-            else:
-                oracle.drop(branch, intent)
+            oracle.drop_load(intent)
         raise
-    if branch is None:
-        oracle.finish_load(intent)
-        world.done["load adopted"] += 1
-    else:
-        oracle.settle_claimed_load(branch, intent, plan.seq)
-        world.done["load claimed"] += 1
+    oracle.finish_load(intent)
+    world.done["load adopted"] += 1
 
 
 def _draw_changes(world: World, process: Process) -> list[Change]:

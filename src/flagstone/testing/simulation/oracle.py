@@ -165,6 +165,11 @@ class Oracle:
         """The branch of the newest writer."""
         return self.branches[-1] if self.branches else None
 
+    @property
+    def newest_epoch(self) -> int:
+        """The epoch of the newest writer that has opened the database; 0 without one."""
+        return self.latest.epoch if self.latest is not None else 0
+
     def begin(self, branch: Branch, changes: Iterable[Change]) -> Intent:
         """A write is about to be made."""
         intent = Intent(tuple(changes))
@@ -215,15 +220,14 @@ class Oracle:
             self._load_floors[seq] = self.acknowledged_seq
             self.acknowledged_seq = seq
 
-    def settle_claimed_load(self, branch: Branch, intent: Intent, seq: int) -> None:
-        """A bulk load that claimed the database is in it, and durable. The next writer may have shown that before."""
-        if intent.seq is not None:
-            return
-        if branch.joined:
-            self._settle_late(branch, intent, seq)
-        else:
-            self.settle(branch, intent, seq)
-            self.acknowledge(branch, seq)
+    def renumber_load(self, intent: Intent, seq: int) -> None:
+        """The database had passed the number of the load, which is offered under another one. None of it is visible."""
+        assert intent.planned_seq is not None, "a bulk load knows its sequence number"
+        if intent not in self._loads:
+            raise Violation(f"load {intent.planned_seq} was found in the database and then offered again")
+        self._load_floors.pop(intent.planned_seq, None)
+        intent.planned_seq = seq
+        self._load_floors[seq] = self.acknowledged_seq
 
     def drop(self, branch: Branch, intent: Intent) -> None:
         """The write was refused: it must never appear."""
@@ -274,9 +278,15 @@ class Oracle:
 
     def _gap_below_load(self, branch: Branch, last_seq: int) -> tuple[int, int]:
         """Between which sequence numbers writes of the branch may be lost, because another writer added a bulk load."""
-        load_seq = max((seq for seq in self._load_floors if branch.base_seq < seq <= last_seq), default=0)
-        if load_seq == 0 or any(load_seq < seq <= last_seq for seq in branch.intents):
-            return 0, 0  # the writer of the branch itself has added the load
+        own = max(
+            (seq for seq in branch.intents if seq <= last_seq and seq not in self._load_floors), default=0
+        )
+        # A load below a later write of the branch was added by its writer. Of several others the first one counts: the
+        # writer that added it did not have the lost writes.
+        first = max(own, branch.base_seq)
+        load_seq = min((seq for seq in self._load_floors if first < seq <= last_seq), default=0)
+        if load_seq == 0:
+            return 0, 0
         return max(self._load_floors[load_seq], branch.base_seq), load_seq
 
     # -- reads --------------------------------------------------------------------------------------------

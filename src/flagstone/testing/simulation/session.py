@@ -42,6 +42,9 @@ class Session:
         self._process = process
         self._machine = process.machine
         status = db.status()
+        if world.writer_epoch(database.path) > status["writer_epoch"] >= self._oracle.newest_epoch:
+            # The oracle does not see the openings of such drivers, and would take this writer for the newest one.
+            raise Closed("the driver of a load replaced this writer while it opened", reason="fenced")
         self.branch: Branch = self._oracle.opened(status["writer_epoch"], status["last_seq"])
         world.scheduler.note(f"opened epoch={self.branch.epoch} last_seq={self.branch.base_seq}")
         self._audit()

@@ -146,7 +146,9 @@ class World:
         self._start("op", partial(operate, self))
         for role in ROLES:
             if role in plan.cast and role in _MAINS and not self._is_idle(role):
-                self._start(role, partial(_MAINS[role], self))
+                for number in range(2 if role == "loader" else 1):
+                    name = f"{role}{number + 1}" if number else role
+                    self._start(name, partial(_MAINS[role], self))
         Director(self).start()
         self._advance(plan.hours * 3600)
         self._calm_down()
