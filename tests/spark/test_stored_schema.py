@@ -586,6 +586,23 @@ def test_rows_without_a_version_are_read_by_the_columns_that_the_reader_names(tm
         read(folder, mode="FAILFAST")
 
 
+def test_a_clone_of_a_key_range_is_read_by_the_schema_of_its_source(folder: Path) -> None:
+    clone = folder.parent / "part"
+    Admin(folder).clone("part", range=(b"Xu", None))
+
+    assert len(read(clone)) == 1
+    assert read(clone, **{"schema.of": str(folder)}) == FIRST[1:]
+    with pytest.raises(InvalidRequest, match=r"schema\.of"):
+        read(clone, BASE, **{"key.columns": "region,id"})
+    with pytest.raises(InvalidRequest, match="stores no schema"):
+        read(clone, **{"schema.of": str(clone)})
+    by_load(clone, BASE, [NEW], **{"key.columns": "region,id"})
+    assert Admin(clone).schema() is None
+    assert read(clone, "id long", **{"schema.of": str(folder)}) == [{"id": 2}, {"id": 9}]
+    with flagstone.open(clone, settings=QUIET) as db, pytest.raises(InvalidRequest, match="writable range"):
+        db.ensure_schema(given_columns(arrow_schema(types_of(BASE)), ["region", "id"]))
+
+
 def test_a_read_by_stored_schema_of_a_database_without_one_needs_types(tmp_path: Path) -> None:
     by_load(tmp_path / "db", "key binary, value binary", [{"key": b"a", "value": b"b"}])
     with pytest.raises(InvalidRequest, match="needs the types of all columns"):

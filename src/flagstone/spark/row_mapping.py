@@ -36,6 +36,7 @@ from flagstone.schema import (
     value_arrow_schema,
 )
 from flagstone.spark.malformed import MalformedRows, decode_rows
+from flagstone.values.row_codec import read_versions
 
 CARRIED: Final = ("op", "ttl_ms", "expires_ms")
 """Columns of a load that control a row and are not part of its key or value."""
@@ -157,6 +158,7 @@ class RowMapping:
                 stored = pa.schema([*stored, *(each for each in whole if each.name not in stored.names)])
             reader = self.reader(stored)
             return decode_rows(batch, types, malformed, key=reader.decode_keys, value=reader.decode_values)
+        self._check_versions(batch)
         return decode_rows(
             batch,
             types,
@@ -164,6 +166,18 @@ class RowMapping:
             key=lambda raw: self._decode_keys(raw, stored),
             value=lambda raw: self._decode_values(raw, stored),
         )
+
+    def _check_versions(self, batch: pa.RecordBatch) -> None:
+        """Raise `InvalidRequest` for rows that name a version of a schema: the database at hand has no schema."""
+        if self.value_format != "row" or "value" not in batch.schema.names or not batch.num_rows:
+            return
+        _, versions = read_versions(batch["value"])
+        if max(versions) > 0:
+            raise InvalidRequest(
+                "rows name a version of a schema that this database does not have: it is a clone of a key range, or a "
+                "copy of some rows. Name a database that has the schema with the option 'schema.of', or read bytes "
+                "with raw=true"
+            )
 
     def _decode_keys(self, raw: Any, types: pa.Schema) -> dict[str, Any]:
         return dict(zip(self.key_columns, keys.decode_arrow(raw, self.key_schema(types)), strict=True))
