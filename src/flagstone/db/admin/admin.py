@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import takewhile
 from pathlib import Path
 from uuid import UUID
 
@@ -200,7 +201,11 @@ class Admin(AdminCompaction):
         """
         wal_store = None if self._wal_store is self._store else self._wal_store
         with open_reader(self._paths.root, store=self._store, wal_store=wal_store, mode="latest") as reader:
-            found = reader.scan(prefix=SCHEMA_PREFIX, include_system=True)
+            rows = reader.scan(
+                include_system=True
+            )  # not of the prefix: a clone of a key range refuses ranges outside
+            rows.seek(SCHEMA_PREFIX)
+            found = takewhile(lambda row: row[0].startswith(SCHEMA_PREFIX), rows)
             return {key.removeprefix(SCHEMA_PREFIX): TableSchema.decode(value, key) for key, value in found}
 
     def repair(
