@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 import pyarrow as pa
@@ -182,12 +183,7 @@ class TableReader:
             return {}
         if self.schema.value_format != RowCodec.format:
             return self._decode_named(array)
-        same, versions = read_versions(array)
-        if same != _SEVERAL or not len(array):
-            columns = self._version(same).decode(array)
-        else:
-            columns = self._decode_several(array, versions)
-        return dict(zip(self._values.names, columns, strict=True))
+        return dict(zip(self._values.names, self._decode_rows(array), strict=True))
 
     def decode(self, key: bytes, value: bytes) -> dict[str, Any]:
         """The wanted columns of one row. Raises as `decode_keys` and `decode_values` do."""
@@ -225,6 +221,17 @@ class TableReader:
             array = pc.if_else(empty, pa.scalar(None, array.type), array)
         codec = values.codec(self.schema.value_format, self._values)
         return dict(zip(self._values.names, codec.decode_arrow(array).columns, strict=True))
+
+    def _decode_rows(self, array: Any) -> list[Any]:
+        first = _version_of(array[0].as_py() or b"") if len(array) else _EMPTY
+        if first > 0:
+            # The fast path: as a rule all rows have the version of the first. Decoding checks that in passing.
+            with suppress(CorruptData):
+                return self._version(first).decode(array)
+        same, versions = read_versions(array)
+        return (
+            self._decode_several(array, versions) if same == _SEVERAL else self._version(same).decode(array)
+        )
 
     def _decode_several(self, array: Any, versions: memoryview) -> list[Any]:
         numbers = pa.array(pa.Array.from_buffers(pa.int64(), len(array), [None, pa.py_buffer(versions)]))
