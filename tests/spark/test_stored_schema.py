@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -368,6 +368,34 @@ def test_a_schema_may_belong_to_a_prefix(tmp_path: Path) -> None:
     assert list(Admin(folder).schemas()) == [b"orders/"]
 
 
+def test_columns_of_python_that_spark_has_no_name_or_type_for_are_read_all_the_same(tmp_path: Path) -> None:
+    folder = tmp_path / "db"
+    types = pa.schema(
+        [("id", pa.uint64()), ("seq", pa.uint8()), ("at", pa.timestamp("ms")), ("tag", pa.binary(2))]
+    )
+    row = {"id": 2**64 - 1, "seq": 200, "at": datetime(2026, 1, 2), "tag": b"ab"}
+    with flagstone.open(folder, settings=QUIET) as db:
+        planned = db.ensure_schema(given_columns(types, ["id"]))
+        db.put(*TableWriter(planned.schema).encode(row))
+
+    assert read(folder) == [row | {"id": Decimal(2**64 - 1)}]
+    assert read(folder, columns="seq") == [{"seq": 200}]
+
+
+def test_deletions_may_lack_values_that_never_are_null(tmp_path: Path) -> None:
+    folder = tmp_path / "db"
+    types = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int32(), nullable=False)])
+    with flagstone.open(folder, settings=QUIET) as db:
+        planned = db.ensure_schema(given_columns(types, ["id"]))
+        for number in range(3):
+            db.put(*TableWriter(planned.schema).encode({"id": number, "n": number}))
+
+    by_load(folder, "id long, n int, op string", [{"id": 1, "n": None, "op": "delete"}])
+    assert [row["id"] for row in read(folder)] == [0, 2]
+    with pytest.raises(InvalidRequest, match="'n' has nulls"):
+        by_load(folder, "id long, n int, op string", [{"id": 1, "n": None, "op": None}])
+
+
 def test_stored_json_values_follow_the_schema_too(tmp_path: Path) -> None:
     folder = tmp_path / "db"
     by_load(folder, BASE, FIRST, **{"key.columns": "region,id", "value.format": "json"})
@@ -584,6 +612,23 @@ def test_rows_without_a_version_are_read_by_the_columns_that_the_reader_names(tm
     assert [row["qty"] for row in read(folder)] == [None, None, 7]
     with pytest.raises(InvalidRequest, match="names no version"):
         read(folder, mode="FAILFAST")
+
+
+def test_a_clone_of_a_key_range_is_read_by_the_schema_of_its_source(folder: Path) -> None:
+    clone = folder.parent / "part"
+    Admin(folder).clone("part", range=(b"Xu", None))
+
+    assert len(read(clone)) == 1
+    assert read(clone, **{"schema.of": str(folder)}) == FIRST[1:]
+    with pytest.raises(InvalidRequest, match=r"schema\.of"):
+        read(clone, BASE, **{"key.columns": "region,id"})
+    with pytest.raises(InvalidRequest, match="stores no schema"):
+        read(clone, **{"schema.of": str(clone)})
+    by_load(clone, BASE, [NEW], **{"key.columns": "region,id"})
+    assert Admin(clone).schema() is None
+    assert read(clone, "id long", **{"schema.of": str(folder)}) == [{"id": 2}, {"id": 9}]
+    with flagstone.open(clone, settings=QUIET) as db, pytest.raises(InvalidRequest, match="writable range"):
+        db.ensure_schema(given_columns(arrow_schema(types_of(BASE)), ["region", "id"]))
 
 
 def test_a_read_by_stored_schema_of_a_database_without_one_needs_types(tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ from flagstone.spark.row_mapping import (
     check_write_schema,
     metadata_fields,
     read_schema,
+    stored_names,
 )
 
 if TYPE_CHECKING:
@@ -90,6 +91,8 @@ def plan_load(
     replaces_all: bool = False,
 ) -> WriteOptions:
     """`plan_write` for `bulk_load`, whose frame may have columns that only order its rows."""
+    if options.raw and options.row_mapping is not None:
+        raise InvalidRequest("raw is for bytes and key columns are for structured rows; keep one of them")
     stored = None if options.raw else fetch_schema(options.address, options.key_prefix)
     row_mapping = structured_mapping(
         stored,
@@ -235,15 +238,14 @@ def plan_read(
         )
     found = RowMapping(
         table.key_names,
-        tuple(name for name in names if name not in table.key_names and name not in METADATA),
+        tuple(name for name in names if name not in table.key_names and name in stored_names(table)),
         table.value_format,
         prefix=prefix,
         table=table,
         unversioned=given is not None,
     )
-    found.reader(
-        pa.schema([field for field in arrow_schema(schema) if field.name != corrupt])
-    )  # raises errors
+    types = [field for field in arrow_schema(schema) if field.name != corrupt]
+    found.reader(pa.schema(types))  # raises the errors
     return found
 
 
@@ -266,8 +268,7 @@ def plan_types(options: ReadOptions, table: TableSchema | None) -> StructType:
 
 def is_raw(names: Sequence[str], table: TableSchema) -> bool:
     """Whether the columns that a reader names are those of a read as bytes, and none is a column of the schema."""
-    known = {column.name for version in table.versions for column in (*table.key, *version.columns)}
-    return not known.intersection(names) and bool({"key", "value"}.intersection(names))
+    return not stored_names(table).intersection(names) and bool({"key", "value"}.intersection(names))
 
 
 def _can_store(address: DatabaseAddress, prefix: bytes) -> bool:

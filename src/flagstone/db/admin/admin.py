@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import takewhile
 from pathlib import Path
 from uuid import UUID
 
@@ -23,7 +24,7 @@ from flagstone.db.admin.garbage import make_room, open_collector
 from flagstone.db.admin.loads import AdminLoads
 from flagstone.db.read_methods import check_range
 from flagstone.db.reader import as_of
-from flagstone.db.reader.reader import DbReader, open_reader
+from flagstone.db.reader.reader import open_reader
 from flagstone.errors import InvalidRequest
 from flagstone.gc.plan import Kind, requested_options
 from flagstone.gc.report import GarbageReport
@@ -188,28 +189,22 @@ class Admin(AdminCompaction, AdminLoads):
         )
 
     def schema(self, prefix: bytes = b"") -> TableSchema | None:
-        """The newest schema of the structured rows under `prefix`, by default of the whole database; None without one.
-
-        Raises:
-            InvalidRequest: there is no database, or a newer release of Flagstone wrote the schema.
-            CorruptData: the row with the schema is damaged.
-
-        """
-        with self._newest() as reader:
-            return reader.schema(prefix)
+        """The newest schema of the rows under `prefix`, by default of the whole database. Raises as `schemas` does."""
+        return self.schemas().get(prefix)
 
     def schemas(self) -> dict[bytes, TableSchema]:
-        """All stored schemas by the prefix of the keys that they are for. Raises as `schema` does."""
-        with self._newest() as reader:
-            found = reader.scan(prefix=SCHEMA_PREFIX, include_system=True)
-            return {key.removeprefix(SCHEMA_PREFIX): TableSchema.decode(value, key) for key, value in found}
+        """The newest schemas of structured rows, by the prefix of the keys that they are for.
 
-    def _newest(self) -> DbReader:
-        """A reader of the newest state. It writes nothing."""
+        Raises `InvalidRequest` without a database, and `CorruptData` for a damaged row.
+        """
         wal_store = None if self._wal_store is self._store else self._wal_store
-        return open_reader(
-            self._paths.root, store=self._store, wal_store=wal_store, mode="latest", clock=self._clock
-        )
+        with open_reader(self._paths.root, store=self._store, wal_store=wal_store, mode="latest") as reader:
+            rows = reader.scan(
+                include_system=True
+            )  # not of the prefix: a clone of a key range refuses ranges outside
+            rows.seek(SCHEMA_PREFIX)
+            found = takewhile(lambda row: row[0].startswith(SCHEMA_PREFIX), rows)
+            return {key.removeprefix(SCHEMA_PREFIX): TableSchema.decode(value, key) for key, value in found}
 
     def repair(
         self, *, plan_only: bool = True, segment_extractor: SegmentExtractor | None = None
