@@ -53,7 +53,7 @@ def load(folder: Path, *tasks: Iterable[Cells], replaces_all: bool = False, **op
 
 def shown(folder: Path, **options: Any) -> dict[bytes, bytes]:
     with flagstone.open_reader(folder, mode="latest", **options) as reader:
-        return dict(reader.scan())
+        return dict(reader.scan(include_system=True))
 
 
 def on_spark(test: Any) -> Any:

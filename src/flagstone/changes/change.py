@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
 from flagstone.errors import InvalidRequest
+from flagstone.lsm.system_rows import is_system
 from flagstone.metadata.annotations import UNKNOWN_SEQ, Position
 from flagstone.metadata.manifest import NO_WAL, Manifest
 from flagstone.metadata.parallel_wal import allowed_hole, settled_end
@@ -53,6 +54,13 @@ class ChangeBatch(NamedTuple):
     def next_id(self) -> WalId:
         """The WAL file that comes next."""
         return self.position.next_id
+
+
+def without_system(batch: ChangeBatch) -> ChangeBatch:
+    """The batch without the changes of system rows. Its position counts them, so no sequence number seems missing."""
+    if not any(is_system(change.key) for change in batch.changes):
+        return batch
+    return batch._replace(changes=[change for change in batch.changes if not is_system(change.key)])
 
 
 class WalFile(NamedTuple):

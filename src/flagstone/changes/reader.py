@@ -15,7 +15,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-from flagstone.changes.change import Change, ChangeBatch, WalFile, WalFiles, change_of
+from flagstone.changes.change import Change, ChangeBatch, WalFile, WalFiles, change_of, without_system
 from flagstone.changes.retention import ConsumerPosition, RetentionCheckpoint
 from flagstone.changes.step import ReadLoad, check_gapless, may_follow_load, plan_step
 from flagstone.config.durations import as_duration
@@ -64,6 +64,8 @@ class WalReader:
     possible. With the name of a consumer as `pin`, `follow` starts where that consumer stopped, and no garbage
     collector, SlateDB's included, removes what the consumer has not passed to `commit`, also while the consumer is
     away: for `pin_lifetime`, or until `release`.
+
+    Changes of system rows are left out unless `include_system`.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class WalReader:
         wal_store: StoreLike | None = None,
         pin: str | None = None,
         pin_lifetime: timedelta | str | None = None,
+        include_system: bool = False,
         clock: Clock = SYSTEM_CLOCK,
         ids: Ids = SYSTEM_IDS,
         pool: IoPool | None = None,
@@ -92,6 +95,7 @@ class WalReader:
         self._ids = ids
         self._pool = pool
         self._retention = (pin, pin_lifetime)
+        self._include_system = include_system
         self._connect()
 
     def _connect(self) -> None:
@@ -128,7 +132,7 @@ class WalReader:
             InvalidRequest: there is no such file; the message says whether it is not written yet or was removed.
 
         """
-        return self._wal.read(WalId(wal_id))
+        return self._shown(self._wal.read(WalId(wal_id)))
 
     def batches(self, start_id: int | None = None, *, stop_id: int | None = None) -> Iterator[ChangeBatch]:
         """The files from `start_id` (None: the oldest) up to `stop_id`, exclusive, or to the present end of the WAL.
@@ -143,7 +147,7 @@ class WalReader:
 
         """
         start = None if start_id is None else _checked(start_id)
-        yield from self._wal.batches(start, stop_id=stop_id)
+        yield from map(self._shown, self._wal.batches(start, stop_id=stop_id))
 
     def changes(self, start_id: int | None = None, *, stop_id: int | None = None) -> Iterator[Change]:
         """The rows of `batches`, one by one."""
@@ -181,7 +185,9 @@ class WalReader:
         while stop is None or not stop.is_set():
             batch, wait_s = follower.take()
             if batch is not None:
-                yield batch
+                shown = self._shown(batch)
+                if shown.changes:
+                    yield shown
             elif wait_s is None:
                 return
             elif wait_s and stop is None:
@@ -239,6 +245,9 @@ class WalReader:
             pace=pace,
             allow_gaps=allow_gaps,
         )
+
+    def _shown(self, batch: ChangeBatch) -> ChangeBatch:
+        return batch if self._include_system else without_system(batch)
 
     def _require_consumer(self) -> ConsumerPosition:
         if self._consumer is None:

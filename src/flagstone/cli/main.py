@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from flagstone.cli import checkpoints, compaction, databases, garbage, manifests, rows
+from flagstone.cli import checkpoints, compaction, databases, garbage, manifests, rows, schemas
 from flagstone.cli.context import Invocation
 from flagstone.cli.parsing import parse_duration
 from flagstone.cli.process import BROKEN_PIPE, INTERNAL, INTERRUPTED, end_soon_when_interrupted, exit_code
@@ -56,6 +56,7 @@ _PANELS: Final[Mapping[str, Sequence[Callable[..., None]]]] = {
     "Rows": (rows.get, rows.put, rows.delete, rows.scan, rows.diff),
     "State": (
         databases.stats,
+        schemas.schema,
         databases.inspect,
         databases.verify,
         databases.repair,

@@ -198,6 +198,12 @@ def scan(
     include_expired: Annotated[
         bool, typer.Option("--include-expired", help="Also show expired rows.")
     ] = False,
+    include_system: Annotated[
+        bool,
+        typer.Option(
+            "--include-system", help="Also show rows of Flagstone itself: schemas, stream progress."
+        ),
+    ] = False,
     merge_operator: MergeWith = None,
     json: AsJson = False,
 ) -> None:
@@ -236,6 +242,7 @@ def scan(
             reverse=reverse,
             limit=limit,
             include_expired=include_expired,
+            include_system=include_system,
         ) as found,
     ):
         if count:

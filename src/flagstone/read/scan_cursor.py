@@ -19,7 +19,7 @@ from flagstone.errors import CorruptData
 from flagstone.kernels import scan as scan_kernel
 from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.lsm.retention import visible_value
-from flagstone.lsm.system_rows import visible_ranges
+from flagstone.lsm.system_rows import SYSTEM_STOP, visible_ranges
 from flagstone.read.read_ahead import MAX_REQUESTS, PrefixProbe, Stretch
 from flagstone.read.sources import HIGHEST, LOWEST, LayerSource, MemtableSource, Missing, Need, Source
 from flagstone.read.view import ReadView
@@ -166,6 +166,8 @@ class ScanCursor:
         self._held_back = False
         # The parts of the range between system rows, which are scanned one after the other.
         parts = (request.keys,) if request.include_system else visible_ranges(request.keys)
+        if len(parts) > 1 and not has_low_keys(view, request.max_seq):
+            parts = parts[1:]
         self._later = list(parts if self._reverse else reversed(parts))
         self._keys = self._later.pop() if parts else request.keys
         self._finished = self._keys.empty or not parts
@@ -259,15 +261,14 @@ class ScanCursor:
         self._spare = rows_from(self._spare, key, reverse=self._reverse)
         if self._spare:
             return
-        while self._later and self._is_beyond(key):
-            self._next_part()
-        start, stop = self._keys.start, self._keys.stop
         # Not before what was merged: memtables have given their rows up to there, and would no longer hide older ones.
+        while self._later and self._is_beyond(self._not_before_consumed(key)):
+            self._next_part()
+        key = self._not_before_consumed(key)
+        start, stop = self._keys.start, self._keys.stop
         if self._reverse:
-            key = key if self._consumed is None else min(key, self._consumed)
             stop = key + b"\0" if stop is None else min(stop, key + b"\0")
         else:
-            key = key if self._consumed is None else max(key, self._consumed)
             start = key if start is None else max(start, key)
         self._consumed = key
         self._finished = self._finished or KeyRange(start, stop).empty
@@ -307,10 +308,18 @@ class ScanCursor:
             self._consumed = max(start or LOWEST, self._resume_at(head, self._spare))
             start = self._consumed or None
         self._view = view
-        self._finished = self._finished or KeyRange(start, stop).empty
         self._pinned.clear()
+        if self._later and KeyRange(start, stop).empty:
+            self._next_part()
+            return
+        self._finished = self._finished or KeyRange(start, stop).empty
         self._memtables = self._scan_memtables(start, stop)
         self._open_layers(start, stop)
+
+    def _not_before_consumed(self, key: bytes) -> bytes:
+        if self._consumed is None:
+            return key
+        return min(key, self._consumed) if self._reverse else max(key, self._consumed)
 
     def _is_beyond(self, key: bytes) -> bool:
         """Whether no key of this part of the range is at or behind `key`."""
@@ -426,6 +435,15 @@ class ScanCursor:
                     found.append(other.missing())
         needs = [entry for entry in found if isinstance(entry, Need)]
         return Lacking(needs, [entry for entry in found if isinstance(entry, Future)])
+
+
+def has_low_keys(view: ReadView, max_seq: int) -> bool:
+    """Whether there may be keys below those of system rows, or system rows. Most databases have neither."""
+    for layer in view.forest.scan_layers:
+        starts, _, _ = layer.parts()
+        if starts and starts[0] < SYSTEM_STOP:
+            return True
+    return any(memtable.scan(None, SYSTEM_STOP, max_seq, False).next_rows(1) for memtable in view.memtables)
 
 
 def rows_from(rows: Chunk, key: bytes, *, reverse: bool) -> Chunk:

@@ -39,10 +39,11 @@ class TableWriter:
     def __reduce__(self) -> tuple[Any, ...]:
         return _writer, (self.schema, self.version, self.prefix)
 
-    def encode_arrow(self, batch: Any) -> tuple[Any, Any]:
+    def encode_arrow(self, batch: Any, *, deleted: Any = None) -> tuple[Any, Any]:
         """A column of keys and one of values, from a record batch with the columns of the version in any order.
 
-        A nullable column may be missing: it is null. Other columns are ignored.
+        A nullable column may be missing: it is null. Other columns are ignored. In rows that `deleted`, a column of
+        booleans, marks as deletions, all value columns may be null.
 
         Raises:
             InvalidRequest: a column is missing, has another type than the version, or has a null where none may be.
@@ -54,7 +55,7 @@ class TableWriter:
             encoded = pc.binary_join_element_wise(pa.scalar(self.prefix), encoded, pa.scalar(b""))
         if not self.version.columns:
             return encoded, pa.array([b""], pa.binary()).take(pa.array([0] * batch.num_rows, pa.int64()))
-        columns = [_checked(batch, column) for column in self.version.columns]
+        columns = [_checked(batch, column, deleted=deleted) for column in self.version.columns]
         # With the types of the batch: other names inside a list, or larger offsets, give the same bytes.
         types = pa.schema(
             [(column.name, array.type) for column, array in zip(self.version.columns, columns, strict=True)]
@@ -124,10 +125,9 @@ class TableReader:
             schema, [Column(field.name, column_type(field.name, field.type)) for field in self._values]
         )
         plan_projection(schema, [_key_column(field) for field in wanted if field.name in names])
-        self._key_types = pa.schema(
-            [wanted.field(name) if name in wanted.names else key_types.field(name) for name in names]
-        )
-        self._key = keys.KeySchema.of(self._key_types)
+        # The kind of a number is part of a key: keys are decoded as stored, and then cast.
+        self._key_types = key_types
+        self._key = keys.KeySchema.of(key_types)
         self._unversioned = unversioned
         self._by_version: dict[int, _Version] = {}
 
@@ -163,7 +163,11 @@ class TableReader:
             array = pc.binary_replace_slice(array, 0, len(self.prefix), b"")
         columns = keys.decode_arrow(array, self._key_types)
         found = zip(self._key_types.names, columns, strict=True)
-        return {name: column for name, column in found if name in self.wanted.names}
+        return {
+            name: _cast(column, self.wanted.field(name).type)
+            for name, column in found
+            if name in self.wanted.names
+        }
 
     def decode_values(self, encoded: Any) -> dict[str, Any]:
         """The wanted value columns of an array of values; a null value is a row of nulls.
@@ -304,7 +308,7 @@ class _Version:
         return {name: found.get(name) for name in self._wanted.names}
 
 
-def _checked(batch: Any, column: Column, *, key: bool = False) -> Any:
+def _checked(batch: Any, column: Column, *, key: bool = False, deleted: Any = None) -> Any:
     """The column of a batch. Raises `InvalidRequest` if it is missing, of another type, or has forbidden nulls."""
     names = batch.schema.names
     if column.name not in names:
@@ -319,6 +323,9 @@ def _checked(batch: Any, column: Column, *, key: bool = False) -> Any:
             f"column {column.name!r} has the type {type_text(given)}; in the schema it is {type_text(column.type)}"
         )
     if array.null_count and not column.nullable:
+        missing = pc.is_null(array) if deleted is None else pc.and_not(pc.is_null(array), deleted)
+        if not missing.true_count:
+            return array
         raise InvalidRequest(f"column {column.name!r} has nulls, and the schema says that it never has")
     return array
 

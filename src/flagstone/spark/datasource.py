@@ -88,12 +88,12 @@ class FlagstoneDataSource(DataSource):
                 "output mode 'complete' would replace the whole database with every micro-batch. Use foreachBatch with "
                 "flagstone.spark.foreach_batch and output mode 'update': each row then replaces the row with its key"
             )
+        # Spark creates a second writer for the commit. It must not claim the database from the first one, and it gets
+        # the schema from the tasks.
+        if _calling_worker() == _COMMIT_WORKER:
+            return StreamSink(None, options)
         options = replace(options, write=plan_write(options.write, schema))
-        # Spark creates a second writer for the commit. It must not claim the database from the first one.
-        commits = _calling_worker() == _COMMIT_WORKER
-        return StreamSink(
-            None if commits else begin_load(options.write.address, owner=options.owner), options
-        )
+        return StreamSink(begin_load(options.write.address, owner=options.owner), options)
 
     def _hold(self) -> CheckpointRead:
         if self._held is None:

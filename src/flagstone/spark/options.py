@@ -40,7 +40,7 @@ _ROW_MAPPING: Final = frozenset({"key.columns", "raw", "value.columns", "value.f
 _READ: Final = ADDRESS_OPTIONS | _ROW_MAPPING | {
     "as_of", "batch_rows", "checkpoint", "checkpoint_lifetime", "columnnameofcorruptrecord", "columns",
     "include_expired", "include_system", "keys", "merge_operator", "mode", "partition_bytes", "partitions", "prefix",
-    "pushdown", "start", "stop",
+    "pushdown", "schema.of", "start", "stop",
 }  # fmt: skip
 WRITE_OPTIONS: Final = ADDRESS_OPTIONS | _ROW_MAPPING | {
     "compression_codec", "duplicates", "filter_bits_per_key", "hand_over_timeout", "key.prefix", "key_column",
@@ -56,7 +56,8 @@ class ReadOptions:
     """Which rows and columns a DataFrame shows. `keys` is a range, `points` are single keys.
 
     With `pushdown`, filters of Spark narrow the keys further. None allows this if this Spark keeps scans apart.
-    `raw` reads bytes where the database has a schema. `given` are the columns that the reader named, if any.
+    `raw` reads bytes where the database has a schema. `given` are the columns that the reader named, if any. A clone of
+    a key range may lack the schema of its rows; `schema_of` is the path of a database that has it.
     """
 
     address: DatabaseAddress
@@ -77,6 +78,7 @@ class ReadOptions:
     given: tuple[str, ...] | None = None
     prefix: bytes | None = None
     include_system: bool = False
+    schema_of: str | None = None
     malformed: MalformedRows = field(default_factory=MalformedRows)
 
     def load_merge_operator(self) -> MergeOperator | None:
@@ -132,6 +134,7 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
         raw=take("raw", parse_flag) or False,
         prefix=prefix,
         include_system=take("include_system", parse_flag) or False,
+        schema_of=options.get("schema.of"),
         malformed=parse_malformed(options),
         keys=keys if prefix is None else keys.intersect(KeyRange.of_prefix(prefix)),
         points=take("keys", _points),

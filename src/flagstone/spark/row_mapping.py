@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     BinaryType,
@@ -27,8 +28,16 @@ from pyspark.sql.types import (
 from flagstone import keys, values
 from flagstone.errors import InvalidRequest
 from flagstone.read.arrow import COLUMNS
-from flagstone.schema import SchemaCommit, TableReader, TableSchema, TableWriter, key_arrow_schema
+from flagstone.schema import (
+    SchemaCommit,
+    TableReader,
+    TableSchema,
+    TableWriter,
+    key_arrow_schema,
+    value_arrow_schema,
+)
 from flagstone.spark.malformed import MalformedRows, decode_rows
+from flagstone.values.row_codec import read_versions
 
 CARRIED: Final = ("op", "ttl_ms", "expires_ms")
 """Columns of a load that control a row and are not part of its key or value."""
@@ -118,7 +127,11 @@ class RowMapping:
     def _encode(self, batch: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
         if self.commit is not None:
             commit = self.commit
-            key, value = TableWriter(commit.schema, commit.version, prefix=self.prefix).encode_arrow(batch)
+            deleted = None
+            if "op" in batch.schema.names:
+                deleted = pc.equal(pc.fill_null(batch["op"].cast(pa.string()), "put"), "delete")
+            writer = TableWriter(commit.schema, commit.version, prefix=self.prefix)
+            key, value = writer.encode_arrow(batch, deleted=deleted)
             return key, value
         names = batch.schema.names
         key = keys.encode_arrow([batch.column(names.index(name)) for name in self.key_columns])
@@ -136,7 +149,13 @@ class RowMapping:
         both = corrupt in wanted  # whether a row is malformed shows only when all of it is decoded
         key = ["key"] if both or any(name in self.key_columns for name in wanted) else []
         value = ["value"] if both or any(name in (self.value_columns or ()) for name in wanted) else []
-        return (*key, *value, *(name for name in METADATA if name in wanted))
+        return (*key, *value, *(name for name in self.metadata if name in wanted))
+
+    @property
+    def metadata(self) -> tuple[str, ...]:
+        """The columns that come from the row itself. A stored column of such a name takes the place of it."""
+        stored = () if self.table is None else stored_names(self.table)
+        return tuple(name for name in METADATA if name not in stored)
 
     def decode(
         self, batch: pa.RecordBatch, types: pa.Schema, malformed: MalformedRows = FAIL
@@ -144,8 +163,13 @@ class RowMapping:
         """Rows of the database decoded to the columns of `types`, and the number of malformed rows."""
         stored = pa.schema([field for field in types if field.name != malformed.column])
         if self.table is not None:
+            if malformed.column in types.names:
+                # A row is malformed also if a column is that the reader does not want.
+                whole = [*key_arrow_schema(self.table.key), *value_arrow_schema(self.table.current.columns)]
+                stored = pa.schema([*stored, *(each for each in whole if each.name not in stored.names)])
             reader = self.reader(stored)
             return decode_rows(batch, types, malformed, key=reader.decode_keys, value=reader.decode_values)
+        self._check_versions(batch)
         return decode_rows(
             batch,
             types,
@@ -153,6 +177,18 @@ class RowMapping:
             key=lambda raw: self._decode_keys(raw, stored),
             value=lambda raw: self._decode_values(raw, stored),
         )
+
+    def _check_versions(self, batch: pa.RecordBatch) -> None:
+        """Raise `InvalidRequest` for rows that name a version of a schema: the database at hand has no schema."""
+        if self.value_format != "row" or "value" not in batch.schema.names or not batch.num_rows:
+            return
+        _, versions = read_versions(batch["value"])
+        if max(versions) > 0:
+            raise InvalidRequest(
+                "rows name a version of a schema that this database does not have: it is a clone of a key range, or a "
+                "copy of some rows. Name a database that has the schema with the option 'schema.of', or read bytes "
+                "with raw=true"
+            )
 
     def _decode_keys(self, raw: Any, types: pa.Schema) -> dict[str, Any]:
         return dict(zip(self.key_columns, keys.decode_arrow(raw, self.key_schema(types)), strict=True))
@@ -169,10 +205,15 @@ class RowMapping:
         Raises `InvalidRequest` for a column that the schema does not have, or a type that does not hold its values.
         """
         assert self.table is not None, "only rows of a stored schema have such a reader"
-        wanted = pa.schema([field for field in types if field.name not in METADATA])
+        wanted = pa.schema([field for field in types if field.name not in self.metadata])
         whole = self.unversioned and self.value_columns and self.value_format == "row"
         old = self.value_schema(types) if whole else None
         return TableReader(self.table, wanted, prefix=self.prefix, unversioned=old)
+
+
+def stored_names(table: TableSchema) -> set[str]:
+    """The names of all columns that the schema has or had."""
+    return {column.name for version in table.versions for column in (*table.key, *version.columns)}
 
 
 def metadata_fields() -> dict[str, StructField]:

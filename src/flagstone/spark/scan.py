@@ -36,7 +36,7 @@ from flagstone.spark.filters import Wanted, narrow, narrow_range
 from flagstone.spark.malformed import MalformedRows
 from flagstone.spark.options import ReadOptions
 from flagstone.spark.row_mapping import RowMapping, arrow_schema, check_read_schema
-from flagstone.spark.stored_schema import find_schema, plan_read
+from flagstone.spark.stored_schema import fetch_schema, find_schema, plan_read
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
 from flagstone.types import KeyRange
@@ -106,6 +106,11 @@ def _with_table(held: CheckpointRead) -> CheckpointRead:
         return held
     with held.open() as reader:
         table, prefix = find_schema(reader, held.options.prefix)
+    other = held.options.schema_of
+    if table is None and other is not None:
+        table, prefix = fetch_schema(replace(held.options.address, path=other)), b""
+        if table is None:
+            raise InvalidRequest(f"the database at {other!r}, which 'schema.of' names, stores no schema")
     return replace(held, table=table, table_prefix=prefix)
 
 

@@ -39,6 +39,7 @@ from flagstone.spark.row_mapping import (
     check_write_schema,
     metadata_fields,
     read_schema,
+    stored_names,
 )
 
 if TYPE_CHECKING:
@@ -92,28 +93,64 @@ def plan_load(
     replaces_all: bool = False,
 ) -> WriteOptions:
     """`plan_write` for `bulk_load`, whose frame may have columns that only order its rows."""
+    if options.raw and options.row_mapping is not None:
+        raise InvalidRequest("raw is for bytes and key columns are for structured rows; keep one of them")
     stored = None if options.raw else fetch_schema(options.address, options.key_prefix)
-    row_mapping = options.row_mapping
-    if row_mapping is None and stored is not None:
-        row_mapping = _mapping_of(stored, schema, options, replaces_all=replaces_all)
-        if row_mapping is not None:
-            chosen = None if value_columns is None else tuple(value_columns)
-            form = value_format or row_mapping.value_format
-            row_mapping = replace(row_mapping, value_columns=chosen, value_format=form)
-    elif row_mapping is not None and stored is not None and value_format is None:
-        row_mapping = replace(row_mapping, value_format=stored.value_format)
+    row_mapping = structured_mapping(
+        stored,
+        schema,
+        options.row_mapping,
+        key=options.key_column,
+        value=options.value_column,
+        value_columns=value_columns,
+        value_format=value_format,
+        replaces_all=replaces_all,
+    )
     if row_mapping is None:
         if options.key_prefix:
             raise InvalidRequest("option 'key.prefix' is for structured rows; name their key columns")
         return options
-    kept = (*row_mapping.key_columns, *CARRIED)
-    names = [name for name in schema.fieldNames() if name not in order_by or name in kept or value_columns]
+    kept = (*row_mapping.key_columns, *CARRIED, *(row_mapping.value_columns or ()))
+    names = [name for name in schema.fieldNames() if name not in order_by or name in kept]
     return _plan_structured(
         options,
         row_mapping,
         StructType([schema[name] for name in names]),
         stored,
         replaces_all=replaces_all,
+    )
+
+
+def structured_mapping(
+    stored: TableSchema | None,
+    schema: StructType,
+    given: RowMapping | None,
+    *,
+    key: str = "key",
+    value: str = "value",
+    value_columns: Sequence[str] | None = None,
+    value_format: str | None = None,
+    replaces_all: bool = False,
+) -> RowMapping | None:
+    """The mapping of rows with that schema: the given one, or that of the stored schema; None for rows as bytes.
+
+    Raises:
+        InvalidRequest: the database holds structured rows, and these are none.
+
+    """
+    if given is not None:
+        return given if stored is None or value_format else replace(given, value_format=stored.value_format)
+    if stored is None:
+        return None
+    names = schema.fieldNames()
+    if all(name in names for name in stored.key_names):
+        chosen = None if value_columns is None else tuple(value_columns)
+        return RowMapping(stored.key_names, chosen, value_format or stored.value_format)
+    if replaces_all and {key, value} <= set(names):
+        return None
+    raise InvalidRequest(
+        f"the database holds structured rows with the key columns {', '.join(stored.key_names)}, and these rows have "
+        f"{', '.join(names)}: give rows with the columns of the schema, or set raw=true to write bytes"
     )
 
 
@@ -199,15 +236,14 @@ def plan_read(
         )
     found = RowMapping(
         table.key_names,
-        tuple(name for name in names if name not in table.key_names and name not in METADATA),
+        tuple(name for name in names if name not in table.key_names and name in stored_names(table)),
         table.value_format,
         prefix=prefix,
         table=table,
         unversioned=given is not None,
     )
-    found.reader(
-        pa.schema([field for field in arrow_schema(schema) if field.name != corrupt])
-    )  # raises errors
+    types = [field for field in arrow_schema(schema) if field.name != corrupt]
+    found.reader(pa.schema(types))  # raises the errors
     return found
 
 
@@ -230,23 +266,7 @@ def plan_types(options: ReadOptions, table: TableSchema | None) -> StructType:
 
 def is_raw(names: Sequence[str], table: TableSchema) -> bool:
     """Whether the columns that a reader names are those of a read as bytes, and none is a column of the schema."""
-    known = {column.name for version in table.versions for column in (*table.key, *version.columns)}
-    return not known.intersection(names) and bool({"key", "value"}.intersection(names))
-
-
-def _mapping_of(
-    stored: TableSchema, schema: StructType, options: WriteOptions, *, replaces_all: bool
-) -> RowMapping | None:
-    """The mapping of the stored schema, for rows whose options name none."""
-    names = schema.fieldNames()
-    if all(name in names for name in stored.key_names):
-        return RowMapping(stored.key_names, None, stored.value_format)
-    if replaces_all and {options.key_column, options.value_column} <= set(names):
-        return None
-    raise InvalidRequest(
-        f"the database holds structured rows with the key columns {', '.join(stored.key_names)}, and these rows have "
-        f"{', '.join(names)}: give rows with the columns of the schema, or set raw=true to write bytes"
-    )
+    return not stored_names(table).intersection(names) and bool({"key", "value"}.intersection(names))
 
 
 def _can_store(address: DatabaseAddress, prefix: bytes) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import takewhile
 from pathlib import Path
 from uuid import UUID
 
@@ -22,12 +23,14 @@ from flagstone.db.admin.diff import Diff
 from flagstone.db.admin.garbage import make_room, open_collector
 from flagstone.db.read_methods import check_range
 from flagstone.db.reader import as_of
+from flagstone.db.reader.reader import open_reader
 from flagstone.errors import InvalidRequest
 from flagstone.gc.plan import Kind, requested_options
 from flagstone.gc.report import GarbageReport
 from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.lsm.segments import SegmentExtractor
 from flagstone.lsm.sequence import Rounding
+from flagstone.lsm.system_rows import SCHEMA_PREFIX
 from flagstone.metadata.annotations import is_record
 from flagstone.metadata.manifest import Checkpoint, Manifest
 from flagstone.metadata.sequenced import Listed, Versioned
@@ -37,6 +40,7 @@ from flagstone.repair.repairer import Repairer, finished
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.ids import SYSTEM_IDS, Ids
 from flagstone.runtime.pool import shared_pool
+from flagstone.schema.table_schema import TableSchema
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectMissing, StoreFull
 from flagstone.store.remote_options import OptionValue
@@ -158,13 +162,15 @@ class Admin(AdminCompaction):
         start: bytes | None = None,
         stop: bytes | None = None,
         prefix: bytes | None = None,
+        include_system: bool = False,
         merge_operator: MergeOperator | None = None,
     ) -> Diff:
         """The keys whose rows differ between two checkpoints, in [start, stop) or with `prefix`, ordered by key.
 
         Iterate it for `(key, before, after)`, or `.arrow()` for record batches. It reads the SSTs that only one of the
         two has, and of the others the blocks with the same keys. Rows that had expired by the later checkpoint are left
-        out of both, so a key that only expired is no difference. The checkpoints must outlive the iteration.
+        out of both, so a key that only expired is no difference. System rows are left out unless `include_system`. The
+        checkpoints must outlive the iteration.
 
         Raises:
             InvalidRequest: there is no database or no such checkpoint, or merge operands without a `merge_operator`.
@@ -177,8 +183,30 @@ class Admin(AdminCompaction):
             parse_checkpoint_id(before),
             parse_checkpoint_id(after),
             keys=check_range(start, stop, prefix),
+            include_system=include_system,
             merge_operator=merge_operator,
         )
+
+    def schema(self, prefix: bytes = b"") -> TableSchema | None:
+        """The newest schema of the rows under `prefix`, by default of the whole database. Raises as `schemas` does."""
+        return self.schemas().get(prefix)
+
+    def schemas(self) -> dict[bytes, TableSchema]:
+        """The newest schemas of structured rows, by the prefix of the keys that they are for.
+
+        Raises:
+            InvalidRequest: there is no database, or a newer release of Flagstone wrote a schema.
+            CorruptData: the row with a schema is damaged.
+
+        """
+        wal_store = None if self._wal_store is self._store else self._wal_store
+        with open_reader(self._paths.root, store=self._store, wal_store=wal_store, mode="latest") as reader:
+            rows = reader.scan(
+                include_system=True
+            )  # not of the prefix: a clone of a key range refuses ranges outside
+            rows.seek(SCHEMA_PREFIX)
+            found = takewhile(lambda row: row[0].startswith(SCHEMA_PREFIX), rows)
+            return {key.removeprefix(SCHEMA_PREFIX): TableSchema.decode(value, key) for key, value in found}
 
     def repair(
         self, *, plan_only: bool = True, segment_extractor: SegmentExtractor | None = None

@@ -74,11 +74,13 @@ class Diff:
         after: UUID,
         *,
         keys: KeyRange,
+        include_system: bool,
         merge_operator: MergeOperator | None,
     ) -> None:
         self._manifests = manifests
         self._ids = (before, after)
         self._keys = keys
+        self._include_system = include_system
         self._merge_operator = merge_operator
         cache = SstCache(capacity_bytes=_CACHE_BYTES)
         self._ssts = SstStore(store, manifests.paths, cache=cache, pool=shared_pool())
@@ -172,7 +174,11 @@ class Diff:
 
     def _request(self, seq: int) -> ScanRequest:
         return ScanRequest(
-            keys=self._keys, max_seq=seq, now_ms=self._now_ms, merge_operator=self._merge_operator
+            keys=self._keys,
+            max_seq=seq,
+            now_ms=self._now_ms,
+            include_system=self._include_system,
+            merge_operator=self._merge_operator,
         )
 
     def _state(self, checkpoint_id: UUID, wal_store: ObjectStore) -> _State:

@@ -333,6 +333,10 @@ class AsyncTransaction(AsyncReads, AsyncChanges, AtOnce):
         """Merge `operand` into `key` when the transaction commits."""
         self._reads.merge(key, operand, ttl=ttl, expire_at=expire_at)
 
+    async def put_system(self, key: bytes, value: bytes) -> None:
+        """Set a system row when the transaction commits; see `Transaction.put_system`."""
+        self._reads.put_system(key, value)
+
     async def ensure_schema(self, given: GivenColumns, *, prefix: bytes = b"") -> Evolution:
         """Plan to write rows with the given columns under `prefix`; see `Transaction.ensure_schema`."""
         return await asyncio.to_thread(self._reads.ensure_schema, given, prefix=prefix)

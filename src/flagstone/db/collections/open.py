@@ -1,4 +1,5 @@
 """Declares collections: derives the layout of keys and values, stores the schema, finds the indexes."""
+# ruff: noqa: SLF001 - schema and index list are read past the writable range of a clone
 
 from __future__ import annotations
 

@@ -123,6 +123,7 @@ def open_feed(
     lifetime: timedelta | str | None = None,
     merge_operator: MergeOperator | None = None,
     segment_extractor: SegmentExtractor | None = None,
+    include_system: bool = False,
     settings: ReaderSettings | Mapping[str, Any] | None = None,
     clock: Clock = SYSTEM_CLOCK,
     ids: Ids = SYSTEM_IDS,
@@ -131,7 +132,8 @@ def open_feed(
 
     Addresses are those of `flagstone.open`. A retention checkpoint keeps the WAL for the consumer from now on, also
     while it is not running, for `lifetime` or until `release`; every garbage collector, SlateDB's included, respects
-    it. Two processes must not use one name at the same time.
+    it. Two processes must not use one name at the same time. The changes leave
+    system rows out unless `include_system`; a scan of the snapshot has an argument of that name.
 
     Raises:
         InvalidRequest: there is no database, or an argument does not fit it.
@@ -149,7 +151,12 @@ def open_feed(
         clock=clock,
         ids=ids,
     )
-    options: dict[str, Any] = {"store": store, "store_options": store_options, "wal_store": wal_store}
+    options: dict[str, Any] = {
+        "store": store,
+        "store_options": store_options,
+        "wal_store": wal_store,
+        "include_system": include_system,
+    }
     feed = ChangeFeed(path, pin=consumer, pin_lifetime=lifetime, clock=clock, ids=ids, **options)
     feed._prepare(parts)  # noqa: SLF001 - the second half of making it
     return feed

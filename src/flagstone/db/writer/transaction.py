@@ -205,7 +205,7 @@ class Transaction(Reads, PendingMapping):
         """
         planned = plan_evolution(self.schema(prefix), given)
         if planned.changed:
-            self._put_system(schema_key(prefix), planned.schema.encode())
+            self.put_system(schema_key(prefix), planned.schema.encode())
         return planned
 
     def commit(self, *, await_durable: bool = False) -> WriteHandle | None:
@@ -327,8 +327,8 @@ class Transaction(Reads, PendingMapping):
             self._lent.add(renewed)
         return renewed
 
-    def _put_system(self, key: bytes, value: bytes) -> None:
-        """Set a system row when the transaction commits."""
+    def put_system(self, key: bytes, value: bytes) -> None:
+        """Set a system row when the transaction commits. For Flagstone's own layers; `put` refuses such keys."""
         self._check_running()
         self._track_write(key, system=True)
         self._batch.put_system(key, value)

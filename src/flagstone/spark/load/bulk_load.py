@@ -104,27 +104,25 @@ def bulk_load(
         raise InvalidRequest(
             f"order_by names {missing[0]!r}, which is no column; there are {', '.join(df.columns)}"
         )
-    given = (
-        RowMapping(
-            tuple(key_columns), None if value_columns is None else tuple(value_columns), value_format or "row"
+    # A client of Spark Connect may not reach the store: there the server compares rows as bytes with the schema.
+    planned = options_of_load
+    if getattr(df, "_jdf", None) is not None or key_columns or not {key, value} <= set(df.columns):
+        chosen = None if value_columns is None else tuple(value_columns)
+        given = RowMapping(tuple(key_columns), chosen, value_format or "row") if key_columns else None
+        planned = plan_load(
+            replace(options_of_load, row_mapping=given),
+            df.schema,
+            order_by=extra,
+            value_columns=value_columns,
+            value_format=value_format,
+            replaces_all=mode == "overwrite",
         )
-        if key_columns
-        else None
-    )
-    planned = plan_load(
-        replace(options_of_load, row_mapping=given),
-        df.schema,
-        order_by=extra,
-        value_columns=value_columns,
-        value_format=value_format,
-        replaces_all=mode == "overwrite",
-    )
+        if planned.row_mapping is None:
+            texts["raw"] = "true"
     if planned.row_mapping is not None:
         df = _encoded(df, planned.row_mapping, extra)
         if planned.planned_schema is not None:
             texts["schema.commit"] = planned.planned_schema.to_text()
-    else:
-        texts["raw"] = "true"
     kept = df.drop(*(name for name in extra if name not in (key, value, *CARRIED)))
     check_write_schema(kept.schema, key=key, value=value)
     rows = df.withColumn(key, F.col(key).cast("binary"))

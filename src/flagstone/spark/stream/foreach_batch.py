@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import pyarrow as pa
 
 from flagstone.db.writer.database import Db
-from flagstone.errors import InvalidRequest
-from flagstone.spark.row_mapping import check_write_schema
+from flagstone.db.writer.transaction import Transaction
+from flagstone.errors import InvalidRequest, TransactionConflict
+from flagstone.lsm.system_rows import is_system
+from flagstone.schema import TableWriter, given_columns
+from flagstone.spark.row_mapping import CARRIED, RowMapping, arrow_schema, check_write_schema
+from flagstone.spark.stored_schema import structured_mapping
 from flagstone.spark.stream.stream_progress import (
     PROGRESS_PREFIX,
     QUERY_ID,
@@ -22,17 +29,30 @@ if TYPE_CHECKING:
 
 __all__ = ["PROGRESS_PREFIX", "foreach_batch"]
 
+_ATTEMPTS: Final = 10
+"""How often a micro-batch is encoded again because another write changed the schema meanwhile."""
+
 
 def foreach_batch(
-    db: Db, query: str, *, mark_prefix: bytes = PROGRESS_PREFIX, key: str = "key", value: str = "value"
+    db: Db,
+    query: str,
+    *,
+    mark_prefix: bytes = PROGRESS_PREFIX,
+    key: str = "key",
+    value: str = "value",
+    key_columns: Sequence[str] = (),
+    value_columns: Sequence[str] | None = None,
+    value_format: Literal["row", "json"] | None = None,
+    raw: bool = False,
 ) -> Callable[[DataFrame, int], None]:
     """A function for `df.writeStream.foreachBatch(...)` that writes a stream into `db`, each micro-batch exactly once.
 
-    Columns are those of a bulk load: key, value, and optionally op, ttl_ms or expires_ms. One write holds the rows of a
-    micro-batch and the progress row, whose key is `mark_prefix` and the name of the query. If Spark repeats a batch
-    after a crash, the progress row shows that it was written. Each batch is collected in this process: keep it small
-    with the limits of its source. The last of several rows of one key is kept; merges are folded with the operator of
-    the database. A batch without rows writes nothing.
+    Columns are those of a bulk load: key, value, and optionally op, ttl_ms or expires_ms; or with `key_columns`, or
+    into a database that stores a schema, structured rows, which must fit the schema. One write holds the rows of
+    a micro-batch, the progress row, whose key is `mark_prefix` and the name of the query, and the schema if it changes.
+    If Spark repeats a batch after a crash, the progress row shows that it was written. Each batch is collected in this
+    process: keep it small with the limits of its source. The last of several rows of one key is kept; merges are folded
+    with the operator of the database. A batch without rows writes nothing.
 
     Use one name per query, and a new name for a query that starts over with an empty Spark checkpoint. A query that
     finds the progress row of another query fails with `InvalidRequest`.
@@ -40,25 +60,81 @@ def foreach_batch(
     if not query:
         raise InvalidRequest("a stream needs a name, under which the database stores its progress")
     progress_row = progress_key(query, mark_prefix)
+    given = None
+    if key_columns:
+        chosen = None if value_columns is None else tuple(value_columns)
+        given = RowMapping(tuple(key_columns), chosen, value_format or "row")
 
     def write(frame: DataFrame, batch_id: int) -> None:
-        check_write_schema(frame.schema, key=key, value=value)
         progress = StreamProgress(batch_id, frame.sparkSession.sparkContext.getLocalProperty(QUERY_ID))
         if is_written(db.get(progress_row), progress, progress_row):
             # Written, but maybe not durable yet: an earlier attempt may have failed while it waited for the WAL.
             db._engine.flush_wal()  # noqa: SLF001 - `flush("wal")` refuses a database without a WAL
             return
-        batch = WriteBatch()
-        for rows in frame.toArrow().to_batches():
-            _add(batch, rows.to_pydict(), key, value)
-        if len(batch):
-            batch.put(progress_row, progress.encode())
-            db.write(batch, await_durable=True)
+        mapping = None
+        if not raw:
+            mapping = structured_mapping(
+                db.schema(), frame.schema, given, key=key, value=value, value_format=value_format
+            )
+        if mapping is None:
+            check_write_schema(frame.schema, key=key, value=value)
+            batch = WriteBatch()
+            for rows in frame.toArrow().to_batches():
+                _add(batch, rows.to_pydict(), key, value)
+            if len(batch):
+                _put(batch, progress_row, progress.encode())
+                db.write(batch, await_durable=True)
+            return
+        batches = [rows for rows in frame.toArrow().to_batches() if rows.num_rows]
+        left = _ATTEMPTS if batches else 0
+        while left:
+            left -= 1
+            try:
+                with db.transaction() as transaction:
+                    encode = _encoder(transaction, mapping, arrow_schema(frame.schema))
+                    for rows in batches:
+                        _add(transaction, encode(rows).to_pydict(), "key", "value")
+                    _put(transaction, progress_row, progress.encode())
+                    transaction.commit(await_durable=True)
+                left = 0
+            except TransactionConflict:
+                if not left:
+                    raise
 
     return write
 
 
-def _add(batch: WriteBatch, cells: dict[str, list[Any]], key: str, value: str) -> None:
+def _encoder(
+    transaction: Transaction, mapping: RowMapping, types: pa.Schema
+) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+    """From a batch of the frame to one of rows. The transaction stores the schema if the rows need another one."""
+    planned = transaction.ensure_schema(
+        given_columns(
+            types,
+            mapping.key_columns,
+            value_columns=mapping.value_columns,
+            value_format=mapping.value_format,
+            nullable=True,
+        )
+    )
+    writer = TableWriter(planned.schema, planned.version)
+
+    def encode(batch: pa.RecordBatch) -> pa.RecordBatch:
+        encoded = dict(zip(("key", "value"), writer.encode_arrow(batch), strict=True))
+        encoded |= {name: batch.column(name) for name in CARRIED if name in batch.schema.names}
+        return pa.RecordBatch.from_pydict(encoded)
+
+    return encode
+
+
+def _put(rows: WriteBatch | Transaction, key: bytes, value: bytes) -> None:
+    if is_system(key):
+        rows.put_system(key, value)
+    else:
+        rows.put(key, value)
+
+
+def _add(rows: WriteBatch | Transaction, cells: dict[str, list[Any]], key: str, value: str) -> None:
     count = len(cells[key])
     nothing: list[Any] = [None] * count
     for row_key, row_value, op, ttl_ms, expires_ms in zip(
@@ -74,15 +150,18 @@ def _add(batch: WriteBatch, cells: dict[str, list[Any]], key: str, value: str) -
                 f"a row of the stream has no key or no value: {row_key!r}, {row_value!r}; drop it, or fill it in"
             )
         name = _bytes(row_key)
+        ttl = None if ttl_ms is None else timedelta(milliseconds=ttl_ms)
         match op:
             case None | "put":
-                batch.put(name, _bytes(row_value), ttl=ttl_ms, expire_at=expires_ms)
+                rows.put(name, _bytes(row_value), ttl=ttl, expire_at=expires_ms)
             case "delete":
-                batch.delete(name)
+                rows.delete(name)
             case "merge":
-                batch.merge(name, _bytes(row_value), ttl=ttl_ms, expire_at=expires_ms)
+                rows.merge(name, _bytes(row_value), ttl=ttl, expire_at=expires_ms)
             case _:
                 raise InvalidRequest(f"column 'op' has {op!r}; it is put, delete or merge")
+        if isinstance(rows, Transaction):
+            rows.unmark_write(name)  # the newest row counts, also over a write since the transaction began
 
 
 def _bytes(cell: str | bytes) -> bytes:

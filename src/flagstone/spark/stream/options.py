@@ -25,7 +25,7 @@ SNAPSHOT_LIFETIME: Final = timedelta(days=1)
 """How long the copy of the whole database may take, with all restarts."""
 
 _STREAM: Final = ADDRESS_OPTIONS | {
-    "allow_gaps", "checkpoint_lifetime", "consumer", "max_bytes_per_trigger", "max_files_per_trigger",
+    "allow_gaps", "checkpoint_lifetime", "consumer", "include_system", "max_bytes_per_trigger", "max_files_per_trigger",
     "merge_operator", "partitions", "pin_lifetime", "starting",
 }  # fmt: skip
 
@@ -41,6 +41,7 @@ class StreamOptions:
     max_files: int | None = None
     max_bytes: int | None = None
     allow_gaps: bool = False
+    include_system: bool = False
     snapshot_lifetime: timedelta = SNAPSHOT_LIFETIME
     retention_lifetime: timedelta | None = None
     merge_operator: str | None = None
@@ -73,6 +74,7 @@ def parse_stream_options(options: Mapping[str, str]) -> StreamOptions:
         max_files=take("max_files_per_trigger", parse_positive),
         max_bytes=take("max_bytes_per_trigger", parse_positive),
         allow_gaps=take("allow_gaps", parse_flag) or False,
+        include_system=take("include_system", parse_flag) or False,
         snapshot_lifetime=take("checkpoint_lifetime", parse_lifetime) or SNAPSHOT_LIFETIME,
         retention_lifetime=take("pin_lifetime", parse_lifetime),
         merge_operator=options.get("merge_operator"),

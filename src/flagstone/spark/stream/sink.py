@@ -21,6 +21,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 
 from flagstone.db.reader.reader import open_reader
 from flagstone.errors import InternalError, InvalidRequest
+from flagstone.schema import SchemaCommit
 from flagstone.spark.error_translation import in_task
 from flagstone.spark.load.commit import abort_load, commit_load
 from flagstone.spark.load.overlaps import order_ssts
@@ -74,11 +75,12 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
 
 @dataclass
 class BatchSsts(WriterCommitMessage):
-    """The SSTs that one task made of a micro-batch, with the plan and the query id for the commit."""
+    """The SSTs that one task made of a micro-batch, with the plan, the query id and the schema for the commit."""
 
     plan: LoadPlan
     query_id: str | None
     made: list[MadeSst]
+    schema: SchemaCommit | None = None
 
 
 class StreamSink(DataSourceStreamArrowWriter):
@@ -94,7 +96,8 @@ class StreamSink(DataSourceStreamArrowWriter):
         query_id = _query_id()
         self._progress_key(query_id)  # raises for a missing name before rows are written
         with in_task():
-            return BatchSsts(self._plan, query_id, write_ssts(iterator, self._plan, self._options.write))
+            made = write_ssts(iterator, self._plan, self._options.write)
+        return BatchSsts(self._plan, query_id, made, self._options.write.planned_schema)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         done = [message for message in messages if isinstance(message, BatchSsts)]
@@ -106,7 +109,9 @@ class StreamSink(DataSourceStreamArrowWriter):
         if made:
             query_id = done[0].query_id
             progress = StreamProgress(batchId, query_id)
-            commit_batch(done[0].plan, self._options.write, made, self._progress_key(query_id), progress)
+            # The schema that the tasks have used; this process did not plan one.
+            options = replace(self._options.write, row_mapping=None, schema_commit=done[0].schema)
+            commit_batch(done[0].plan, options, made, self._progress_key(query_id), progress)
         elif done:
             # A repeated batch without rows has no effect, so it needs no progress row.
             abort_load(done[0].plan, [])

@@ -36,6 +36,7 @@ from flagstone.db.admin.admin import Admin
 from flagstone.errors import InvalidRequest
 from flagstone.loads.edit import VisibleLoad, find_load, next_load
 from flagstone.loads.rows import LoadRows, fetch_load_ssts, load_gone
+from flagstone.lsm.system_rows import is_system
 from flagstone.metadata.annotations import Position
 from flagstone.metadata.manifest import Manifest, SsTable
 from flagstone.metadata.stores import ManifestStore
@@ -258,14 +259,16 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if row[1] > seen + 1 and not self._options.allow_gaps:
                     check_gapless(seen, row[1])
                 seen = max(seen, row[1])
-                yield change_of(row, wal_id)
+                if self._options.include_system or not is_system(row[0]):
+                    yield change_of(row, wal_id)
 
     def _loaded(self, partition: LoadPartition) -> Iterator[Change]:
         store, paths = open_store(self._options.address)
         rows = LoadRows(store, paths, pool=shared_pool())
         for piece in rows.pieces(partition.load, partition.sst):
             for row in piece:
-                yield change_of(row, None)
+                if self._options.include_system or not is_system(row[0]):
+                    yield change_of(row, None)
 
     def _files(self, wal_ids: Iterable[int]) -> Iterator[tuple[WalId, list[EntryTuple]]]:
         wal = self._wal()
@@ -287,7 +290,13 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _snapshot(self, checkpoint: str) -> FlagstoneReader:
         options = self._options
-        read = ReadOptions(options.address, columns=_ROW_COLUMNS, merge_operator=options.merge_operator)
+        read = ReadOptions(
+            options.address,
+            columns=_ROW_COLUMNS,
+            merge_operator=options.merge_operator,
+            raw=True,
+            include_system=options.include_system,
+        )
         return FlagstoneReader(CheckpointRead(read, checkpoint), read_schema(_ROW_COLUMNS))
 
     def _wal(self) -> WalFiles:
