@@ -194,10 +194,7 @@ class Admin(AdminCompaction):
     def schemas(self) -> dict[bytes, TableSchema]:
         """The newest schemas of structured rows, by the prefix of the keys that they are for.
 
-        Raises:
-            InvalidRequest: there is no database, or a newer release of Flagstone wrote a schema.
-            CorruptData: the row with a schema is damaged.
-
+        Raises `InvalidRequest` without a database, and `CorruptData` for a damaged row.
         """
         wal_store = None if self._wal_store is self._store else self._wal_store
         with open_reader(self._paths.root, store=self._store, wal_store=wal_store, mode="latest") as reader:
