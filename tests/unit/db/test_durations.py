@@ -77,6 +77,11 @@ def purge(shop: Shop, given: Any) -> None:
             raise
 
 
+async def put_into_a_collection(db: Any, given: Any) -> None:
+    rows = await db.collection("c", key=str, value="json")
+    await rows.put("k", 1, ttl=given)
+
+
 CALLS: dict[str, Callable[[Shop, Any], Any]] = {
     "Db.put ttl": lambda shop, given: shop.db.put(b"k", b"v", ttl=given),
     "Db.merge ttl": lambda shop, given: shop.db.merge(b"k", b"v", ttl=given),
@@ -92,6 +97,11 @@ CALLS: dict[str, Callable[[Shop, Any], Any]] = {
     "AsyncTransaction.merge ttl": lambda shop, given: shop.in_transaction(
         lambda tx: tx.merge(b"k", b"v", ttl=given)
     ),
+    "Collection.put ttl": lambda shop, given: shop.db.collection("c", key=str, value="json").put(
+        "k", 1, ttl=given
+    ),
+    "AsyncCollection.put ttl": lambda shop, given: shop.awaited(lambda db: put_into_a_collection(db, given)),
+    "Db.run timeout": lambda shop, given: shop.db.run(lambda tx: None, timeout=given),
     "Db.checkpoint lifetime": lambda shop, given: shop.db.checkpoint(lifetime=given),
     "AsyncDb.checkpoint lifetime": lambda shop, given: shop.awaited(lambda db: db.checkpoint(lifetime=given)),
     "Admin.create_checkpoint lifetime": lambda shop, given: shop.admin.create_checkpoint(lifetime=given),

@@ -21,7 +21,7 @@ from flagstone.db.collections.codecs import Values
 from flagstone.db.collections.index import Index, IndexSet, Problem, RowWrite
 from flagstone.db.collections.parts import KeyParts
 from flagstone.db.mapping import NotSupported, pairs_of
-from flagstone.db.writer.mapping import BATCH_ROWS, MISSING, found_or
+from flagstone.db.writer.mapping import BATCH_ROWS, MISSING
 from flagstone.errors import FlagstoneError
 from flagstone.keys.tuples import AFTER
 from flagstone.read.preview import PREVIEW_ROWS, html_rows
@@ -103,11 +103,7 @@ class Collection(MutableMapping[K, V], Generic[K, V]):
 
     def multi_get(self, keys: Sequence[K]) -> list[V | None]:
         """The values of many keys in their order, all at one moment."""
-        stored = self._reads.multi_get([self._parts.encode(key) for key in keys])
-        return [
-            None if value is None else self._decoded(key, value)
-            for key, value in zip(keys, stored, strict=True)
-        ]
+        return self._multi_get(keys, None)
 
     def scan(
         self,
@@ -149,10 +145,10 @@ class Collection(MutableMapping[K, V], Generic[K, V]):
         return CollectionItems(self)
 
     def __getitem__(self, key: K) -> V:
-        value = self.get(key)
-        if value is None:
+        value: Any = self.get(key, MISSING)  # a value may be None
+        if value is MISSING:
             raise KeyError(key)
-        return value
+        return cast("V", value)
 
     def __contains__(self, key: object) -> bool:
         return self._reads.get(self._parts.encode(key)) is not None
@@ -231,23 +227,28 @@ class Collection(MutableMapping[K, V], Generic[K, V]):
     def pop(self, key: K, default: Any = MISSING) -> Any:
         """Delete `key` and return its value, in one transaction; without the key `default`, or a `KeyError`."""
 
-        def take(tx: Collection[K, V]) -> V | None:
-            value = tx.get(key)
-            if value is not None:
+        def take(tx: Collection[K, V]) -> Any:
+            value = tx.get(key, MISSING)
+            if value is not MISSING:
                 tx.delete(key)
             return value
 
-        return found_or(cast("Any", self._in_transaction(take)), cast("Any", key), default)
+        value = self._in_transaction(take)
+        if value is not MISSING:
+            return value
+        if default is MISSING:
+            raise KeyError(key)
+        return default
 
     def setdefault(self, key: K, default: V) -> V:
         """The value of `key`, which is set to `default` if it does not exist; in one transaction."""
 
         def put(tx: Collection[K, V]) -> V:
-            value = tx.get(key)
-            if value is None:
+            value: Any = tx.get(key, MISSING)
+            if value is MISSING:
                 tx.put(key, default)
                 return default
-            return value
+            return cast("V", value)
 
         return self._in_transaction(put)
 
@@ -406,6 +407,13 @@ class Collection(MutableMapping[K, V], Generic[K, V]):
         if stop is not None:
             high = self._parts.encode_leading((*parts, *_several(stop)))
         return KeyRange(low, max(low, high))
+
+    def _multi_get(self, keys: Sequence[K], default: Any) -> list[Any]:
+        stored = self._reads.multi_get([self._parts.encode(key) for key in keys])
+        return [
+            default if value is None else self._decoded(key, value)
+            for key, value in zip(keys, stored, strict=True)
+        ]
 
     def _pair(self, pair: tuple[bytes, bytes]) -> tuple[K, V]:
         key = self._parts.decode(pair[0])

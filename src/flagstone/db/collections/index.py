@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Type
 
 from flagstone import keys
 from flagstone.db.collections.parts import check_name, index_prefix, indexes_key, plain
+from flagstone.db.writer.mapping import MISSING
 from flagstone.errors import CorruptData, InvalidRequest, TransactionConflict
 from flagstone.keys.tuples import AFTER
 from flagstone.runtime.sync import Lock
@@ -104,8 +105,8 @@ class Index(Generic[K, V]):
             entries = index._entries(parts, start, stop, reverse=reverse, limit=limit)
             while chunk := list(islice(entries, _ROWS_AT_ONCE)):
                 found = [key for _, key in chunk]
-                for key, value in zip(found, rows.multi_get(found), strict=True):
-                    if value is None:
+                for key, value in zip(found, rows._multi_get(found, MISSING), strict=True):
+                    if value is MISSING:
                         raise CorruptData(
                             f"the index {self.name!r} has an entry for the key {key!r}, which has no row: rows were "
                             "deleted without the collection; drop the index and declare it again"
@@ -133,8 +134,8 @@ class Index(Generic[K, V]):
         """The value of the only row with this key; for unique indexes."""
         if not self.unique:
             raise InvalidRequest(f"the index {self.name!r} is not unique: use scan(), keys() or values()")
-        value = self.get(parts)
-        if value is None:
+        value = self.get(parts, MISSING)
+        if value is MISSING:
             raise KeyError(parts)
         return cast("V", value)
 
@@ -354,8 +355,8 @@ def _problems(rows: Collection[Any, Any], index: Index[Any, Any], name: str) -> 
     for entry, stored in reads.scan(low, low + AFTER):
         index_key, row_key = index._split(entry, stored)
         key = parts.decode(parts.prefix + row_key)
-        value = rows.get(key)
-        if value is None or entry not in index._entries_of(row_key, value):
+        value = rows.get(key, MISSING)
+        if value is MISSING or entry not in index._entries_of(row_key, value):
             yield Problem(name, "stale", index_key, key)
 
 

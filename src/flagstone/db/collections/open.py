@@ -1,4 +1,5 @@
 """Declares collections: derives the layout of keys and values, stores the schema, finds the indexes."""
+# ruff: noqa: SLF001 - schema and index list are read past the writable range of a clone
 
 from __future__ import annotations
 
@@ -55,9 +56,9 @@ def _indexes_of(handle: Reads, name: str) -> IndexSet:
     """The indexes of a collection: one object for all handles of a database that is open for writing."""
     shared: dict[str, IndexSet] | None = getattr(handle, "_index_sets", None)
     if shared is None:
-        return IndexSet(name, handle.get(indexes_key(name)))
+        return IndexSet(name, handle._schema_row(indexes_key(name)))
     # `setdefault` is atomic: two threads that open the same collection get the same object.
-    return shared.get(name) or shared.setdefault(name, IndexSet(name, handle.get(indexes_key(name))))
+    return shared.get(name) or shared.setdefault(name, IndexSet(name, handle._schema_row(indexes_key(name))))
 
 
 class RowValues:

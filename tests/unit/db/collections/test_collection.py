@@ -222,6 +222,21 @@ def test_values_of_every_kind_come_back_as_they_were(db: Db, declared: Any, valu
     assert list(rows.values()) == [value]
 
 
+@pytest.mark.parametrize("declared", ["json", int | None], ids=["json", "optional"])
+def test_none_is_a_value_where_the_type_has_it(db: Db, declared: Any) -> None:
+    rows = db.collection("c", key=str, value=declared)
+    by_kind = rows.index("by_kind", lambda value: value is None)
+    rows["a"] = None
+    assert (rows["a"], rows.get("a", 5), "a" in rows) == (None, None, True)
+    assert rows.setdefault("a", 3) is None
+    assert list(by_kind.scan(True)) == [("a", None)]
+    assert rows.check_indexes() == []
+    assert rows.pop("a", 7) is None
+    assert rows.pop("a", 7) == 7
+    with pytest.raises(KeyError):
+        rows["a"]
+
+
 def test_pydantic_models_are_values(db: Db) -> None:
     pydantic = pytest.importorskip("pydantic")
 
