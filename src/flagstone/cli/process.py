@@ -54,6 +54,16 @@ def end_soon_when_interrupted() -> None:
 
 
 @contextmanager
+def waiting_for_input() -> Iterator[None]:
+    """In this block Ctrl-C raises `KeyboardInterrupt` and nothing else: there is no request that it must end."""
+    watched = signal.set_wakeup_fd(-1)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(watched)
+
+
+@contextmanager
 def service(name: str) -> Iterator[Event]:
     """Run a long-running command. The first Ctrl-C or SIGTERM sets the event; a second one ends the process.
 

@@ -23,7 +23,7 @@ from flagstone.cli.parsing import (
     parse_merge_operator,
     screen_text,
 )
-from flagstone.cli.process import exit_code
+from flagstone.cli.process import exit_code, waiting_for_input
 from flagstone.cli.rows import MergeWith, print_pairs, row_json
 from flagstone.errors import FlagstoneError, InvalidRequest
 from flagstone.inspector.text import json_text, line_text, size_text
@@ -92,11 +92,17 @@ def _converse(session: Session) -> None:
     with _line_editing(session):
         while True:
             try:
-                if not session.run(input(_PROMPT)):
-                    return
+                with waiting_for_input():
+                    line = input(_PROMPT)
             except EOFError:
                 print_line("")
                 return
+            except KeyboardInterrupt:
+                print_line("")  # as in other shells, Ctrl-C gives up the line
+                continue
+            try:
+                if not session.run(line):
+                    return
             except FlagstoneError as error:
                 sys.stderr.write(f"flagstone: {error}\n")
                 if exit_code(error) == 4:

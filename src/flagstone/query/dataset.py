@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 from uuid import UUID
 
 import pyarrow as pa
@@ -44,7 +44,27 @@ _UNREACHABLE: Final = (
 )
 
 
-class Dataset(pads.FileSystemDataset):
+if TYPE_CHECKING:
+
+    class _ArrowDataset:
+        """The methods of PyArrow's class that `Dataset` inherits: type checkers know nothing of PyArrow."""
+
+        def __init__(self, fragments: Any, schema: Any, format: Any, filesystem: Any) -> None: ...  # noqa: A002
+        def to_table(self, columns: Any = None, filter: Any = None, **options: Any) -> pa.Table: ...  # noqa: A002
+        def to_batches(
+            self,
+            columns: Any = None,
+            filter: Any = None,  # noqa: A002
+            **options: Any,
+        ) -> Iterator[pa.RecordBatch]: ...
+        def head(self, num_rows: int, **options: Any) -> pa.Table: ...
+        def take(self, indices: Any, **options: Any) -> pa.Table: ...
+
+else:
+    _ArrowDataset = pads.FileSystemDataset
+
+
+class Dataset(_ArrowDataset):
     """A database at one moment, as a `pyarrow.dataset.Dataset`. Made by `flagstone.dataset`; close it.
 
     `to_table`, `to_batches`, `scanner`, `head`, `take`, `count_rows` and `filter` work as on every dataset. A filter on

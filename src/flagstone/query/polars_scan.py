@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flagstone.db.reader.reader import DbReader
 from flagstone.db.writer.database import Db
@@ -17,13 +17,8 @@ from flagstone.errors import InvalidRequest
 from flagstone.query.conditions import Constant
 from flagstone.query.dataset import Dataset, open_dataset
 
-try:
+if TYPE_CHECKING:
     import polars as pl
-    from polars.io.plugins import register_io_source
-except ImportError:
-    raise InvalidRequest("Polars is not installed; install flagstone[arrow]") from None
-
-from flagstone.query.polars_expressions import read_predicate
 
 
 def scan_polars(
@@ -39,6 +34,12 @@ def scan_polars(
         Unavailable: the store did not answer.
 
     """
+    try:
+        from polars.io.plugins import register_io_source  # noqa: PLC0415 - an optional package
+    except ImportError:
+        raise InvalidRequest("Polars is not installed; install flagstone[arrow]") from None
+    from flagstone.query.polars_expressions import read_predicate  # noqa: PLC0415 - it needs Polars
+
     if isinstance(source, Dataset):
         if options:
             raise InvalidRequest(f"{next(iter(options))} belongs to an address; a dataset is already open")
@@ -74,6 +75,8 @@ def scan_polars(
 
 
 def _frame(rows: Any) -> pl.DataFrame:
+    import polars as pl  # noqa: PLC0415 - an optional package
+
     frame = pl.from_arrow(rows)
     assert isinstance(frame, pl.DataFrame), "rows become a frame"
     return frame

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -213,6 +212,8 @@ class AsyncScan(_OpenScan):
 
     async def to_arrow(self, columns: Sequence[str] = ("key", "value")) -> pa.Table:
         """The rows as an Arrow table, read on another thread; see `Scan.to_arrow`."""
+        import asyncio  # noqa: PLC0415 - it takes eleven megabytes, and blocking programs do not need it
+
         return await asyncio.to_thread(lambda: self._export(columns).read_all())
 
     async def to_pandas(self, columns: Sequence[str] = ("key", "value")) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from flagstone.cli.main import app
+from flagstone.kernels import COMPILED
 
 COMMANDS = sorted(get_command(app).commands)  # type: ignore[attr-defined]
 
@@ -109,6 +111,21 @@ def test_version_prints_the_version() -> None:
     done = CliRunner().invoke(app, ["--version"])
     assert done.exit_code == 0
     assert done.stdout.startswith("flagstone ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["compiled", "interpreted"])
+def test_interpreted_kernels_are_shown_with_the_version(form: str) -> None:
+    if form == "compiled" and not COMPILED:
+        pytest.skip("the kernels of this installation are not compiled")
+    done = subprocess.run(
+        [sys.executable, "-c", "from flagstone.cli.main import main; main()", "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "FLAGSTONE_KERNELS": "interpreted" if form == "interpreted" else ""},
+    )
+    assert ("kernels interpreted" in done.stdout) == (form == "interpreted")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

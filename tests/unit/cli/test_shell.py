@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import signal
 import stat
 import subprocess
 import sys
@@ -179,3 +180,30 @@ def test_at_a_terminal_errors_do_not_end_it_and_the_history_is_private(
     assert "name 1" in text.partition("no command")[2]
     assert "get user/1" in history.read_text()
     assert stat.S_IMODE(history.stat().st_mode) == 0o600
+
+
+@pytest.mark.slow
+def test_ctrl_c_gives_up_the_line_and_not_the_shell(shop: Flagstone) -> None:
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", "from flagstone.cli.main import main; main()", "shell", str(shop.path)],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "FLAGSTONE_HISTORY": "", "TERM": "dumb"},
+    ) as process:
+        os.close(theirs)
+
+        def read_until(words: bytes) -> None:
+            shown = b""
+            while words not in shown:
+                shown += os.read(ours, 65_536)
+
+        read_until(b"flagstone> ")
+        process.send_signal(signal.SIGINT)
+        read_until(b"flagstone> ")
+        os.write(ours, b"get user/1\n")
+        read_until(b"name 1")
+        os.write(ours, b"exit\n")
+        assert process.wait(timeout=30) == 0
+    os.close(ours)
