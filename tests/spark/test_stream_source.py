@@ -15,8 +15,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 import flagstone
 from flagstone import Admin, InvalidRequest
 from flagstone.changes.change import WalFile
+from flagstone.metadata.annotations import Position
+from flagstone.metadata.manifest import Manifest
 from flagstone.spark import foreach_batch
-from flagstone.spark.stream.offsets import BEGIN, plan_end
+from flagstone.spark.stream.lag import Lag, measure_lag
+from flagstone.spark.stream.offsets import BEGIN, plan_end, until_fence
 from flagstone.spark.stream.options import parse_stream_options
 from flagstone.spark.stream.source import ChangeStreamReader
 from flagstone.types import WalId
@@ -225,6 +228,25 @@ def test_a_micro_batch_uses_its_limit_and_has_at_least_one_file() -> None:
     assert plan_end(files, 3, ReadMaxBytes(1), None) == 4
     assert plan_end(files, 2, ReadAllAvailable(), None) == 2
     assert plan_end([], 1, ReadAllAvailable(), None) == 1
+
+
+def test_a_micro_batch_may_end_before_the_next_fence() -> None:
+    sizes = [0, 0, 100, 50, 0, 100]
+    files = [WalFile(WalId(3 + at), size, 0) for at, size in enumerate(sizes)]
+
+    assert [file.wal_id for file in until_fence(files)] == [3, 4, 5, 6]
+    assert [file.wal_id for file in until_fence(files[4:])] == [7, 8]
+    assert until_fence([]) == []
+
+
+def test_the_lag_counts_files_with_rows_from_the_position_on() -> None:
+    files = [WalFile(WalId(3), 100, 5_000), WalFile(WalId(4), 0, 6_000), WalFile(WalId(5), 70, 7_000)]
+
+    lag = measure_lag(files, Manifest(), Position(WalId(4), 10))
+
+    assert lag == Lag(end=6, files=1, bytes=70, loads=0, oldest_ms=7_000)
+    assert lag.seconds(9_500) == 2.5
+    assert measure_lag([], Manifest(), Position(WalId(9), 10)).seconds(9_500) == 0
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from flagstone.spark.jobs.export import ExportReport, export
     from flagstone.spark.jobs.verification import verify
     from flagstone.spark.load.bulk_load import bulk_load
-    from flagstone.spark.load.merge_into import MergeReport, delete, merge_into
+    from flagstone.spark.load.delete import delete
+    from flagstone.spark.load.merge_into import MergeReport, merge_into
     from flagstone.spark.load.plan import LoadReport
     from flagstone.spark.sessions import configure, register, session
     from flagstone.spark.stream.foreach_batch import foreach_batch
@@ -49,7 +50,7 @@ _HOME = {
     "bulk_load": "flagstone.spark.load.bulk_load",
     "compact": "flagstone.spark.jobs.compaction",
     "configure": "flagstone.spark.sessions",
-    "delete": "flagstone.spark.load.merge_into",
+    "delete": "flagstone.spark.load.delete",
     "export": "flagstone.spark.jobs.export",
     "foreach_batch": "flagstone.spark.stream.foreach_batch",
     "merge_into": "flagstone.spark.load.merge_into",

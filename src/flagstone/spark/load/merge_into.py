@@ -1,4 +1,4 @@
-"""`merge_into` and `delete`: one load whose operations depend on the rows that the database has.
+"""`merge_into`: one load whose operations depend on the rows that the database has.
 
 A merge holds a checkpoint, looks up the key of every row at that one state, decides what to write, and loads it with
 one commit. The load is newer than everything before it. A crash before the commit leaves the database unchanged, and a
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import BinaryType, BooleanType, StructField, StructType
 
@@ -26,23 +26,25 @@ from flagstone.config.durations import as_duration
 from flagstone.db.reader.reader import open_reader
 from flagstone.errors import FlagstoneError, InvalidRequest
 from flagstone.runtime.clock import SYSTEM_CLOCK
+from flagstone.schema import TableSchema, key_arrow_schema
 from flagstone.spark.address import shared_address
 from flagstone.spark.error_translation import find_cause, in_task
 from flagstone.spark.job_control import described, log_done
 from flagstone.spark.load.bulk_load import bulk_load, sort_by_key
 from flagstone.spark.load.plan import LoadReport
-from flagstone.spark.options import ReadOptions, option_texts
+from flagstone.spark.options import ReadOptions
 from flagstone.spark.row_mapping import RowMapping, arrow_schema
 from flagstone.spark.scan import CheckpointRead, hold_checkpoint
 from flagstone.spark.sessions import register
+from flagstone.spark.stored_schema import plan_read, structured_mapping
 from flagstone.spark.stream.shape import BEFORE, decode_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-_KEY: Final = "_flagstone_key"
+KEY: Final = "_flagstone_key"
 _FOUND: Final = "_flagstone_found"
-_LIFETIME: Final = timedelta(days=1)
+LIFETIME: Final = timedelta(days=1)
 _CACHE_BYTES: Final = 64 * 1024 * 1024
 
 
@@ -65,40 +67,64 @@ class MergeReport:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """Which columns of the frame are the key and the value."""
+    """Which columns of the frame are the key and the value, and how those of the database are decoded.
+
+    Without `written` rows are bytes, in the columns `key` and `value`. `stored` decodes the columns of the value that
+    the database knows; None if it knows none.
+    """
 
     key: str
     value: str
-    mapping: RowMapping | None
+    written: RowMapping | None = None
+    stored: RowMapping | None = None
 
-    def complete(self, schema: StructType) -> _Columns:
-        """With every column named. Raises `InvalidRequest` for one that is missing or cannot be stored."""
+    @classmethod
+    def of(
+        cls, schema: StructType, held: CheckpointRead, given: RowMapping | None, key: str, value: str
+    ) -> _Columns:
+        """Raises `InvalidRequest` for a column that is missing or cannot be stored."""
         if "op" in schema.names:
             raise InvalidRequest(
                 "the frame has a column 'op'; the merge decides the operation: drop or rename it"
             )
-        if self.mapping is not None:
-            return replace(self, mapping=self.mapping.for_writing(schema))
-        for name in (self.key, self.value):
-            if name not in schema.names:
-                raise InvalidRequest(f"there is no column {name!r}; there are {', '.join(schema.names)}")
-        return self
+        found = structured_mapping(held.table, schema, given, key=key, value=value)
+        if found is None:
+            for name in (key, value):
+                if name not in schema.names:
+                    raise InvalidRequest(f"there is no column {name!r}; there are {', '.join(schema.names)}")
+            return cls(key, value)
+        written = found.for_writing(schema)
+        table = held.table
+        names = [*written.key_columns, *(written.value_columns or ())]
+        if table is not None:
+            known = {column.name for version in table.versions for column in (*table.key, *version.columns)}
+            names = [name for name in names if name in known]
+        rows = StructType([schema[name] for name in names])
+        return cls(key, value, written, plan_read(replace(held.options, row_mapping=given), rows, table, b""))
 
     def former(self, schema: StructType) -> list[StructField]:
         """The columns with the former values."""
-        if self.mapping is None:
+        if self.written is None:
             return [StructField(BEFORE, BinaryType())]
         return [
             StructField(f"{BEFORE}_{name}", schema[name].dataType)
-            for name in self.mapping.value_columns or ()
+            for name in self.written.value_columns or ()
         ]
 
     def decoded(self, key: pa.Array, value: pa.Array, types: pa.Schema) -> list[Any]:
-        """The columns of `former`."""
-        if self.mapping is None:
+        """The columns of `former`; null for those that the database does not have yet."""
+        if self.written is None:
             return [value]
-        rows = decode_rows(self.mapping, key, value, types)
-        return [rows[name] for name in self.mapping.value_columns or ()]
+        known = () if self.stored is None else self.stored.value_columns or ()
+        rows = (
+            {}
+            if self.stored is None
+            else decode_rows(self.stored, key, value, pa.schema([types.field(name) for name in known]))
+        )
+        return [
+            rows.get(name, pa.nulls(len(value), types.field(name).type))
+            for name in self.written.value_columns or ()
+        ]
 
 
 def merge_into(
@@ -109,7 +135,7 @@ def merge_into(
     value: str = "value",
     key_columns: Sequence[str] = (),
     value_columns: Sequence[str] | None = None,
-    value_format: Literal["row", "json"] = "row",
+    value_format: Literal["row", "json"] | None = None,
     when_matched: Literal["update", "delete"] | None = "update",
     condition: str | Column | None = None,
     delete_when: str | Column | None = None,
@@ -119,17 +145,18 @@ def merge_into(
     store_options: Mapping[str, Any] | None = None,
     wal_store: str | None = None,
     merge_operator: str | None = None,
-    lifetime: timedelta | str = _LIFETIME,
+    lifetime: timedelta | str = LIFETIME,
     duplicates: Literal["last", "error"] = "error",
     **options: Any,
 ) -> MergeReport:
     """Update, delete or insert the rows of `df` by whether the database has their keys, with one commit.
 
-    Columns are those of `bulk_load`, without `op`. A row whose key is in the database is matched: it replaces the row
-    (`when_matched="update"`), deletes it ("delete"), or is left out (None). A matched row for which `delete_when` is
-    true deletes; one for which `condition` is not true is left out. A row that is not matched is inserted, or left out
-    with `when_not_matched=None`. Both conditions are SQL or a `Column`, and see the columns of `df` and the former
-    values: `before` (bytes), or with `key_columns` one column `before_NAME` for each column of the value.
+    Columns are those of `bulk_load`, without `op`; a structured database knows its `key_columns`. A row whose key is in
+    the database is matched: it replaces the row (`when_matched="update"`), deletes it ("delete"), or is left out
+    (None). A matched row for which `delete_when` is true deletes; one for which `condition` is not true is left out. A
+    row that is not matched is inserted, or left out with `when_not_matched=None`. Both conditions are SQL or a
+    `Column`, and see the columns of `df` and the former values: `before` (bytes), or for rows of ordinary columns one
+    column `before_NAME` for each column of the value.
 
     All rows are compared with one state of the database: what is durable when this function is called. The load is
     newer than every write before its commit: the last write wins. If another process writes a key between the call and
@@ -149,12 +176,11 @@ def merge_into(
         raise InvalidRequest(f"when_matched is 'update', 'delete' or None, not {when_matched!r}")
     if when_not_matched not in ("insert", None):
         raise InvalidRequest(f"when_not_matched is 'insert' or None, not {when_not_matched!r}")
-    chosen = None if value_columns is None else tuple(value_columns)
-    mapping = RowMapping(tuple(key_columns), chosen, value_format) if key_columns else None
-    columns = _Columns(key, value, mapping).complete(df.schema)
-    clash = [name for name in df.columns if name in (_KEY, _FOUND) or name.startswith(BEFORE)]
+    clash = [name for name in df.columns if name in (KEY, _FOUND) or name.startswith(BEFORE)]
     if clash:
         raise InvalidRequest(f"column {clash[0]!r} has a name that the merge uses itself; rename it")
+    chosen = None if value_columns is None else tuple(value_columns)
+    given = RowMapping(tuple(key_columns), chosen, value_format or "row") if key_columns else None
     address = shared_address(url, store=store, store_options=store_options, wal_store=wal_store)
     spark, started = df.sparkSession, SYSTEM_CLOCK.monotonic()
     register(spark)
@@ -162,6 +188,7 @@ def merge_into(
     held = hold_checkpoint(read)
     rows = None
     try:
+        columns = _Columns.of(df.schema, held, given, key, value)
         with held.open() as reader:
             seq = reader.status()["last_seq"]
         decided = _decided(
@@ -184,18 +211,18 @@ def merge_into(
                 wal_store=wal_store,
                 key=key,
                 value=value,
-                key_columns=key_columns,
+                key_columns=() if columns.written is None else columns.written.key_columns,
                 value_columns=value_columns,
                 value_format=value_format,
                 duplicates=duplicates,
                 presorted=True,
                 **options,
             )
-        changes = rows.drop(_KEY, _FOUND) if before_images else None
+        changes = rows.drop(KEY, _FOUND) if before_images else None
     except BaseException:
-        _release(held, rows)
+        release(held, rows)
         raise
-    _release(held, None if before_images else rows)
+    release(held, None if before_images else rows)
     merged = MergeReport(
         load=report,
         inserted=counts.get(("put", False), 0),
@@ -230,104 +257,29 @@ def _counts(rows: DataFrame, doing: str) -> dict[tuple[str, bool], int]:
     return {(row["op"], row[_FOUND]): row["count"] for row in counted}
 
 
-def delete(
-    rows: DataFrame | str,
-    url: str | os.PathLike[str],
-    *,
-    key: str = "key",
-    key_columns: Sequence[str] = (),
-    schema: StructType | str | None = None,
-    value_columns: Sequence[str] | None = None,
-    value_format: Literal["row", "json"] = "row",
-    store: str | None = None,
-    store_options: Mapping[str, Any] | None = None,
-    wal_store: str | None = None,
-    lifetime: timedelta | str = _LIFETIME,
-    **options: Any,
-) -> LoadReport | None:
-    """Delete the keys of a frame, or the rows for which a condition holds, with one commit.
-
-    A frame needs the key only: the column `key`, or the `key_columns`. Keys that the database does not have are no
-    error. A condition is SQL over the columns of a read: `key` and `value` as bytes, or with `key_columns` the columns
-    of `schema`. It is checked at one state of the database, and the load is newer than every write before its commit:
-    a row that another process writes in between is deleted as well, if its key is among the found ones.
-
-    Returns None if the driver runs on another machine, or if there is nothing to delete.
-    """
-    address = shared_address(url, store=store, store_options=store_options, wal_store=wal_store)
-    held = None
-    try:
-        if isinstance(rows, str):
-            held = hold_checkpoint(ReadOptions(address, lifetime=as_duration(lifetime, "lifetime")))
-            if key_columns and schema is None:
-                raise InvalidRequest(
-                    "a condition on key_columns needs the `schema` of the rows, as a read does"
-                )
-            mapping = {
-                "key.columns": list(key_columns),
-                "value.columns": value_columns,
-                "value.format": value_format,
-            }
-            frame = _where(rows, held, schema, mapping if key_columns else {})
-            key = "key"
-        else:
-            frame = rows
-        keyed = _keyed(frame, key, key_columns)
-        deleted = keyed.select(
-            F.col(_KEY).alias("key"), F.lit(b"").alias("value"), F.lit("delete").alias("op")
-        )
-        return bulk_load(
-            deleted.dropDuplicates(["key"]),
-            url,
-            store=store,
-            store_options=store_options,
-            wal_store=wal_store,
-            **options,
-        )
-    finally:
-        if held is not None:
-            _release(held, None)
-
-
-def _where(
-    condition: str, held: CheckpointRead, schema: StructType | str | None, options: Mapping[str, Any]
-) -> DataFrame:
-    """The rows at the checkpoint for which the condition holds."""
-    spark = SparkSession.getActiveSession()
-    if spark is None:
-        raise InvalidRequest(
-            "there is no active Spark session; make one, or pass a frame with the keys to delete"
-        )
-    register(spark)
-    address = held.options.address
-    given = {"checkpoint": held.checkpoint, "store": address.store, "wal_store": address.wal_store, **options}
-    given |= {f"store.{name}": chosen for name, chosen in address.store_options.items()}
-    reader = spark.read.format("flagstone").options(**option_texts(given))
-    return (reader if schema is None else reader.schema(schema)).load(address.path).where(condition)
-
-
-def _keyed(df: DataFrame, key: str, key_columns: Sequence[str]) -> DataFrame:
+def with_keys(df: DataFrame, key: str, key_columns: Sequence[str], table: TableSchema | None) -> DataFrame:
     """The frame with the keys of its rows, as the database has them."""
     missing = [name for name in (key_columns or [key]) if name not in df.columns]
     if missing:
         raise InvalidRequest(f"there is no column {missing[0]!r}; there are {', '.join(df.columns)}")
     if not key_columns:
-        return df.withColumn(_KEY, F.col(key).cast("binary"))
-    arrow = arrow_schema(df.schema)
-    keys.KeySchema.of(pa.schema([arrow.field(name) for name in key_columns]))
-    chosen = tuple(key_columns)
+        return df.withColumn(KEY, F.col(key).cast("binary"))
+    arrow = arrow_schema(df.schema) if table is None else key_arrow_schema(table.key)
+    types = pa.schema([arrow.field(name) for name in key_columns])
+    keys.KeySchema.of(types)
 
     def encode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            yield batch.append_column(_KEY, keys.encode_arrow([batch.column(name) for name in chosen]))
+            parts = [batch.column(field.name).cast(field.type) for field in types]
+            yield batch.append_column(KEY, keys.encode_arrow(parts))
 
-    return df.mapInArrow(encode, StructType([*df.schema, StructField(_KEY, BinaryType())]))
+    return df.mapInArrow(encode, StructType([*df.schema, StructField(KEY, BinaryType())]))
 
 
 def _matched(df: DataFrame, columns: _Columns, held: CheckpointRead) -> DataFrame:
     """The rows in key order, with the former values and whether the database has the key."""
-    key_columns = () if columns.mapping is None else columns.mapping.key_columns
-    ordered = sort_by_key(_keyed(df, columns.key, key_columns), _KEY, (), None)
+    key_columns = () if columns.written is None else columns.written.key_columns
+    ordered = sort_by_key(with_keys(df, columns.key, key_columns, held.table), KEY, (), None)
     former = columns.former(df.schema)
     schema = StructType([*ordered.schema, *former, StructField(_FOUND, BooleanType())])
     types = arrow_schema(df.schema)
@@ -345,7 +297,7 @@ def _matched(df: DataFrame, columns: _Columns, held: CheckpointRead) -> DataFram
             ) as reader,
         ):
             for batch in batches:
-                key = batch[_KEY]
+                key = batch[KEY]
                 if key.null_count:
                     raise InvalidRequest(f"{key.null_count} rows have no key: a column of the key is null")
                 value = pa.array(reader.multi_get(key.to_pylist()), pa.binary())
@@ -378,7 +330,7 @@ def _column(condition: str | Column) -> Column:
     return F.expr(condition) if isinstance(condition, str) else condition
 
 
-def _release(held: CheckpointRead, rows: DataFrame | None) -> None:
+def release(held: CheckpointRead, rows: DataFrame | None) -> None:
     """Delete the checkpoint, and drop the rows from Spark's cache. A checkpoint that stays expires."""
     if rows is not None:
         rows.unpersist()

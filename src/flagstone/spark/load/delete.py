@@ -1,0 +1,98 @@
+"""`delete`: the keys of a frame, or the rows for which a condition holds, deleted by one load."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Literal
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+from pyspark.sql.types import StructType
+
+from flagstone.config.durations import as_duration
+from flagstone.errors import InvalidRequest
+from flagstone.spark.address import shared_address
+from flagstone.spark.load.bulk_load import bulk_load
+from flagstone.spark.load.merge_into import KEY, LIFETIME, release, with_keys
+from flagstone.spark.load.plan import LoadReport
+from flagstone.spark.options import ReadOptions, option_texts
+from flagstone.spark.scan import CheckpointRead, hold_checkpoint
+from flagstone.spark.sessions import register
+from flagstone.spark.stored_schema import fetch_schema
+
+
+def delete(
+    rows: DataFrame | str,
+    url: str | os.PathLike[str],
+    *,
+    key: str = "key",
+    key_columns: Sequence[str] = (),
+    schema: StructType | str | None = None,
+    value_columns: Sequence[str] | None = None,
+    value_format: Literal["row", "json"] | None = None,
+    store: str | None = None,
+    store_options: Mapping[str, Any] | None = None,
+    wal_store: str | None = None,
+    lifetime: timedelta | str = LIFETIME,
+    **options: Any,
+) -> LoadReport | None:
+    """Delete the keys of a frame, or the rows for which a condition holds, with one commit.
+
+    A frame needs the key only: the column `key`, or the `key_columns`, which a structured database knows. Keys that the
+    database does not have are no error. A condition is SQL over the columns of a read: `key` and `value` as bytes, or
+    those of the stored schema, or with `key_columns` those of `schema`. It is checked at one state of the database, and
+    the load is newer than every write before its commit: a row that another process writes in between is deleted as
+    well, if its key is among the found ones.
+
+    Returns None if the driver runs on another machine, or if there is nothing to delete.
+    """
+    address = shared_address(url, store=store, store_options=store_options, wal_store=wal_store)
+    held = None
+    try:
+        if isinstance(rows, str):
+            held = hold_checkpoint(ReadOptions(address, lifetime=as_duration(lifetime, "lifetime")))
+            mapping = {
+                "key.columns": list(key_columns),
+                "value.columns": value_columns,
+                "value.format": value_format,
+            }
+            frame, key = _where(rows, held, schema, mapping if key_columns else {}), "key"
+        else:
+            frame = rows
+        table = fetch_schema(address) if held is None else held.table
+        names = tuple(key_columns) or (() if table is None else table.key_names)
+        keyed = with_keys(frame, key, names, table)
+        deleted = keyed.select(
+            F.col(KEY).alias("key"), F.lit(b"").alias("value"), F.lit("delete").alias("op")
+        )
+        return bulk_load(
+            deleted.dropDuplicates(["key"]),
+            url,
+            store=store,
+            store_options=store_options,
+            wal_store=wal_store,
+            raw=True,
+            **options,
+        )
+    finally:
+        if held is not None:
+            release(held, None)
+
+
+def _where(
+    condition: str, held: CheckpointRead, schema: StructType | str | None, options: Mapping[str, Any]
+) -> DataFrame:
+    """The rows at the checkpoint for which the condition holds."""
+    spark = SparkSession.getActiveSession()
+    if spark is None:
+        raise InvalidRequest(
+            "there is no active Spark session; make one, or pass a frame with the keys to delete"
+        )
+    register(spark)
+    address = held.options.address
+    given = {"checkpoint": held.checkpoint, "store": address.store, "wal_store": address.wal_store, **options}
+    given |= {f"store.{name}": chosen for name, chosen in address.store_options.items()}
+    reader = spark.read.format("flagstone").options(**option_texts(given))
+    return (reader if schema is None else reader.schema(schema)).load(address.path).where(condition)
