@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 
 _find: Final = probe_kernel.find
 
-_SCHEMA_ATTEMPTS: Final = 10
-"""How often a schema is planned again because another write changed it meanwhile."""
 _T = TypeVar("_T")
 
 
