@@ -110,7 +110,8 @@ def note_end(world: World, subscription: Subscription, error: FlagstoneError) ->
     """
     wrong_clock = any(abs(machine.offset_ms) >= 1000 * RECORD_LIFETIME_S for machine in world.machines)
     unkept = bool(world.main.oracle.restores) or subscription.position is None or wrong_clock
-    if unkept and "start over with a copy" in str(error):
+    text = str(error)
+    if unkept and ("start over with a copy" in text or "copy the database once more" in text):
         subscription.is_over = True
     elif world.is_unexpected(error):
         raise error
