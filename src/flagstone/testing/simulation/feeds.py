@@ -112,8 +112,8 @@ def note_end(world: World, subscription: Subscription, error: FlagstoneError) ->
     """
     unkept = subscription.position is None or _began_before_an_old_load(world, subscription)
     wrong_clock = any(abs(machine.offset_ms) >= 1000 * RECORD_LIFETIME_S for machine in world.machines)
-    must = bool(world.main.oracle.restores) or unkept or wrong_clock
-    if must and "start over with a copy" in str(error):
+    must, text = bool(world.main.oracle.restores) or unkept or wrong_clock, str(error)
+    if must and ("start over with a copy" in text or "copy the database once more" in text):
         subscription.is_over = True
     elif world.is_unexpected(error):
         raise error

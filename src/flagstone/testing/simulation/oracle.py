@@ -165,11 +165,6 @@ class Oracle:
         """The branch of the newest writer."""
         return self.branches[-1] if self.branches else None
 
-    @property
-    def newest_epoch(self) -> int:
-        """The epoch of the newest writer that has opened the database; 0 without one."""
-        return self.latest.epoch if self.latest is not None else 0
-
     def begin(self, branch: Branch, changes: Iterable[Change]) -> Intent:
         """A write is about to be made."""
         intent = Intent(tuple(changes))
@@ -281,13 +276,10 @@ class Oracle:
         own = max(
             (seq for seq in branch.intents if seq <= last_seq and seq not in self._load_floors), default=0
         )
-        # A load below a later write of the branch was added by its writer. Of several others the first one counts: the
-        # writer that added it did not have the lost writes.
+        # The branch's writer added loads below its later writes; of the others the first is without the lost writes.
         first = max(own, branch.base_seq)
         load_seq = min((seq for seq in self._load_floors if first < seq <= last_seq), default=0)
-        if load_seq == 0:
-            return 0, 0
-        return max(self._load_floors[load_seq], branch.base_seq), load_seq
+        return (max(self._load_floors[load_seq], branch.base_seq), load_seq) if load_seq else (0, 0)
 
     # -- reads --------------------------------------------------------------------------------------------
 

@@ -42,7 +42,9 @@ class Session:
         self._process = process
         self._machine = process.machine
         status = db.status()
-        if world.writer_epoch(database.path) > status["writer_epoch"] >= self._oracle.newest_epoch:
+        newest = self._oracle.latest
+        known = 0 if newest is None else newest.epoch
+        if world.writer_epoch(database.path) > status["writer_epoch"] >= known:
             # The oracle does not see the openings of such drivers, and would take this writer for the newest one.
             raise Closed("the driver of a load replaced this writer while it opened", reason="fenced")
         self.branch: Branch = self._oracle.opened(status["writer_epoch"], status["last_seq"])
