@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from flagstone.config import Settings
 from flagstone.config.durations import format_duration, parse_duration
+from flagstone.db.reader.pinned import PinnedState
 from flagstone.errors import InvalidRequest
 from flagstone.format.codec import Codec
 from flagstone.format.filter import BloomPolicy
 from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.read.arrow import COLUMNS
 from flagstone.spark.address import DatabaseAddress
+from flagstone.spark.conditions import Condition, require_complete
 from flagstone.sst.builder import SstOptions
 from flagstone.store.remote_options import nearest
 from flagstone.types import KeyRange
@@ -25,7 +27,9 @@ from flagstone.values import FORMATS
 if TYPE_CHECKING:
     from flagstone.spark.row_mapping import RowMapping
 
-DEFAULT_LIFETIME: Final = timedelta(hours=1)
+DEFAULT_LIFETIME: Final = timedelta(minutes=10)
+"""Of the checkpoint of a plain load. Tasks renew it while they read."""
+
 DEFAULT_HAND_OVER_TIMEOUT: Final = timedelta(seconds=90)
 """More than the minute in which a writer finds the manifest after GC deleted manifests that it had not seen."""
 
@@ -37,7 +41,8 @@ ADDRESS_OPTIONS: Final = frozenset({"path", "store", "wal_store"})
 _ROW_MAPPING: Final = frozenset({"key.columns", "value.columns", "value.format"})
 _READ: Final = ADDRESS_OPTIONS | _ROW_MAPPING | {
     "as_of", "batch_rows", "checkpoint", "checkpoint_lifetime", "columns", "include_expired", "keys",
-    "merge_operator", "partition_bytes", "partitions", "prefix", "pushdown", "start", "stop",
+    "merge_operator", "mode", "parallelism", "partition_bytes", "partitions", "prefix", "pushdown", "start", "state",
+    "stop", "stored_schema", "task_limit", "where",
 }  # fmt: skip
 WRITE_OPTIONS: Final = ADDRESS_OPTIONS | _ROW_MAPPING | {
     "compression_codec", "duplicates", "filter_bits_per_key", "hand_over_timeout", "key_column", "max_sst_size",
@@ -53,6 +58,8 @@ class ReadOptions:
     """Which rows and columns a DataFrame shows. `keys` is a range, `points` are single keys.
 
     With `pushdown`, filters of Spark narrow the keys further. None allows this if this Spark keeps scans apart.
+    `where` selects rows as well. `stored_schema` has the types of all columns in keys and values, if the schema of the
+    read has only some of them. With mode "latest" no checkpoint keeps the state. A task ends after `task_limit` rows.
     """
 
     address: DatabaseAddress
@@ -69,6 +76,12 @@ class ReadOptions:
     include_expired: bool = False
     merge_operator: str | None = None
     row_mapping: RowMapping | None = None
+    where: tuple[Condition, ...] = ()
+    stored_schema: str | None = None
+    mode: str = "checkpoint"
+    state: PinnedState | None = None
+    parallelism: int | None = None
+    task_limit: int | None = None
 
     def load_merge_operator(self) -> MergeOperator | None:
         """The operator named as `module:name`, imported where it is used."""
@@ -122,6 +135,12 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
         include_expired=take("include_expired", parse_flag) or False,
         merge_operator=options.get("merge_operator"),
         row_mapping=_parse_row_mapping(options),
+        where=take("where", require_complete) or (),
+        stored_schema=options.get("stored_schema"),
+        mode=take("mode", _mode) or "checkpoint",
+        state=take("state", PinnedState.parse),
+        parallelism=take("parallelism", parse_positive),
+        task_limit=take("task_limit", parse_positive),
     )
 
 
@@ -247,6 +266,12 @@ def _parse_row_mapping(options: Mapping[str, str]) -> RowMapping | None:
     if form not in FORMATS:
         raise InvalidRequest(f"option 'value.format' is {form!r}; formats are {', '.join(FORMATS)}")
     return RowMapping(_names(options["key.columns"]), None if chosen is None else _names(chosen), form)
+
+
+def _mode(text: str) -> str:
+    if text.lower() not in ("checkpoint", "latest"):
+        raise InvalidRequest("use checkpoint or latest")
+    return text.lower()
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -43,10 +43,11 @@ from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.ids import SYSTEM_IDS
 from flagstone.runtime.pool import shared_pool
 from flagstone.spark.address import open_store, open_wal_store
-from flagstone.spark.filters import Wanted
+from flagstone.spark.held_state import CheckpointRead
 from flagstone.spark.options import ReadOptions
 from flagstone.spark.row_mapping import arrow_schema, read_schema
-from flagstone.spark.scan import CheckpointRead, FlagstoneReader, KeyPartition
+from flagstone.spark.scan import FlagstoneReader, KeyPartition
+from flagstone.spark.selection import Wanted
 from flagstone.spark.stream.options import StreamOptions
 from flagstone.types import EntryTuple, WalId
 from flagstone.wal.replay import decode_wal

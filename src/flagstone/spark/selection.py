@@ -1,0 +1,206 @@
+"""Which keys of a read can pass its conditions: key ranges and single keys. Pure.
+
+A selection may contain too many keys, never too few: the conditions are applied to its rows afterwards. For keys as
+bytes it is exact for the conditions on the key, which then need not be applied again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any, Final
+
+import pyarrow as pa
+
+from flagstone import keys
+from flagstone.errors import InvalidRequest
+from flagstone.spark.arrow_filter import Bound
+from flagstone.spark.conditions import Comparison, OneOf, StartsWith
+from flagstone.spark.row_mapping import RowMapping
+from flagstone.types import MAX_KEY_BYTES, KeyRange
+
+_MAX_COMBINATIONS: Final = 10_000
+"""With more combinations of values of key columns, the remaining columns do not narrow the selection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The keys that a read returns: a range, or single keys of it in ascending order.
+
+    `ranges` are the parts of the range that can hold rows, ascending and disjoint; None means all of it.
+    """
+
+    keys: KeyRange = field(default_factory=KeyRange)
+    points: tuple[bytes, ...] | None = None
+    ranges: tuple[KeyRange, ...] | None = None
+
+    @property
+    def empty(self) -> bool:
+        return self.keys.empty or self.points == () or self.ranges == ()
+
+    @property
+    def parts(self) -> tuple[KeyRange, ...]:
+        """The ranges to scan."""
+        return (self.keys,) if self.ranges is None else self.ranges
+
+    def within(self, keys: KeyRange) -> Wanted:
+        """The part of the selection that lies in `keys`."""
+        both = self.keys.intersect(keys)
+        points = None if self.points is None else tuple(key for key in self.points if key in both)
+        ranges = None
+        if self.ranges is not None:
+            cut = (part.intersect(both) for part in self.ranges)
+            ranges = tuple(part for part in cut if not part.empty)
+        return Wanted(both, points, ranges)
+
+    def among(self, points: Iterable[bytes]) -> Wanted:
+        """The part of the selection that is one of `points`."""
+        chosen = {key for key in points if any(key in part for part in self.parts)}
+        if self.points is not None:
+            chosen &= set(self.points)
+        return replace(self, points=tuple(sorted(chosen)), ranges=None)
+
+    def inside(self, ranges: Iterable[KeyRange]) -> Wanted:
+        """The part of the selection that lies in one of the ranges, which may overlap and come in any order."""
+        if self.points is not None:
+            merged = merged_ranges(ranges)
+            return replace(
+                self, points=tuple(key for key in self.points if any(key in part for part in merged))
+            )
+        cut = [part.intersect(each) for each in merged_ranges(ranges) for part in self.parts]
+        kept = tuple(part for part in cut if not part.empty)
+        if len(kept) == 1:
+            return Wanted(kept[0])
+        hull = KeyRange(kept[0].start, kept[-1].stop) if kept else self.keys
+        return Wanted(hull, None, kept)
+
+
+def merged_ranges(ranges: Iterable[KeyRange]) -> list[KeyRange]:
+    """The same keys in ascending ranges, of which no two touch."""
+    merged: list[KeyRange] = []
+    for each in sorted((one for one in ranges if not one.empty), key=lambda one: one.start or b""):
+        before = merged[-1] if merged else None
+        if before is not None and (before.stop is None or (each.start or b"") <= before.stop):
+            stop = None if before.stop is None or each.stop is None else max(before.stop, each.stop)
+            merged[-1] = KeyRange(before.start, stop)
+        else:
+            merged.append(each)
+    return merged
+
+
+def narrow_bytes(wanted: Wanted, condition: Bound) -> Wanted | None:
+    """The exact part of `wanted` that passes a condition on the column `key`; None if keys cannot express it."""
+    known = condition.condition
+    if known.column != "key":
+        return None
+    values = [_as_bytes(scalar.as_py()) for scalar in condition.scalars]
+    match known:
+        case Comparison(sign="="):
+            return wanted.among(values)
+        case Comparison(sign="!="):
+            return None
+        case Comparison(sign=sign):
+            return wanted.within(_beside(values[0], values[0] + b"\0", sign))
+        case OneOf():
+            return wanted.among(values)
+        case StartsWith(prefix=prefix):
+            return wanted.within(KeyRange.of_prefix(_as_bytes(prefix)))
+    return None
+
+
+def narrow_columns(
+    wanted: Wanted, mapping: RowMapping, types: pa.Schema, conditions: Sequence[Bound]
+) -> Wanted:
+    """The part of `wanted` that can pass conditions on the key columns.
+
+    Leading columns with `=` or `in` are combined; a comparison or a prefix of the next column narrows them further.
+    """
+    schema = keys.KeySchema.of(mapping.key_schema(types))
+    prefixes: list[tuple[Any, ...]] = [()]
+    for name in mapping.key_columns:
+        on_column = [each for each in conditions if each.condition.column == name]
+        values = _equal_values(on_column)
+        if values is not None and len(prefixes) * len(values) <= _MAX_COMBINATIONS:
+            prefixes = [(*prefix, value) for prefix, value in product(prefixes, values)]
+            continue
+        return _ranges(wanted, schema, prefixes, on_column)
+    points = [key for prefix in prefixes if (key := _key(schema, prefix)) is not None]
+    return wanted.among(points) if len(points) == len(prefixes) else wanted
+
+
+def _equal_values(conditions: Sequence[Bound]) -> list[Any] | None:
+    """The only values of a column that can pass; None if no condition lists them."""
+    found: list[Any] | None = None
+    for each in conditions:
+        known = each.condition
+        if isinstance(known, OneOf) or (isinstance(known, Comparison) and known.sign == "="):
+            values = [scalar.as_py() for scalar in each.scalars]
+            found = values if found is None else [value for value in found if value in values]
+    return found
+
+
+def _ranges(
+    wanted: Wanted, schema: keys.KeySchema, prefixes: Sequence[tuple[Any, ...]], conditions: Sequence[Bound]
+) -> Wanted:
+    ranges = []
+    for prefix in prefixes:
+        found = KeyRange()
+        try:
+            if prefix:
+                found = KeyRange(*schema.range(*prefix))
+            for each in conditions:
+                found = found.intersect(_compared(schema, prefix, each))
+        except InvalidRequest:
+            # No key can hold the literal, or it must be converted first: the conditions are applied to the rows.
+            return wanted
+        ranges.append(found)
+    return wanted if ranges == [KeyRange()] else wanted.inside(ranges)
+
+
+def _compared(schema: keys.KeySchema, prefix: tuple[Any, ...], bound: Bound) -> KeyRange:
+    condition = bound.condition
+    if isinstance(condition, StartsWith):
+        if condition.prefix in ("", b""):
+            return KeyRange()
+        kind = schema.types[len(prefix)].kind
+        given = condition.prefix
+        text: Any = _as_text(given) if kind == "string" else _as_bytes(given)
+        # Without its last byte, which ends the text.
+        return KeyRange.of_prefix(schema.encode(*prefix, text)[:-1])
+    if not isinstance(condition, Comparison) or condition.sign == "!=":
+        return KeyRange()
+    at, after = schema.range(*prefix, bound.scalars[0].as_py())
+    return _beside(at, after, condition.sign)
+
+
+def _beside(at: bytes, after: bytes, sign: str) -> KeyRange:
+    match sign:
+        case ">=":
+            return KeyRange(at, None)
+        case ">":
+            return KeyRange(after, None)
+        case "<":
+            return KeyRange(None, at)
+        case "<=":
+            return KeyRange(None, after)
+    return KeyRange(at, after)
+
+
+def _key(schema: keys.KeySchema, parts: tuple[Any, ...]) -> bytes | None:
+    try:
+        key = schema.encode(*parts)
+    except InvalidRequest:
+        return None
+    return key if len(key) <= MAX_KEY_BYTES else None
+
+
+def _as_bytes(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def _as_text(value: str | bytes) -> str:
+    try:
+        return value if isinstance(value, str) else value.decode()
+    except UnicodeDecodeError:
+        raise InvalidRequest("these bytes are no text") from None
