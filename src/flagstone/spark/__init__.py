@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from flagstone.spark.jobs.verification import verify
     from flagstone.spark.load.bulk_load import bulk_load
     from flagstone.spark.load.plan import LoadReport
+    from flagstone.spark.read import read
     from flagstone.spark.sessions import configure, register, session
     from flagstone.spark.stream.foreach_batch import foreach_batch
 
@@ -27,6 +28,7 @@ __all__ = [
     "configure",
     "export",
     "foreach_batch",
+    "read",
     "register",
     "run_worker",
     "session",
@@ -42,6 +44,7 @@ _HOME = {
     "configure": "flagstone.spark.sessions",
     "export": "flagstone.spark.jobs.export",
     "foreach_batch": "flagstone.spark.stream.foreach_batch",
+    "read": "flagstone.spark.read",
     "register": "flagstone.spark.sessions",
     "run_worker": "flagstone.spark.jobs.compaction",
     "session": "flagstone.spark.sessions",
