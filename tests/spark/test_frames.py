@@ -14,10 +14,10 @@ from flagstone import Admin, InvalidRequest
 from flagstone import spark as fs
 from flagstone.runtime.clock import VirtualClock
 from flagstone.spark.address import DatabaseAddress
-from flagstone.spark.frame_checkpoints import FRAME_CHECKPOINTS, FrameCheckpoints
+from flagstone.spark.frames.checkpoints import FRAME_CHECKPOINTS, FrameCheckpoints
+from flagstone.spark.frames.plan import plan_read
 from flagstone.spark.held_state import hold_checkpoint
 from flagstone.spark.options import ReadOptions
-from flagstone.spark.read_plan import plan_read
 from flagstone.store.memory import MemoryStore
 from kit.databases import QUIET
 from kit.spark_loads import load, on_spark, pairs

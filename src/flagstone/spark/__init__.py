@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from flagstone.spark.datasource import FlagstoneDataSource
+    from flagstone.spark.frames.aggregate import aggregate
+    from flagstone.spark.frames.count import count
+    from flagstone.spark.frames.map_arrow import map_arrow
+    from flagstone.spark.frames.read import read
     from flagstone.spark.jobs.compaction import compact, run_worker
     from flagstone.spark.jobs.export import ExportReport, export
     from flagstone.spark.jobs.verification import verify
     from flagstone.spark.load.bulk_load import bulk_load
     from flagstone.spark.load.plan import LoadReport
-    from flagstone.spark.read import read
     from flagstone.spark.sessions import configure, register, session
     from flagstone.spark.stream.foreach_batch import foreach_batch
 
@@ -23,11 +26,14 @@ __all__ = [
     "ExportReport",
     "FlagstoneDataSource",
     "LoadReport",
+    "aggregate",
     "bulk_load",
     "compact",
     "configure",
+    "count",
     "export",
     "foreach_batch",
+    "map_arrow",
     "read",
     "register",
     "run_worker",
@@ -39,12 +45,15 @@ _HOME = {
     "ExportReport": "flagstone.spark.jobs.export",
     "FlagstoneDataSource": "flagstone.spark.datasource",
     "LoadReport": "flagstone.spark.load.plan",
+    "aggregate": "flagstone.spark.frames.aggregate",
     "bulk_load": "flagstone.spark.load.bulk_load",
     "compact": "flagstone.spark.jobs.compaction",
     "configure": "flagstone.spark.sessions",
+    "count": "flagstone.spark.frames.count",
     "export": "flagstone.spark.jobs.export",
     "foreach_batch": "flagstone.spark.stream.foreach_batch",
-    "read": "flagstone.spark.read",
+    "map_arrow": "flagstone.spark.frames.map_arrow",
+    "read": "flagstone.spark.frames.read",
     "register": "flagstone.spark.sessions",
     "run_worker": "flagstone.spark.jobs.compaction",
     "session": "flagstone.spark.sessions",

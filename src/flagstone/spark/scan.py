@@ -88,6 +88,12 @@ class FlagstoneReader(DataSourceReader):
         self._wanted, rest = self._shape.narrow(self._wanted, conditions, before=self._conditions)
         self._conditions = (*self._conditions, *rest)
 
+    def whole_range(self) -> KeyRange | None:
+        """The key range of which this read returns every row; None if it returns only some of them."""
+        wanted = self._wanted
+        several = wanted.points is not None or wanted.ranges is not None
+        return None if several or self._conditions else wanted.keys
+
     def partitions(self) -> Sequence[InputPartition]:
         return self.plan()
 

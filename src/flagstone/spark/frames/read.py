@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from flagstone.errors import InvalidRequest
 from flagstone.spark.column_conditions import apply_to
-from flagstone.spark.frame_checkpoints import keep_while_used
+from flagstone.spark.frames.checkpoints import keep_while_used
+from flagstone.spark.frames.plan import ReadArguments, plan_read
 from flagstone.spark.job_control import parallelism
 from flagstone.spark.options import option_texts
-from flagstone.spark.read_plan import ReadArguments, plan_read
 from flagstone.spark.sessions import register
 
 if TYPE_CHECKING:
