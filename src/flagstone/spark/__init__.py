@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from flagstone.spark.datasource import FlagstoneDataSource
     from flagstone.spark.frames.aggregate import aggregate
     from flagstone.spark.frames.count import count
+    from flagstone.spark.frames.lookup import LookupTask, lookup, lookup_batches
     from flagstone.spark.frames.map_arrow import map_arrow
     from flagstone.spark.frames.read import read
     from flagstone.spark.jobs.compaction import compact, run_worker
@@ -26,6 +27,7 @@ __all__ = [
     "ExportReport",
     "FlagstoneDataSource",
     "LoadReport",
+    "LookupTask",
     "aggregate",
     "bulk_load",
     "compact",
@@ -33,6 +35,8 @@ __all__ = [
     "count",
     "export",
     "foreach_batch",
+    "lookup",
+    "lookup_batches",
     "map_arrow",
     "read",
     "register",
@@ -45,6 +49,7 @@ _HOME = {
     "ExportReport": "flagstone.spark.jobs.export",
     "FlagstoneDataSource": "flagstone.spark.datasource",
     "LoadReport": "flagstone.spark.load.plan",
+    "LookupTask": "flagstone.spark.frames.lookup",
     "aggregate": "flagstone.spark.frames.aggregate",
     "bulk_load": "flagstone.spark.load.bulk_load",
     "compact": "flagstone.spark.jobs.compaction",
@@ -52,6 +57,8 @@ _HOME = {
     "count": "flagstone.spark.frames.count",
     "export": "flagstone.spark.jobs.export",
     "foreach_batch": "flagstone.spark.stream.foreach_batch",
+    "lookup": "flagstone.spark.frames.lookup",
+    "lookup_batches": "flagstone.spark.frames.lookup",
     "map_arrow": "flagstone.spark.frames.map_arrow",
     "read": "flagstone.spark.frames.read",
     "register": "flagstone.spark.sessions",
