@@ -128,11 +128,11 @@ def test_a_frame_without_a_checkpoint_shows_one_moment(spark: Any, folder: Path)
 
 
 def test_the_understood_conditions_leave_nothing_to_spark(folder: Path) -> None:
-    plan = plan_read(folder, {"where": "key >= 'a' and value = X'31'", "columns": ["key"]}, parallelism=2)
+    plan = plan_read(folder, {"where": "key >= 'a' and value = X'31'", "columns": ["key"]})
 
     assert plan.complete
     assert plan.schema.fieldNames() == ["key"]
-    plan = plan_read(folder, {"where": "length(value) = 1 and key >= 'a'", "columns": ["key"]}, parallelism=2)
+    plan = plan_read(folder, {"where": "length(value) = 1 and key >= 'a'", "columns": ["key"]})
     assert not plan.complete
     assert plan.schema.fieldNames() == ["key", "value"]
     assert len(plan.options.where) == 1
@@ -154,7 +154,7 @@ def test_the_understood_conditions_leave_nothing_to_spark(folder: Path) -> None:
 )
 def test_a_wrong_argument_is_refused_before_anything_is_opened(arguments: Any, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
-        plan_read("/no/such/database", arguments, parallelism=2)
+        plan_read("/no/such/database", arguments)
 
 
 def test_checkpoints_of_frames_are_renewed_while_in_use_and_then_deleted() -> None:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from flagstone.spark.frames.lookup import LookupTask, lookup, lookup_batches
     from flagstone.spark.frames.map_arrow import map_arrow
     from flagstone.spark.frames.read import read
+    from flagstone.spark.frames.report import TableReport, table_report
+    from flagstone.spark.frames.view import RefreshableView, view
     from flagstone.spark.jobs.compaction import compact, run_worker
     from flagstone.spark.jobs.export import ExportReport, export
     from flagstone.spark.jobs.verification import verify
@@ -28,6 +30,8 @@ __all__ = [
     "FlagstoneDataSource",
     "LoadReport",
     "LookupTask",
+    "RefreshableView",
+    "TableReport",
     "aggregate",
     "bulk_load",
     "compact",
@@ -42,7 +46,9 @@ __all__ = [
     "register",
     "run_worker",
     "session",
+    "table_report",
     "verify",
+    "view",
 ]
 
 _HOME = {
@@ -50,6 +56,8 @@ _HOME = {
     "FlagstoneDataSource": "flagstone.spark.datasource",
     "LoadReport": "flagstone.spark.load.plan",
     "LookupTask": "flagstone.spark.frames.lookup",
+    "RefreshableView": "flagstone.spark.frames.view",
+    "TableReport": "flagstone.spark.frames.report",
     "aggregate": "flagstone.spark.frames.aggregate",
     "bulk_load": "flagstone.spark.load.bulk_load",
     "compact": "flagstone.spark.jobs.compaction",
@@ -64,7 +72,9 @@ _HOME = {
     "register": "flagstone.spark.sessions",
     "run_worker": "flagstone.spark.jobs.compaction",
     "session": "flagstone.spark.sessions",
+    "table_report": "flagstone.spark.frames.report",
     "verify": "flagstone.spark.jobs.verification",
+    "view": "flagstone.spark.frames.view",
 }
 
 

@@ -19,8 +19,9 @@ from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.read.arrow import COLUMNS
 from flagstone.spark.address import DatabaseAddress
 from flagstone.spark.conditions import Condition, require_complete
+from flagstone.spark.hadoop_options import is_hadoop_option, store_options
 from flagstone.sst.builder import SstOptions
-from flagstone.store.remote_options import nearest
+from flagstone.store.remote_options import OptionValue, nearest
 from flagstone.types import KeyRange
 from flagstone.values import FORMATS
 
@@ -237,7 +238,8 @@ def parse_address(options: Mapping[str, str]) -> DatabaseAddress:
         raise InvalidRequest(
             "there is no path to a database; give it in load(...) or save(...), or as option 'path'"
         )
-    own = {
+    own: dict[str, OptionValue] = dict(store_options(options, options.get("store") or path))
+    own |= {
         name.lower().removeprefix(_STORE_PREFIX): value
         for name, value in options.items()
         if name.lower().startswith(_STORE_PREFIX)
@@ -249,7 +251,7 @@ def check_known(options: Mapping[str, str], known: frozenset[str], doing: str) -
     """Raise `InvalidRequest` for an unknown option; the error suggests the nearest known one."""
     for name in options:
         plain = name.lower()
-        if plain not in known and not plain.startswith(_STORE_PREFIX):
+        if plain not in known and not plain.startswith(_STORE_PREFIX) and not is_hadoop_option(plain):
             raise InvalidRequest(f"{doing} has no option {name!r}{nearest(plain, known)}")
 
 

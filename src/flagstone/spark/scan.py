@@ -88,6 +88,13 @@ class FlagstoneReader(DataSourceReader):
         self._wanted, rest = self._shape.narrow(self._wanted, conditions, before=self._conditions)
         self._conditions = (*self._conditions, *rest)
 
+    def ranges(self) -> list[KeyRange]:
+        """The key ranges that this read scans; a single key is a range of its own."""
+        wanted = self._wanted
+        if wanted.points is not None:
+            return [KeyRange(key, key + b"\0") for key in wanted.points]
+        return [keys for keys in wanted.parts if not keys.empty]
+
     def whole_range(self) -> KeyRange | None:
         """The key range of which this read returns every row; None if it returns only some of them."""
         wanted = self._wanted

@@ -26,7 +26,7 @@ REDACTION: Final = "spark.sql.redaction.options.regex"
 _REDACTED: Final = "(?i)url"
 """Spark's default: the options that it hides in plans and logs, besides those that look like secrets."""
 
-_STORE_REDACTED: Final = "(?i)url|^store[.]"
+_STORE_REDACTED: Final = "(?i)url|^store[.]|fs[.]s3a[.]"
 """The same with all options of stores: Spark does not recognise `account_key` or `sas_key` as secrets."""
 
 UNIX_SOCKETS: Final = "spark.python.unix.domain.socket.enabled"

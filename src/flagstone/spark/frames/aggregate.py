@@ -21,7 +21,6 @@ from flagstone.errors import InvalidRequest
 from flagstone.spark.frames.checkpoints import keep_while_used
 from flagstone.spark.frames.map_arrow import mapped, require_complete_where
 from flagstone.spark.frames.plan import ReadArguments, plan_read
-from flagstone.spark.job_control import parallelism
 from flagstone.spark.row_mapping import arrow_schema
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ def aggregate(
         raise InvalidRequest("an aggregate needs a measure, such as {'rows': 'count(*)'}")
     columns = list(dict.fromkeys([*group_by, *(each.column for each in wanted if each.column)]))
     given: Any = {**arguments, "columns": columns or ["seq"]}
-    plan = plan_read(url, given, parallelism=parallelism(spark))
+    plan = plan_read(url, given, spark=spark)
     require_complete_where(plan)
     types = {field.name: field.dataType for field in plan.schema.fields}
     for each in wanted:

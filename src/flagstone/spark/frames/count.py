@@ -86,7 +86,7 @@ def count(spark: SparkSession, url: str | os.PathLike[str], **arguments: Unpack[
 
     """
     given: Any = {**arguments, "columns": ["seq"]}  # the column that costs least
-    plan = plan_read(url, given, parallelism=parallelism(spark))
+    plan = plan_read(url, given, spark=spark)
     if not plan.complete:
         return int(read(spark, url, **given).count())
     quick = _from_facts(plan)

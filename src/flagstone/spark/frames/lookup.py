@@ -31,7 +31,7 @@ from flagstone.spark.row_shape import parse_schema
 from flagstone.spark.sorted_lookup import SortedLookup, TooManyValues
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 How = Literal["left", "inner"]
 
@@ -66,8 +66,7 @@ def lookup(
         Unavailable: the store did not answer.
 
     """
-    at_once = parallelism(frame.sparkSession)
-    work = lookup_batches(url, frame.schema, on=on, how=how, at_once=at_once, **arguments)
+    work = lookup_batches(url, frame.schema, on=on, how=how, spark=frame.sparkSession, **arguments)
     sorted_frame = frame if _is_sorted(frame, presorted) else _sorted(frame, work.on)
     result = sorted_frame.mapInArrow(work, work.schema)
     if arguments.get("checkpoint") is None:
@@ -81,7 +80,7 @@ def lookup_batches(
     *,
     on: str | Sequence[str],
     how: How = "left",
-    at_once: int = 1,
+    spark: SparkSession | None = None,
     **arguments: Unpack[ReadArguments],
 ) -> LookupTask:
     """The function that `lookup` applies to batches of `rows`, a schema, for `mapInArrow` of a frame or stream.
@@ -100,7 +99,7 @@ def lookup_batches(
     given: Any = {name: value for name, value in arguments.items() if name != "columns"}
     raw: Any = {**given, "columns": ["value"]}
     if arguments.get("key_columns"):
-        plan = plan_read(url, given, parallelism=at_once)
+        plan = plan_read(url, given, spark=spark)
         assert plan.options.row_mapping is not None, "key_columns make one"
         assert plan.options.stored_schema is not None, "key_columns need a schema"
         stored = parse_schema(plan.options.stored_schema)
@@ -110,7 +109,7 @@ def lookup_batches(
         available: Sequence[str] = mapping.value_columns or ()
         added = [stored[name] for name in wanted if name in available]
     else:
-        plan = plan_read(url, raw, parallelism=at_once)
+        plan = plan_read(url, raw, spark=spark)
         mapping, types, available = None, pa.schema([("key", pa.binary())]), ("value",)
         wanted = ("value",) if chosen is None else tuple(chosen)
         added = [StructField("value", plan.schema["value"].dataType)] if "value" in wanted else []

@@ -17,7 +17,6 @@ from flagstone.errors import InvalidRequest
 from flagstone.spark.frames.checkpoints import keep_while_used
 from flagstone.spark.frames.plan import ReadArguments, ReadPlan, plan_read
 from flagstone.spark.held_state import CheckpointRead
-from flagstone.spark.job_control import parallelism
 from flagstone.spark.scan import FlagstoneReader
 from flagstone.spark.selection import Wanted
 
@@ -46,7 +45,7 @@ def map_arrow(
         Unavailable: the store did not answer.
 
     """
-    plan = plan_read(url, arguments, parallelism=parallelism(spark))
+    plan = plan_read(url, arguments, spark=spark)
     require_complete_where(plan)
     held = plan.hold()
     frame = mapped(spark, plan, held, function, returns)

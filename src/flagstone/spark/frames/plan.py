@@ -23,7 +23,9 @@ from flagstone.spark.address import shared_address
 from flagstone.spark.arrow_filter import bind
 from flagstone.spark.column_conditions import conditions_of
 from flagstone.spark.conditions import encode
+from flagstone.spark.hadoop_options import session_options
 from flagstone.spark.held_state import CheckpointRead, hold_checkpoint
+from flagstone.spark.job_control import parallelism
 from flagstone.spark.options import ReadOptions, option_texts, parse_read_options
 from flagstone.spark.row_mapping import read_schema
 from flagstone.spark.row_shape import RowShape
@@ -97,10 +99,8 @@ class ReadPlan:
         return {**self.texts, **own, **option_texts(held.option_values)}
 
 
-def plan_read(
-    url: str | os.PathLike[str], arguments: ReadArguments, *, parallelism: int, task_limit: int | None = None
-) -> ReadPlan:
-    """Check the arguments of a read. Opens nothing.
+def plan_read(url: str | os.PathLike[str], arguments: ReadArguments, *, spark: Any = None) -> ReadPlan:
+    """Check the arguments of a read. Opens nothing. `spark` has the number of tasks, and settings of Hadoop for S3.
 
     Raises:
         InvalidRequest: an argument is unknown or wrong; the error names it.
@@ -113,7 +113,10 @@ def plan_read(
     address = shared_address(
         url,
         store=given.get("store"),
-        store_options=given.get("store_options"),
+        store_options={
+            **session_options(spark, given.get("store") or os.fspath(url)),
+            **(given.get("store_options") or {}),
+        },
         wal_store=given.get("wal_store"),
     )
     key_columns, columns = given.get("key_columns") or (), given.get("columns")
@@ -141,10 +144,9 @@ def plan_read(
             "mode": given.get("mode"),
             "partitions": given.get("partitions"),
             "partition_bytes": given.get("partition_bytes"),
-            "parallelism": parallelism,
+            "parallelism": None if spark is None else parallelism(spark),
             "include_expired": given.get("include_expired"),
             "merge_operator": given.get("merge_operator"),
-            "task_limit": task_limit,
             "checkpoint_lifetime": as_duration(
                 given.get("lifetime", FRAME_LIFETIME), "lifetime", minimum=timedelta(seconds=1)
             ),

@@ -9,7 +9,6 @@ from flagstone.errors import InvalidRequest
 from flagstone.spark.column_conditions import apply_to
 from flagstone.spark.frames.checkpoints import keep_while_used
 from flagstone.spark.frames.plan import ReadArguments, plan_read
-from flagstone.spark.job_control import parallelism
 from flagstone.spark.options import option_texts
 from flagstone.spark.sessions import register
 
@@ -42,7 +41,7 @@ def read(
     if limit is not None and limit < 1:
         raise InvalidRequest(f"limit is {limit}; use 1 or more")
     # Spark applies the limit to rows that pass all conditions: tasks may stop early only if they apply all of them.
-    plan = plan_read(url, arguments, parallelism=parallelism(spark))
+    plan = plan_read(url, arguments, spark=spark)
     register(spark)
     held = plan.hold()
     options = plan.source_options(held)
