@@ -120,7 +120,7 @@ def test_conditions_give_the_same_rows_wherever_they_are_applied(spark: Any, tmp
 
 @on_spark
 def test_a_frame_without_a_checkpoint_shows_one_moment(spark: Any, folder: Path) -> None:
-    frame = fs.read(spark, folder, mode="latest", columns=["key"], start=b"k0900")
+    frame = fs.read(spark, folder, snapshot="latest", columns=["key"], start=b"k0900")
     load(folder, [pairs({b"k1": b"new"})])
 
     assert frame.alias("a").join(frame.alias("b"), "key").count() == 100
@@ -147,7 +147,7 @@ def test_the_understood_conditions_leave_nothing_to_spark(folder: Path) -> None:
         ({"columns": []}, "not available"),
         ({"key_columns": ["id"]}, "need schema="),
         ({"schema": 17}, "StructType or a text"),
-        ({"mode": "fast"}, "checkpoint or latest"),
+        ({"snapshot": "fast"}, "checkpoint or latest"),
         ({"where": 17}, "SQL text or a Column"),
         ({"lifetime": "0s"}, "lifetime"),
     ],

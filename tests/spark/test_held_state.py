@@ -135,7 +135,7 @@ def test_a_checkpoint_of_the_user_is_not_renewed(options: ReadOptions, clock: Vi
     assert after.expires_s == own.expires_s
 
 
-def test_mode_latest_reads_one_moment_and_writes_nothing(
+def test_a_latest_snapshot_shows_one_moment_and_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "db"
@@ -151,14 +151,14 @@ def test_mode_latest_reads_one_moment_and_writes_nothing(
 
         for name in ("put", "put_if_absent", "put_if_match", "upload"):
             refused.setattr(LocalStore, name, put)
-        held = hold_checkpoint(options_of(folder, mode="latest"))
+        held = hold_checkpoint(options_of(folder, snapshot="latest"))
         assert rows_of(held) == {b"a": b"1", b"b": b"2"}
     db.put(b"c", b"3")
     db.flush("wal")
 
     assert rows_of(held) == {b"a": b"1", b"b": b"2"}
     assert held.checkpoint is None
-    again = hold_checkpoint(options_of(folder, mode="latest", state=str(held.pinned)))
+    again = hold_checkpoint(options_of(folder, snapshot="latest", state=str(held.pinned)))
     assert rows_of(again) == {b"a": b"1", b"b": b"2"}
     assert names_of(folder) == before
     db.close()
@@ -169,7 +169,7 @@ def test_a_read_without_a_checkpoint_that_is_too_slow_says_so(tmp_path: Path, lo
     folder = tmp_path / "db"
     for number in range(runs):  # with several, the rows are merged
         load(folder, [pairs({b"a": b"%d" % number})])
-    held = hold_checkpoint(options_of(folder, mode="latest"))
+    held = hold_checkpoint(options_of(folder, snapshot="latest"))
     reader = FlagstoneReader(held, read_schema(("key", "value")))
     parts = reader.plan()
     if lost == "manifest":
@@ -178,7 +178,7 @@ def test_a_read_without_a_checkpoint_that_is_too_slow_says_so(tmp_path: Path, lo
         if lost == "compacted" or int(path.stem) == (held.pinned or PinnedState.parse("0:0")).manifest_id:
             path.unlink()
 
-    with pytest.raises(Unavailable, match=r"no checkpoint kept it|mode 'latest' has no checkpoint"):
+    with pytest.raises(Unavailable, match=r"no checkpoint kept it|snapshot 'latest' has no checkpoint"):
         list(chain.from_iterable(map(reader.read, parts)))
 
 
@@ -189,7 +189,7 @@ def test_a_former_state_is_read_without_a_checkpoint(tmp_path: Path) -> None:
         db.put(b"a", b"2")
         db.flush("wal")
         before = names_of(folder)
-        assert rows_of(hold_checkpoint(options_of(folder, as_of="1", mode="latest"))) == {b"a": b"1"}
+        assert rows_of(hold_checkpoint(options_of(folder, as_of="1", snapshot="latest"))) == {b"a": b"1"}
         assert names_of(folder) == before
 
 

@@ -190,13 +190,13 @@ def test_duplicates_nulls_and_missing_keys_are_answered(folder: Path) -> None:
     schema = StructType([StructField("key", StringType()), StructField("n", LongType())])
     batch = pa.RecordBatch.from_pydict({"key": ["b", "a", None, "x", "b", "c", "d", "a"], "n": range(8)})
     known = {b"a": b"1", b"b": b"2", b"c": b"3"}
-    task = fs.lookup_batches(folder, schema, on="key", mode="latest")
+    task = fs.lookup_batches(folder, schema, on="key", snapshot="latest")
 
     rows = answers(task, batch, known)
     assert sorted((row["n"], row["value"]) for row in rows) == [
         (0, b"2"), (1, b"1"), (2, None), (3, None), (4, b"2"), (5, b"3"), (6, None), (7, b"1")
     ]  # fmt: skip
-    inner = fs.lookup_batches(folder, schema, on="key", how="inner", mode="latest")
+    inner = fs.lookup_batches(folder, schema, on="key", how="inner", snapshot="latest")
     assert sorted(row["n"] for row in answers(inner, batch, known)) == [0, 1, 4, 5, 7]
     assert answers(task, batch.slice(0, 0), known) == []
     assert answers(task, batch.slice(2, 1), known) == [{"key": None, "n": 2, "value": None}]
@@ -232,7 +232,7 @@ def test_a_lookup_that_cannot_work_is_refused(folder: Path, arguments: Any, mess
     ]
     schema = StructType(fields[: 3 if arguments["on"] == "value" else 2])
     with pytest.raises(InvalidRequest, match=message):
-        fs.lookup_batches(folder, schema, mode="latest", **arguments)
+        fs.lookup_batches(folder, schema, snapshot="latest", **arguments)
 
 
 def test_key_columns_must_have_the_types_of_the_key() -> None:

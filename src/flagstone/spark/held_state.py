@@ -43,8 +43,8 @@ OWNED_NAME: Final = "spark frame"
 """The checkpoint of one frame or one export, which deletes it at its end."""
 
 _NO_ACCESS: Final = (
-    "a DataFrame keeps its state with a checkpoint, which needs write access to the database; set mode to 'latest' to "
-    "read without one"
+    "a DataFrame keeps its state with a checkpoint, which needs write access to the database; set snapshot to 'latest' "
+    "to read without one"
 )
 
 
@@ -86,16 +86,21 @@ class CheckpointRead:
     def option_values(self) -> dict[str, Any]:
         """The options with which another read shows the same state, and creates no checkpoint."""
         state = None if self.pinned is None else str(self.pinned)
-        mode = None if self.checkpoint else "latest"
-        return {"checkpoint": self.checkpoint, "as_of": self.options.as_of, "state": state, "mode": mode}
+        snapshot = None if self.checkpoint else "latest"
+        return {
+            "checkpoint": self.checkpoint,
+            "as_of": self.options.as_of,
+            "state": state,
+            "snapshot": snapshot,
+        }
 
 
 def hold_checkpoint(options: ReadOptions, *, owned: bool = False) -> CheckpointRead:
     """Find the checkpoint that the options name, or one of the state they name; create it if there is none.
 
     Without `owned`, the result may be the checkpoint of an earlier load, if nothing has changed since: the caller must
-    not delete it. A new checkpoint expires after `options.lifetime`, also when this process crashes. With mode "latest"
-    nothing is written.
+    not delete it. A new checkpoint expires after `options.lifetime`, also when this process crashes. With snapshot
+    "latest" nothing is written.
 
     Raises:
         InvalidRequest: there is no database or no such checkpoint, the state at `as_of` is not available, or the store
@@ -110,7 +115,7 @@ def hold_checkpoint(options: ReadOptions, *, owned: bool = False) -> CheckpointR
         return CheckpointRead(options, str(held))
     if options.state is not None:
         return CheckpointRead(options, None, options.state)
-    if options.as_of is None and options.mode == "latest":
+    if options.as_of is None and options.snapshot == "latest":
         return CheckpointRead(options, None, _find_state(options)[0])
     try:
         if options.as_of is None:
@@ -127,7 +132,7 @@ def hold_checkpoint(options: ReadOptions, *, owned: bool = False) -> CheckpointR
 def _held_as_of(options: ReadOptions, *, owned: bool) -> CheckpointRead:
     # The reader finds the manifest that shows this state, and the checkpoint that keeps the manifest, if any.
     address = options.address
-    latest = options.mode == "latest"
+    latest = options.snapshot == "latest"
     mode: Any = "latest" if latest else "managed"
     with open_reader(address.path, **address.arguments, as_of=options.as_of, mode=mode) as reader:
         status = reader.status()
@@ -235,8 +240,8 @@ def explained(held: CheckpointRead) -> Iterator[None]:
         if not isinstance(gone, SstGone) or _is_kept(held):
             raise
         advice = (
-            "a read with mode 'latest' has no checkpoint: read again, read with a checkpoint, or raise the minimum age "
-            "of garbage collection"
+            "a read with snapshot 'latest' has no checkpoint: read again, read with a checkpoint, or raise the minimum "
+            "age of garbage collection"
             if held.checkpoint is None
             else "its checkpoint has expired: use flagstone.spark.read, which renews it, or raise checkpoint_lifetime"
         )

@@ -42,8 +42,8 @@ ADDRESS_OPTIONS: Final = frozenset({"path", "store", "wal_store"})
 _ROW_MAPPING: Final = frozenset({"key.columns", "value.columns", "value.format"})
 _READ: Final = ADDRESS_OPTIONS | _ROW_MAPPING | {
     "as_of", "batch_rows", "checkpoint", "checkpoint_lifetime", "columns", "include_expired", "keys",
-    "merge_operator", "mode", "parallelism", "partition_bytes", "partitions", "prefix", "pushdown", "start", "state",
-    "stop", "stored_schema", "task_limit", "where",
+    "merge_operator", "parallelism", "partition_bytes", "partitions", "prefix", "pushdown", "snapshot", "start",
+    "state", "stop", "stored_schema", "task_limit", "where",
 }  # fmt: skip
 WRITE_OPTIONS: Final = ADDRESS_OPTIONS | _ROW_MAPPING | {
     "compression_codec", "duplicates", "filter_bits_per_key", "hand_over_timeout", "key_column", "max_sst_size",
@@ -60,7 +60,8 @@ class ReadOptions:
 
     With `pushdown`, filters of Spark narrow the keys further. None allows this if this Spark keeps scans apart.
     `where` selects rows as well. `stored_schema` has the types of all columns in keys and values, if the schema of the
-    read has only some of them. With mode "latest" no checkpoint keeps the state. A task ends after `task_limit` rows.
+    read has only some of them. With snapshot "latest" no checkpoint keeps the state. A task ends after `task_limit`
+    rows.
     """
 
     address: DatabaseAddress
@@ -79,7 +80,7 @@ class ReadOptions:
     row_mapping: RowMapping | None = None
     where: tuple[Condition, ...] = ()
     stored_schema: str | None = None
-    mode: str = "checkpoint"
+    snapshot: str = "checkpoint"
     state: PinnedState | None = None
     parallelism: int | None = None
     task_limit: int | None = None
@@ -138,7 +139,7 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
         row_mapping=_parse_row_mapping(options),
         where=take("where", require_complete) or (),
         stored_schema=options.get("stored_schema"),
-        mode=take("mode", _mode) or "checkpoint",
+        snapshot=take("snapshot", _snapshot) or "checkpoint",
         state=take("state", PinnedState.parse),
         parallelism=take("parallelism", parse_positive),
         task_limit=take("task_limit", parse_positive),
@@ -270,7 +271,7 @@ def _parse_row_mapping(options: Mapping[str, str]) -> RowMapping | None:
     return RowMapping(_names(options["key.columns"]), None if chosen is None else _names(chosen), form)
 
 
-def _mode(text: str) -> str:
+def _snapshot(text: str) -> str:
     if text.lower() not in ("checkpoint", "latest"):
         raise InvalidRequest("use checkpoint or latest")
     return text.lower()

@@ -135,7 +135,7 @@ def _from_facts(plan: ReadPlan) -> int | None:
     """The number of rows from what is known already; writes nothing. None if something must be read."""
     if not _can_learn(plan):
         return None
-    held = replace(plan, options=replace(plan.options, mode="latest")).hold()
+    held = replace(plan, options=replace(plan.options, snapshot="latest")).hold()
     parts = _sources(plan, held)
     return None if parts is None else _total(parts, include_expired=held.options.include_expired)
 

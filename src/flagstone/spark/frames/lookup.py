@@ -86,7 +86,7 @@ def lookup_batches(
     """The function that `lookup` applies to batches of `rows`, a schema, for `mapInArrow` of a frame or stream.
 
     `work = lookup_batches(url, frame.schema, on="key"); frame.mapInArrow(work, work.schema)`. It shows one moment, the
-    one of this call. Nothing renews its checkpoint: give a `lifetime` that is long enough, mode "latest", or a
+    one of this call. Nothing renews its checkpoint: give a `lifetime` that is long enough, snapshot "latest", or a
     `checkpoint` of your own.
     """
     schema = rows

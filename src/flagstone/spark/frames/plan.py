@@ -45,8 +45,8 @@ class ReadArguments(TypedDict, total=False):
 
     `where` is a condition, as SQL text or `Column`, or several of them. `columns` are those to return. `start`, `stop`,
     `prefix` and `keys` select keys as bytes. With `key_columns` rows have the columns that were loaded; `schema` has
-    the types of all of them. `as_of` or `checkpoint` name a former state. Mode "latest" needs no write access and keeps
-    nothing. `lifetime` is how long the checkpoint outlives this process.
+    the types of all of them. `as_of` or `checkpoint` name a former state. With `snapshot="latest"` a read
+    needs no write access and keeps nothing. `lifetime` is how long the checkpoint outlives this process.
     """
 
     where: str | Column | Sequence[str | Column] | None
@@ -61,7 +61,7 @@ class ReadArguments(TypedDict, total=False):
     schema: StructType | str | None
     as_of: int | datetime | None
     checkpoint: UUID | str | None
-    mode: Literal["checkpoint", "latest"]
+    snapshot: Literal["checkpoint", "latest"]
     partitions: int | None
     partition_bytes: int | None
     include_expired: bool
@@ -141,7 +141,7 @@ def plan_read(url: str | os.PathLike[str], arguments: ReadArguments, *, spark: A
             "keys": None if keys is None else ",".join(f"hex:{bytes(key).hex()}" for key in keys),
             "checkpoint": given.get("checkpoint"),
             "as_of": given.get("as_of"),
-            "mode": given.get("mode"),
+            "snapshot": given.get("snapshot"),
             "partitions": given.get("partitions"),
             "partition_bytes": given.get("partition_bytes"),
             "parallelism": None if spark is None else parallelism(spark),

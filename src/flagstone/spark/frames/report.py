@@ -64,9 +64,9 @@ def table_report(
         Unavailable: the store did not answer.
 
     """
-    given: Any = {"mode": "latest", **arguments, "columns": ["seq"]}
+    given: Any = {"snapshot": "latest", **arguments, "columns": ["seq"]}
     plan = plan_read(url, given, spark=spark)
-    held = replace(plan, options=replace(plan.options, mode="latest")).hold()
+    held = replace(plan, options=replace(plan.options, snapshot="latest")).hold()
     with held.open() as reader:
         status, manifest = reader.status(), reader.manifest()
     store, paths = open_store(held.options.address)
