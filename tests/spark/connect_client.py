@@ -38,7 +38,7 @@ def main(home: Path) -> dict[str, Any]:
     fs.register(spark)  # a second time
     rows = spark.read.format("flagstone").load(shop)
     seen["read"] = rows.count()
-    later = fs.read(spark, shop, where=[F.col("key") >= b"1980", "length(value) = 3"])
+    later = fs.read(spark, shop, where=[F.col("key") >= F.lit(bytearray(b"1980")), "length(value) = 3"])
     seen["pushed"] = later.where("key >= cast('1990' as binary)").count()
     derived = later.select("key")
     del later

@@ -64,7 +64,7 @@ class SortedLookup:
         sources = (*((each,) for each in manifest.tree.l0), *(run.views for run in manifest.tree.runs))
         self._sources = [[part_of(manifest, each, paths) for each in views] for views in sources]
         self._memtables = self._view.memtables if reader.status()["memtable_bytes"] else ()
-        self.touched_bytes = 0
+        self.touched_bytes: int = 0
         """The stored bytes of all blocks that were searched."""
 
     def find(self, keys: pa.Array) -> pa.Array:

@@ -30,17 +30,17 @@ _STEPS_PER_LIFE: Final = 4
 class FrameCheckpoints:
     """Renews and deletes checkpoints, one step at a time; as a background service of the driver's process."""
 
-    name = "frame-checkpoints"
+    name: Final = "frame-checkpoints"
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._entries: list[_Entry] = []
+        self._entries: list[FrameCheckpoint] = []
         self._pid = os.getpid()
         self._supervisor: Supervisor | None = None
 
     def keep(self, held: CheckpointRead, in_use: Callable[[], bool]) -> None:
         """Renew the checkpoint while `in_use` returns True, and delete it afterwards."""
-        entry = _Entry(held, in_use)
+        entry = FrameCheckpoint(held, in_use)
         with self._lock:
             self._entries.append(entry)
             if self._supervisor is None:
@@ -62,7 +62,7 @@ class FrameCheckpoints:
         with self._lock:
             return min((entry.step_s for entry in self._entries), default=3600.0)
 
-    def release(self, entry: _Entry) -> None:
+    def release(self, entry: FrameCheckpoint) -> None:
         """Delete one checkpoint. If that fails, it expires."""
         with self._lock:
             if entry not in self._entries:
@@ -80,17 +80,20 @@ class FrameCheckpoints:
             self.release(entry)
 
 
-class _Entry:
+class FrameCheckpoint:
+    """The checkpoint of one frame. `in_use` tells whether a frame that needs it exists."""
+
     def __init__(self, held: CheckpointRead, in_use: Callable[[], bool]) -> None:
         assert held.checkpoint is not None, "a read without a checkpoint keeps nothing"
         self._held = held
         self._checkpoint = held.checkpoint
         self._clock = held.options.address.clock
-        self.in_use = in_use
-        self.step_s = held.options.lifetime.total_seconds() / _STEPS_PER_LIFE
+        self.in_use: Callable[[], bool] = in_use
+        self.step_s: float = held.options.lifetime.total_seconds() / _STEPS_PER_LIFE
         self._renewed_at = self._clock.monotonic()
 
     def renew(self) -> None:
+        """Let it expire a lifetime from now, if it is time for that. If that fails, the next step tries again."""
         if self._clock.monotonic() - self._renewed_at < self.step_s * 0.9:
             return
         try:
@@ -98,10 +101,11 @@ class _Entry:
                 self._checkpoint, self._held.options.lifetime
             )
             self._renewed_at = self._clock.monotonic()
-        except FlagstoneError as error:  # the next step tries again
+        except FlagstoneError as error:
             _log.warning("could not renew the checkpoint of a frame id=%s error=%s", self._checkpoint, error)
 
     def delete(self) -> None:
+        """Delete it. If that fails, it expires."""
         with suppress(FlagstoneError):
             self._held.options.address.admin().delete_checkpoint(self._checkpoint)
 

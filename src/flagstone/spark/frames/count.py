@@ -62,6 +62,11 @@ class Facts:
         with self._lock:
             return self._known.get(_name(part))
 
+    def forget(self) -> None:
+        """Forget everything, as at the start of the process."""
+        with self._lock:
+            self._known.clear()
+
     def learn(self, part: Part, fact: Fact) -> None:
         """Remember it; the oldest facts are forgotten if there are too many."""
         with self._lock:
@@ -105,7 +110,7 @@ def count(spark: SparkSession, url: str | os.PathLike[str], **arguments: Unpack[
 
 
 def _can_learn(plan: ReadPlan) -> bool:
-    """Whether the result may be remembered. Former states and merges are counted anew each time."""
+    """Whether the result may be remembered. Former states and merges are counted each time."""
     options = plan.options
     return options.as_of is None and options.merge_operator is None
 

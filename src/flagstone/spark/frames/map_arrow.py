@@ -37,7 +37,7 @@ def map_arrow(
     """The batches that `function` makes of the rows of each task. `returns` has the columns of these batches.
 
     Rows are those of `read` with the same arguments, in key order within a task. The function is called once in each
-    task, and must pickle. The frame evaluates it anew in every action, with the same rows; cache the frame to avoid
+    task, and must pickle. The frame evaluates it again in every action, with the same rows; cache the frame to avoid
     that. Its checkpoint is kept as that of `read`.
 
     Raises:
