@@ -25,13 +25,12 @@ from pyspark.sql.types import (
 
 from flagstone import InvalidRequest, keys
 from flagstone.spark.arrow_filter import apply, split
+from flagstone.spark.condition_text import decode, encode, parse_option
 from flagstone.spark.conditions import (
     Comparison,
     NullTest,
     OneOf,
     StartsWith,
-    decode,
-    encode,
     parse,
     require_complete,
 )
@@ -67,7 +66,8 @@ def test_a_conjunction_of_comparisons_with_literals_is_understood(text: str, exp
     parsed = parse(text)
 
     assert (list(parsed.conditions), parsed.complete) == (expected, True)
-    assert require_complete(text) == tuple(expected)
+    assert require_complete(text) == parse_option(text) == tuple(expected)
+    assert parse_option(encode(expected)) == tuple(expected)
     assert decode(encode(expected)) == tuple(expected)
 
 
@@ -300,6 +300,19 @@ def test_a_condition_that_does_not_fit_is_refused(folder: Path, where: str) -> N
         read(folder, where=where)
 
 
+def test_conditions_on_rows_read_as_text_compare_text(tmp_path: Path) -> None:
+    folder = tmp_path / "db"
+    load(folder, [{"key": [b"a", b"b", b"c"], "value": [b"x", "é".encode(), b"z"]}])
+    text = StructType([StructField("value", StringType()), StructField("key", StringType())])
+    options = parse_read_options(
+        {"path": str(folder), "where": "value > 'y' and key <> 'c' and value like 'é%'"}
+    )
+    reader = FlagstoneReader(hold_checkpoint(options), text)
+
+    found = [row for part in reader.plan() for batch in reader.read(part) for row in batch.to_pylist()]
+    assert found == [{"value": "é", "key": "b"}]
+
+
 def test_conditions_on_values_and_numbers_of_raw_rows_are_applied(folder: Path) -> None:
     options = parse_read_options(
         {"path": str(folder), "columns": "key", "where": "seq > 0 and value = X'00'"}
@@ -311,3 +324,11 @@ def test_conditions_on_values_and_numbers_of_raw_rows_are_applied(folder: Path) 
     options = parse_read_options({"path": str(folder), "columns": "key", "where": "seq >= 0"})
     reader = FlagstoneReader(hold_checkpoint(options), read_schema(("key",)))
     assert sum(batch.num_rows for part in reader.plan() for batch in reader.read(part)) == 9000
+
+
+@pytest.mark.parametrize(
+    "text", ["[", "[1]", '[["compare", "a", "~", {"int": "1"}]]', '[["in", "a", [{"int": "x"}]]]', "[[]]"]
+)
+def test_a_text_that_holds_no_conditions_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest, match="condition in SQL"):
+        parse_option(text)

@@ -18,7 +18,8 @@ from flagstone.format.filter import BloomPolicy
 from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.read.arrow import COLUMNS
 from flagstone.spark.address import DatabaseAddress
-from flagstone.spark.conditions import Condition, require_complete
+from flagstone.spark.condition_text import parse_option
+from flagstone.spark.conditions import Condition
 from flagstone.spark.hadoop_options import is_hadoop_option, store_options
 from flagstone.sst.builder import SstOptions
 from flagstone.store.remote_options import OptionValue, nearest
@@ -137,7 +138,7 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
         include_expired=take("include_expired", parse_flag) or False,
         merge_operator=options.get("merge_operator"),
         row_mapping=_parse_row_mapping(options),
-        where=take("where", require_complete) or (),
+        where=take("where", parse_option) or (),
         stored_schema=options.get("stored_schema"),
         snapshot=take("snapshot", _snapshot) or "checkpoint",
         state=take("state", PinnedState.parse),

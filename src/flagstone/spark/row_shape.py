@@ -72,6 +72,10 @@ class RowShape:
         """The columns to return or to test, each once."""
         return tuple(dict.fromkeys((*self.output, *(each.condition.column for each in conditions))))
 
+    def needed_types(self, conditions: Sequence[Bound]) -> pa.Schema:
+        """These columns with their types."""
+        return pa.schema([self.types.field(name) for name in self.needed(conditions)])
+
     def raw_columns(self, conditions: Sequence[Bound]) -> tuple[str, ...]:
         """The columns to read from the database."""
         needed = self.needed(conditions)

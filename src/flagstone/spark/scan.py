@@ -149,14 +149,16 @@ class FlagstoneReader(DataSourceReader):
         with in_task(), explained(self._held), self._held.open() as reader:
             renewal = Renewal(self._held, reader.status().get("checkpoint_expires_s"))
             raw = self._rows(reader, wanted, shape.raw_columns(self._conditions))
-            decoded = (apply(shape.decode(batch), self._conditions) for batch in raw)
-            for batch in _shaped(decoded, schema):
+            for batch in _shaped(map(shape.decode, raw), shape.needed_types(self._conditions)):
                 renewal.step()
+                passing = apply(batch, self._conditions)
+                shown = [passing.column(name) for name in schema.names]
+                found = pa.RecordBatch.from_arrays(shown, schema=schema)
                 if left is None:
-                    yield batch
+                    yield found
                     continue
-                yield batch.slice(0, left)
-                left -= batch.num_rows
+                yield found.slice(0, left)
+                left -= found.num_rows
                 if left <= 0:
                     return
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict
 from uuid import UUID
@@ -22,7 +22,7 @@ from flagstone.read.arrow import COLUMNS
 from flagstone.spark.address import shared_address
 from flagstone.spark.arrow_filter import bind
 from flagstone.spark.column_conditions import conditions_of
-from flagstone.spark.conditions import encode
+from flagstone.spark.condition_text import encode
 from flagstone.spark.hadoop_options import session_options
 from flagstone.spark.held_state import CheckpointRead, hold_checkpoint
 from flagstone.spark.job_control import parallelism
@@ -83,7 +83,7 @@ class ReadPlan:
     """
 
     options: ReadOptions
-    texts: dict[str, str]
+    texts: dict[str, str] = field(repr=False)  # credentials may be among them
     schema: StructType
     output: tuple[str, ...]
     where: Any

@@ -20,7 +20,7 @@ class RefreshableView:
     name: str
     _spark: Any
     _url: str
-    _arguments: ReadArguments
+    _arguments: ReadArguments = field(repr=False)  # credentials may be among them
     _shown: list[Any] = field(default_factory=list, repr=False)
 
     def refresh(self) -> None:
