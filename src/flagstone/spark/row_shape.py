@@ -53,12 +53,10 @@ class RowShape:
                 )
         return cls(arrow_schema(every), output, mapping)
 
-    def narrow(
-        self, wanted: Wanted, conditions: Sequence[Bound], *, before: Sequence[Bound] = ()
-    ) -> tuple[Wanted, tuple[Bound, ...]]:
+    def narrow(self, wanted: Wanted, conditions: Sequence[Bound]) -> tuple[Wanted, tuple[Bound, ...]]:
         """The keys that can pass the conditions, and the conditions that the rows of these keys must still pass."""
         if self.mapping is not None:
-            return narrow_columns(wanted, self.mapping, self.types, (*before, *conditions)), tuple(conditions)
+            return narrow_columns(wanted, self.mapping, self.types, conditions)
         rest = []
         for each in conditions:
             narrowed = narrow_bytes(wanted, each)

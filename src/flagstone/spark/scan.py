@@ -71,9 +71,9 @@ class FlagstoneReader(DataSourceReader):
         self._held = held
         self._schema = schema
         self._shape = RowShape.of(options, schema)
-        self._conditions: tuple[Bound, ...] = ()
         wanted = Wanted(options.keys)
-        self._wanted = wanted if options.points is None else wanted.among(options.points)
+        self._given = wanted if options.points is None else wanted.among(options.points)
+        self._all: tuple[Bound, ...] = ()
         bound, complete = split(options.where, self._shape.types)
         if not complete:
             lost = next(each for each in options.where if bind(each, self._shape.types) is None)
@@ -84,9 +84,9 @@ class FlagstoneReader(DataSourceReader):
         self._select(bound)
 
     def _select(self, conditions: Sequence[Bound]) -> None:
-        """Return only rows that pass the conditions, and read only keys that can pass."""
-        self._wanted, rest = self._shape.narrow(self._wanted, conditions, before=self._conditions)
-        self._conditions = (*self._conditions, *rest)
+        """Return only rows that pass these conditions as well, and read only keys that can pass."""
+        self._all = (*self._all, *conditions)
+        self._wanted, self._conditions = self._shape.narrow(self._given, self._all)
 
     def ranges(self) -> list[KeyRange]:
         """The key ranges that this read scans; a single key is a range of its own."""

@@ -1,7 +1,7 @@
 """Which keys of a read can pass its conditions: key ranges and single keys. Pure.
 
-A selection may contain too many keys, never too few: the conditions are applied to its rows afterwards. For keys as
-bytes it is exact for the conditions on the key, which then need not be applied again.
+A selection may contain too many keys, never too few. The conditions for which it is exact need not be applied to its
+rows; the functions return the others.
 """
 
 from __future__ import annotations
@@ -111,65 +111,93 @@ def narrow_bytes(wanted: Wanted, condition: Bound) -> Wanted | None:
 
 def narrow_columns(
     wanted: Wanted, mapping: RowMapping, types: pa.Schema, conditions: Sequence[Bound]
-) -> Wanted:
-    """The part of `wanted` that can pass conditions on the key columns.
+) -> tuple[Wanted, tuple[Bound, ...]]:
+    """The part of `wanted` that can pass conditions on the key columns, and the conditions to apply to its rows.
 
     Leading columns with `=` or `in` are combined; a comparison or a prefix of the next column narrows them further.
     """
     schema = keys.KeySchema.of(mapping.key_schema(types))
     prefixes: list[tuple[Any, ...]] = [()]
+    rest = list(conditions)
     for name in mapping.key_columns:
         on_column = [each for each in conditions if each.condition.column == name]
         values = _equal_values(on_column)
-        if values is not None and len(prefixes) * len(values) <= _MAX_COMBINATIONS:
-            prefixes = [(*prefix, value) for prefix, value in product(prefixes, values)]
-            continue
-        return _ranges(wanted, schema, prefixes, on_column)
-    points = [key for prefix in prefixes if (key := _key(schema, prefix)) is not None]
-    return wanted.among(points) if len(points) == len(prefixes) else wanted
+        if values is None or len(prefixes) * len(values) > _MAX_COMBINATIONS:
+            found = _ranges(schema, prefixes, [each for each in on_column if _is_range(each)])
+            if found is None:
+                return _by_prefixes(wanted, schema, prefixes, conditions, rest)
+            kept = [each for each in rest if each not in on_column or not _is_range(each)]
+            return wanted if found == [KeyRange()] else wanted.inside(found), tuple(kept)
+        prefixes = [(*prefix, value) for prefix, value in product(prefixes, values)]
+        rest = [each for each in rest if each not in on_column or not _is_equal(each)]
+    points = [_key(schema, prefix) for prefix in prefixes]
+    if None in points:
+        return wanted, tuple(conditions)
+    return wanted.among(key for key in points if key is not None), tuple(rest)
+
+
+def _by_prefixes(
+    wanted: Wanted,
+    schema: keys.KeySchema,
+    prefixes: Sequence[tuple[Any, ...]],
+    conditions: Sequence[Bound],
+    rest: Sequence[Bound],
+) -> tuple[Wanted, tuple[Bound, ...]]:
+    """The selection by the leading columns alone. If no key can hold their values, the conditions decide."""
+    found = _ranges(schema, prefixes, ())
+    return (wanted, tuple(conditions)) if found is None else (wanted.inside(found), tuple(rest))
+
+
+def _is_equal(bound: Bound) -> bool:
+    known = bound.condition
+    return isinstance(known, OneOf) or (isinstance(known, Comparison) and known.sign == "=")
+
+
+def _is_range(bound: Bound) -> bool:
+    """Whether the rows that pass are one range of the column's values."""
+    known = bound.condition
+    if isinstance(known, StartsWith):
+        return known.prefix not in ("", b"")
+    return isinstance(known, Comparison) and known.sign != "!="
 
 
 def _equal_values(conditions: Sequence[Bound]) -> list[Any] | None:
     """The only values of a column that can pass; None if no condition lists them."""
     found: list[Any] | None = None
     for each in conditions:
-        known = each.condition
-        if isinstance(known, OneOf) or (isinstance(known, Comparison) and known.sign == "="):
+        if _is_equal(each):
             values = [scalar.as_py() for scalar in each.scalars]
             found = values if found is None else [value for value in found if value in values]
     return found
 
 
 def _ranges(
-    wanted: Wanted, schema: keys.KeySchema, prefixes: Sequence[tuple[Any, ...]], conditions: Sequence[Bound]
-) -> Wanted:
+    schema: keys.KeySchema, prefixes: Sequence[tuple[Any, ...]], conditions: Sequence[Bound]
+) -> list[KeyRange] | None:
+    """The exact ranges of the rows that pass; None if a literal does not fit the type of the key column."""
     ranges = []
-    for prefix in prefixes:
-        found = KeyRange()
-        try:
-            if prefix:
-                found = KeyRange(*schema.range(*prefix))
+    try:
+        for prefix in prefixes:
+            found = KeyRange(*schema.range(*prefix)) if prefix else KeyRange()
+            if conditions:
+                found = found.intersect(KeyRange(schema.range(*prefix, None)[1], None))  # null passes none
             for each in conditions:
                 found = found.intersect(_compared(schema, prefix, each))
-        except InvalidRequest:
-            # No key can hold the literal, or it must be converted first: the conditions are applied to the rows.
-            return wanted
-        ranges.append(found)
-    return wanted if ranges == [KeyRange()] else wanted.inside(ranges)
+            ranges.append(found)
+    except InvalidRequest:
+        return None
+    return ranges
 
 
 def _compared(schema: keys.KeySchema, prefix: tuple[Any, ...], bound: Bound) -> KeyRange:
     condition = bound.condition
     if isinstance(condition, StartsWith):
-        if condition.prefix in ("", b""):
-            return KeyRange()
         kind = schema.types[len(prefix)].kind
         given = condition.prefix
         text: Any = _as_text(given) if kind == "string" else _as_bytes(given)
         # Without its last byte, which ends the text.
         return KeyRange.of_prefix(schema.encode(*prefix, text)[:-1])
-    if not isinstance(condition, Comparison) or condition.sign == "!=":
-        return KeyRange()
+    assert isinstance(condition, Comparison), "the others are no ranges"
     at, after = schema.range(*prefix, bound.scalars[0].as_py())
     return _beside(at, after, condition.sign)
 
