@@ -220,6 +220,8 @@ def test_small_batches_are_joined() -> None:
         ({"on": "key", "how": "outer"}, "'left' or 'inner'"),
         ({"on": "key", "columns": ["seq"]}, "cannot add 'seq'"),
         ({"on": "key", "where": "n = 1"}, "no where"),
+        ({"on": "key", "prefix": b"a"}, "no prefix"),
+        ({"on": "key", "columns": ["value", "value"]}, "each once"),
         ({"on": "value"}, "has a column 'value' already"),
         ({"on": "n", "key_columns": ["k"], "schema": "x"}, "schema"),
     ],
@@ -288,3 +290,34 @@ def test_a_lookup_equals_a_join(spark: Any, tmp_path: Path) -> None:
     assert [row.value for row in raw.collect()] == [None, None]
     with pytest.raises(InvalidRequest, match="already"):
         fs.lookup(orders.drop("note"), folder, on=["region", "id"], **structured)
+
+
+@on_spark
+def test_a_stream_is_looked_up_batch_by_batch(spark: Any, tmp_path: Path) -> None:
+    folder, incoming = tmp_path / "db", tmp_path / "incoming"
+    load(folder, [pairs({b"a": b"1", b"b": b"2"})])
+    incoming.mkdir()
+    (incoming / "1.json").write_text('{"key": "a"}\n{"key": "x"}\n')
+    stream = spark.readStream.schema("key string").json(str(incoming))
+    seen: list[tuple[str, str | None]] = []
+
+    def keep(batch: Any, _: int) -> None:
+        load(folder, [pairs({b"x": b"new"})])
+        seen.extend((row.key, row.value.decode()) for row in fs.lookup(batch, folder, on="key").collect())
+
+    writer = stream.writeStream.trigger(availableNow=True)
+    query = writer.option("checkpointLocation", str(tmp_path / "one")).foreachBatch(keep).start()
+    query.awaitTermination(60)
+    assert sorted(seen) == [("a", "1"), ("x", "new")]
+
+    with pytest.raises(InvalidRequest, match="call lookup in foreachBatch"):
+        fs.lookup(stream, folder, on="key")
+    work = fs.lookup_batches(folder, stream.schema, on="key", how="inner", snapshot="latest")
+    found = stream.mapInArrow(work, work.schema).writeStream.trigger(availableNow=True)
+    into = (
+        found.format("parquet")
+        .option("checkpointLocation", str(tmp_path / "two"))
+        .start(str(tmp_path / "out"))
+    )
+    into.awaitTermination(60)
+    assert spark.read.parquet(str(tmp_path / "out")).count() == 2

@@ -12,7 +12,7 @@ from flagstone import Admin, InvalidRequest
 from flagstone import spark as fs
 from flagstone.spark.frames.plan import plan_read
 from flagstone.spark.frames.report import TableReport, threshold
-from flagstone.spark.hadoop_options import store_options
+from flagstone.spark.hadoop_options import session_options, store_options
 from flagstone.spark.options import parse_read_options
 from kit.databases import QUIET
 from kit.spark_loads import load, on_spark, pairs
@@ -69,6 +69,9 @@ def test_a_counted_table_is_reported_exactly_and_compared_with_the_broadcast_lim
     assert spark.sql(query).first()[0] == 5001
     view.drop()
     assert not spark.catalog.tableExists("report_rows")
+    spark.conf.set("spark.hadoop.fs.s3a.endpoint.region", "eu-north-1")
+    assert session_options(spark, "s3a://shop/db") == {"region": "eu-north-1"}
+    spark.conf.unset("spark.hadoop.fs.s3a.endpoint.region")
 
 
 @pytest.mark.parametrize(

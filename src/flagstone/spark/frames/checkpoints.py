@@ -40,6 +40,9 @@ class FrameCheckpoints:
 
     def keep(self, held: CheckpointRead, in_use: Callable[[], bool]) -> None:
         """Renew the checkpoint while `in_use` returns True, and delete it afterwards."""
+        if os.getpid() != self._pid:
+            # A forked child has no thread of its parent, whose frames it cannot use.
+            self._lock, self._entries, self._pid, self._supervisor = Lock(), [], os.getpid(), None
         entry = FrameCheckpoint(held, in_use)
         with self._lock:
             self._entries.append(entry)
@@ -101,7 +104,7 @@ class FrameCheckpoint:
                 self._checkpoint, self._held.options.lifetime
             )
             self._renewed_at = self._clock.monotonic()
-        except FlagstoneError as error:
+        except Exception as error:  # noqa: BLE001 - the other frames must be renewed as well
             _log.warning("could not renew the checkpoint of a frame id=%s error=%s", self._checkpoint, error)
 
     def delete(self) -> None:

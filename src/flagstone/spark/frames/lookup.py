@@ -41,6 +41,8 @@ _SMALL_BYTES: Final = 16 * 1024 * 1024
 
 _PARTITION_BYTES: Final = 64 * 1024 * 1024
 
+_NOT_FOR_LOOKUPS: Final = ("where", "start", "stop", "prefix", "keys", "partitions", "partition_bytes")
+
 
 def lookup(
     frame: DataFrame,
@@ -66,6 +68,10 @@ def lookup(
         Unavailable: the store did not answer.
 
     """
+    if frame.isStreaming:
+        raise InvalidRequest(
+            "Spark cannot sort a stream: call lookup in foreachBatch, or mapInArrow with lookup_batches"
+        )
     work = lookup_batches(url, frame.schema, on=on, how=how, spark=frame.sparkSession, **arguments)
     sorted_frame = frame if _is_sorted(frame, presorted) else _sorted(frame, work.on)
     result = sorted_frame.mapInArrow(work, work.schema)
@@ -92,8 +98,11 @@ def lookup_batches(
     schema = rows
     if how not in ("left", "inner"):
         raise InvalidRequest(f"how is {how!r}; a lookup is 'left' or 'inner'")
-    if arguments.get("where") is not None:
-        raise InvalidRequest("a lookup has no where: filter the frame, or the result")
+    for name in _NOT_FOR_LOOKUPS:
+        if arguments.get(name) is not None:
+            raise InvalidRequest(
+                f"a lookup has no {name}: its keys come from the frame; filter the frame, or the result"
+            )
     named = (on,) if isinstance(on, str) else tuple(on)
     chosen = arguments.get("columns")
     given: Any = {name: value for name, value in arguments.items() if name != "columns"}
@@ -114,8 +123,10 @@ def lookup_batches(
         wanted = ("value",) if chosen is None else tuple(chosen)
         added = [StructField("value", plan.schema["value"].dataType)] if "value" in wanted else []
     for name in wanted:
-        if name not in available:
-            raise InvalidRequest(f"a lookup cannot add {name!r}; choose from {', '.join(available)}")
+        if name not in available or wanted.count(name) > 1:
+            raise InvalidRequest(
+                f"a lookup cannot add {name!r}; choose from {', '.join(available)}, each once"
+            )
     check_keys(schema, named, types, mapping)
     clash = [field.name for field in added if field.name in schema.fieldNames()]
     if clash:
