@@ -11,8 +11,8 @@ import atexit
 import logging
 import os
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from flagstone.errors import FlagstoneError, InvalidRequest
@@ -38,7 +38,7 @@ class FrameCheckpoints:
         self._pid = os.getpid()
         self._supervisor: Supervisor | None = None
 
-    def keep(self, held: CheckpointRead, in_use: Callable[[], bool]) -> None:
+    def keep(self, held: CheckpointRead, in_use: Callable[[], bool]) -> FrameCheckpoint:
         """Renew the checkpoint while `in_use` returns True, and delete it afterwards."""
         if os.getpid() != self._pid:
             # A forked child has no thread of its parent, whose frames it cannot use.
@@ -52,6 +52,7 @@ class FrameCheckpoints:
                 atexit.register(self.release_all)
                 self._supervisor.start(self)
         self._supervisor.wake(self)
+        return entry
 
     def run_once(self) -> float | None:
         """Renew or delete every checkpoint for which it is time; returns the seconds until the next step."""
@@ -121,6 +122,19 @@ def keep_while_used(spark: Any, frame: Any, held: CheckpointRead) -> None:
     """Keep the checkpoint of `held` while `frame`, or a frame, view or cache derived from it, exists."""
     if held.checkpoint is not None:
         FRAME_CHECKPOINTS.keep(held, use_of(spark, frame))
+
+
+@contextmanager
+def kept(held: CheckpointRead, *, owned: bool) -> Iterator[None]:
+    """Renew the checkpoint during a job, and delete it at the end. With `owned` False its owner does both."""
+    if not owned or held.checkpoint is None:
+        yield
+        return
+    entry = FRAME_CHECKPOINTS.keep(held, lambda: True)
+    try:
+        yield
+    finally:
+        FRAME_CHECKPOINTS.release(entry)
 
 
 def use_of(spark: Any, frame: Any) -> Callable[[], bool]:

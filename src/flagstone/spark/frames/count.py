@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Unpack
@@ -20,13 +19,14 @@ import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 
 from flagstone.compaction.inputs import Part
-from flagstone.errors import FlagstoneError, InternalError
+from flagstone.errors import InternalError
 from flagstone.read.scan_cursor import ScanRequest
 from flagstone.runtime.clock import SYSTEM_CLOCK
 from flagstone.runtime.ids import ulid_text
 from flagstone.runtime.sync import Lock
 from flagstone.spark.address import open_store
 from flagstone.spark.error_translation import find_cause, in_task
+from flagstone.spark.frames.checkpoints import kept
 from flagstone.spark.frames.map_arrow import mapped
 from flagstone.spark.frames.plan import ReadArguments, ReadPlan, plan_read
 from flagstone.spark.frames.read import read
@@ -98,15 +98,12 @@ def count(spark: SparkSession, url: str | os.PathLike[str], **arguments: Unpack[
     if quick is not None:
         return quick
     held = plan.hold()
+    owned = plan.options.checkpoint is None
     try:
-        with described(spark, f"count {held.options.address.name}"):
+        with kept(held, owned=owned), described(spark, f"count {held.options.address.name}"):
             return _count_run(spark, plan, held) if _can_learn(plan) else _count_rows(spark, plan, held)
     except PySparkException as error:
         raise find_cause(str(error)) or InternalError(f"a Spark task failed: {error}") from error
-    finally:
-        if plan.options.checkpoint is None and held.checkpoint is not None:
-            with suppress(FlagstoneError):  # it expires
-                held.options.address.admin().delete_checkpoint(held.checkpoint)
 
 
 def _can_learn(plan: ReadPlan) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final, Literal, Unpack
 
@@ -24,7 +24,7 @@ from flagstone.spark.address import open_store
 from flagstone.spark.error_translation import in_task
 from flagstone.spark.frames.checkpoints import keep_while_used
 from flagstone.spark.frames.plan import ReadArguments, plan_read
-from flagstone.spark.held_state import CheckpointRead, explained
+from flagstone.spark.held_state import CheckpointRead, Renewal, explained
 from flagstone.spark.job_control import parallelism
 from flagstone.spark.row_mapping import RowMapping, arrow_schema
 from flagstone.spark.row_shape import parse_schema
@@ -89,11 +89,11 @@ def lookup_batches(
     spark: SparkSession | None = None,
     **arguments: Unpack[ReadArguments],
 ) -> LookupTask:
-    """The function that `lookup` applies to batches of `rows`, a schema, for `mapInArrow` of a frame or stream.
+    """The function that `lookup` applies to batches with the schema `rows`, for `mapInArrow` of a frame or stream.
 
     `work = lookup_batches(url, frame.schema, on="key"); frame.mapInArrow(work, work.schema)`. It shows one moment, the
-    one of this call. Nothing renews its checkpoint: give a `lifetime` that is long enough, snapshot "latest", or a
-    `checkpoint` of your own.
+    one of this call. Tasks renew its checkpoint while they run; if none runs for longer than `lifetime`, give a longer
+    one, snapshot "latest", or a `checkpoint` of your own.
     """
     schema = rows
     if how not in ("left", "inner"):
@@ -135,7 +135,10 @@ def lookup_batches(
         )
     nullable = [StructField(field.name, field.dataType, nullable=True) for field in added]
     output = StructType([*schema.fields, *nullable])
-    return LookupTask(plan.hold(), mapping, types, named, wanted, output, inner=how == "inner")
+    held = plan.hold()
+    if spark is None and plan.options.checkpoint is None:
+        held = replace(held, renewed=True)
+    return LookupTask(held, mapping, types, named, wanted, output, inner=how == "inner")
 
 
 def check_keys(schema: StructType, on: Sequence[str], types: pa.Schema, mapping: RowMapping | None) -> None:
@@ -197,7 +200,9 @@ class LookupTask:
                 now_ms=SYSTEM_CLOCK.now_ms(),
                 include_expired=options.include_expired,
             )
+            renewal = Renewal(self.held, reader.status().get("checkpoint_expires_s"))
             for batch in joined_batches(batches, _ROWS_AT_ONCE):
+                renewal.step()
                 yield from self.answer(batch, found.find)
 
     def answer(self, batch: pa.RecordBatch, find: Callable[[pa.Array], pa.Array]) -> Iterator[pa.RecordBatch]:
