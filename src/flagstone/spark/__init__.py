@@ -1,4 +1,4 @@
-"""Flagstone on Apache Spark: `session`, `configure`, `register`, `bulk_load`, and the data source "flagstone".
+"""Flagstone on Apache Spark: sessions, loads, reads, lookups, compactions, and the data source "flagstone".
 
 Needs the extra `flagstone[spark]`. The first use of one of these names imports PySpark.
 """
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from flagstone.spark.frames.count import count
     from flagstone.spark.frames.lookup import LookupTask, lookup, lookup_batches
     from flagstone.spark.frames.map_arrow import map_arrow
+    from flagstone.spark.frames.plan import ReadArguments
     from flagstone.spark.frames.read import read
     from flagstone.spark.frames.report import TableReport, table_report
     from flagstone.spark.frames.view import RefreshableView, view
@@ -30,6 +31,7 @@ __all__ = [
     "FlagstoneDataSource",
     "LoadReport",
     "LookupTask",
+    "ReadArguments",
     "RefreshableView",
     "TableReport",
     "aggregate",
@@ -56,6 +58,7 @@ _HOME = {
     "FlagstoneDataSource": "flagstone.spark.datasource",
     "LoadReport": "flagstone.spark.load.plan",
     "LookupTask": "flagstone.spark.frames.lookup",
+    "ReadArguments": "flagstone.spark.frames.plan",
     "RefreshableView": "flagstone.spark.frames.view",
     "TableReport": "flagstone.spark.frames.report",
     "aggregate": "flagstone.spark.frames.aggregate",
