@@ -19,6 +19,7 @@ KERNELS = (
     "_flat_writer",
     "_index",
     "_key_runs",
+    "_lookup",
     "_memtable",
     "_memtable_streams",
     "_merge",

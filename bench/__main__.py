@@ -38,6 +38,8 @@ COMPARISONS: Final = {
     "remote": "bench.remote",
     "spark": "bench.spark",
     "spark-compaction": "bench.spark_compaction",
+    "spark-lookup": "bench.spark_lookup",
+    "spark-reads": "bench.spark_reads",
     "spark-stream": "bench.spark_stream",
 }
 """Name -> module with `run() -> str`, which keeps its results and returns them as text."""

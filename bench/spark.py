@@ -215,9 +215,10 @@ def range_bytes(database: Path) -> tuple[int, int, int]:
     from pyspark.sql.datasource import GreaterThanOrEqual, LessThan
 
     from flagstone.spark.address import DatabaseAddress
+    from flagstone.spark.held_state import hold_checkpoint
     from flagstone.spark.options import parse_read_options
     from flagstone.spark.row_mapping import read_schema
-    from flagstone.spark.scan import PushingReader, hold_checkpoint
+    from flagstone.spark.scan import PushingReader
     from flagstone.store.counting import CountingStore
     from flagstone.store.local import LocalStore
 

@@ -28,8 +28,8 @@ from bench.harness import (
 
 COLOURS: Final = (FLAGSTONE, WHEEL, ROCKS, PARQUET)
 ORDER: Final = (
-    "engine", "remote", "compaction", "stalls", "requests", "spark", "spark-compaction", "kernels", "latency", "threads",
-    "scaling", "metadata",
+    "engine", "remote", "compaction", "stalls", "requests", "spark", "spark-reads", "spark-lookup", "spark-compaction",
+    "kernels", "latency", "threads", "scaling", "metadata",
 )  # fmt: skip
 """The order of the sections; others come after them."""
 HEADLINE: Final = ("engine", "compaction", "spark")

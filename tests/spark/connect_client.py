@@ -5,14 +5,18 @@ Run as `connect_client.py FOLDER`. It fails with an error, or prints its results
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
+from pyspark.sql import functions as F  # noqa: N812
+
 import flagstone
 import flagstone.spark as fs
 from flagstone import InvalidRequest
+from flagstone.spark.frames.checkpoints import FRAME_CHECKPOINTS
 
 
 def main(home: Path) -> dict[str, Any]:
@@ -34,8 +38,23 @@ def main(home: Path) -> dict[str, Any]:
     fs.register(spark)  # a second time
     rows = spark.read.format("flagstone").load(shop)
     seen["read"] = rows.count()
-    pushing = spark.read.format("flagstone").option("pushdown", "true").load(shop)
-    seen["pushed"] = pushing.where("key >= cast('1990' as binary)").count()
+    later = fs.read(spark, shop, where=[F.col("key") >= F.lit(bytearray(b"1980")), "length(value) = 3"])
+    seen["pushed"] = later.where("key >= cast('1990' as binary)").count()
+    derived = later.select("key")
+    del later
+    gc.collect()
+    FRAME_CHECKPOINTS.run_once()
+    seen["held"] = (len(flagstone.Admin(shop).checkpoints("spark frame")), derived.count())
+    del derived
+    gc.collect()
+    FRAME_CHECKPOINTS.run_once()
+    seen["released"] = len(flagstone.Admin(shop).checkpoints("spark frame"))
+    seen["counted"] = fs.count(spark, shop)
+    found = fs.lookup(frame.where("key < '1003'").select("key"), shop, on="key", how="inner")
+    seen["looked_up"] = sorted(row.value.decode() for row in found.collect())
+    view = fs.view(spark, "shop_rows", shop, where="key < '1005'")
+    seen["viewed"] = spark.sql("select count(*) as n from shop_rows").collect()[0].n
+    view.drop()
     seen["compacted"] = len(fs.compact(spark, shop, full=True))
     fs.bulk_load(frame.selectExpr("key", "length(value) as n"), home / "ordinary", key_columns=["key"])
     ordinary = spark.read.format("flagstone").schema("key string, n int").option("key.columns", "key")

@@ -15,9 +15,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from flagstone import Admin, keys, values
 from flagstone.spark import bulk_load
+from flagstone.spark.held_state import hold_checkpoint
 from flagstone.spark.options import parse_read_options
 from flagstone.spark.row_mapping import read_schema
-from flagstone.spark.scan import FlagstoneReader, hold_checkpoint
+from flagstone.spark.scan import FlagstoneReader
 from kit.spark_loads import Cells, load, pairs, shown
 
 LIMIT = 65_535

@@ -10,13 +10,14 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import datasource as ds
 
-from flagstone import Admin
+from flagstone import Admin, InvalidRequest
 from flagstone.runtime.ids import ulid_text
 from flagstone.spark import filters
 from flagstone.spark.datasource import FlagstoneDataSource
+from flagstone.spark.held_state import hold_checkpoint
 from flagstone.spark.options import parse_read_options
 from flagstone.spark.row_mapping import read_schema
-from flagstone.spark.scan import FlagstoneReader, PushingReader, hold_checkpoint
+from flagstone.spark.scan import FlagstoneReader, PushingReader
 from flagstone.store.local import LocalStore
 from flagstone.store.port import Range, StoredObject
 from kit.spark_loads import load, pairs
@@ -165,9 +166,9 @@ def test_keys_of_an_option_are_restricted_to_its_range(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("apart", "option", "pushes"),
-    [(True, None, True), (False, None, False), (False, "true", True), (True, "false", False)],
+    [(True, None, True), (False, None, False), (True, "true", True), (True, "false", False)],
 )
-def test_filters_are_pushed_down_if_spark_keeps_scans_apart_or_on_request(
+def test_filters_are_pushed_down_if_spark_keeps_scans_apart(
     folder: Path, monkeypatch: pytest.MonkeyPatch, apart: bool, option: str | None, pushes: bool
 ) -> None:
     monkeypatch.setattr("flagstone.spark.datasource.SCANS_ARE_APART", apart)
@@ -181,6 +182,16 @@ def test_filters_are_pushed_down_if_spark_keeps_scans_apart_or_on_request(
     assert isinstance(scope["reader"], PushingReader) is pushes
     assert not isinstance(source.reader(read_schema(("key", "value"))), PushingReader)
     assert hasattr(ds.DataSourceReader, "pushLimit") is filters.SCANS_ARE_APART
+
+
+def test_push_down_on_request_is_refused_where_spark_mixes_up_scans(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flagstone.spark.datasource.SCANS_ARE_APART", False)
+    source = FlagstoneDataSource({"path": str(folder), "pushdown": "true"})
+
+    with pytest.raises(InvalidRequest, match=r"flagstone.spark.read\(spark, url, where="):
+        source.reader(read_schema(("key", "value")))
 
 
 @pytest.mark.long

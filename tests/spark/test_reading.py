@@ -16,17 +16,17 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 import flagstone
 from flagstone import Admin, InvalidRequest
 from flagstone.compaction.inputs import Anchor
-from flagstone.spark.filters import Wanted, narrow
+from flagstone.spark.held_state import hold_checkpoint
 from flagstone.spark.options import key_text, parse_read_options
 from flagstone.spark.row_mapping import read_schema
 from flagstone.spark.scan import (
     FlagstoneReader,
     PushingReader,
     fetch_anchors,
-    hold_checkpoint,
     plan_partitions,
     split_points,
 )
+from flagstone.spark.selection import Wanted
 from flagstone.types import KeyRange
 from kit.databases import QUIET
 from kit.spark_loads import load, pairs, shown
@@ -128,8 +128,10 @@ def test_supported_filters_are_applied_exactly_and_others_are_returned_to_spark(
         ([ds.In(key, [b"k00001", b"k00002"]), ds.GreaterThan(key, b"k00001")], lambda k: k == b"k00002"),  # type: ignore[arg-type]
         ([ds.LessThan(key, b"a")], lambda k: False),
         ([ds.EqualTo(key, b"a"), ds.EqualTo(key, b"b")], lambda k: False),
+        ([ds.StringStartsWith(key, "k0001")], lambda k: k.startswith(b"k0001")),
+        ([ds.EqualTo(("value",), ROWS[b"k00017"])], lambda k: k == b"k00017"),
     ]
-    other = ds.EqualTo(("value",), b"x")
+    other = ds.StringContains(("value",), "x")
     for filters, expected in cases:
         reader = reader_of(folder, PushingReader)
         assert list(reader.pushFilters([*filters, other])) == [other]
@@ -138,13 +140,19 @@ def test_supported_filters_are_applied_exactly_and_others_are_returned_to_spark(
         }, filters
 
 
-def test_a_filter_that_cannot_be_applied_exactly_is_returned_to_spark() -> None:
-    assert narrow(Wanted(), ds.IsNotNull(("key",))) is None
-    assert narrow(Wanted(), ds.Not(ds.EqualTo(("key",), b"a"))) is None
-    assert narrow(Wanted(), ds.EqualTo(("key", "part"), b"a")) is None
-    assert narrow(Wanted(), ds.EqualTo(("key",), 17)) is None
-    assert narrow(Wanted(), ds.StringStartsWith(("key",), "a")) is None
-    assert narrow(Wanted(), ds.EqualTo(("key",), "ä")) == Wanted(points=("ä".encode(),))
+def test_a_filter_that_cannot_be_applied_exactly_is_returned_to_spark(folder: Path) -> None:
+    refused: list[ds.Filter] = [
+        ds.Not(ds.EqualTo(("key",), b"a")),
+        ds.EqualTo(("key", "part"), b"a"),
+        ds.EqualTo(("key",), 17),
+        ds.StringEndsWith(("key",), "a"),
+        ds.EqualTo(("nothing",), b"a"),
+    ]
+    for each in refused:
+        assert list(reader_of(folder, PushingReader).pushFilters([each])) == [each]
+    reader = reader_of(folder, PushingReader)
+    assert list(reader.pushFilters([ds.EqualTo(("key",), "ä")])) == []
+    assert reader._wanted == Wanted(points=("ä".encode(),))
 
 
 def test_a_narrow_range_reads_few_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,13 @@ from pyspark.sql.types import DoubleType, LongType, MapType, StringType, StructF
 import flagstone
 from flagstone import InvalidRequest, keys, values
 from flagstone.spark import bulk_load
-from flagstone.spark.filters import narrow_range
+from flagstone.spark.arrow_filter import bind
+from flagstone.spark.filters import condition_of
+from flagstone.spark.held_state import hold_checkpoint
 from flagstone.spark.options import parse_read_options
 from flagstone.spark.row_mapping import RowMapping
-from flagstone.spark.scan import PushingReader, hold_checkpoint
+from flagstone.spark.scan import PushingReader
+from flagstone.spark.selection import Wanted, narrow_columns
 from flagstone.types import KeyRange
 from kit.spark_loads import load, shown
 
@@ -73,19 +76,28 @@ def test_filters_on_leading_key_columns_become_a_range(folder: Path) -> None:
     mapping = RowMapping(("region", "id"), ("name", "price"))
     eu, at_three = ds.EqualTo(("region",), "eu"), keys.encode("eu", 3)
 
+    def selected(*filters: ds.Filter) -> Wanted:
+        bound = [bind(condition, TYPES) for each in filters if (condition := condition_of(each)) is not None]
+        return narrow_columns(Wanted(), mapping, TYPES, [each for each in bound if each is not None])[0]
+
     def narrowed(*filters: ds.Filter) -> KeyRange:
-        return narrow_range(mapping, TYPES, filters)
+        return selected(*filters).keys
 
     assert narrowed(eu) == KeyRange(*keys.range("eu"))
-    assert narrowed(eu, ds.EqualTo(("id",), 3)) == KeyRange(*keys.range("eu", 3))
+    assert selected(eu, ds.EqualTo(("id",), 3)).points == (at_three,)
+    assert selected(eu, ds.In(("id",), (3, 4))).points == (at_three, keys.encode("eu", 4))
+    both = selected(ds.In(("region",), ("us", "eu")), ds.GreaterThan(("id",), 3)).ranges
+    assert both is not None
+    assert [each.stop for each in both] == [keys.range("eu")[1], keys.range("us")[1]]
+    assert narrowed(ds.StringStartsWith(("region",), "e")) == KeyRange(b"\x58e", b"\x58f")
     assert narrowed(eu, ds.GreaterThanOrEqual(("id",), 3)) == KeyRange(at_three, keys.range("eu")[1])
-    assert narrowed(eu, ds.LessThan(("id",), 3)) == KeyRange(keys.encode("eu"), at_three)
+    assert narrowed(eu, ds.LessThan(("id",), 3)) == KeyRange(keys.range("eu", None)[1], at_three)
     assert narrowed(ds.GreaterThan(("id",), 3)) == KeyRange()
     assert narrowed(ds.EqualTo(("name",), "x")) == KeyRange()
-    assert narrowed(eu, ds.EqualTo(("id",), "no number")) == KeyRange()
+    assert narrowed(eu, ds.EqualTo(("id",), "no number")) == KeyRange(*keys.range("eu"))
     reader = reader_of(folder, SCHEMA)
     wanted: list[ds.Filter] = [eu, ds.GreaterThan(("id",), -5)]
-    assert list(reader.pushFilters(wanted)) == wanted
+    assert list(reader.pushFilters(wanted)) == []
     assert [row["id"] for row in rows_of(reader)] == [3, 20]
 
 

@@ -12,9 +12,10 @@ import pytest
 import flagstone
 from flagstone import Admin, CorruptData, Settings
 from flagstone.config import CompactionWorkerOptions, CompactorOptions
+from flagstone.spark.held_state import hold_checkpoint
 from flagstone.spark.options import parse_read_options
 from flagstone.spark.row_mapping import read_schema
-from flagstone.spark.scan import FlagstoneReader, hold_checkpoint, single_source
+from flagstone.spark.scan import FlagstoneReader, single_source
 from flagstone.store.paths import DbPaths
 from flagstone.types import KeyRange
 from kit.databases import QUIET, Append

@@ -35,13 +35,14 @@ from flagstone.schema import SchemaChanged, TableWriter, given_columns, schema_k
 from flagstone.spark import foreach_batch
 from flagstone.spark.address import DatabaseAddress
 from flagstone.spark.datasource import FlagstoneDataSource
+from flagstone.spark.held_state import hold_checkpoint
 from flagstone.spark.load.commit import begin_load
 from flagstone.spark.load.plan import ulid_at
 from flagstone.spark.load.request import commit_request
 from flagstone.spark.load.task import write_ssts
 from flagstone.spark.options import parse_read_options, parse_write_options
 from flagstone.spark.row_mapping import arrow_schema
-from flagstone.spark.scan import FlagstoneReader, hold_checkpoint
+from flagstone.spark.scan import FlagstoneReader
 from flagstone.spark.stored_schema import plan_types, read_types
 from flagstone.spark.stream.sink import StreamSink, parse_sink_options
 from kit.databases import QUIET, eventually

@@ -28,6 +28,7 @@ from flagstone.format.sst import (
     damaged_block,
     decode_rows,
     open_block,
+    open_filters,
     open_index,
 )
 from flagstone.kernels import block_writer, sealing
@@ -257,6 +258,40 @@ class SstFetcher:
             return stored, bounds, stored
         raws = [raw for number in numbers for raw in self._open(part, index, number, stored, start)]
         return *_joined(raws), stored
+
+    def fetch_blocks(self, part: Part, index: BlockIndex, numbers: Sequence[int]) -> tuple[bytes, array[int]]:
+        """Some ascending blocks of format version 2 in one request: the raw blocks, and where each begins and ends.
+
+        Blocks between them are fetched, but neither checked nor decompressed.
+        """
+        start, stop = index.offsets[numbers[0]], index.stops[numbers[-1]]
+
+        def decode(stored: bytes) -> tuple[bytes, array[int]]:
+            whole = _whole(stored, part.path, start, stop)
+            if part.sst.info.codec is not Codec.NONE:
+                return _joined(
+                    [raw for number in numbers for raw in self._open(part, index, number, whole, start)]
+                )
+            edges = ((index.offsets[at] - start, index.stops[at] - start - CHECKSUM_BYTES) for at in numbers)
+            bounds = array("q", [edge for pair in edges for edge in pair])
+            wrong = sealing.first_damaged(whole, bounds)
+            if wrong >= 0:
+                # The slow path raises the detailed error.
+                self._open(part, index, numbers[wrong], whole, start)
+            return whole, bounds
+
+        return self._read(part.sst, part.path, start, stop, decode)
+
+    def fetch_filter(self, part: Part) -> bytes | None:
+        """The bloom filter over whole keys of an SST, or None if it has none."""
+        info = part.sst.info
+        start, stop = info.filter_offset, info.filter_offset + info.filter_len
+
+        def decode(stored: bytes) -> bytes | None:
+            filters = open_filters(_whole(stored, part.path, start, stop), info, part.path)
+            return None if filters is None else filters.whole_key_bloom
+
+        return self._read(part.sst, part.path, start, stop, decode)
 
     def fetch_last_row(self, sst: SsTable, path: str) -> tuple[bytes, int]:
         """Key and sequence number of the last row of an SST that an executor uploaded."""

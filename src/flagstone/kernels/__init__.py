@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from flagstone.kernels import _flat_reader as flat_reader
     from flagstone.kernels import _flat_writer as flat_writer
     from flagstone.kernels import _index as index
+    from flagstone.kernels import _lookup as lookup
     from flagstone.kernels import _memtable as memtable
     from flagstone.kernels import _merge as merge
     from flagstone.kernels import _probe as probe
@@ -71,6 +72,7 @@ NAMES = (
     "flat_reader",
     "flat_writer",
     "index",
+    "lookup",
     "memtable",
     "merge",
     "probe",
@@ -101,6 +103,7 @@ __all__ = [
     "index",
     "load_compiled",
     "load_interpreted",
+    "lookup",
     "memtable",
     "merge",
     "probe",

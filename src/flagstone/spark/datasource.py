@@ -24,13 +24,14 @@ from pyspark.sql.datasource import (
 from flagstone.errors import InvalidRequest
 from flagstone.spark.error_translation import in_task
 from flagstone.spark.filters import SCANS_ARE_APART
+from flagstone.spark.held_state import CheckpointRead, hold_checkpoint
 from flagstone.spark.load.commit import commit_load
 from flagstone.spark.load.heartbeat import confirm_plan
 from flagstone.spark.load.plan import LoadPlan, MadeSst, write_report
 from flagstone.spark.load.request import abort_load, begin_load
 from flagstone.spark.load.task import write_ssts
 from flagstone.spark.options import WriteOptions, parse_read_options, parse_write_options
-from flagstone.spark.scan import CheckpointRead, FlagstoneReader, PushingReader, hold_checkpoint
+from flagstone.spark.scan import FlagstoneReader, PushingReader
 from flagstone.spark.stored_schema import plan_types, plan_write
 from flagstone.spark.stream.options import is_stream, parse_stream_options
 from flagstone.spark.stream.shape import default_schema, fetch_table
@@ -72,7 +73,12 @@ class FlagstoneDataSource(DataSource):
         # cannot see the configuration. Only one worker of Spark passes filters, so only that worker gets such a reader.
         passes_filters, held = _calling_worker() == _PUSHDOWN_WORKER, self._hold()
         requested = held.options.pushdown
-        pushing = passes_filters and (SCANS_ARE_APART if requested is None else requested)
+        if requested and not SCANS_ARE_APART:
+            raise InvalidRequest(
+                "this Spark applies pushed filters to every use of a DataFrame, which gives wrong rows; use "
+                "flagstone.spark.read(spark, url, where=...), or the option 'where', and leave out 'pushdown'"
+            )
+        pushing = passes_filters and SCANS_ARE_APART and requested is not False
         return (PushingReader if pushing else FlagstoneReader)(held, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name

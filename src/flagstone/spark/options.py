@@ -12,6 +12,7 @@ from uuid import UUID
 
 from flagstone.config import Settings
 from flagstone.config.durations import format_duration, parse_duration
+from flagstone.db.reader.pinned import PinnedState
 from flagstone.errors import InvalidRequest
 from flagstone.format.codec import Codec
 from flagstone.format.filter import BloomPolicy
@@ -20,16 +21,21 @@ from flagstone.lsm.segments import SegmentExtractor
 from flagstone.read.arrow import COLUMNS
 from flagstone.schema.commit import SchemaCommit
 from flagstone.spark.address import DatabaseAddress
+from flagstone.spark.condition_text import parse_option
+from flagstone.spark.conditions import Condition
+from flagstone.spark.hadoop_options import is_hadoop_option, store_options
 from flagstone.spark.malformed import MalformedRows, parse_malformed
 from flagstone.sst.builder import SstOptions
-from flagstone.store.remote_options import nearest
+from flagstone.store.remote_options import OptionValue, nearest
 from flagstone.types import KeyRange
 from flagstone.values import FORMATS
 
 if TYPE_CHECKING:
     from flagstone.spark.row_mapping import RowMapping
 
-DEFAULT_LIFETIME: Final = timedelta(hours=1)
+DEFAULT_LIFETIME: Final = timedelta(minutes=10)
+"""Of the checkpoint of a plain load. Tasks renew it while they read."""
+
 DEFAULT_HAND_OVER_TIMEOUT: Final = timedelta(seconds=90)
 """More than the minute in which a writer finds the manifest after GC deleted manifests that it had not seen."""
 
@@ -41,8 +47,9 @@ ADDRESS_OPTIONS: Final = frozenset({"path", "store", "wal_store"})
 _ROW_MAPPING: Final = frozenset({"key.columns", "raw", "value.columns", "value.format"})
 _READ: Final = ADDRESS_OPTIONS | _ROW_MAPPING | {
     "as_of", "batch_rows", "checkpoint", "checkpoint_lifetime", "columnnameofcorruptrecord", "columns",
-    "include_expired", "include_system", "keys", "merge_operator", "mode", "partition_bytes", "partitions", "prefix",
-    "pushdown", "schema.of", "start", "stop",
+    "include_expired", "include_system", "keys", "merge_operator", "mode", "parallelism", "partition_bytes",
+    "partitions", "prefix", "pushdown", "schema.of", "snapshot", "start", "state", "stop", "stored_schema",
+    "task_limit", "where",
 }  # fmt: skip
 WRITE_OPTIONS: Final = ADDRESS_OPTIONS | _ROW_MAPPING | {
     "compression_codec", "duplicates", "filter_bits_per_key", "hand_over_timeout", "key.prefix", "key_column",
@@ -61,6 +68,9 @@ class ReadOptions:
     With `pushdown`, filters of Spark narrow the keys further. None allows this if this Spark keeps scans apart.
     `raw` reads bytes where the database has a schema. `given` are the columns that the reader named, if any. A clone of
     a key range may lack the schema of its rows; `schema_of` is the path of a database that has it.
+    `where` selects rows as well. `stored_schema` has the types of all columns in keys and values, if the schema of the
+    read has only some of them. With snapshot "latest" no checkpoint keeps the state. A task ends after `task_limit`
+    rows.
     """
 
     address: DatabaseAddress
@@ -83,6 +93,12 @@ class ReadOptions:
     include_system: bool = False
     schema_of: str | None = None
     malformed: MalformedRows = field(default_factory=MalformedRows)
+    where: tuple[Condition, ...] = ()
+    stored_schema: str | None = None
+    snapshot: str = "checkpoint"
+    state: PinnedState | None = None
+    parallelism: int | None = None
+    task_limit: int | None = None
 
     def load_merge_operator(self) -> MergeOperator | None:
         """The operator named as `module:name`, imported where it is used."""
@@ -159,6 +175,12 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
         include_expired=take("include_expired", parse_flag) or False,
         merge_operator=options.get("merge_operator"),
         row_mapping=_parse_row_mapping(options),
+        where=take("where", parse_option) or (),
+        stored_schema=options.get("stored_schema"),
+        snapshot=take("snapshot", _snapshot) or "checkpoint",
+        state=take("state", PinnedState.parse),
+        parallelism=take("parallelism", parse_positive),
+        task_limit=take("task_limit", parse_positive),
     )
 
 
@@ -265,7 +287,8 @@ def parse_address(options: Mapping[str, str]) -> DatabaseAddress:
         raise InvalidRequest(
             "there is no path to a database; give it in load(...) or save(...), or as option 'path'"
         )
-    own = {
+    own: dict[str, OptionValue] = dict(store_options(options, options.get("store") or path))
+    own |= {
         name.lower().removeprefix(_STORE_PREFIX): value
         for name, value in options.items()
         if name.lower().startswith(_STORE_PREFIX)
@@ -277,7 +300,7 @@ def check_known(options: Mapping[str, str], known: frozenset[str], doing: str) -
     """Raise `InvalidRequest` for an unknown option; the error suggests the nearest known one."""
     for name in options:
         plain = name.lower()
-        if plain not in known and not plain.startswith(_STORE_PREFIX):
+        if plain not in known and not plain.startswith(_STORE_PREFIX) and not is_hadoop_option(plain):
             raise InvalidRequest(f"{doing} has no option {name!r}{nearest(plain, known)}")
 
 
@@ -298,6 +321,12 @@ def _parse_row_mapping(options: Mapping[str, str]) -> RowMapping | None:
     if form not in FORMATS:
         raise InvalidRequest(f"option 'value.format' is {form!r}; formats are {', '.join(FORMATS)}")
     return RowMapping(_names(options["key.columns"]), None if chosen is None else _names(chosen), form)
+
+
+def _snapshot(text: str) -> str:
+    if text.lower() not in ("checkpoint", "latest"):
+        raise InvalidRequest("use checkpoint or latest")
+    return text.lower()
 
 
 def _names(text: str) -> tuple[str, ...]:

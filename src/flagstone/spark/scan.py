@@ -7,19 +7,19 @@ any SST, so each task reads those WAL files itself.
 from __future__ import annotations
 
 import logging
+import os
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from flagstone.clones.checkpoint import parse_checkpoint_id, require_live_checkpoint
 from flagstone.compaction.inputs import Anchor, Part, Source, SstFetcher, part_of, sample_view
-from flagstone.config import ReaderSettings
-from flagstone.db.reader.reader import DbReader, open_reader
+from flagstone.db.reader.reader import DbReader
 from flagstone.errors import CorruptData, InvalidRequest
 from flagstone.format.columns import SCHEMA
 from flagstone.lsm.system_rows import is_system, visible_ranges
@@ -29,89 +29,28 @@ from flagstone.read.arrow import ArrowSink
 from flagstone.read.scan_cursor import Chunk, ScanRequest
 from flagstone.runtime.clock import SYSTEM_CLOCK
 from flagstone.runtime.pool import shared_pool
-from flagstone.schema import TableSchema
 from flagstone.spark.address import open_store
+from flagstone.spark.arrow_filter import Bound, apply, bind, split
 from flagstone.spark.error_translation import in_task
-from flagstone.spark.filters import Wanted, narrow, narrow_range
-from flagstone.spark.malformed import MalformedRows
+from flagstone.spark.filters import condition_of
+from flagstone.spark.held_state import CheckpointRead, Renewal, explained
 from flagstone.spark.options import ReadOptions
-from flagstone.spark.row_mapping import RowMapping, arrow_schema, check_read_schema
-from flagstone.spark.stored_schema import fetch_schema, find_schema, plan_read
+from flagstone.spark.row_mapping import arrow_schema
+from flagstone.spark.row_shape import RowShape
+from flagstone.spark.selection import Wanted
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
 from flagstone.types import KeyRange
 
 _log = logging.getLogger("flagstone.spark")
 
-CHECKPOINT_NAME: Final = "spark read"
-
 _MAX_INDEXES: Final = 1024
 """Above this number of SSTs the plan reads no index: the first keys of the SSTs are enough to split by."""
 
 _POINTS_PER_TASK: Final = 1024
 
-
-@dataclass(frozen=True, slots=True)
-class CheckpointRead:
-    """The state of a database at a checkpoint, and its stored schema if it is read by that."""
-
-    options: ReadOptions
-    checkpoint: str
-    table: TableSchema | None = None
-    table_prefix: bytes = b""
-
-    def open(self) -> DbReader:
-        """A reader at the checkpoint. It writes nothing and does not poll for newer manifests."""
-        options = self.options
-        return open_reader(
-            options.address.path,
-            **options.address.arguments,
-            checkpoint=self.checkpoint,
-            as_of=options.as_of,
-            merge_operator=options.load_merge_operator(),
-            settings=ReaderSettings(block_cache_bytes=0),
-        )
-
-
-def hold_checkpoint(options: ReadOptions) -> CheckpointRead:
-    """Find the checkpoint that the options name, or create one for the state they name.
-
-    A new checkpoint expires after `options.lifetime`, also when this process crashes.
-
-    Raises:
-        InvalidRequest: there is no database or no such checkpoint, or the state at `as_of` is not available.
-
-    """
-    address = options.address
-    admin = address.admin()
-    options.load_merge_operator()
-    if options.checkpoint is not None:
-        held = parse_checkpoint_id(options.checkpoint)
-        require_live_checkpoint(admin.manifest().value, held, now_s=SYSTEM_CLOCK.now_ms() // 1000)
-        return _with_table(CheckpointRead(options, str(held)))
-    if options.as_of is None:
-        created = admin.create_checkpoint(options.lifetime, name=CHECKPOINT_NAME)
-        return _with_table(CheckpointRead(options, str(created.id)))
-    # The reader finds the manifest that shows this state, and the checkpoint that keeps the manifest, if any.
-    with open_reader(address.path, **address.arguments, as_of=options.as_of) as reader:
-        status = reader.status()
-        created = admin.create_checkpoint(options.lifetime, source=status["checkpoint"], name=CHECKPOINT_NAME)
-    # By sequence number from here on, so that tasks need not translate a time again.
-    return _with_table(CheckpointRead(replace(options, as_of=status["last_seq"]), str(created.id)))
-
-
-def _with_table(held: CheckpointRead) -> CheckpointRead:
-    """The same with the schema that the database had at the checkpoint."""
-    if held.options.raw:
-        return held
-    with held.open() as reader:
-        table, prefix = find_schema(reader, held.options.prefix)
-    other = held.options.schema_of
-    if table is None and other is not None:
-        table, prefix = fetch_schema(replace(held.options.address, path=other)), b""
-        if table is None:
-            raise InvalidRequest(f"the database at {other!r}, which 'schema.of' names, stores no schema")
-    return replace(held, table=table, table_prefix=prefix)
+_MIN_TASK_BYTES: Final = 8 * 1024 * 1024
+"""A task with less than this costs more to start than its rows cost to read."""
 
 
 @dataclass
@@ -129,13 +68,39 @@ class FlagstoneReader(DataSourceReader):
     """Plans partitions on the driver and reads them in tasks. Pickles; each process opens the database itself."""
 
     def __init__(self, held: CheckpointRead, schema: StructType) -> None:
-        self._row_mapping = plan_read(held.options, schema, held.table, held.table_prefix)
-        if self._row_mapping is None:
-            check_read_schema(schema)
+        options = held.options
         self._held = held
         self._schema = schema
-        wanted, points = Wanted(held.options.keys), held.options.points
-        self._wanted = wanted if points is None else wanted.among(points)
+        self._shape = RowShape.of(options, schema, held.table, held.table_prefix)
+        wanted = Wanted(options.keys)
+        self._given = wanted if options.points is None else wanted.among(options.points)
+        self._all: tuple[Bound, ...] = ()
+        bound, complete = split(options.where, self._shape.types)
+        if not complete:
+            lost = next(each for each in options.where if bind(each, self._shape.types) is None)
+            raise InvalidRequest(
+                f"option 'where' has a condition on {lost.column!r} that does not fit its type, or there is no such "
+                f"column among {', '.join(self._shape.types.names)}"
+            )
+        self._select(bound)
+
+    def _select(self, conditions: Sequence[Bound]) -> None:
+        """Return only rows that pass these conditions as well, and read only keys that can pass."""
+        self._all = (*self._all, *conditions)
+        self._wanted, self._conditions = self._shape.narrow(self._given, self._all)
+
+    def ranges(self) -> list[KeyRange]:
+        """The key ranges that this read scans; a single key is a range of its own."""
+        wanted = self._wanted
+        if wanted.points is not None:
+            return [KeyRange(key, key + b"\0") for key in wanted.points]
+        return [keys for part in wanted.parts for keys in self._visible(part) if not keys.empty]
+
+    def whole_ranges(self) -> Sequence[KeyRange] | None:
+        """The key ranges of which this read returns every row; None if it returns only some of them."""
+        wanted = self._wanted
+        several = wanted.points is not None or wanted.ranges is not None
+        return None if several or self._conditions else self._visible(wanted.keys)
 
     def partitions(self) -> Sequence[InputPartition]:
         return self.plan()
@@ -155,45 +120,53 @@ class FlagstoneReader(DataSourceReader):
         with self._held.open() as reader:
             manifest = reader.manifest()
         anchors = list(fetch_anchors(options, manifest, wanted))
+        total = sum(anchor.size for anchor in anchors)
         count = plan_count(
-            sum(anchor.size for anchor in anchors),
+            total,
             partitions=options.partitions,
             partition_bytes=options.partition_bytes,
+            parallelism=options.parallelism or os.cpu_count() or 1,
         )
-        planned = [KeyPartition(Wanted(keys)) for keys in plan_partitions(anchors, wanted.keys, count)]
+        cut = (wanted.within(keys) for keys in plan_partitions(anchors, wanted.keys, count))
+        planned = [KeyPartition(part) for part in cut if not part.empty]
         _log.info(
             "planned read database=%s checkpoint=%s partitions=%d bytes=%d",
             options.address.name,
             self._held.checkpoint,
             len(planned),
-            sum(anchor.size for anchor in anchors),
+            total,
         )
-        return planned
+        return planned or [KeyPartition(replace(wanted, points=()))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, KeyPartition), "partitions() makes no others"
-        wanted = partition.wanted
-        if wanted.points == ():
+        yield from self.read_wanted(partition.wanted)
+
+    def read_wanted(self, wanted: Wanted) -> Iterator[pa.RecordBatch]:
+        """The rows of a selection, with the columns of the schema. Tasks call it."""
+        if wanted.empty:
             return
-        schema, row_mapping = arrow_schema(self._schema), self._row_mapping
-        columns = tuple(self._schema.fieldNames())
-        with in_task(), self._held.open() as reader:
-            if row_mapping is None:
-                yield from _shaped(self._rows(reader, wanted, columns), schema)
-                return
-            raw = self._rows(reader, wanted, row_mapping.raw_columns(columns, self._malformed.column))
-            yield from _shaped(self._decoded(raw, row_mapping, schema), schema)
+        schema, shape, left = arrow_schema(self._schema), self._shape, self._held.options.task_limit
+        with in_task(), explained(self._held), self._held.open() as reader:
+            renewal = Renewal(self._held, reader.status().get("checkpoint_expires_s"))
+            raw = self._rows(reader, wanted, shape.raw_columns(self._conditions))
+            for batch in _shaped(self._decoded(raw), shape.needed_types(self._conditions)):
+                renewal.step()
+                passing = apply(batch, self._conditions)
+                shown = [passing.column(name) for name in schema.names]
+                found = pa.RecordBatch.from_arrays(shown, schema=schema)
+                if left is None:
+                    yield found
+                    continue
+                yield found.slice(0, left)
+                left -= found.num_rows
+                if left <= 0:
+                    return
 
-    @property
-    def _malformed(self) -> MalformedRows:
-        return self._held.options.malformed
-
-    def _decoded(
-        self, raw: Iterable[pa.RecordBatch], row_mapping: RowMapping, schema: pa.Schema
-    ) -> Iterator[pa.RecordBatch]:
+    def _decoded(self, raw: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         malformed = 0
         for batch in raw:
-            decoded, bad = row_mapping.decode(batch, schema, self._malformed)
+            decoded, bad = self._shape.decode(batch, self._conditions)
             malformed += bad
             yield decoded
         if malformed:
@@ -201,29 +174,33 @@ class FlagstoneReader(DataSourceReader):
                 "malformed rows=%d database=%s mode=%s",
                 malformed,
                 self._held.options.address.name,
-                self._malformed.mode,
+                self._held.options.malformed.mode,
             )
 
-    def _rows(self, reader: DbReader, wanted: Wanted, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def _rows(self, reader: DbReader, wanted: Wanted, columns: Sequence[str]) -> Iterable[pa.RecordBatch]:
         options = self._held.options
         if wanted.points is not None:
             points = [key for key in wanted.points if options.include_system or not is_system(key)]
-            yield _point_rows(reader, points, columns, options)
-            return
-        for keys in (wanted.keys,) if options.include_system else visible_ranges(wanted.keys):
-            yield from self._range_rows(reader, replace(wanted, keys=keys), columns)
+            return [_point_rows(reader, points, columns, options)]
+        return chain.from_iterable(
+            self._range_rows(reader, keys, columns) for part in wanted.parts for keys in self._visible(part)
+        )
+
+    def _visible(self, keys: KeyRange) -> Sequence[KeyRange]:
+        """The range without system rows."""
+        return (keys,) if self._held.options.include_system else visible_ranges(keys)
 
     def _range_rows(
-        self, reader: DbReader, wanted: Wanted, columns: Sequence[str]
+        self, reader: DbReader, keys: KeyRange, columns: Sequence[str]
     ) -> Iterable[pa.RecordBatch]:
         options = self._held.options
         status = reader.status()
         store, paths = open_store(options.address)
         # Rows from the WAL must be merged with the SSTs, which only the ordinary scan does.
-        alone = single_source(reader.manifest(), wanted.keys, paths) if not status["memtable_bytes"] else None
+        alone = single_source(reader.manifest(), keys, paths) if not status["memtable_bytes"] else None
         if alone is not None:
             request = ScanRequest(
-                keys=wanted.keys,
+                keys=keys,
                 max_seq=status["last_seq"],
                 now_ms=SYSTEM_CLOCK.now_ms(),
                 include_expired=options.include_expired,
@@ -232,8 +209,8 @@ class FlagstoneReader(DataSourceReader):
             )
             return scan_single_source(store, alone, request, columns)
         batches: Iterable[pa.RecordBatch] = reader.scan_arrow(
-            wanted.keys.start,
-            wanted.keys.stop,
+            keys.start,
+            keys.stop,
             columns=columns,
             batch_rows=options.batch_rows,
             include_expired=options.include_expired,
@@ -243,28 +220,30 @@ class FlagstoneReader(DataSourceReader):
 
 
 class PushingReader(FlagstoneReader):
-    """A reader with filter push-down on keys. Spark refuses such a reader if push-down is switched off."""
+    """A reader with filter push-down. Spark refuses such a reader if push-down is switched off."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Apply the filters on keys; return the others, which Spark applies."""
-        if self._row_mapping is not None:
-            found = narrow_range(self._row_mapping, arrow_schema(self._schema), filters)
-            self._wanted = self._wanted.within(found)
-            yield from filters
-            return
+        """Apply the filters that mean the same here; return the others, which Spark applies."""
+        found: list[Bound] = []
         for each in filters:
-            narrowed = narrow(self._wanted, each)
-            if narrowed is None:
+            condition = condition_of(each)
+            bound = None if condition is None else bind(condition, self._shape.types)
+            if bound is None:
                 yield each
             else:
-                self._wanted = narrowed
+                found.append(bound)
+        self._select(found)
 
 
 def fetch_anchors(options: ReadOptions, manifest: Manifest, wanted: Wanted) -> Iterator[Anchor]:
     """How many bytes begin at which key, for all SSTs with wanted keys."""
     store, paths = open_store(options.address)
     fetcher = SstFetcher(store)
-    found = _parts_within(manifest, manifest.views, paths, wanted.keys)
+    found = [
+        part
+        for part in _parts_within(manifest, manifest.views, paths, wanted.keys)
+        if wanted.ranges is None or any(not part.keys.intersect(keys).empty for keys in wanted.ranges)
+    ]
     if len(found) > _MAX_INDEXES:
         for part in found:
             yield Anchor(part.keys.start or b"", part.sst.info.estimated_size)
@@ -272,10 +251,22 @@ def fetch_anchors(options: ReadOptions, manifest: Manifest, wanted: Wanted) -> I
     indexes = shared_pool().map_ordered(lambda part: fetcher.fetch_index(part.sst, part.path), found)
     for part, index in zip(found, indexes, strict=True):
         sampled = sample_view(index, part.keys, part.sst.info.estimated_size)
+        within = _within_ranges(sampled.anchors, wanted)
         # The index has the first block under an empty key; the anchor begins at the first key of the SST.
         stride = index.stops[min(len(index), -(-len(index) // 128)) - 1] - index.offsets[0]
         yield Anchor(part.keys.start or b"", stride)
-        yield from sampled.anchors
+        yield from within
+
+
+def _within_ranges(anchors: Iterable[Anchor], wanted: Wanted) -> Iterator[Anchor]:
+    if wanted.ranges is None:
+        yield from anchors
+        return
+    starts = [keys.start or b"" for keys in wanted.ranges]
+    for anchor in anchors:
+        at = bisect_right(starts, anchor.key) - 1
+        if at >= 0 and anchor.key in wanted.ranges[at]:
+            yield anchor
 
 
 def _point_rows(
@@ -293,14 +284,16 @@ def _point_rows(
     else:
         rows = [reader.get_row(key, include_expired=options.include_expired) for key in usable]
         cells = {name: [getattr(row, name) for row in rows if row is not None] for name in columns}
-    return pa.RecordBatch.from_arrays([pa.array(cells[name]) for name in columns], names=list(columns))
+    return pa.RecordBatch.from_arrays(
+        [pa.array(cells[name], SCHEMA.field(name).type) for name in columns], names=list(columns)
+    )
 
 
 def _shaped(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The batches with exactly the types that Spark expects."""
     for batch in batches:
         try:
-            arrays = [_cast(batch.column(at), field.type) for at, field in enumerate(schema)]
+            arrays = [_cast(batch.column(field.name), field.type) for field in schema]
         except pa.ArrowInvalid as error:
             raise InvalidRequest(
                 f"a row does not fit the schema of the read: {error}; read keys and values as binary"
@@ -367,9 +360,16 @@ def scan_single_source(
         source.close()
 
 
-def plan_count(total_bytes: int, *, partitions: int | None, partition_bytes: int) -> int:
-    """The number of partitions: `partitions` if given, else so many that each has about `partition_bytes`."""
-    return partitions if partitions is not None else max(1, -(-total_bytes // partition_bytes))
+def plan_count(
+    total_bytes: int, *, partitions: int | None, partition_bytes: int, parallelism: int = 1
+) -> int:
+    """The number of partitions: `partitions` if given, else so many that each has about `partition_bytes`.
+
+    A smaller database gets up to `parallelism` partitions, so that all cores have work, unless they would be tiny.
+    """
+    if partitions is not None:
+        return partitions
+    return max(1, -(-total_bytes // partition_bytes), min(parallelism, total_bytes // _MIN_TASK_BYTES))
 
 
 def plan_partitions(anchors: Iterable[Anchor], keys: KeyRange, count: int) -> list[KeyRange]:

@@ -26,11 +26,15 @@ REDACTION: Final = "spark.sql.redaction.options.regex"
 _REDACTED: Final = "(?i)url"
 """Spark's default: the options that it hides in plans and logs, besides those that look like secrets."""
 
-_STORE_REDACTED: Final = "(?i)url|^store[.]"
+_STORE_REDACTED: Final = "(?i)url|^store[.]|fs[.]s3a[.]"
 """The same with all options of stores: Spark does not recognise `account_key` or `sas_key` as secrets."""
+
+UNIX_SOCKETS: Final = "spark.python.unix.domain.socket.enabled"
+"""Rows pass between Spark and its Python workers through files instead of TCP. Older releases ignore the setting."""
 
 _DEFAULTS: Final = {
     PUSHDOWN: "true",
+    UNIX_SOCKETS: "true",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }

@@ -23,10 +23,10 @@ from flagstone.read.arrow import COLUMNS
 from flagstone.runtime.clock import SYSTEM_CLOCK
 from flagstone.spark.address import DatabaseAddress, shared_address
 from flagstone.spark.error_translation import find_cause
+from flagstone.spark.held_state import hold_checkpoint
 from flagstone.spark.job_control import described, log_done, per_second
 from flagstone.spark.options import option_texts, parse_read_options
 from flagstone.spark.row_mapping import read_schema
-from flagstone.spark.scan import hold_checkpoint
 from flagstone.spark.sessions import register
 from flagstone.spark.stored_schema import is_raw, plan_types
 from flagstone.store.remote_options import SERVICE_OF_SCHEME, nearest, parse_remote_url
@@ -159,7 +159,7 @@ def export(
     }
     started = SYSTEM_CLOCK.monotonic()
     register(spark)
-    held = hold_checkpoint(parse_read_options(option_texts(wanted)))
+    held = hold_checkpoint(parse_read_options(option_texts(wanted)), owned=True)
     encodings: dict[str, str] = {}
     try:
         if schema is None:
@@ -172,8 +172,7 @@ def export(
             schema = plan_schema(columns, encodings)
         with described(spark, f"export {address.name} to {format}"):
             # A read with a checkpoint creates no other one.
-            state = {"checkpoint": held.checkpoint, "as_of": held.options.as_of}
-            reader = spark.read.format("flagstone").options(**option_texts({**wanted, **state}))
+            reader = spark.read.format("flagstone").options(**option_texts({**wanted, **held.option_values}))
             frame = reader.schema(schema).load()
             if mapped and format in _TEXT_FORMATS:
                 encodings = {
@@ -189,7 +188,7 @@ def export(
     except PySparkException as error:
         raise _translated(error) from error
     finally:
-        if checkpoint is None:
+        if checkpoint is None and held.checkpoint is not None:
             # If this fails, the checkpoint expires; the outcome of the export matters more.
             with suppress(FlagstoneError):
                 address.admin().delete_checkpoint(held.checkpoint)

@@ -14,11 +14,11 @@ from pyspark.sql.types import StructType
 from flagstone.config.durations import as_duration
 from flagstone.errors import InvalidRequest
 from flagstone.spark.address import shared_address
+from flagstone.spark.held_state import CheckpointRead, hold_checkpoint
 from flagstone.spark.load.bulk_load import bulk_load
 from flagstone.spark.load.merge_into import KEY, LIFETIME, release, with_keys
 from flagstone.spark.load.plan import LoadReport
 from flagstone.spark.options import ReadOptions, option_texts
-from flagstone.spark.scan import CheckpointRead, hold_checkpoint
 from flagstone.spark.sessions import register
 from flagstone.spark.stored_schema import fetch_schema
 

@@ -29,12 +29,12 @@ from flagstone.runtime.clock import SYSTEM_CLOCK
 from flagstone.schema import TableSchema, key_arrow_schema
 from flagstone.spark.address import shared_address
 from flagstone.spark.error_translation import find_cause, in_task
+from flagstone.spark.held_state import CheckpointRead, hold_checkpoint
 from flagstone.spark.job_control import described, log_done
 from flagstone.spark.load.bulk_load import bulk_load, sort_by_key
 from flagstone.spark.load.plan import LoadReport
 from flagstone.spark.options import ReadOptions
 from flagstone.spark.row_mapping import RowMapping, arrow_schema
-from flagstone.spark.scan import CheckpointRead, hold_checkpoint
 from flagstone.spark.sessions import register
 from flagstone.spark.stored_schema import plan_read, structured_mapping
 from flagstone.spark.stream.shape import BEFORE, decode_rows
@@ -334,5 +334,6 @@ def release(held: CheckpointRead, rows: DataFrame | None) -> None:
     """Delete the checkpoint, and drop the rows from Spark's cache. A checkpoint that stays expires."""
     if rows is not None:
         rows.unpersist()
+    assert held.checkpoint is not None, "a merge reads at a checkpoint"
     with suppress(FlagstoneError):
         held.options.address.admin().delete_checkpoint(held.checkpoint)

@@ -24,8 +24,8 @@ from flagstone.metadata.annotations import Position, held_loads
 from flagstone.metadata.manifest import Checkpoint, Manifest
 from flagstone.metadata.stores import ManifestStore
 from flagstone.runtime.clock import Clock
+from flagstone.spark.held_state import CheckpointRead
 from flagstone.spark.options import ReadOptions
-from flagstone.spark.scan import CheckpointRead
 from flagstone.spark.stream.former import BaseState
 from flagstone.spark.stream.options import StreamOptions
 from flagstone.types import WalId

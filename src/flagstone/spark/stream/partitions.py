@@ -9,7 +9,7 @@ from pyspark.sql.datasource import InputPartition
 from flagstone.loads.edit import VisibleLoad
 from flagstone.metadata.annotations import Position
 from flagstone.metadata.manifest import SsTable
-from flagstone.spark.filters import Wanted
+from flagstone.spark.selection import Wanted
 from flagstone.spark.stream.former import BaseState
 
 

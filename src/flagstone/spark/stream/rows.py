@@ -28,9 +28,10 @@ from flagstone.metadata.stores import ManifestStore
 from flagstone.runtime.pool import shared_pool
 from flagstone.spark.address import DatabaseAddress, open_store, open_wal_store
 from flagstone.spark.error_translation import in_task
-from flagstone.spark.filters import Wanted
+from flagstone.spark.held_state import CheckpointRead
 from flagstone.spark.row_mapping import read_schema
-from flagstone.spark.scan import CheckpointRead, FlagstoneReader, KeyPartition
+from flagstone.spark.scan import FlagstoneReader, KeyPartition
+from flagstone.spark.selection import Wanted
 from flagstone.spark.stream.former import BaseState, FormerRows
 from flagstone.spark.stream.options import StreamOptions
 from flagstone.spark.stream.partitions import (

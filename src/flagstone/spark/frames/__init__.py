@@ -1,0 +1,1 @@
+"""Reads as Python functions: frames, lookups, aggregates, counts, reports and views."""
