@@ -81,7 +81,7 @@ class StoredMapping(MutableMapping[bytes, bytes]):
         """Delete all rows that there are now, in batches of about 4096 rows.
 
         This is not atomic: an error, or a crash, leaves the rows with the larger keys. Rows that are written meanwhile
-        may stay.
+        may stay. System rows, which hold schemas and the progress of streams, are no rows of the mapping and stay.
         """
         batch = WriteBatch()
         for key, _ in self.scan():
