@@ -278,7 +278,8 @@ class Oracle:
         )
         # The branch's writer added loads below its later writes; of the others the first is without the lost writes.
         first = max(own, branch.base_seq)
-        load_seq = min((seq for seq in self._load_floors if first < seq <= last_seq), default=0)
+        added = [seq for seq, floor in self._load_floors.items() if max(first, floor) < seq <= last_seq]
+        load_seq = min(added, default=0)
         return (max(self._load_floors[load_seq], branch.base_seq), load_seq) if load_seq else (0, 0)
 
     # -- reads --------------------------------------------------------------------------------------------
