@@ -74,8 +74,7 @@ from ._memtable_streams import sorted_stream, wal_stream
 # before, up to `CHUNK_BYTES`.
 FIRST_CHUNK_BYTES = cython.declare(cython.Py_ssize_t, 1 << 14)
 SMALL_CHUNKS = cython.declare(cython.Py_ssize_t, 4)
-# From this size on, chunks are cut from regions. What a region has beyond its last row is then little in comparison.
-REGIONS_FROM = cython.declare(cython.Py_ssize_t, 1 << 24)
+REGIONS_FROM = cython.declare(cython.Py_ssize_t, 1 << 24)  # from here on, chunks are cut from regions
 # How many keys are sorted at a time: interpreted, other threads wait for so many.
 SORT_STEP = cython.declare(cython.Py_ssize_t, 1 << 20 if cython.compiled else 1 << 14)
 # Above the address of an anchor a slot of the hash table keeps the low bits of the hash. They avoid most comparisons
@@ -111,9 +110,7 @@ class Memtable:
         # Where the chunks are; interpreted, the chunks themselves.
         self.bases = array("Q", bytes(8 * 16)) if cython.compiled else self.chunks
         self.ends = []
-        self.spare = SHARED
-        self.regions = []
-        self.region_used = REGION_BYTES
+        self.spare, self.regions, self.region_used = SHARED, [], REGION_BYTES
         self.chunk_used = self.chunk_size = 0
         self.slots = array("Q", bytes(8 * 256))
         self.keys = self.entries = self.total_bytes = self.lookups = 0
@@ -122,10 +119,12 @@ class Memtable:
         self.order = ((), 0, 0)
         self.has_merges = False
 
-    def __del__(self) -> None:
-        # The chunks refer to the regions, and nothing else does.
-        self.chunks.clear()
-        self.spare.give_back(self.regions)
+    def __dealloc__(self) -> None:
+        # No Python code runs here: an interrupt of it would be lost.
+        if cython.compiled and self.regions is not None and self.chunks is not None:
+            self.chunks.clear()
+            while len(self.regions) and len(self.spare.free) < self.spare.limit:
+                self.spare.free.append(self.regions.pop())
 
     def __len__(self) -> int:
         """The number of rows, every version counted."""
@@ -532,12 +531,11 @@ class Memtable:
             room = FIRST_CHUNK_BYTES << len(self.chunks)
         if size > room:
             room = size
-        chunk: object
         if room == CHUNK_BYTES and self.total_bytes >= REGIONS_FROM:
             if self.region_used == REGION_BYTES:
                 self.regions.append(self.spare.take())
                 self.region_used = 0
-            chunk = self.regions[len(self.regions) - 1][self.region_used : self.region_used + room]
+            chunk: object = self.regions[len(self.regions) - 1][self.region_used : self.region_used + room]
             self.region_used += room
         else:
             chunk = bytearray(room)

@@ -19,19 +19,22 @@ DEFAULT_SPARE: Final = 8
 
 
 class Regions:
-    """The regions of this process that no memtable uses, at most `limit`. Safe to use from many threads."""
+    """The regions of this process that no memtable uses, at most `limit`. Safe to use from many threads.
 
-    __slots__ = ("_spare", "limit")
+    A compiled memtable adds its regions to `free` when it is deleted.
+    """
+
+    __slots__ = ("free", "limit")
 
     def __init__(self, limit: int = DEFAULT_SPARE) -> None:
         self.limit = limit
         # `append` and `pop` are atomic, so a plain list is enough.
-        self._spare: list[memoryview] = []
+        self.free: list[memoryview] = []
 
     def take(self) -> memoryview:
         """A region with any content. Raises `MemoryError` when there is none."""
         try:
-            return self._spare.pop()
+            return self.free.pop()
         except IndexError:
             pass
         try:
@@ -40,18 +43,10 @@ class Regions:
             raise MemoryError(f"no memory for {REGION_BYTES} bytes of rows") from error
         return memoryview(memory)
 
-    def give_back(self, regions: list[memoryview]) -> None:
-        """Nothing refers to parts of these regions any more.
-
-        It runs when a memtable is deleted, also at the exit of the interpreter, so it uses no name of this module.
-        """
-        while regions and len(self._spare) < self.limit:
-            self._spare.append(regions.pop())
-
     def keep_none(self) -> None:
         """Return all memory to the system at once, from now on: the process keeps to a memory budget."""
         self.limit = 0
-        self._spare.clear()
+        self.free.clear()
 
 
 SHARED: Final = Regions()

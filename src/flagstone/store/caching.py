@@ -489,14 +489,11 @@ def read_twice(store: ObjectStore, path: str, read: Callable[[], T]) -> T:
         return read()
     except CorruptData as error:
         _log.warning("read damaged bytes, reading once more: path=%s error=%s", path, error)
-    _forget(store, path)
+    if isinstance(store, CachingStore):
+        store.forget(path)
     try:
         return read()
     except CorruptData:
-        _forget(store, path)
+        if isinstance(store, CachingStore):
+            store.forget(path)
         raise
-
-
-def _forget(store: ObjectStore, path: str) -> None:
-    if isinstance(store, CachingStore):
-        store.forget(path)
