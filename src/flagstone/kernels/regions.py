@@ -27,7 +27,7 @@ class Regions:
     __slots__ = ("free", "limit")
 
     def __init__(self, limit: int = DEFAULT_SPARE) -> None:
-        self.limit = limit
+        self.limit: int = limit
         # `append` and `pop` are atomic, so a plain list is enough.
         self.free: list[memoryview] = []
 
