@@ -212,8 +212,7 @@ class Merger:
         for index in range(0, len(bounds), 2):
             if not 0 <= pairs[index] <= pairs[index + 1] <= len(data):
                 raise ValueError("a block lies outside its chunk")
-        # A view keeps memory that can grow at its place.
-        self.held[number] = (memoryview(chunk), bounds, low, high)
+        self.held[number] = (memoryview(chunk), bounds, low, high)  # a view: memory stays at its place
         fed = cython.address(self.sources[number])
         if cython.compiled:
             fed.data = cython.address(data[0]) if len(data) else cython.NULL
