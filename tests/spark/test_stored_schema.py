@@ -6,7 +6,6 @@ Rows are written as Spark's tasks and driver write them, but in this process: by
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -30,15 +29,15 @@ from pyspark.sql.types import (
 
 import flagstone
 from flagstone import Admin, CorruptData, InvalidRequest, TransactionConflict, Unavailable
-from flagstone.loads.edit import ExpectedRow, Load
+from flagstone.loads.notice import load_notice
 from flagstone.schema import SchemaChanged, TableWriter, given_columns, schema_key
 from flagstone.spark import foreach_batch
-from flagstone.spark.address import DatabaseAddress
+from flagstone.spark.address import DatabaseAddress, open_store
 from flagstone.spark.datasource import FlagstoneDataSource
 from flagstone.spark.held_state import hold_checkpoint
-from flagstone.spark.load.commit import begin_load
-from flagstone.spark.load.plan import ulid_at
-from flagstone.spark.load.request import commit_request
+from flagstone.spark.load.adoption import ConditionFailed
+from flagstone.spark.load.commit import commit_load
+from flagstone.spark.load.request import begin_load
 from flagstone.spark.load.task import write_ssts
 from flagstone.spark.options import parse_read_options, parse_write_options
 from flagstone.spark.row_mapping import arrow_schema
@@ -426,8 +425,8 @@ def test_a_damaged_schema_row_is_damage(folder: Path) -> None:
 
 def await_announced(db: flagstone.Db, folder: Path) -> None:
     """Wait until loads find this writer: the load of the fixture was a writer, too."""
-    notice, epoch = folder / "flagstone" / "writer", db.status()["writer_epoch"]
-    eventually(lambda: notice.exists() and json.loads(notice.read_text()) == {"epoch": epoch})
+    store, paths = open_store(DatabaseAddress(str(folder)))
+    eventually(lambda: load_notice(store, paths).epoch == db.status()["writer_epoch"])
 
 
 def begun(folder: Path, ddl: str) -> Any:
@@ -458,20 +457,12 @@ def test_the_writer_refuses_a_load_whose_schema_is_another_one_when_it_adopts_th
     address = DatabaseAddress(str(folder))
     with flagstone.open(folder, settings=LIVE) as db:
         await_announced(db, folder)
-        for expected in (None, "0" * 64):
+        for expected in (None, b"another schema"):
             plan = begin_load(address)
-            assert plan.record_id is not None
             options = parse_write_options({"path": str(folder)})
             made = write_ssts([pa.RecordBatch.from_pydict({"key": [b"k"], "value": [b"v"]})], plan, options)
-            load = Load(
-                tuple(each.sst for each in made),
-                plan.seq,
-                plan.created_ms,
-                ulid_at(plan.id_ms + 1, address.ids),
-                expected=(ExpectedRow(schema_key(), expected),),
-            )
-            with pytest.raises(SchemaChanged, match="rows on which the load relies have changed"):
-                commit_request(plan, plan.record_id, load, timeout_s=30)
+            with pytest.raises(ConditionFailed):
+                commit_load(plan, options, made, expects=[(schema_key(), expected)])
         db.put(b"after", b"", await_durable=True)
         assert db.get(b"k") is None
 
