@@ -286,7 +286,7 @@ def test_a_lookup_equals_a_join(spark: Any, tmp_path: Path) -> None:
         expected = asked.join(orders, on, how).select(*asked.columns, "note", "price")
         assert found.columns == expected.columns
         assert sorted(map(repr, found.collect())) == sorted(map(repr, expected.collect()))
-    raw = fs.lookup(spark.createDataFrame([("a",), (None,)], "key string"), folder, on="key")
+    raw = fs.lookup(spark.createDataFrame([("a",), (None,)], "key string"), folder, on="key", raw=True)
     assert [row.value for row in raw.collect()] == [None, None]
     with pytest.raises(InvalidRequest, match="already"):
         fs.lookup(orders.drop("note"), folder, on=["region", "id"], **structured)

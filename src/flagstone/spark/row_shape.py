@@ -43,18 +43,18 @@ class RowShape:
         Raises `InvalidRequest` if a column is missing or has another type.
         """
         output = tuple(schema.fieldNames())
-        if plan_read(options, schema, table, prefix) is None:
+        stored = schema
+        if table is None and options.stored_schema is not None:
+            stored = parse_schema(options.stored_schema)
+        if plan_read(options, stored, table, prefix) is None:
             check_read_schema(schema)
             # Columns that the schema leaves out may be in a condition.
             every = StructType(
                 [schema[name] if name in output else read_schema((name,))[name] for name in COLUMNS]
             )
             return cls(arrow_schema(every), output, None)
-        stored = schema
         if table is not None:
             stored = _joined(schema, read_types(table).fields)
-        elif options.stored_schema is not None:
-            stored = parse_schema(options.stored_schema)
         mapping = plan_read(options, stored, table, prefix)
         assert mapping is not None, "more columns do not make it a read of bytes"
         corrupt = StructField(options.malformed.column, BinaryType())
