@@ -194,8 +194,9 @@ class WalFiles:
     def check_not_removed(self, wal_id: WalId) -> None:
         """Raise `InvalidRequest` if `wal_id` is missing although there are later files."""
         left = next(self.files(wal_id + 1), None)
-        # Read again after the listing: both files may have been created since the first read.
-        if left is None or self.find(wal_id) is not None:
+        # Look again after the listing: both files may have been created since the first read. The fence of a takeover
+        # that is not complete is not read yet, but it is there.
+        if left is None or self._is_there(wal_id):
             return
         latest = self._manifests.latest()
         if latest is not None and left.wal_id - wal_id <= allowed_hole(latest.value):
@@ -205,6 +206,13 @@ class WalFiles:
             f"it was read, or it was lost, which `verify` shows; changes can be read from {left.wal_id} on, and what "
             "garbage collection removed is in SSTs: copy the database once more before continuing from there"
         )
+
+    def _is_there(self, wal_id: WalId) -> bool:
+        try:
+            self._store.head(self.paths.wal(wal_id))
+        except ObjectMissing:
+            return False
+        return True
 
     def _find_oldest(self, files: Sequence[WalFile]) -> WalId | None:
         if not files or files[-1].wal_id - files[0].wal_id < len(files):

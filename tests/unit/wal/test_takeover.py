@@ -11,16 +11,19 @@ from typing import TypeVar
 import pytest
 
 import flagstone
+from flagstone.changes.change import WalFiles
 from flagstone.config import Settings
 from flagstone.db.open import open_database
 from flagstone.db.writer.database import Db
-from flagstone.errors import Closed, FlagstoneError, Unavailable
-from flagstone.metadata.annotations import ParallelWal
-from flagstone.metadata.parallel_wal import find_parallel_wal
+from flagstone.errors import Closed, FlagstoneError, InvalidRequest, Unavailable
+from flagstone.metadata.annotations import ParallelWal, encode_parallel_wal
+from flagstone.metadata.manifest import Checkpoint, add_checkpoint
+from flagstone.metadata.parallel_wal import RECORD_ID, find_parallel_wal
+from flagstone.metadata.stores import ManifestStore
 from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.testing.faults import FaultyStore
-from flagstone.types import WalId
+from flagstone.types import ManifestId, WalId
 from flagstone.wal.frontier import FENCE, VOID
 from flagstone.wal.takeover import plan_void
 from flagstone.wal.uploads import plan_gap_s
@@ -217,6 +220,26 @@ def test_a_reader_opens_while_a_file_before_others_is_missing() -> None:
         reader.refresh()
         assert len(dict(reader.scan())) == 4
     db.close()
+
+
+def test_a_fence_of_a_takeover_under_way_does_not_count_as_missing() -> None:
+    """A consumer does not read it yet. By the next look at the manifest the takeover may be complete (world 309)."""
+    store = MemoryStore()
+    opened(store, MANUAL).close()
+    manifests = ManifestStore(store, PATHS)
+    name = encode_parallel_wal(ParallelWal(1, WalId(5), 1, 1))
+    manifests.update(
+        lambda now: add_checkpoint(now.value, Checkpoint(RECORD_ID, ManifestId(now.next_id), 0, None, name))
+    )
+    for wal_id in (6, 7):
+        store.put(PATHS.wal(WalId(wal_id)), FENCE)
+    files = WalFiles(store, PATHS, manifests)
+
+    assert files.find(WalId(6)) is None
+    files.check_not_removed(WalId(6))
+    store.delete(PATHS.wal(WalId(6)))
+    with pytest.raises(InvalidRequest, match="file 6 of the WAL of db is missing"):
+        files.check_not_removed(WalId(6))
 
 
 def test_a_file_under_way_after_a_fence_is_no_damage_when_older_fences_are_collected() -> None:
