@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
 from flagstone.errors import InvalidRequest
+from flagstone.loads.edit import VisibleLoad
 from flagstone.metadata.annotations import UNKNOWN_SEQ, Position
 from flagstone.metadata.manifest import NO_WAL, Manifest
 from flagstone.metadata.parallel_wal import allowed_hole, settled_end
@@ -14,11 +15,11 @@ from flagstone.metadata.stores import ManifestStore
 from flagstone.runtime.pool import IoPool, shared_pool
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectMissing, ObjectStore
-from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, WalId
+from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, KeyRange, WalId
 from flagstone.wal.frontier import check_step
 from flagstone.wal.replay import FetchedWal, decode_wal, fetch_in_order
 
-Operation = Literal["put", "delete", "merge"]
+Operation = Literal["put", "delete", "merge", "delete_range"]
 
 _OPERATIONS: Final[dict[int, Operation]] = {VALUE: "put", TOMBSTONE: "delete", MERGE: "merge"}
 
@@ -27,6 +28,9 @@ class Change(NamedTuple):
     """One changed row. `value` is the operand of a merge and None for a delete; times are milliseconds.
 
     `wal_id` is the WAL file of the row; None for a row of a bulk load.
+
+    With `op="delete_range"` all keys from `key` up to `value`, exclusive, were deleted: `key` is b"" for the first key,
+    `value` is None if the range has no end.
     """
 
     op: Operation
@@ -40,7 +44,7 @@ class Change(NamedTuple):
 
 class ChangeBatch(NamedTuple):
     """The changes of one WAL file, in commit order: all of them were committed, or none. Or, without a `wal_id`, rows
-    of a bulk load in key order; the next batch may bring more rows of the same load.
+    of a bulk load in key order; the next batch may bring more rows of the same load. Or a range delete alone.
 
     `position` is where to continue after these changes: what a consumer stores.
     """
@@ -69,6 +73,11 @@ def change_of(row: EntryTuple, wal_id: WalId | None) -> Change:
     return Change(
         _OPERATIONS[kind], key, None if kind == TOMBSTONE else value, seq, created_ms, expires_ms, wal_id
     )
+
+
+def change_of_range(load: VisibleLoad, keys: KeyRange) -> Change:
+    """A range delete as a change."""
+    return Change("delete_range", keys.start or b"", keys.stop, load.seq, load.created_ms, None, None)
 
 
 def find_oldest(files: Iterable[WalFile], manifest: Manifest | None = None) -> WalId | None:

@@ -15,7 +15,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-from flagstone.changes.change import Change, ChangeBatch, WalFile, WalFiles, change_of
+from flagstone.changes.change import Change, ChangeBatch, WalFile, WalFiles, change_of, change_of_range
 from flagstone.changes.retention import ConsumerPosition, RetentionCheckpoint
 from flagstone.changes.step import ReadLoad, check_gapless, may_follow_load, plan_step
 from flagstone.config.durations import as_duration
@@ -168,7 +168,8 @@ class WalReader:
         comes, up to `max_poll_interval_s`. After using a batch, `commit` it, or store its `position`: after a crash,
         start there.
 
-        The rows of a bulk load come at their position among the changes, as batches without a `wal_id`.
+        The rows of a bulk load come at their position among the changes, as batches without a `wal_id`. So does a range
+        delete, as one change with `op="delete_range"`.
 
         Raises:
             InvalidRequest: garbage collection removed what comes next before it was read, or the retention checkpoint
@@ -420,6 +421,10 @@ class Follower:
     # -- bulk loads ---------------------------------------------------------------------------------------
 
     def _begin_load(self, load: VisibleLoad, at: Position) -> None:
+        if load.deleted is not None:
+            deleted = change_of_range(load, load.deleted)
+            self._reading = load, iter((ChangeBatch(None, [deleted], Position(at.next_id, load.seq)),))
+            return
         ssts = [] if load.replaces else fetch_load_ssts(self._manifests, load)
         self._reading = load, self._read_load(load, ssts, at)
 

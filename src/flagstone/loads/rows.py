@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from flagstone.errors import InvalidRequest
+from flagstone.errors import InternalError, InvalidRequest
 from flagstone.loads.edit import RECORD_LIFETIME_S, VisibleLoad
 from flagstone.metadata.manifest import SsTable
 from flagstone.metadata.stores import ManifestStore
@@ -36,6 +36,8 @@ def fetch_load_ssts(manifests: ManifestStore, load: VisibleLoad) -> list[SsTable
         InvalidRequest: they were not kept.
 
     """
+    if load.deleted is not None:
+        raise InternalError(f"the range delete {load.seq} has no rows")
     try:
         brought = manifests.load(load.manifest_id)
     except ObjectMissing:

@@ -11,17 +11,18 @@ from uuid import UUID
 
 from flagstone.clones import checkpoint as checkpoints
 from flagstone.db.exit import UnclosedWriter, watch
-from flagstone.db.read_methods import ReadContext, Reads
+from flagstone.db.read_methods import ReadContext, Reads, check_range
 from flagstone.db.reader.as_of import check_kept
 from flagstone.db.reporting import EngineReport
 from flagstone.db.writer.engine import Engine
+from flagstone.db.writer.few_rows import delete_few
 from flagstone.db.writer.transaction import Snapshot, Transaction
 from flagstone.errors import InvalidRequest
 from flagstone.kernels import probe as probe_kernel
 from flagstone.lsm.merge_operator import check_operand
 from flagstone.metadata.manifest import Checkpoint, Manifest
 from flagstone.read.view import ReadView
-from flagstone.types import MAX_SEQ, MERGE, TOMBSTONE, VALUE
+from flagstone.types import MAX_SEQ, MERGE, TOMBSTONE, VALUE, KeyRange, Seq
 from flagstone.write.batch import BY_DEFAULT, Instant, Ttl, WriteBatch, check_expiry, check_key, check_value
 from flagstone.write.conflicts import Isolation, Timeout, deadline_ms
 from flagstone.write.durability import WriteHandle
@@ -84,6 +85,40 @@ class Db(Reads):
         if await_durable:
             handle.wait()
         return handle
+
+    def delete_range(self, start: bytes | None, stop: bytes | None) -> WriteHandle:
+        """Delete every row with a key in [start, stop), whatever the range holds; None leaves that side open.
+
+        Returns when the delete is durable. It is atomic: reads, crashes and other processes see all of it or nothing.
+        Rows written by calls that returned before are deleted, rows written after this call survive. A transaction that
+        is open and depends on the range conflicts; open snapshots keep seeing the rows.
+
+        A large range disappears with one manifest, without reading or writing a row: writes wait while the memtables
+        are flushed and the manifest is written. Up to a hundred rows become tombstones. `WalReader.follow` brings the
+        first as one change with `op="delete_range"`, the second as deletes. It cannot be part of a batch or of a
+        transaction.
+
+        Raises:
+            InvalidRequest: `start` is above `stop`, or the range is outside the writable range of a clone.
+            Unavailable: the store did not say whether the range was deleted; or L0 has no room to flush.
+
+        """
+        keys = check_range(start, stop, None)
+        self._state.check_open()
+        if self._context.key_ranges is not None:
+            self._context.key_ranges.check_delete(keys)
+        if keys.empty or keys.stop == b"":
+            return WriteHandle(self._state, Seq(self._state.committed_seq), self._engine.env.clock.now_ms())
+        return delete_few(self, keys) or self._engine.services.range_deletes.delete(keys)
+
+    def delete_prefix(self, prefix: bytes) -> WriteHandle:
+        """Delete every row whose key begins with `prefix`; see `delete_range`."""
+        if not check_key(prefix):
+            raise InvalidRequest(
+                "an empty prefix is the whole database; delete_range(None, None) deletes that"
+            )
+        keys = KeyRange.of_prefix(prefix)
+        return self.delete_range(keys.start, keys.stop)
 
     def merge(
         self,

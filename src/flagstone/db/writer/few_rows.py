@@ -1,0 +1,97 @@
+"""Deletes the rows of a small range with tombstones, where that is cheaper than a manifest.
+
+A manifest that cuts a range out makes the writer flush, every view it cuts a view more, and compactions of those views
+start over. Up to a hundred rows cost less as tombstones in one batch. How much the range holds comes from the indexes
+of its SSTs, so a large range is recognised without reading it.
+
+The rows are read and deleted by one serializable transaction: a put that returned before is deleted with the others, or
+the transaction conflicts. A crash leaves all of the tombstones or none.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from flagstone.errors import InvalidRequest, TransactionConflict
+from flagstone.format.sst import BlockIndex
+from flagstone.read.view import ReadView
+from flagstone.sst.reader import META
+from flagstone.sst.store import Need, SstGone, SstStore
+from flagstone.types import KeyRange, Seq
+from flagstone.write.durability import WriteHandle
+
+if TYPE_CHECKING:
+    from flagstone.db.writer.database import Db
+
+FEW_ROWS: Final = 100
+_FEW_SSTS: Final = 16
+_FEW_BYTES: Final = 256 * 1024
+_ATTEMPTS: Final = 3
+
+
+def delete_few(db: Db, keys: KeyRange) -> WriteHandle | None:
+    """Delete the rows of the range durably, and return the handle; None, with nothing done, if they are not few."""
+    engine = db._engine  # noqa: SLF001 - a part of `Db`
+    for _ in range(_ATTEMPTS):
+        view = engine.manifest.view
+        try:
+            if stored_bytes(engine.manifest.views.ssts, view, keys, limit=_FEW_BYTES) > _FEW_BYTES:
+                return None
+            return _delete_all(db, keys)
+        except SstGone:
+            engine.manifest.refresh()
+        except TransactionConflict:
+            pass  # a put in the range came in between
+        except InvalidRequest:
+            return None  # a row cannot be read, perhaps because its merge operator is missing
+    return None
+
+
+def _delete_all(db: Db, keys: KeyRange) -> WriteHandle | None:
+    engine = db._engine  # noqa: SLF001 - a part of `Db`
+    with db.transaction("serializable") as transaction:
+        with transaction.scan(keys.start, keys.stop, include_expired=True) as rows:
+            found = [key for key, _ in islice(rows, FEW_ROWS + 1)]
+        if len(found) > FEW_ROWS:
+            transaction.rollback()
+            return None
+        for key in found:
+            transaction.delete(key)
+        handle = transaction.commit(await_durable=True)
+    if handle is None:
+        handle = WriteHandle(engine.state, Seq(transaction.seq), engine.env.clock.now_ms())
+        handle.wait()  # a delete of the last row may not be durable yet
+    return handle
+
+
+def stored_bytes(ssts: SstStore, view: ReadView, keys: KeyRange, *, limit: int) -> int:
+    """The bytes of the blocks in SSTs that may have keys of the range; more than `limit` if they exceed it.
+
+    Raises `SstGone` if an SST was deleted.
+    """
+    total = count = 0
+    for layer in view.forest.scan_layers:
+        for start, stop, sst in zip(*layer.parts(), strict=True):
+            inside = KeyRange(start or None, stop).intersect(keys)
+            if inside.empty:
+                continue
+            count += 1
+            if count > _FEW_SSTS:
+                return limit + 1
+            last = sst.info.last_entry
+            if last is not None and inside == KeyRange(sst.info.first_entry, last + b"\0"):
+                total += sst.info.estimated_size
+            else:
+                total += _bytes_inside(ssts.fetch([Need(sst, None, [])])[sst, META][0], inside)
+            if total > limit:
+                return total
+    return total
+
+
+def _bytes_inside(index: BlockIndex, keys: KeyRange) -> int:
+    first_keys = index.first_keys
+    first = 0 if keys.start is None else max(0, bisect_right(first_keys, keys.start) - 1)
+    end = len(first_keys) if keys.stop is None else bisect_left(first_keys, keys.stop)
+    return index.stops[end - 1] - index.offsets[first] if end > first else 0
