@@ -3,6 +3,9 @@
 A view of an SST shows the keys in its visible range. A range is cut out by replacing each view that overlaps it: by
 nothing, by the part before the range, by the part after it, or by both. An SST without a view leaves the manifest.
 
+L0 gets no more views than it had, because too many stop writers: from the newest SST of L0 on that is cut in two, every
+SST of L0 becomes a sorted run of its own, in its order.
+
 A compaction that read the old views must not bring the rows back. Its result names its sources by id: views of L0, and
 sorted runs. So every part of a view gets a new id, and so does every run from the oldest one that has changed up to the
 newest. They are above all run ids of the manifest, which keeps the order of the runs. If no run is left up there, the
@@ -54,14 +57,19 @@ def cut_range(manifest: Manifest, keys: KeyRange, new_id: NewId) -> Manifest:
 def _cut_tree(
     tree: Tree, manifest: Manifest, keys: KeyRange, new_id: NewId, run_ids: Iterator[RunId]
 ) -> Tree:
-    l0 = tuple(part for view in tree.l0 for part in _cut_views((view,), manifest, keys, new_id))
-    runs = [replace(run, views=_cut_views(run.views, manifest, keys, new_id)) for run in tree.runs]
-    cut = replace(tree, l0=l0, runs=_renumbered(tree.runs, runs, run_ids))
+    cut_runs = [replace(run, views=_cut_views(run.views, manifest, keys, new_id)) for run in tree.runs]
+    runs = _renumbered(tree.runs, cut_runs, run_ids)
+    cut_l0 = [_cut_views((view,), manifest, keys, new_id) for view in tree.l0]
+    kept = next((at for at, parts in enumerate(cut_l0) if len(parts) > 1), len(cut_l0))
+    l0 = tuple(part for parts in cut_l0[:kept] for part in parts)
+    moved = [parts for parts in cut_l0[kept:] if parts]
+    stacked = [SortedRun(next(run_ids), parts) for parts in reversed(moved)]
+    last_compacted = tree.last_compacted_l0 if not moved else tree.l0[kept].id
     newest = tree.newest_l0
     if tree.l0 and not l0 and newest is not None:
         # Behind every SST that was in L0: garbage collection knows then that no flush is about to add them.
-        return replace(cut, last_compacted_l0=new_id((newest >> _TIME_SHIFT) + 1))
-    return cut
+        last_compacted = new_id((newest >> _TIME_SHIFT) + 1)
+    return Tree(l0, (*reversed(stacked), *runs), last_compacted)
 
 
 def _renumbered(
