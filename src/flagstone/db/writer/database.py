@@ -15,14 +15,14 @@ from flagstone.db.read_methods import ReadContext, Reads, check_range
 from flagstone.db.reader.as_of import check_kept
 from flagstone.db.reporting import EngineReport
 from flagstone.db.writer.engine import Engine
-from flagstone.db.writer.few_rows import delete_few
+from flagstone.db.writer.few_rows import TooMany, delete_few
 from flagstone.db.writer.transaction import Snapshot, Transaction
 from flagstone.errors import InvalidRequest
 from flagstone.kernels import probe as probe_kernel
 from flagstone.lsm.merge_operator import check_operand
-from flagstone.metadata.manifest import Checkpoint, Manifest
+from flagstone.metadata.manifest import NO_SEQ, Checkpoint, Manifest
 from flagstone.read.view import ReadView
-from flagstone.types import MAX_SEQ, MERGE, TOMBSTONE, VALUE, KeyRange, Seq
+from flagstone.types import MAX_SEQ, MERGE, TOMBSTONE, VALUE, KeyRange
 from flagstone.write.batch import BY_DEFAULT, Instant, Ttl, WriteBatch, check_expiry, check_key, check_value
 from flagstone.write.conflicts import Isolation, Timeout, deadline_ms
 from flagstone.write.durability import WriteHandle
@@ -96,7 +96,7 @@ class Db(Reads):
         A large range disappears with one manifest, without reading or writing a row: writes wait while the memtables
         are flushed and the manifest is written. Up to a hundred rows become tombstones. `WalReader.follow` brings the
         first as one change with `op="delete_range"`, the second as deletes. It cannot be part of a batch or of a
-        transaction.
+        transaction. The handle has the sequence number of the delete; 0 if there was no row.
 
         Raises:
             InvalidRequest: `start` is above `stop`, or the range is outside the writable range of a clone.
@@ -107,9 +107,15 @@ class Db(Reads):
         self._state.check_open()
         if self._context.key_ranges is not None:
             self._context.key_ranges.check_delete(keys)
-        if keys.empty or keys.stop == b"":
-            return WriteHandle(self._state, Seq(self._state.committed_seq), self._engine.env.clock.now_ms())
-        return delete_few(self, keys) or self._engine.services.range_deletes.delete(keys)
+        handle = None
+        if not keys.empty and keys.stop != b"":
+            try:
+                handle = delete_few(self, keys)
+            except TooMany:
+                handle = self._engine.services.range_deletes.delete(keys)
+        if handle is None:  # nothing was there
+            handle = WriteHandle(self._state, NO_SEQ, self._engine.env.clock.now_ms())
+        return handle
 
     def delete_prefix(self, prefix: bytes) -> WriteHandle:
         """Delete every row whose key begins with `prefix`; see `delete_range`."""

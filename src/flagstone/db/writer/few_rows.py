@@ -19,7 +19,7 @@ from flagstone.format.sst import BlockIndex
 from flagstone.read.view import ReadView
 from flagstone.sst.reader import META
 from flagstone.sst.store import Need, SstGone, SstStore
-from flagstone.types import KeyRange, Seq
+from flagstone.types import KeyRange
 from flagstone.write.durability import WriteHandle
 
 if TYPE_CHECKING:
@@ -31,22 +31,31 @@ _FEW_BYTES: Final = 256 * 1024
 _ATTEMPTS: Final = 3
 
 
+class TooMany(Exception):
+    """The range has more than a few rows; nothing was done."""
+
+
 def delete_few(db: Db, keys: KeyRange) -> WriteHandle | None:
-    """Delete the rows of the range durably, and return the handle; None, with nothing done, if they are not few."""
+    """Delete the rows of the range durably, and return the handle; None if there was none.
+
+    Raises:
+        TooMany: they are not few.
+
+    """
     engine = db._engine  # noqa: SLF001 - a part of `Db`
     for _ in range(_ATTEMPTS):
         view = engine.manifest.view
         try:
             if stored_bytes(engine.manifest.views.ssts, view, keys, limit=_FEW_BYTES) > _FEW_BYTES:
-                return None
+                raise TooMany
             return _delete_all(db, keys)
         except SstGone:
             engine.manifest.refresh()
         except TransactionConflict:
             pass  # a put in the range came in between
         except InvalidRequest:
-            return None  # a row cannot be read, perhaps because its merge operator is missing
-    return None
+            break  # a row cannot be read, perhaps because its merge operator is missing
+    raise TooMany
 
 
 def _delete_all(db: Db, keys: KeyRange) -> WriteHandle | None:
@@ -55,14 +64,13 @@ def _delete_all(db: Db, keys: KeyRange) -> WriteHandle | None:
         with transaction.scan(keys.start, keys.stop, include_expired=True) as rows:
             found = [key for key, _ in islice(rows, FEW_ROWS + 1)]
         if len(found) > FEW_ROWS:
-            transaction.rollback()
-            return None
+            raise TooMany  # which rolls back
         for key in found:
             transaction.delete(key)
         handle = transaction.commit(await_durable=True)
     if handle is None:
-        handle = WriteHandle(engine.state, Seq(transaction.seq), engine.env.clock.now_ms())
-        handle.wait()  # a delete of the last row may not be durable yet
+        # A delete of the last row may not be durable yet.
+        engine.state.wait_durable(transaction.seq)
     return handle
 
 

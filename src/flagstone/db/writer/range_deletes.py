@@ -43,11 +43,15 @@ _LONGEST_HOLD_S: Final = 10.0
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A range delete that a caller waits for. `seq` is its result; None if L0 had no room for the last rows."""
+    """A range delete that a caller waits for.
+
+    `flushed` is False if L0 had no room for the last rows. `seq` is the number of the delete; None without rows.
+    """
 
     keys: KeyRange
     done: bool = False
-    seq: int | None = None
+    flushed: bool = False
+    seq: Seq | None = None
     error: FlagstoneError | None = None
 
 
@@ -89,8 +93,8 @@ class RangeDeletes:
 
     # -- the caller's thread ------------------------------------------------------------------------------
 
-    def delete(self, keys: KeyRange) -> WriteHandle:
-        """Delete all rows of the range with one manifest, and return when it is written.
+    def delete(self, keys: KeyRange) -> WriteHandle | None:
+        """Delete all rows of the range with one manifest, and return when it is written; None if there was none.
 
         Raises:
             Unavailable: the store did not answer, so the outcome is unknown; or L0 never had room for the memtables.
@@ -105,7 +109,9 @@ class RangeDeletes:
             self._wake()
             self._await(request)
             if request.seq is not None:
-                return WriteHandle(state, Seq(request.seq), self._env.clock.now_ms())
+                return WriteHandle(state, request.seq, self._env.clock.now_ms())
+            if request.flushed:
+                return None
         raise Unavailable(
             f"the range was not deleted: {_ATTEMPTS} times L0 had no room for what was written meanwhile; wait for the "
             "compactor, and delete the range again"
@@ -136,31 +142,31 @@ class RangeDeletes:
         while self._requests and self._doubtful is None:
             request = self._requests[0]
             try:
-                request.seq = self._perform(request.keys)
+                self._perform(request)
             except Unavailable as error:
                 request.error = error if self._doubtful is None else _unknown(error)
             self._requests.popleft()
             request.done = True
             self._state.notify()
 
-    def _perform(self, keys: KeyRange) -> int | None:
-        """The sequence number of the delete; None if L0 had no room for the memtables."""
-        state = self._state
+    def _perform(self, request: _Request) -> None:
+        state, keys = self._state, request.keys
         try:
             state.hold()
             state.flush_memtables(unless=lambda: self._flusher.pause is not None, timeout_s=_LONGEST_HOLD_S)
             last_seq = state.last_seq
-            if not state.now.is_flushed(last_seq):
-                return None
+            request.flushed = state.now.is_flushed(last_seq)
+            if not request.flushed:
+                return
             # Without a WAL, rows are in SSTs a moment before they count as durable.
             state.wait_durable(last_seq, _LONGEST_HOLD_S)
             if not overlaps(self._manifest.current.value, keys):
-                return last_seq
+                return
             ids = self._env.ids
             now_ms = self._env.clock.now_ms()
             self._doubtful = RangeDelete(keys, Seq(last_seq + 1), now_ms, ids.uuid(), ids.uuid())
             self._settle()
-            return last_seq + 1
+            request.seq = Seq(last_seq + 1)
         finally:
             if self._doubtful is None:
                 state.release()

@@ -54,6 +54,8 @@ class Intent:
     dropped: bool = False
     planned_seq: int | None = None
     """The sequence number of a bulk load, which is known before the load is added."""
+    deleted: tuple[bytes, bytes] | None = None
+    """The start and the end of a range delete: `changes` deletes every key that may be in the range."""
 
 
 class Commit(NamedTuple):
@@ -224,6 +226,14 @@ class Oracle:
         else:
             self.settle(branch, intent, seq)
             self.acknowledge(branch, seq)
+
+    def settle_range_delete(self, branch: Branch, intent: Intent, seq: int) -> None:
+        """The range delete is in the manifest. The next writer may have opened the database since then."""
+        self.acknowledge(branch, seq)
+        if branch.joined:
+            self._settle_late(branch, intent, seq)
+        else:
+            self.settle(branch, intent, seq)
 
     def drop(self, branch: Branch, intent: Intent) -> None:
         """The write was refused: it must never appear."""
