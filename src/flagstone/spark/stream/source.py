@@ -29,7 +29,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
-from flagstone.changes.change import Change, WalFile, WalFiles, change_of
+from flagstone.changes.change import Change, WalFile, WalFiles, change_of, change_of_range
 from flagstone.changes.retention import ConsumerPosition, RetentionCheckpoint
 from flagstone.changes.step import ReadFiles, ReadLoad, check_gapless, plan_step
 from flagstone.db.admin.admin import Admin
@@ -77,6 +77,17 @@ class LoadPartition(InputPartition):
     def __init__(self, load: VisibleLoad, sst: SsTable) -> None:
         super().__init__(None)
         self.load, self.sst = load, sst
+
+
+@dataclass
+class RangeDeletePartition(InputPartition):
+    """A range delete: one change."""
+
+    load: VisibleLoad
+
+    def __init__(self, load: VisibleLoad) -> None:
+        super().__init__(None)
+        self.load = load
 
 
 @dataclass
@@ -250,6 +261,9 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield from record_batches(self._changes(partition), schema)
         elif isinstance(partition, LoadPartition):
             yield from record_batches(self._loaded(partition), schema)
+        elif isinstance(partition, RangeDeletePartition):
+            assert partition.load.deleted is not None
+            yield from record_batches([change_of_range(partition.load, partition.load.deleted)], schema)
 
     def _changes(self, partition: WalPartition) -> Iterator[Change]:
         seen = self._last_seq(partition.first, partition.begin)
@@ -375,6 +389,8 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise load_gone(seq)
         if load is None or load.replaces:
             return []
+        if load.deleted is not None:
+            return [RangeDeletePartition(load)]
         return [LoadPartition(load, sst) for sst in fetch_load_ssts(self._manifests(), load)]
 
     def _check_wal_has_all(self, at: Position, latest: Manifest) -> None:

@@ -220,8 +220,10 @@ def keep_run_ids(_right: Any) -> Any:
 
 def keep_view_ids(right: Any) -> Any:
     def cut_views(views: Any, *rest: Any) -> Any:
-        old = {view.sst_id: view.id for view in views}
-        return tuple(replace(part, id=old.pop(part.sst_id, part.id)) for part in right(views, *rest))
+        parts = [(view, right((view,), *rest)) for view in views]
+        return tuple(
+            replace(part, id=view.id) if part is found[0] else part for view, found in parts for part in found
+        )
 
     return cut_views
 
