@@ -22,7 +22,7 @@ from flagstone.kernels import probe as probe_kernel
 from flagstone.lsm.merge_operator import check_operand
 from flagstone.metadata.manifest import NO_SEQ, Checkpoint, Manifest
 from flagstone.read.view import ReadView
-from flagstone.types import MAX_SEQ, MERGE, TOMBSTONE, VALUE, KeyRange
+from flagstone.types import MAX_SEQ, MERGE, TOMBSTONE, VALUE
 from flagstone.write.batch import BY_DEFAULT, Instant, Ttl, WriteBatch, check_expiry, check_key, check_value
 from flagstone.write.conflicts import Isolation, Timeout, deadline_ms
 from flagstone.write.durability import WriteHandle
@@ -119,11 +119,11 @@ class Db(Reads):
 
     def delete_prefix(self, prefix: bytes) -> WriteHandle:
         """Delete every row whose key begins with `prefix`; see `delete_range`."""
-        if not check_key(prefix):
+        keys = check_range(None, None, prefix)
+        if not prefix:
             raise InvalidRequest(
                 "an empty prefix is the whole database; delete_range(None, None) deletes that"
             )
-        keys = KeyRange.of_prefix(prefix)
         return self.delete_range(keys.start, keys.stop)
 
     def merge(
