@@ -20,7 +20,7 @@ from dataclasses import replace
 from itertools import count
 
 from flagstone.lsm.tree import Bound, BoundKind, BytesRange, SortedRun, SstView, Tree
-from flagstone.metadata.manifest import Manifest, Segment, replace_trees
+from flagstone.metadata.manifest import Manifest, Segment, SsTable, replace_trees
 from flagstone.types import KeyRange, RunId, Ulid
 
 NewId = Callable[[int], Ulid]
@@ -31,11 +31,19 @@ _TIME_SHIFT = 80
 
 def overlaps(manifest: Manifest, keys: KeyRange) -> bool:
     """Whether a view may show a key of the range."""
-    return any(
-        not shown.intersect(keys).empty
-        for views in _ordered_lists(manifest)
-        for shown in _shown_ranges(views, manifest)
-    )
+    return next(_overlapping(manifest, keys), None) is not None
+
+
+def overlapping_ssts(manifest: Manifest, keys: KeyRange) -> list[SsTable]:
+    """The SSTs of which a view may show a key of the range."""
+    return [manifest.ssts[sst_id] for sst_id in dict.fromkeys(_overlapping(manifest, keys))]
+
+
+def _overlapping(manifest: Manifest, keys: KeyRange) -> Iterator[Ulid]:
+    for views in _ordered_lists(manifest):
+        for view, shown in zip(views, _shown_ranges(views, manifest), strict=True):
+            if not shown.intersect(keys).empty:
+                yield view.sst_id
 
 
 def cut_range(manifest: Manifest, keys: KeyRange, new_id: NewId) -> Manifest:

@@ -230,10 +230,12 @@ class Oracle:
     def settle_range_delete(self, branch: Branch, intent: Intent, seq: int) -> None:
         """The range delete is in the manifest. The next writer may have opened the database since then."""
         self.acknowledge(branch, seq)
-        if branch.joined:
-            self._settle_late(branch, intent, seq)
-        else:
+        if not branch.joined:
             self.settle(branch, intent, seq)
+            return
+        self._settle_late(branch, intent, seq)
+        for change in intent.changes:  # the replaced writer sees it, too
+            _insert(branch.versions, change, seq)
 
     def drop(self, branch: Branch, intent: Intent) -> None:
         """The write was refused: it must never appear."""
