@@ -108,7 +108,7 @@ def in_doubt(effect: Literal["error", "lost_reply"]) -> Iterator[tuple[Db, Fault
             Fault(effect, nth=None, op="put_if_absent", path="*/manifest/*"),
             Fault("error", nth=None, op="[!p]*", path="*/manifest*"),
         ]
-        with pytest.raises(Unavailable, match="did not say whether the range was deleted"):
+        with pytest.raises(Unavailable, match="unknown whether the range was deleted"):
             delete_by_manifest(db, KEYS)
         yield db, store
 

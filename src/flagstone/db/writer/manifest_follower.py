@@ -86,7 +86,7 @@ class LoadAdoption:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether the store has not said yet if the last load was added."""
+        """Whether it is unknown if the last load was added."""
         return self._doubtful is not None
 
     def run(self) -> None:

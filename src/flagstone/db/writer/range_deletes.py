@@ -88,7 +88,7 @@ class RangeDeletes:
 
     @property
     def in_doubt(self) -> bool:
-        """Whether the store has not said yet if the last range delete was written."""
+        """Whether it is unknown if the last range delete was written."""
         return self._doubtful is not None
 
     # -- the caller's thread ------------------------------------------------------------------------------
@@ -207,5 +207,6 @@ class RangeDeletes:
 
 def _unknown(error: Unavailable) -> Unavailable:
     return Unavailable(
-        f"the store did not say whether the range was deleted; writes wait until it does: {error}"
+        "the store did not answer, so it is unknown whether the range was deleted; writes wait until it answers: "
+        f"{error}"
     )
