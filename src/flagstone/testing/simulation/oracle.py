@@ -218,17 +218,9 @@ class Oracle:
             self.acknowledged_seq = seq
 
     def settle_claimed_load(self, branch: Branch, intent: Intent, seq: int) -> None:
-        """A bulk load that claimed the database is in it, and durable. The next writer may have shown that before."""
+        """A range delete, or a load that claimed the database, is in it. The next writer may have shown that before."""
         if intent.seq is not None:
             return
-        if branch.joined:
-            self._settle_late(branch, intent, seq)
-        else:
-            self.settle(branch, intent, seq)
-            self.acknowledge(branch, seq)
-
-    def settle_range_delete(self, branch: Branch, intent: Intent, seq: int) -> None:
-        """The range delete is in the manifest. The next writer may have opened the database since then."""
         self.acknowledge(branch, seq)
         if not branch.joined:
             self.settle(branch, intent, seq)

@@ -158,7 +158,7 @@ class Session:
         if handle is None:
             self._oracle.drop(self.branch, intent)
             return
-        self._oracle.settle_range_delete(self.branch, intent, handle.seq)
+        self._oracle.settle_claimed_load(self.branch, intent, handle.seq)
         self._world.scheduler.note(f"deleted a range {handle.seq}: {first!r} to {last!r}")
 
     def flush(self) -> None:
