@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from flagstone.format.sst_info import SsTableInfo
 from flagstone.lsm.tree import SortedRun, SstView, Tree
+from flagstone.metadata.compactions import Compactions, Job, JobStatus, TieredSpec
 from flagstone.metadata.invariants import check_manifest
 from flagstone.metadata.manifest import Manifest, Segment, SsTable
 from flagstone.metadata.manifest_codec import decode_manifest, encode_manifest
-from flagstone.metadata.range_cut import cut_range, overlapping_ssts, overlaps
+from flagstone.metadata.range_cut import cut_range, highest_run, overlapping_ssts, overlaps
 from flagstone.types import KeyRange, RunId, Ulid
 
 SPAN = 40
@@ -109,10 +110,14 @@ def test_every_layer_loses_the_range_and_nothing_else(before: Manifest, cuts: li
 def test_a_job_finds_its_sources_only_where_nothing_was_cut(before: Manifest, cuts: list[KeyRange]) -> None:
     fresh = count(1)
     first = before
-    highest = max(before.run_ids, default=-1)
+    jobs = Compactions(
+        jobs=tuple(
+            Job(Ulid(number), TieredSpec((), (run_id,), run_id), JobStatus.COMPACTED)
+            for number, run_id in enumerate(before.run_ids, 1)
+        )
+    )
     for keys in cuts:
-        before = cut_range(before, keys, lambda ms: Ulid(ms << 80 | next(fresh)))
-        assert max(before.run_ids, default=highest) >= highest or not list(before.run_ids)
+        before = cut_range(before, keys, lambda ms: Ulid(ms << 80 | next(fresh)), job_run=highest_run(jobs))
     for was, now in zip(first.trees, before.trees, strict=True):
         old_l0, old_runs = {view.id: view for view in was.l0}, {run.id: run for run in was.runs}
         assert all(old_l0[view.id] == view for view in now.l0 if view.id in old_l0)

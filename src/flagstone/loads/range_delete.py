@@ -29,13 +29,17 @@ from flagstone.types import KeyRange, ManifestId, Seq, WalId
 
 @dataclass(frozen=True, slots=True)
 class RangeDelete:
-    """The keys, the sequence number and the time of a range delete, and the ids of its two checkpoints."""
+    """The keys, the sequence number and the time of a range delete, and the ids of its two checkpoints.
+
+    `job_run` is the highest run id that a compaction job named before the delete.
+    """
 
     keys: KeyRange
     seq: Seq
     created_ms: int
     record_id: UUID
     former_id: UUID
+    job_run: int
 
 
 def is_deleted(manifest: Manifest, delete: RangeDelete) -> bool:
@@ -61,7 +65,7 @@ def apply_range_delete(
     now_s = delete.created_ms // 1000
     last_wal_id = max(last_wal_id, before.wal_id_last_seen, before.replay_after_wal_id)
     cut = replace(
-        cut_range(before, delete.keys, new_id),
+        cut_range(before, delete.keys, new_id, job_run=delete.job_run),
         compactor_epoch=before.compactor_epoch + 1,
         replay_after_wal_id=last_wal_id,
         wal_id_last_seen=last_wal_id,

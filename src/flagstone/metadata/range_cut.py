@@ -8,9 +8,8 @@ SST of L0 becomes a sorted run of its own, in its order.
 
 A compaction that read the old views must not bring the rows back. Its result names its sources by id: views of L0, and
 sorted runs. So every part of a view gets a new id, and so does every run from the oldest one that has changed up to the
-newest. They are above all run ids of the manifest, which keeps the order of the runs. If no run is left up there, the
-newest remaining run is renumbered: the highest run id never goes back, so no later cut gives an id of a removed run to
-another one.
+newest. They are above all run ids of the manifest, which keeps the order of the runs, and above those of all compaction
+jobs: a job whose run was cut away altogether must not find another one under its id.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from dataclasses import replace
 from itertools import count
 
 from flagstone.lsm.tree import Bound, BoundKind, BytesRange, SortedRun, SstView, Tree
+from flagstone.metadata.compactions import Compactions, TieredSpec
 from flagstone.metadata.manifest import Manifest, Segment, SsTable, replace_trees
 from flagstone.types import KeyRange, RunId, Ulid
 
@@ -46,12 +46,21 @@ def _overlapping(manifest: Manifest, keys: KeyRange) -> Iterator[Ulid]:
                 yield view.sst_id
 
 
-def cut_range(manifest: Manifest, keys: KeyRange, new_id: NewId) -> Manifest:
+def highest_run(jobs: Compactions) -> int:
+    """The highest run id that a job names; -1 without one."""
+    named = [run_id for job in jobs.jobs for run_id in job.spec.sorted_runs]
+    named += [job.spec.destination for job in jobs.jobs if isinstance(job.spec, TieredSpec)]
+    return max(named, default=-1)
+
+
+def cut_range(manifest: Manifest, keys: KeyRange, new_id: NewId, *, job_run: int = -1) -> Manifest:
     """The manifest without the keys of the range. Nothing else is changed: no counter, no checkpoint.
+
+    `job_run` is the highest run id that a compaction job names.
 
     A segment that has lost all of its SSTs stays until the next flush, because it holds the marker of L0.
     """
-    run_ids = map(RunId, count(max(manifest.run_ids, default=-1) + 1))
+    run_ids = map(RunId, count(max([job_run, *manifest.run_ids]) + 1))
     return replace_trees(
         manifest,
         tree=_cut_tree(manifest.tree, manifest, keys, new_id, run_ids),
@@ -90,11 +99,8 @@ def _renumbered(
     if oldest is None:
         return before
     newer = [run for run in after[: oldest + 1] if run.views]
-    older = after[oldest + 1 :]
-    if not newer:
-        newer, older = older[:1], older[1:]
     renamed = [replace(run, id=next(run_ids)) for run in reversed(newer)]
-    return (*reversed(renamed), *older)
+    return (*reversed(renamed), *after[oldest + 1 :])
 
 
 def _cut_views(

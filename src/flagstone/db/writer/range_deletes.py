@@ -24,10 +24,10 @@ from typing import Final
 from flagstone.config import CompactorOptions
 from flagstone.db.writer.background import Maintenance
 from flagstone.db.writer.environment import Environment
-from flagstone.errors import FlagstoneError, Unavailable
+from flagstone.errors import CorruptData, FlagstoneError, Unavailable
 from flagstone.loads.range_delete import RangeDelete, apply_range_delete
 from flagstone.metadata.manifest import Manifest
-from flagstone.metadata.range_cut import overlaps
+from flagstone.metadata.range_cut import highest_run, overlaps
 from flagstone.metadata.sequenced import Versioned
 from flagstone.types import KeyRange, Seq, Ulid
 from flagstone.write.durability import WriteHandle
@@ -145,12 +145,17 @@ class RangeDeletes:
                 self._perform(request)
             except Unavailable as error:
                 request.error = error if self._doubtful is None else _unknown(error)
+            except CorruptData as error:  # of the compactions file, before anything was done
+                request.error = error
             self._requests.popleft()
             request.done = True
             self._state.notify()
 
     def _perform(self, request: _Request) -> None:
         state, keys = self._state, request.keys
+        # Before the manifest: every job that is listed later names runs of the manifest that is cut.
+        jobs = self._maintenance.fetch_jobs()
+        job_run = -1 if jobs is None else highest_run(jobs)
         try:
             state.hold()
             state.flush_memtables(unless=lambda: self._flusher.pause is not None, timeout_s=_LONGEST_HOLD_S)
@@ -164,7 +169,7 @@ class RangeDeletes:
                 return
             ids = self._env.ids
             now_ms = self._env.clock.now_ms()
-            self._doubtful = RangeDelete(keys, Seq(last_seq + 1), now_ms, ids.uuid(), ids.uuid())
+            self._doubtful = RangeDelete(keys, Seq(last_seq + 1), now_ms, ids.uuid(), ids.uuid(), job_run)
             self._settle()
             request.seq = Seq(last_seq + 1)
         finally:
