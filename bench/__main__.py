@@ -35,6 +35,7 @@ COMPARISONS: Final = {
     "latency": "bench.latency",
     "threads": "bench.threads",
     "wal-uploads": "bench.wal_uploads",
+    "range-delete": "bench.range_delete",
     "remote": "bench.remote",
     "spark": "bench.spark",
     "spark-compaction": "bench.spark_compaction",

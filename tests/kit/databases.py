@@ -70,6 +70,10 @@ def apply_change(rows: Rows, change: Change) -> None:
             rows[change.key] = change.value or b""
         case "delete":
             rows.pop(change.key, None)
+        case "delete_range":
+            deleted = KeyRange(change.key or None, change.value)
+            for key in [key for key in rows if key in deleted]:
+                del rows[key]
         case _:
             rows[change.key] = rows.get(change.key, b"") + (change.value or b"")
 

@@ -220,3 +220,25 @@ def test_a_query_delivers_each_load_once_in_commit_order(spark: Any, tmp_path: P
     found = [(row.seq, bytes(row.key), row.wal_id is None) for row in spark.read.parquet(str(out)).collect()]
     loaded = [(report.seq, b"l%02d" % number, True) for number in range(20)] + [(report.seq, b"m", True)]
     assert sorted(found) == [(1, b"a", True), *loaded, (report.seq + 1, b"b", False)]
+
+
+def test_a_range_delete_is_a_separate_micro_batch_of_one_change(folder: Path) -> None:
+    write(folder, *(b"k%03d" % number for number in range(3)))
+    reader = stream_of(folder)
+    _, at = follow(reader)
+    with flagstone.open(folder, settings=QUIET) as db:
+        for number in range(200):
+            db.put(b"x%03d" % number, b"v")
+        db.delete_range(b"k001", b"x150")
+        db.put(b"k001", b"later", await_durable=True)
+
+    changes: list[dict[str, Any]] = []
+    batches = 0
+    while (end := reader.latestOffset(at, ReadAllAvailable())) != at:
+        rows = rows_between(reader, at, end)
+        batches += 1
+        changes += rows
+        at = end
+    assert [change["op"] for change in changes] == ["put"] * 200 + ["delete_range", "put"]
+    assert (changes[200]["key"], changes[200]["value"]) == (b"k001", b"x150")
+    assert batches >= 2

@@ -122,6 +122,25 @@ class EngineMachine(RuleBasedStateMachine):
         handle = self.db.write(batch, await_durable=durable)
         self.model.commit(handle.seq, handle.created_ms, batched)
 
+    @rule(start=edges, stop=edges, by_manifest=st.booleans())
+    def delete_a_range(self, start: bytes | None, stop: bytes | None, by_manifest: bool) -> None:
+        if start is not None and stop is not None and start > stop:
+            start, stop = stop, start
+        wanted = KeyRange(start, stop)
+        if by_manifest and not wanted.empty:
+            # A range with so few rows becomes tombstones otherwise.
+            handle = self.db._engine.services.range_deletes.delete(wanted)
+            if handle is not None:
+                self.model.delete_range(handle.seq, handle.created_ms, wanted)
+        else:
+            found = [key for key, _ in self.db.scan(start, stop, include_expired=True)]
+            handle = self.db.delete_range(start, stop)
+            if found:
+                gone: list[Change] = [(key, TOMBSTONE, b"", None) for key in found]
+                self.model.commit(handle.seq, handle.created_ms, gone)
+        assert wanted.empty or self.db.status()["durable_seq"] == self.model.last_seq
+        assert wanted.empty or not list(self.db.scan(start, stop, include_expired=True))
+
     @rule(ms=st.integers(1, 60))
     def time_passes(self, ms: int) -> None:
         self.clock.advance(ms)
@@ -354,10 +373,16 @@ class Running:
 
     def conflicts(self, model: Model) -> bool:
         touched = model.touched_since(self.seq)
+        deleted = [keys for seq, keys in model.deletes.items() if seq > self.seq]
         if any(change[0] in touched for change in self.written):
             return True
+        if any(change[0] in keys for change in self.written for keys in deleted):
+            return True
         return self.isolation == "serializable" and (
-            bool(touched & self.read) or any(key in keys for keys in self.scanned for key in touched)
+            bool(touched & self.read)
+            or any(key in keys for keys in self.scanned for key in touched)
+            or any(key in keys for keys in deleted for key in self.read)
+            or any(not keys.intersect(scanned).empty for keys in deleted for scanned in self.scanned)
         )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Literal, NamedTuple
 
 from flagstone.errors import InvalidRequest
+from flagstone.loads.edit import VisibleLoad
 from flagstone.lsm.system_rows import is_system
 from flagstone.metadata.annotations import UNKNOWN_SEQ, Position
 from flagstone.metadata.manifest import NO_WAL, Manifest
@@ -19,7 +20,7 @@ from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, WalId
 from flagstone.wal.frontier import check_step
 from flagstone.wal.replay import FetchedWal, WalRows, decode_wal, fetch_in_order, open_wal
 
-Operation = Literal["put", "delete", "merge"]
+Operation = Literal["put", "delete", "merge", "delete_range"]
 
 _OPERATIONS: Final[dict[int, Operation]] = {VALUE: "put", TOMBSTONE: "delete", MERGE: "merge"}
 
@@ -28,6 +29,9 @@ class Change(NamedTuple):
     """One changed row. `value` is the operand of a merge and None for a delete; times are milliseconds.
 
     `wal_id` is the WAL file of the row; None for a row of a bulk load.
+
+    With `op="delete_range"` all keys from `key` up to `value`, exclusive, were deleted: `key` is b"" for the first key,
+    `value` is None if the range has no end.
     """
 
     op: Operation
@@ -41,7 +45,7 @@ class Change(NamedTuple):
 
 class ChangeBatch(NamedTuple):
     """The changes of one WAL file, in commit order: all of them were committed, or none. Or, without a `wal_id`, rows
-    of a bulk load in key order; the next batch may bring more rows of the same load.
+    of a bulk load in key order; the next batch may bring more rows of the same load. Or a range delete alone.
 
     `position` is where to continue after these changes: what a consumer stores.
     """
@@ -77,6 +81,14 @@ def change_of(row: EntryTuple, wal_id: WalId | None) -> Change:
     return Change(
         _OPERATIONS[kind], key, None if kind == TOMBSTONE else value, seq, created_ms, expires_ms, wal_id
     )
+
+
+def changes_of_range(load: VisibleLoad) -> list[Change]:
+    """A range delete as changes: one, or two if the keys of system rows are inside its range, which it keeps."""
+    return [
+        Change("delete_range", keys.start or b"", keys.stop, load.seq, load.created_ms, None, None)
+        for keys in load.deleted_ranges
+    ]
 
 
 def find_oldest(files: Iterable[WalFile], manifest: Manifest | None = None) -> WalId | None:

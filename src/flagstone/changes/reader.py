@@ -15,7 +15,16 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-from flagstone.changes.change import Change, ChangeBatch, WalFile, WalFiles, change_of, without_system
+from flagstone.changes.change import (
+    Change,
+    ChangeBatch,
+    WalFile,
+    WalFiles,
+    change_of,
+    changes_of_range,
+    without_system,
+)
+from flagstone.changes.position import as_position, checked_id
 from flagstone.changes.retention import ConsumerPosition, RetentionCheckpoint
 from flagstone.changes.step import ReadLoad, check_gapless, may_follow_load, plan_step
 from flagstone.config.durations import as_duration
@@ -146,7 +155,7 @@ class WalReader:
             CorruptData: a file is damaged, or has lost its rows.
 
         """
-        start = None if start_id is None else _checked(start_id)
+        start = None if start_id is None else checked_id(start_id)
         yield from map(self._shown, self._wal.batches(start, stop_id=stop_id))
 
     def changes(self, start_id: int | None = None, *, stop_id: int | None = None) -> Iterator[Change]:
@@ -172,7 +181,8 @@ class WalReader:
         comes, up to `max_poll_interval_s`. After using a batch, `commit` it, or store its `position`: after a crash,
         start there.
 
-        The rows of a bulk load come at their position among the changes, as batches without a `wal_id`.
+        The rows of a bulk load come at their position among the changes, as batches without a `wal_id`. So does a range
+        delete, as one change with `op="delete_range"`, or as two changes of one batch around the keys of system rows.
 
         Raises:
             InvalidRequest: garbage collection removed what comes next before it was read, or the retention checkpoint
@@ -230,7 +240,7 @@ class WalReader:
         self.close()
 
     def _follower(self, start_id: int | Sequence[int] | None, pace: Pace, *, allow_gaps: bool) -> Follower:
-        start = None if start_id is None else _position(start_id)
+        start = None if start_id is None else as_position(start_id)
         if allow_gaps:
             # Otherwise a gap in the sequence numbers shows that another database has taken the place of this one.
             self._manifests.latest()
@@ -429,6 +439,10 @@ class Follower:
     # -- bulk loads ---------------------------------------------------------------------------------------
 
     def _begin_load(self, load: VisibleLoad, at: Position) -> None:
+        if load.deleted is not None:
+            deleted = changes_of_range(load)
+            self._reading = load, iter((ChangeBatch(None, deleted, Position(at.next_id, load.seq)),))
+            return
         ssts = [] if load.replaces else fetch_load_ssts(self._manifests, load)
         self._reading = load, self._read_load(load, ssts, at)
 
@@ -481,19 +495,3 @@ class Follower:
 def _load_below(manifest: Manifest | None, position: Position, below: int | None) -> VisibleLoad | None:
     load = None if manifest is None else next_load(manifest, position)
     return load if load is None or below is None or load.seq < below else None
-
-
-def _position(given: int | Sequence[int]) -> Position:
-    """The position that a caller has stored, perhaps as a list, or the start of a WAL file."""
-    try:
-        position = Position(WalId(given)) if isinstance(given, int) else Position(*given)  # type: ignore[arg-type]
-    except TypeError:
-        raise InvalidRequest(f"{given!r} is not a position: use that of a batch, or a WAL id") from None
-    _checked(position.next_id)
-    return position
-
-
-def _checked(wal_id: int) -> WalId:
-    if wal_id < 1:
-        raise InvalidRequest(f"WAL ids start at 1; {wal_id} is not a WAL id")
-    return WalId(wal_id)

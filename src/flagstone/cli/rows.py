@@ -147,22 +147,51 @@ def put(
 
 def delete(
     context: typer.Context,
-    key: Key,
+    key: Annotated[
+        str | None, typer.Argument(help="The key, as text unless --hex or --base64 says otherwise.")
+    ] = None,
+    prefix: Annotated[str | None, typer.Option(help="Delete every key that begins with this.")] = None,
+    start: Annotated[
+        str | None, typer.Option("--from", "--start", help="Delete every key from this one on.")
+    ] = None,
+    stop: Annotated[
+        str | None, typer.Option("--to", "--stop", help="Delete every key up to this one, without it.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete a range without being asked.")] = False,
     as_hex: Hex = False,
     as_base64: Base64 = False,
     json: AsJson = False,
 ) -> None:
-    """Delete one key, durably, whether or not it exists.
+    """Delete one key, or all keys of a range, durably.
 
-    The command opens the database for writing, which fences a running writer: its next write fails.
+    A range disappears with one manifest, however large it is. The command first shows how many rows it holds, counted
+    up to 10,000, and the size of the SSTs that hold them, and asks. It opens the database for writing, which fences a
+    running writer: its next write fails.
 
     For example:
 
         flagstone -p ./shop delete user/42
         flagstone -p ./shop delete --hex 0x00ff
+        flagstone -p ./shop delete --prefix session/ --yes
+        flagstone -p ./shop delete --from 2024-01 --to 2025-01
     """
     call = invocation(context, json=json)
-    wanted = parse_bytes(key, key_form(hex_given=as_hex, base64_given=as_base64))
+    form = key_form(hex_given=as_hex, base64_given=as_base64)
+    bounds = [
+        None if text is None else parse_bytes(text, form, what=name)
+        for name, text in (("from", start), ("to", stop), ("prefix", prefix))
+    ]
+    if any(bound is not None for bound in bounds):
+        if key is not None:
+            raise InvalidRequest("delete one key, or a range by --prefix or by --from and --to, not both")
+        # Imported here: help must not wait for the engine.
+        from flagstone.cli.range_delete import delete_range
+
+        delete_range(call, *bounds, yes=yes)
+        return
+    if key is None:
+        raise InvalidRequest("name the key to delete, or a range by --prefix or by --from and --to")
+    wanted = parse_bytes(key, form)
     with call.connect(long_work=True).database(call.settings()) as database:
         handle = database.delete(wanted, await_durable=True)
     _print_written(call, wanted, handle.seq, "deleted")

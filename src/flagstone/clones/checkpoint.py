@@ -23,7 +23,7 @@ from flagstone.clones.origin import load_destroyed
 from flagstone.config.durations import as_duration
 from flagstone.errors import CorruptData, InvalidRequest
 from flagstone.loads.edit import settle_load_records
-from flagstone.metadata.annotations import borrower_of, decode_retention
+from flagstone.metadata.annotations import RETENTION_MANIFEST_ID, borrower_of, decode_retention
 from flagstone.metadata.borrowing import could_be_final, find_borrowers, lists_final
 from flagstone.metadata.manifest import Checkpoint, Manifest, add_checkpoint, remove_checkpoint
 from flagstone.metadata.sequenced import Versioned
@@ -158,7 +158,7 @@ def load_checkpointed(manifests: ManifestStore, checkpoint: Checkpoint) -> Versi
     """The manifest that a checkpoint names. If it is missing the database is damaged: the checkpoint keeps it.
 
     Raises:
-        InvalidRequest: it is a retention checkpoint, which has no state.
+        InvalidRequest: it is a retention checkpoint or the record of a range delete, which have no state.
 
     """
     consumer = decode_retention(checkpoint)
@@ -166,6 +166,8 @@ def load_checkpointed(manifests: ManifestStore, checkpoint: Checkpoint) -> Versi
         raise InvalidRequest(
             f"the checkpoint {checkpoint.id} only keeps the WAL for the consumer {consumer.name!r}; it has no state"
         )
+    if checkpoint.manifest_id == RETENTION_MANIFEST_ID:
+        raise InvalidRequest(f"the checkpoint {checkpoint.id} only records a range delete; it has no state")
     try:
         return Versioned(checkpoint.manifest_id, manifests.load(checkpoint.manifest_id))
     except ObjectMissing:

@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from flagstone.errors import InvalidRequest
-from flagstone.lsm.tree import Bound, BoundKind, BytesRange, SortedRun, SstView, Tree
+from flagstone.lsm.tree import SortedRun, SstView, Tree
 from flagstone.metadata.manifest import Manifest, replace_trees
+from flagstone.metadata.range_cut import narrow
 from flagstone.types import KeyRange
 
 
@@ -44,18 +45,6 @@ def shown_ranges(views: Iterable[SstView], manifest: Manifest) -> list[KeyRange]
         if keys.stop is None:
             ranges[at] = replace(keys, stop=ranges[at + 1].start)
     return ranges
-
-
-def narrow(view: SstView, shown: KeyRange, manifest: Manifest) -> SstView:
-    """The view restricted to `shown`, which is within its current range.
-
-    The end is stored as SlateDB stores it: the SST's last key, inclusive, unless the range ends before it.
-    """
-    last = manifest.sst(view).info.last_entry
-    stored = BytesRange.of(shown)
-    if last is not None and shown.stop == last + b"\0":
-        stored = replace(stored, end=Bound(BoundKind.INCLUDED, last))
-    return replace(view, visible_range=stored)
 
 
 def _project_tree(tree: Tree, manifest: Manifest, keys: KeyRange) -> Tree:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, groupby, pairwise
 
 from flagstone.clones.origin import CheckpointedSource, merge_lenders
-from flagstone.clones.projection import narrow, shown_ranges
+from flagstone.clones.projection import shown_ranges
 from flagstone.errors import InternalError, InvalidRequest
 from flagstone.lsm.tree import SortedRun, SstView, Tree
 from flagstone.metadata.manifest import (
@@ -21,6 +21,7 @@ from flagstone.metadata.manifest import (
     renew_repeated_view_ids,
     replace_trees,
 )
+from flagstone.metadata.range_cut import narrow
 from flagstone.types import KeyRange, RunId, Seq, Ulid
 
 

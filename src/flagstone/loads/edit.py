@@ -16,6 +16,9 @@ or releases a retention checkpoint, also settles the load records (`settle_load_
 which a needed record is missing.
 
 A load that replaces all data cannot be delivered as changes: the keys that it removed are unknown.
+
+A range delete (`flagstone.loads.range_delete`) has such a record, too, but no rows to keep. While a consumer needs the
+record, its checkpoint names the manifest of the retention checkpoints, which keeps no SST.
 """
 
 from __future__ import annotations
@@ -25,8 +28,10 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Final, NamedTuple
 
+from flagstone.lsm.system_rows import visible_ranges
 from flagstone.lsm.tree import SortedRun, SstView, Tree
 from flagstone.metadata.annotations import (
+    RETENTION_MANIFEST_ID,
     HeldLoad,
     HeldRetention,
     LoadPosition,
@@ -115,7 +120,10 @@ def apply_load(manifest: Manifest, load: Load) -> Manifest:
         compactor_epoch=manifest.compactor_epoch + 1,
         last_l0_seq=load.seq,
         last_l0_clock_tick=max(manifest.last_l0_clock_tick, load.created_ms),
-        recent_snapshot_min_seq=load.seq if load.snapshot_min_seq is None else load.snapshot_min_seq,
+        recent_snapshot_min_seq=max(
+            manifest.recent_snapshot_min_seq,
+            load.seq if load.snapshot_min_seq is None else load.snapshot_min_seq,
+        ),
         sequence_tracker=manifest.sequence_tracker.record(load.seq, load.created_ms // 1000),
     )
 
@@ -190,8 +198,11 @@ def settle_load_records(manifest: Manifest, *, now_s: int) -> Manifest:
         if _is_over(entry.expires_s, now_s) or _is_over(expires_s, now_s):
             manifest = remove_checkpoint(manifest, entry.id)
             continue
+        if held.record.deleted is not None and needed_s != 0:
+            # There is a retention checkpoint, so this manifest exists.
+            entry = replace(entry, manifest_id=RETENTION_MANIFEST_ID)
         manifest = add_checkpoint(manifest, replace(entry, expires_s=expires_s))
-        if needed_s == 0 and not held.record.replaces:
+        if needed_s == 0 and (not held.record.replaces or held.record.deleted is not None):
             spare.append(held)
     for held in sorted(spare, key=lambda held: held.record.seq)[:-_SPARE_RECORDS]:
         manifest = remove_checkpoint(manifest, held.checkpoint.id)
@@ -201,7 +212,7 @@ def settle_load_records(manifest: Manifest, *, now_s: int) -> Manifest:
 def _needed_until(record: LoadRecord, retentions: Sequence[HeldRetention]) -> int | None:
     """Until when consumers need the load: None without an end, 0 not at all."""
     position = record.position
-    if position is None or record.replaces:
+    if position is None or (record.replaces and record.deleted is None):
         return 0
     ends = [held.checkpoint.expires_s for held in retentions if is_ahead(held.position, record.seq, position)]
     known = [end for end in ends if end is not None]
@@ -216,13 +227,23 @@ def _is_over(expires_s: int | None, now_s: int) -> bool:
 
 
 class VisibleLoad(NamedTuple):
-    """A load that consumers of changes can find: its sequence number, its position, and the manifest with its SSTs."""
+    """A load that consumers of changes can find: its sequence number, its position, and the manifest with its SSTs.
+
+    A range delete has no SSTs; `deleted` are its keys, and `created_ms` is its time.
+    """
 
     seq: Seq
     position: LoadPosition
     manifest_id: ManifestId
     replaces: bool
     id_prefix: int | None = None
+    deleted: KeyRange | None = None
+    created_ms: int | None = None
+
+    @property
+    def deleted_ranges(self) -> tuple[KeyRange, ...]:
+        """The ranges that a range delete removed, in ascending order: its keys without those of system rows."""
+        return () if self.deleted is None else visible_ranges(self.deleted)
 
     def owns(self, sst_id: Ulid) -> bool:
         """Whether the SST is one of the load, for a load whose SST ids have a tag."""
@@ -259,5 +280,11 @@ def _visible(manifest: Manifest) -> Iterator[VisibleLoad]:
     for checkpoint, record in held_loads(manifest):
         if record.state == "done" and record.position is not None:
             yield VisibleLoad(
-                record.seq, record.position, checkpoint.manifest_id, record.replaces, record.id_prefix
+                record.seq,
+                record.position,
+                checkpoint.manifest_id,
+                record.replaces and record.deleted is None,
+                record.id_prefix,
+                record.deleted,
+                None if record.deleted is None else record.id_ms,
             )

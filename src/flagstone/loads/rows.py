@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from flagstone.errors import InvalidRequest
+from flagstone.errors import InternalError, InvalidRequest
 from flagstone.loads.edit import RECORD_LIFETIME_S, VisibleLoad
 from flagstone.metadata.manifest import SsTable
 from flagstone.metadata.stores import ManifestStore
@@ -40,6 +40,8 @@ def fetch_load_ssts(manifests: ManifestStore, load: VisibleLoad) -> list[SsTable
         InvalidRequest: they were not kept.
 
     """
+    if load.deleted is not None:
+        raise InternalError(f"the range delete {load.seq} has no rows")
     try:
         brought = manifests.load(load.manifest_id)
     except ObjectMissing:

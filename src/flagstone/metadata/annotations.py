@@ -4,7 +4,8 @@ SlateDB has no fields for the state below. It keeps and copies checkpoint names 
 they carry it:
 
     flagstone.log-pin/<consumer>?...   retention checkpoint: the position of a consumer of changes
-    flagstone.load/<state>?...         load record: how far a bulk load is, later where it stands among the changes
+    flagstone.load/<state>?...         load record: how far a bulk load is, later where it stands among the changes;
+                                       also the record of a range delete
     flagstone.destroyed/<state>?...    destruction mark: the database was destroyed, its path may be vacant
     flagstone.clone/<path>             final checkpoint: the clone that borrows SSTs by it
     flagstone.parallel-wal/<limit>?... record of parallel WAL files: how many ids may be in doubt, and from where on
@@ -22,7 +23,7 @@ from typing import Final, Literal, NamedTuple, get_args
 from urllib.parse import parse_qs, quote, unquote, urlencode
 
 from flagstone.metadata.manifest import Checkpoint, Manifest
-from flagstone.types import ManifestId, Seq, Ulid, WalId
+from flagstone.types import KeyRange, ManifestId, Seq, Ulid, WalId
 
 _RETENTION: Final = "flagstone.log-pin/"
 _LOAD: Final = "flagstone.load/"
@@ -114,6 +115,7 @@ def retention_manifest(start: WalId, *, salt: int) -> Manifest:
 
 LoadState = Literal["loading", "ready", "done", "refused"]
 _LOAD_STATES: Final[tuple[LoadState, ...]] = get_args(LoadState)
+_NO_STOP: Final = "end"
 
 LOAD_TAG_BITS: Final = 32
 _LOAD_RANDOM_BITS: Final = 48
@@ -137,6 +139,9 @@ class LoadRecord:
 
     A load that is done has a `position` among the changes. Its checkpoint then names the manifest that added the load,
     in which its SSTs are the newest sorted run; for a load that `replaces` data, the manifest before.
+
+    A range delete has the record of a load that is done, without SSTs; `deleted` are its keys, `id_ms` is its time. It
+    also says `replaces`: a consumer that does not know range deletes then ends with an error.
     """
 
     state: LoadState
@@ -148,6 +153,7 @@ class LoadRecord:
     replaces: bool = False
     tag: int | None = None
     renumbered: int = 0
+    deleted: KeyRange | None = None
 
     @property
     def open(self) -> bool:
@@ -200,6 +206,10 @@ def encode_load(record: LoadRecord) -> str:
             "after_wal": record.position.wal_id,
             "replaces": int(record.replaces),
         }
+    if record.deleted is not None:
+        start, stop = record.deleted.start, record.deleted.stop
+        fields["from"] = (start or b"").hex()
+        fields["to"] = _NO_STOP if stop is None else stop.hex()
     return f"{_LOAD}{record.state}?{urlencode(fields)}"
 
 
@@ -223,6 +233,10 @@ def _decode_load(checkpoint: Checkpoint) -> LoadRecord | None:
         position = None
         if "after" in fields:
             position = LoadPosition(Seq(int(fields["after"])), WalId(int(fields["after_wal"])))
+        deleted = None
+        if "to" in fields:
+            stop = None if fields["to"] == _NO_STOP else bytes.fromhex(fields["to"])
+            deleted = KeyRange(bytes.fromhex(fields["from"]) or None, stop)
         return LoadRecord(
             state,
             Seq(int(fields["seq"])),
@@ -233,6 +247,7 @@ def _decode_load(checkpoint: Checkpoint) -> LoadRecord | None:
             replaces=fields.get("replaces", "0") != "0",
             tag=int(fields["tag"]) if "tag" in fields else None,
             renumbered=int(fields.get("renumbered", "0")),
+            deleted=deleted,
         )
     except (KeyError, ValueError):
         return None

@@ -15,12 +15,12 @@ from typing import TypeVar
 from flagstone.errors import CorruptData, InternalError
 from flagstone.format.sst import check_layout
 from flagstone.format.sst_info import SstType
-from flagstone.lsm.tree import BytesRange, SstView
+from flagstone.lsm.tree import SstView
 from flagstone.metadata.annotations import mark_entries
 from flagstone.metadata.destruction import check_destroyed, is_vacant
 from flagstone.metadata.manifest import Manifest, SsTable
 from flagstone.runtime.ids import ulid_ms, ulid_text
-from flagstone.types import Ulid
+from flagstone.types import KeyRange, Ulid
 
 N = TypeVar("N", bound=int)
 
@@ -203,13 +203,13 @@ def new_l0_not_older(following: Manifest, current: Manifest) -> None:
     newest = current.newest_l0
     if newest is None:
         return
-    for sst_id, _ in _l0_tables(following) - _l0_tables(current):
+    for sst_id in _l0_ssts(following) - _l0_ssts(current):
         if ulid_ms(sst_id) < ulid_ms(newest):
             broken(new_l0_not_older, f"{ulid_text(sst_id)} after {ulid_text(newest)}")
 
 
 def l0_order_kept(following: Manifest, current: Manifest) -> None:
-    """New L0 views come before the old ones, and the old ones keep their order."""
+    """New L0 views come before the old ones, and the old ones keep their order. A view may become several parts."""
     trees_before = {segment.prefix: segment.tree for segment in current.segments}
     pairs = [(following.tree, current.tree)]
     pairs += [
@@ -218,8 +218,10 @@ def l0_order_kept(following: Manifest, current: Manifest) -> None:
         if segment.prefix in trees_before
     ]
     for after, before in pairs:
-        index = {_shown(view): position for position, view in enumerate(before.l0)}
-        positions = [index.get(_shown(view), -1) for view in after.l0]
+        held: dict[Ulid, list[tuple[int, SstView]]] = {}
+        for position, view in enumerate(before.l0):
+            held.setdefault(view.sst_id, []).append((position, view))
+        positions = [_former_position(view, held.get(view.sst_id, ())) for view in after.l0]
         if positions != sorted(positions):
             broken(l0_order_kept, ulid_texts(view.id for view in after.l0))
 
@@ -233,13 +235,18 @@ _MANIFEST_STATE_RULES = (
 _MANIFEST_STEP_RULES = (counters_grow, stays_initialized, tracker_not_ahead, new_l0_not_older, l0_order_kept)
 
 
-def _shown(view: SstView) -> tuple[Ulid, BytesRange | None]:
-    """The content of a view, without its id."""
-    return view.sst_id, view.visible_range
+def _former_position(view: SstView, before: Iterable[tuple[int, SstView]]) -> int:
+    """The position of the view that showed all keys of this one; -1 for a new view."""
+    keys = _visible(view)
+    return next((position for position, former in before if keys == keys.intersect(_visible(former))), -1)
 
 
-def _l0_tables(manifest: Manifest) -> set[tuple[Ulid, BytesRange | None]]:
-    return {_shown(view) for tree in manifest.trees for view in tree.l0}
+def _visible(view: SstView) -> KeyRange:
+    return KeyRange() if view.visible_range is None else view.visible_range.keys
+
+
+def _l0_ssts(manifest: Manifest) -> set[Ulid]:
+    return {view.sst_id for tree in manifest.trees for view in tree.l0}
 
 
 def _repeated(ids: Iterable[N]) -> set[N]:

@@ -248,7 +248,8 @@ def apply_flush(manifest: Manifest, flush: Flush) -> Manifest:
         wal_id_last_seen=max(manifest.wal_id_last_seen, flush.wal_id_last_seen),
         last_l0_clock_tick=max(manifest.last_l0_clock_tick, flush.last_clock_tick),
         last_l0_seq=flush.last_seq,
-        recent_snapshot_min_seq=flush.snapshot_min_seq,
+        # A range delete may have raised it above a snapshot that is still open.
+        recent_snapshot_min_seq=max(manifest.recent_snapshot_min_seq, flush.snapshot_min_seq),
         sequence_tracker=manifest.sequence_tracker.extend(flush.points),
     )
 

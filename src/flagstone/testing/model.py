@@ -36,6 +36,7 @@ class Model:
 
     versions: dict[bytes, list[Version]] = field(default_factory=dict)
     commits: dict[int, frozenset[bytes]] = field(default_factory=dict)
+    deletes: dict[int, KeyRange] = field(default_factory=dict)
     last_seq: int = 0
 
     def commit(self, seq: int, created_ms: int, changes: Iterable[Change]) -> None:
@@ -47,11 +48,17 @@ class Model:
         self.commits[seq] = frozenset(folded)
         self.last_seq = seq
 
+    def delete_range(self, seq: int, created_ms: int, keys: KeyRange) -> None:
+        """A range delete with a sequence number of its own."""
+        self.commit(seq, created_ms, [(key, TOMBSTONE, b"", None) for key in self.versions if key in keys])
+        self.deletes[seq] = keys
+
     def cut(self, last_seq: int) -> None:
         """Remove all commits after `last_seq`."""
         for key, versions in list(self.versions.items()):
             self.versions[key] = [version for version in versions if version.seq <= last_seq]
         self.commits = {seq: keys for seq, keys in self.commits.items() if seq <= last_seq}
+        self.deletes = {seq: keys for seq, keys in self.deletes.items() if seq <= last_seq}
         self.last_seq = last_seq
 
     def read(

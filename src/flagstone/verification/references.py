@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from flagstone.lsm.tree import SstView
-from flagstone.metadata.annotations import decode_retention
+from flagstone.metadata.annotations import RETENTION_MANIFEST_ID, decode_retention
 from flagstone.metadata.manifest import Manifest, SsTable
 from flagstone.metadata.parallel_wal import allowed_hole
 from flagstone.runtime.ids import ulid_text
@@ -202,6 +202,8 @@ def _judge_checkpoints(
         if manifest is None or (checkpoint.expires_s is not None and checkpoint.expires_s <= now_s):
             continue
         consumer = decode_retention(checkpoint)
+        if consumer is None and checkpoint.manifest_id == RETENTION_MANIFEST_ID:
+            continue  # the record of a range delete, which needs no WAL file
         if consumer is None:
             first, stop = manifest.replay_after_wal_id + 1, manifest.wal_id_last_seen + 1
         else:

@@ -239,7 +239,8 @@ class ConflictTracker:
             )
         if self._meets_load(state):
             raise TransactionConflict(
-                f"rows were loaded into what the transaction depends on after it began at {state.seq}; run it again"
+                f"rows were loaded into what the transaction depends on, or a range of it was deleted, after it began "
+                f"at {state.seq}; run it again"
             )
         key = self._conflicting_key(state)
         if key is not None:
@@ -271,7 +272,7 @@ class ConflictTracker:
             self._forget_through(self._forgotten_seq)
 
     def record_load(self, seq: int, ranges: Sequence[KeyRange]) -> None:
-        """A bulk load wrote rows in `ranges` under `seq`. All of them are visible from now on."""
+        """A bulk load wrote rows in `ranges` under `seq`, or they were deleted. That is visible from now on."""
         self._committed_seq = max(self._committed_seq, seq)
         self._loads = [load for load in self._loads if load[0] > self._needed_above()]
         if self.running:

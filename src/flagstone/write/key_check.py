@@ -64,11 +64,22 @@ class KeyRanges:
 
     def check_scan(self, keys: KeyRange) -> None:
         """Return if some key of `keys` is inside, or if `keys` is empty; otherwise raise `InvalidRequest`."""
-        if not keys.empty and all(keys.intersect(inside).empty for inside in self._ranges):
+        if self._is_outside(keys):
             raise InvalidRequest(
                 f"the scan of {_text(keys)} is outside the writable range of this clone, {self}; "
                 "scan the database that holds this range"
             )
+
+    def check_delete(self, keys: KeyRange) -> None:
+        """Return if some key of `keys` is inside, or if `keys` is empty; otherwise raise `InvalidRequest`."""
+        if self._is_outside(keys):
+            raise InvalidRequest(
+                f"the keys {_text(keys)} are outside the writable range of this clone, {self}; "
+                "delete them in the database that holds this range"
+            )
+
+    def _is_outside(self, keys: KeyRange) -> bool:
+        return not keys.empty and all(keys.intersect(inside).empty for inside in self._ranges)
 
     def __str__(self) -> str:
         return " and ".join(map(_text, self._ranges)) or "no key at all"

@@ -330,7 +330,8 @@ class WriterState:
         self.update(lambda now: replace(now, held=False))
 
     def skip_to(self, seq: int, ranges: Sequence[KeyRange]) -> None:
-        """A bulk load wrote rows of these ranges under `seq`, into SSTs. Later writes get larger sequence numbers.
+        """A bulk load wrote rows of these ranges under `seq`, into SSTs, or they were deleted. Later writes get larger
+        sequence numbers.
 
         The caller holds the writers (`hold`), and every write is durable. A `seq` below `last_seq` changes nothing.
         """

@@ -197,3 +197,28 @@ def test_reading_commands_write_nothing(shop: Flagstone) -> None:
     shop.ok("stats")
     shop.ok("verify")
     assert sorted(shop.path.rglob("*")) == before
+
+
+def test_delete_shows_what_a_range_holds_and_deletes_it(cli: Flagstone) -> None:
+    cli.ok("put", "--create", "a", "1")
+    with flagstone.open(cli.path) as db:
+        for number in range(300):
+            db.put(b"k%03d" % number, b"v")
+    refused = cli("delete", "--prefix", "k1")
+    assert refused.exit_code != 0
+    assert "100 rows" in refused.stderr
+    assert "--yes" in refused.stderr
+    shown = cli.json("delete", "--from", "k050", "--to", "k250", "--yes")
+    assert (shown["from"], shown["to"], shown["rows"], shown["ssts"]) == ("k050", "k250", 200, 1)
+    assert cli.ok("scan", "--prefix", "k", "--count").split()[0] == "100"
+    assert "nothing was there" in cli.ok("delete", "--prefix", "k1", "--yes")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(), ("a", "--prefix", "b"), ("--prefix", "b", "--from", "a"), ("--from", "b", "--to", "a", "--yes")],
+)
+def test_delete_without_one_meaning_is_refused(shop: Flagstone, arguments: tuple[str, ...]) -> None:
+    before = shop.ok("scan", "--count")
+    assert shop("delete", *arguments).exit_code != 0
+    assert shop.ok("scan", "--count") == before

@@ -43,7 +43,7 @@ class Loads:
 
     announced = 0
     looked = 0
-    expected = False
+    expected = in_doubt = False
 
     def announce(self) -> None:
         self.announced += 1
@@ -52,11 +52,21 @@ class Loads:
         self.looked += 1
 
 
+class RangeDeletes:
+    """Range deletes that callers wait for; there are none."""
+
+    expected = in_doubt = False
+
+    def run(self) -> None:
+        pass
+
+
 def test_the_poll_interval_grows_while_idle_and_shrinks_after_a_change() -> None:
     engine, loads = Engine(), Loads()
     one: Any = engine
     waiting: Any = loads
-    follower = ManifestFollower(one, one, one, waiting, interval_s=1.0, supervisor=Supervisor())
+    deletes: Any = RangeDeletes()
+    follower = ManifestFollower(one, one, one, waiting, deletes, interval_s=1.0, supervisor=Supervisor())
     assert follower.run_once() == 1, "opening has just looked"
     assert [follower.run_once() for _ in range(6)] == [2, 4, 8, 10, 10, 10]
     engine.news = True

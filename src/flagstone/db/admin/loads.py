@@ -57,7 +57,8 @@ class AdminLoads:
         """
         latest = self._manifest_store().require_latest().value
         dead = {held.checkpoint.id for held in dead_loads(latest, self._clock.now_ms() // 1000)}
-        found = sorted(held_loads(latest), key=lambda held: (held.record.id_ms, held.checkpoint.id))
+        given = [held for held in held_loads(latest) if held.record.deleted is None]
+        found = sorted(given, key=lambda held: (held.record.id_ms, held.checkpoint.id))
         return [self._status(held, alive=held.checkpoint.id not in dead) for held in found]
 
     def cancel_load(self, id: UUID | str) -> int:  # noqa: A002 - the name users know

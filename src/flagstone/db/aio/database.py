@@ -125,6 +125,14 @@ class AsyncDb(AsyncHandle, AsyncChanges):
         never = check_expiry(timedelta.max, None)
         return await self._commit_one(check_any_key(key), TOMBSTONE, b"", never, durable=await_durable)
 
+    async def delete_range(self, start: bytes | None, stop: bytes | None) -> WriteHandle:
+        """Delete every row with a key in [start, stop) with one manifest, on another thread. See `Db.delete_range`."""
+        return await asyncio.to_thread(self._reads.delete_range, start, stop)
+
+    async def delete_prefix(self, prefix: bytes) -> WriteHandle:
+        """Delete every row whose key begins with `prefix`; see `Db.delete_range`."""
+        return await asyncio.to_thread(self._reads.delete_prefix, prefix)
+
     async def merge(
         self,
         key: bytes,

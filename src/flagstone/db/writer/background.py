@@ -24,6 +24,7 @@ from flagstone.format.sst import footer_range
 from flagstone.gc.collector import Collector, GarbageCollection
 from flagstone.gc.plan import kind_options
 from flagstone.gc.report import GarbageReport
+from flagstone.metadata.compactions import Compactions
 from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.sequenced import Versioned
 from flagstone.metadata.stores import CompactionsStore, ManifestStore
@@ -72,10 +73,18 @@ class Maintenance:
             self._compactor.claim_back()
             return
         env = self._env
-        compactions = CompactionsStore(
-            env.store, env.paths, metrics=env.metrics, clock=env.clock, ids=env.ids
+        release_taken_role(
+            self._compactions(), manifest.compactor_epoch, ids=env.ids, now_ms=env.clock.now_ms()
         )
-        release_taken_role(compactions, manifest.compactor_epoch, ids=env.ids, now_ms=env.clock.now_ms())
+
+    def fetch_jobs(self) -> Compactions | None:
+        """The newest compactions file; None without one."""
+        latest = self._compactions().latest()
+        return None if latest is None else latest.value
+
+    def _compactions(self) -> CompactionsStore:
+        env = self._env
+        return CompactionsStore(env.store, env.paths, metrics=env.metrics, clock=env.clock, ids=env.ids)
 
     def halt(self) -> None:
         """Start no further work, without waiting."""

@@ -13,11 +13,12 @@ from flagstone.clones import checkpoint as checkpoints
 from flagstone.db.collections import HasCollections
 from flagstone.db.exit import UnclosedWriter, watch
 from flagstone.db.mapping import typed_like
-from flagstone.db.read_methods import ReadContext, Reads
+from flagstone.db.read_methods import ReadContext, Reads, check_range
 from flagstone.db.reader.as_of import check_kept
 from flagstone.db.reporting import EngineReport
 from flagstone.db.status import WriterStatus
 from flagstone.db.writer.engine import Engine
+from flagstone.db.writer.few_rows import delete_keys
 from flagstone.db.writer.mapping import StoredMapping
 from flagstone.db.writer.run import DEFAULT_RETRIES, Attempts, refuse_coroutine
 from flagstone.db.writer.transaction import Snapshot, Transaction
@@ -109,6 +110,42 @@ class Db(Reads, StoredMapping, HasCollections):
         if await_durable:
             handle.wait()
         return handle
+
+    def delete_range(self, start: bytes | None, stop: bytes | None) -> WriteHandle:
+        """Delete every row with a key in [start, stop), whatever the range holds; None leaves that side open.
+
+        Returns when the delete is durable. It is atomic: reads, crashes and other processes see all of it or nothing.
+        Rows written by calls that returned before are deleted, rows written after this call survive. A transaction that
+        is open and depends on the range conflicts; open snapshots keep seeing the rows.
+
+        A large range disappears with one manifest, without reading or writing a row: writes wait while the memtables
+        are flushed and the manifest is written. Up to a hundred rows become tombstones. `WalReader.follow` brings the
+        first as one change with `op="delete_range"`, the second as deletes. It cannot be part of a batch or of a
+        transaction. The handle has the sequence number of the delete; 0 if there was no row.
+
+        System rows, which hold schemas and the progress of streams, are not deleted. If their keys are inside the
+        range, both parts of it disappear with the same manifest, and `WalReader.follow` brings two changes.
+
+        Raises:
+            InvalidRequest: `start` is above `stop`, the range is outside the writable range of a clone, or it has only
+                keys of system rows.
+            Unavailable: the store did not say whether the range was deleted; or L0 has no room to flush.
+
+        """
+        keys = check_range(start, stop, None)
+        self._state.check_open()
+        if self._context.key_ranges is not None:
+            self._context.key_ranges.check_delete(keys)
+        return delete_keys(self, keys)
+
+    def delete_prefix(self, prefix: bytes) -> WriteHandle:
+        """Delete every row whose key begins with `prefix`; see `delete_range`."""
+        keys = check_range(None, None, prefix)
+        if not prefix:
+            raise InvalidRequest(
+                "an empty prefix is the whole database; delete_range(None, None) deletes that"
+            )
+        return self.delete_range(keys.start, keys.stop)
 
     def merge(
         self,

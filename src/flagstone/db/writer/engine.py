@@ -17,6 +17,7 @@ from flagstone.db.recovery import Opened
 from flagstone.db.writer.background import Maintenance
 from flagstone.db.writer.environment import Environment
 from flagstone.db.writer.manifest_follower import LoadAdoption, ManifestFollower
+from flagstone.db.writer.range_deletes import RangeDeletes
 from flagstone.db.writer.scan_checkpoints import ScanCheckpoints
 from flagstone.errors import Closed, FlagstoneError
 from flagstone.metadata.parallel_wal import forget_parallel_wal
@@ -76,11 +77,20 @@ class Services:
             supervisor=self.supervisor,
         )
         self.loads: LoadAdoption = LoadAdoption(env, state, manifest, maintenance)
+        self.range_deletes: RangeDeletes = RangeDeletes(
+            env,
+            state,
+            manifest,
+            self.memtable_flusher,
+            maintenance,
+            wake=lambda: self.supervisor.wake(self.manifest_follower),
+        )
         self.manifest_follower: ManifestFollower = ManifestFollower(
             state,
             manifest,
             self.memtable_flusher,
             self.loads,
+            self.range_deletes,
             interval_s=settings.manifest_poll_interval.total_seconds(),
             supervisor=self.supervisor,
         )

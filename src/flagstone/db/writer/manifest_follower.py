@@ -27,6 +27,7 @@ from uuid import UUID
 
 from flagstone.db.writer.background import Maintenance
 from flagstone.db.writer.environment import Environment
+from flagstone.db.writer.range_deletes import RangeDeletes
 from flagstone.errors import CorruptData, InvalidRequest, Unavailable
 from flagstone.loads.edit import Load, apply_recorded_load, is_applied
 from flagstone.loads.lifetime import find_load_record
@@ -97,7 +98,12 @@ class LoadAdoption:
     def expected(self) -> bool:
         """Whether a bulk load is being built, or waits for this writer."""
         waiting = any(held.record.open for held in held_loads(self._manifest.current.value))
-        return waiting or self._doubtful is not None
+        return waiting or self.in_doubt
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether it is unknown if the last load was added."""
+        return self._doubtful is not None
 
     def run(self) -> None:
         """Adopt the load requests that are ready.
@@ -192,8 +198,9 @@ class LoadAdoption:
         # An answer ends the doubt: an earlier attempt has written its manifest by now, or never will.
         written = self._commit(load_id, load)
         if is_applied(written.value, load):
-            self._state.skip_to(load.seq, load.key_ranges)
+            # First the view, then the number: a read at the number of the load must find its rows.
             self._manifest.adopt(written)
+            self._state.skip_to(load.seq, load.key_ranges)
             self._maintenance.note_load(written.value)
             _log.info("adopted a bulk load id=%s seq=%d ssts=%d", load_id, load.seq, len(load.ssts))
         self._doubtful = None
@@ -244,6 +251,8 @@ class LoadAdoption:
 class ManifestFollower:
     """Polls for manifests of other processes, adopts bulk loads, and ends snapshots past their deadline.
 
+    It also does the range deletes of this writer: they and the adoption of loads exclude each other.
+
     It polls once per interval while this writer or another process writes, or while a write waits for another
     process. Otherwise it polls less and less often: a sole writer would pay for thousands of equal answers a day.
     Nothing urgent depends on it: a replaced writer is refused at its next WAL file, and one that only reads notices
@@ -258,6 +267,7 @@ class ManifestFollower:
         manifest: WriterManifest,
         flusher: Flusher,
         loads: LoadAdoption,
+        range_deletes: RangeDeletes,
         *,
         interval_s: float,
         supervisor: Supervisor,
@@ -266,6 +276,7 @@ class ManifestFollower:
         self._manifest = manifest
         self._flusher = flusher
         self._loads = loads
+        self._range_deletes = range_deletes
         self._interval_s = interval_s
         self._supervisor = supervisor
         self._quiet = 0
@@ -275,22 +286,27 @@ class ManifestFollower:
 
     def run_once(self) -> float | None:
         """Poll once. If the store does not answer, the next step tries again."""
+        if not self._loads.in_doubt:
+            self._range_deletes.run()
         self._loads.announce()
         if self._just_opened:
             self._just_opened = False
             if self._loads.expected:
                 self._hurries = True
-                self._loads.run()
+                if not self._range_deletes.in_doubt:
+                    self._loads.run()
             return self._interval_s
         self._state.expire_reads()
         try:
             newer = self._manifest.poll()
-            self._loads.run()
+            if not self._range_deletes.in_doubt:
+                self._loads.run()
         except Unavailable as error:
             _log.warning("cannot poll for a newer manifest error=%s", error)
             newer = True
         last_seq, self._last_seq = self._last_seq, self._state.last_seq
-        self._hurries = self._flusher.pause is not None or self._loads.expected
+        waited_for = self._loads.expected or self._range_deletes.expected
+        self._hurries = self._flusher.pause is not None or waited_for
         busy = newer or self._hurries or last_seq != self._last_seq
         self._quiet = 0 if busy else self._quiet + 1
         return plan_delay(self._interval_s, self._quiet)

@@ -12,7 +12,7 @@ from weakref import WeakSet
 from flagstone.db.collections import HasCollections
 from flagstone.db.read_methods import ReadContext, Reads
 from flagstone.db.writer.mapping import PendingMapping
-from flagstone.errors import Closed, InvalidRequest
+from flagstone.errors import Closed, InvalidRequest, Unavailable
 from flagstone.lsm.merge_operator import check_operand
 from flagstone.lsm.system_rows import visible_ranges
 from flagstone.read.view import ReadView
@@ -95,7 +95,7 @@ class Snapshot(Reads, HasCollections):
         self._context.source.refresh()
         self._check_held()
         # Later reads use the newer view from the start.
-        self._view = self._context.source.view
+        self._view = _newest_view(seq, self._context)
         return self._view, seq
 
     def _renewed(self, seq: int, lost: ReadView) -> ReadView:  # noqa: ARG002 - a snapshot adds no memtable
@@ -313,14 +313,14 @@ class Transaction(Reads, PendingMapping):
     def _refresh_read_point(self, seq: int, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:  # noqa: ARG002
         self._context.source.refresh()
         self._check_running()
-        self._view = self._context.source.view
+        self._view = _newest_view(seq, self._context)
         return self._with_own_writes(self._view), seq
 
-    def _renewed(self, seq: int, lost: ReadView) -> ReadView:  # noqa: ARG002
+    def _renewed(self, seq: int, lost: ReadView) -> ReadView:
         """A newer view with the own writes that `lost` showed, without those made since the scan began."""
         self._context.source.refresh()
         self._check_running()
-        self._view = self._context.source.view
+        self._view = _newest_view(seq, self._context)
         own = [memtable for memtable in lost.memtables if isinstance(memtable, OwnWrites)]
         renewed = self._view.with_memtables((*own, *self._view.memtables))
         if self._own in own:
@@ -479,3 +479,15 @@ class OwnWritesScan:
             self._high = max(self._low, min(self._high, bisect_left(self._keys, key + b"\0")))
         else:
             self._low = min(self._high, max(self._low, bisect_left(self._keys, key)))
+
+
+def _newest_view(seq: int, context: ReadContext) -> ReadView:
+    """The newest view. Raises `Unavailable` if it cannot show `seq`, because a range was deleted since."""
+    view = context.source.view
+    # After the view: `retained_seq` never decreases, so it is not too small for this view.
+    if seq < context.source.retained_seq:
+        raise Unavailable(
+            "a range was deleted after this snapshot or transaction began, and the SSTs that it reads were collected; "
+            "begin another one"
+        )
+    return view

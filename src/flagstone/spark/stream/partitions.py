@@ -42,6 +42,17 @@ class LoadPartition(InputPartition):
 
 
 @dataclass
+class RangeDeletePartition(InputPartition):
+    """A range delete, which has no SST."""
+
+    load: VisibleLoad
+
+    def __init__(self, load: VisibleLoad) -> None:
+        super().__init__(None)
+        self.load = load
+
+
+@dataclass
 class SnapshotPartition(InputPartition):
     """A key range of the database at the checkpoint."""
 

@@ -37,10 +37,12 @@ from flagstone.spark.stream.options import StreamOptions
 from flagstone.spark.stream.partitions import (
     LoadPartition,
     MarkerPartition,
+    RangeDeletePartition,
     ReplacePartition,
     SnapshotPartition,
     WalPartition,
 )
+from flagstone.spark.stream.range_deletes import range_delete_rows
 from flagstone.spark.stream.shape import BEFORE, OVERWRITE
 from flagstone.types import WalId
 from flagstone.wal.replay import open_wal
@@ -63,6 +65,8 @@ class BatchRows:
                 yield from self._with_former(self._wal(partition), partition.base, partition.first)
             elif isinstance(partition, LoadPartition):
                 yield from self._with_former(self._load(partition), partition.base, partition.next_id)
+            elif isinstance(partition, RangeDeletePartition):
+                yield range_delete_rows(partition.load, self._options.keys)
             elif isinstance(partition, ReplacePartition):
                 yield from self._replaced(partition)
             elif isinstance(partition, MarkerPartition):

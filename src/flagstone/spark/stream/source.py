@@ -59,10 +59,12 @@ from flagstone.spark.stream.options import StreamOptions
 from flagstone.spark.stream.partitions import (
     LoadPartition,
     MarkerPartition,
+    RangeDeletePartition,
     ReplacePartition,
     SnapshotPartition,
     WalPartition,
 )
+from flagstone.spark.stream.range_deletes import check_shown
 from flagstone.spark.stream.rows import BatchRows, last_seq_before, snapshot_parts, wal_files
 from flagstone.spark.stream.shape import CHANGE_SCHEMA, NO_TABLE, StoredTable, StreamShape
 from flagstone.types import WalId
@@ -176,6 +178,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         end = start
         if isinstance(step, ReadLoad):
+            check_shown(step.load, self._options, typed=self._shape.row_mapping is not None)
             end = offset_at(Position(at.next_id, step.load.seq), of=start)
         elif isinstance(step, ReadFiles):
             if self._options.on_overwrite != "fail":
@@ -371,6 +374,10 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise load_gone(seq)
         if load is None or load.replaces:
             return []
+        if load.deleted is not None:
+            # Planned by a run with other options, perhaps.
+            check_shown(load, self._options, typed=self._shape.row_mapping is not None)
+            return [RangeDeletePartition(load)]
         return [LoadPartition(load, sst, next_id, base) for sst in fetch_load_ssts(self._manifests(), load)]
 
     def _check_wal_has_all(self, at: Position, latest: Manifest) -> None:

@@ -21,6 +21,7 @@ Role = Literal[
     "restore",
     "range_reads",
     "aio",
+    "range_deletes",
 ]
 
 ROLES: Final[dict[Role, float]] = {
@@ -39,11 +40,12 @@ ROLES: Final[dict[Role, float]] = {
     "restore": 0.2,
     "range_reads": 0.3,
     "aio": 0.25,
+    "range_deletes": 0.35,
 }
 """How many of the worlds have the role. With `only_compactor` the writers have no compactor if another process has.
 
 Some are no processes: keys have segments, a commit log decides conditional writes, the WAL has a store of its own,
-stored objects are damaged, and transactions also read ranges.
+stored objects are damaged, transactions also read ranges, and writers delete ranges.
 """
 
 

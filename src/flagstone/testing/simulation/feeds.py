@@ -7,7 +7,6 @@ saved when it crashed: they must be the same as before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -18,9 +17,8 @@ from flagstone.db.reader.feed import open_feed
 from flagstone.errors import Closed, CorruptData, FlagstoneError, InvalidRequest, Unavailable
 from flagstone.loads.edit import RECORD_LIFETIME_S
 from flagstone.metadata.annotations import Position
-from flagstone.testing.simulation import oracle
 from flagstone.testing.simulation.databases import MAIN_PATH, Concatenation
-from flagstone.testing.simulation.oracle import Oracle, Violation
+from flagstone.testing.simulation.oracle import Intent, Oracle, Violation
 from flagstone.testing.simulation.scheduler import Process, describe
 
 if TYPE_CHECKING:
@@ -185,10 +183,8 @@ def require_complete(subscription: Subscription, history: Oracle, last_seq: int)
     after_seq = subscription.after_seq
     if after_seq is None:
         raise Violation(f"consumer {subscription.name} received nothing")
-    expected = {
-        seq: _rows(write.changes) for seq, write in history.writes().items() if after_seq < seq <= last_seq
-    }
-    doubtful = [_rows(write.changes) for write in history.doubtful()]
+    expected = {seq: _rows(write) for seq, write in history.writes().items() if after_seq < seq <= last_seq}
+    doubtful = [_rows(write) for write in history.doubtful()]
     for seq in sorted({*expected, *subscription.received}):
         found, wanted = subscription.received.get(seq), expected.get(seq)
         if seq <= after_seq or seq > last_seq or found == wanted:
@@ -205,5 +201,7 @@ def _row(change: Change) -> _Row:
     return (change.op, change.key, change.value or b"", change.expires_ms or 0)
 
 
-def _rows(changes: Iterable[oracle.Change]) -> list[_Row]:
-    return sorted((kind, key, value, expires_ms or 0) for kind, key, value, expires_ms in changes)
+def _rows(write: Intent) -> list[_Row]:
+    if write.deleted is not None:
+        return [("delete_range", *write.deleted, 0)]
+    return sorted((kind, key, value, expires_ms or 0) for kind, key, value, expires_ms in write.changes)

@@ -214,6 +214,20 @@ def apply_to_any_tree(_right: Any) -> Any:
     return apply_compaction
 
 
+def keep_run_ids(_right: Any) -> Any:
+    return lambda _before, after, _run_ids: tuple(run for run in after if run.views)
+
+
+def keep_view_ids(right: Any) -> Any:
+    def cut_views(views: Any, *rest: Any) -> Any:
+        parts = [(view, right((view,), *rest)) for view in views]
+        return tuple(
+            replace(part, id=view.id) if part is found[0] else part for view, found in parts for part in found
+        )
+
+    return cut_views
+
+
 def stop_before_last_key(_right: Any) -> Any:
     def effective_range(self: Any, info: Any) -> Any:
         own = KeyRange(info.first_entry, info.last_entry)

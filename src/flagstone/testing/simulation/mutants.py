@@ -212,6 +212,19 @@ MUTANTS: Final[dict[str, Mutant]] = {
             "max_subcompactions": 1,
         },
     ),
+    "cut_under_old_ids": Mutant(
+        "a range delete keeps the ids of views and runs, and a compaction of the old ones brings the rows back",
+        {
+            "flagstone.metadata.range_cut._renumbered": mistakes.keep_run_ids,
+            "flagstone.metadata.range_cut._cut_views": mistakes.keep_view_ids,
+        },
+        {
+            **TREE,
+            "cast": ("range_deletes", "only_compactor", "compactor", "worker"),
+            "latency_s": 0.3,
+            "keys": 60,
+        },
+    ),
     "stop_before_last_key": Mutant(
         "the range of an SST ends before its last key",
         {"flagstone.lsm.tree.SstView.effective_range": mistakes.stop_before_last_key},

@@ -54,6 +54,8 @@ class Intent:
     dropped: bool = False
     planned_seq: int | None = None
     """The sequence number of a bulk load, which is known before the load is added."""
+    deleted: tuple[bytes, bytes] | None = None
+    """The start and the end of a range delete: `changes` deletes every key that may be in the range."""
 
 
 class Commit(NamedTuple):
@@ -223,6 +225,18 @@ class Oracle:
         self._load_floors.pop(intent.planned_seq, None)
         intent.planned_seq = seq
         self._load_floors[seq] = self.acknowledged_seq
+
+    def settle_claimed_load(self, branch: Branch, intent: Intent, seq: int) -> None:
+        """A range delete, or a load that claimed the database, is in it. The next writer may have shown that before."""
+        if intent.seq is not None:
+            return
+        self.acknowledge(branch, seq)
+        if not branch.joined:
+            self.settle(branch, intent, seq)
+            return
+        self._settle_late(branch, intent, seq)
+        for change in intent.changes:  # the replaced writer sees it, too
+            _insert(branch.versions, change, seq)
 
     def drop(self, branch: Branch, intent: Intent) -> None:
         """The write was refused: it must never appear."""

@@ -12,6 +12,7 @@ from flagstone.testing.simulation.databases import TrackedDatabase
 from flagstone.testing.simulation.oracle import Branch, Change, Commit, Intent, Violation
 from flagstone.testing.simulation.readers import rows_of, values_of
 from flagstone.testing.simulation.scheduler import Process, describe
+from flagstone.types import KeyRange
 from flagstone.write.batch import WriteBatch
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Session:
             *(self.put, self.put, self.delete, self.merge, self.batch, self.transact, self.transact),
             *(self.get, self.get, self.scan, self.snapshot),
             *(self.flush, self.checkpoint, self.make_durable),
+            *((self.delete_range,) * 2 if "range_deletes" in self._world.plan.cast else ()),
         )
         while machine.monotonic() < end_s and not self.db.closed:
             action = random.choice(actions)
@@ -145,6 +147,24 @@ class Session:
                 changes[key] = Change("put", key, self._world.new_value())
                 batch.put(key, changes[key].value)
         self._commit(list(changes.values()), lambda: self.db.write(batch))
+
+    def delete_range(self) -> None:
+        """Delete a range by manifest."""
+        first, last = sorted((self._new_key(), self._new_key()))
+        keys = KeyRange(first, last + b"\0")
+        every = (b"%s%03d" % (kind, at) for kind in (b"k", b"m") for at in range(self._world.plan.keys))
+        changes = [Change("delete", key) for key in every if key in keys]
+        intent = self._oracle.begin(self.branch, changes)
+        assert keys.stop is not None
+        intent.deleted = first, keys.stop
+        self._database.loads_begun_ns[self._world.next_delete()] = self._world.scheduler.now_ns
+        # As for a range with many rows: so few would become tombstones, in a transaction like others.
+        handle = self.db._engine.services.range_deletes.delete(keys)  # noqa: SLF001
+        if handle is None:
+            self._oracle.drop(self.branch, intent)
+            return
+        self._oracle.settle_claimed_load(self.branch, intent, handle.seq)
+        self._world.scheduler.note(f"deleted a range {handle.seq}: {first!r} to {last!r}")
 
     def flush(self) -> None:
         self.db.flush()

@@ -353,6 +353,11 @@ class World:
     def new_key(self) -> bytes:
         return b"%s%03d" % (self.random.choice((b"k", b"k", b"m")), self.random.randrange(self.plan.keys))
 
+    def next_delete(self) -> int:
+        """A number above all sequence numbers, for a range delete: its own is not known before it returns."""
+        self._tokens += 1
+        return 1 << 62 | self._tokens
+
     def new_value(self) -> bytes:
         self._tokens += 1
         return b"%d%s;" % (self._tokens, b"." * self.random.choice((0, 30, 200)))
