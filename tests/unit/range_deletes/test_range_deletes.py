@@ -397,7 +397,6 @@ def test_a_delete_of_the_whole_database_keeps_system_rows_and_is_one_manifest(fl
         db.write(batch)
         if flush:
             db.flush()
-            db.delete_range(b"x", b"y")
         manifests = db.manifest()
         handle = db.delete_range(None, None)
         assert handle.seq == 3
