@@ -172,7 +172,7 @@ def test_a_micro_batch_that_a_stream_of_bytes_planned_fails_in_a_typed_stream(fo
         begin, at = at, reader.latestOffset(at, ReadAllAvailable())
         assert begin != at
         found = [row["op"] for row in rows_between(reader, begin, at)]
-    assert found == ["delete_range"]
+    assert set(found) == {"delete_range"}
     with pytest.raises(InvalidRequest, match="cannot hold the ends of a range"):
         stream_of(folder, TYPED, **KEY).partitions(begin, at)
 
