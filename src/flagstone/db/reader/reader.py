@@ -95,7 +95,7 @@ class DbReader(Reads, HasCollections):
         """The manifest that the reader shows."""
         return self._follower.state.manifest.value
 
-    def read_point(self) -> tuple[ReadView, int]:
+    def _newest_read_point(self) -> tuple[ReadView, int]:
         """The view that a read takes now, and the last sequence number that it shows."""
         return self._read_point(durable_only=False, dirty=False)
 
