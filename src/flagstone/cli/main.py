@@ -17,6 +17,7 @@ from flagstone.cli.database_command import DatabaseCommand, with_path
 from flagstone.cli.explain import explain
 from flagstone.cli.parsing import parse_duration
 from flagstone.cli.process import BROKEN_PIPE, INTERNAL, INTERRUPTED, end_soon_when_interrupted, exit_code
+from flagstone.cli.serve_metrics import serve_metrics
 from flagstone.cli.shell import shell
 from flagstone.cli.top import top
 from flagstone.errors import FlagstoneError, InvalidRequest
@@ -65,6 +66,7 @@ _PANELS: Final[Mapping[str, Sequence[Callable[..., None]]]] = {
         databases.verify,
         databases.repair,
         top,
+        serve_metrics,
         manifests.read_manifest,
         manifests.list_manifests,
         manifests.seq_to_ts,

@@ -48,12 +48,6 @@ from flagstone.store.port import NEARBY, ObjectStore
 from flagstone.store.writing import Destination
 from flagstone.types import KeyRange, Seq
 
-MERGE_SECONDS: Final = "flagstone.compactor.merge_seconds"
-"""How long jobs took, from the plan to the last upload."""
-
-ROWS_WRITTEN: Final = "flagstone.compactor.rows_written"
-"""How many rows the uploaded SSTs hold."""
-
 _DECODED_INDEX: Final = 3
 """How many times as large as stored an index is in memory."""
 
@@ -114,8 +108,8 @@ class LocalExecutor:
         )
         registry = metrics or Metrics()
         self._purged = registry.counter(metric_names.COMPACTOR_EXPIRED_ENTRIES_PURGED, entry_type="value")
-        self._seconds = registry.histogram(MERGE_SECONDS)
-        self._rows = registry.counter(ROWS_WRITTEN)
+        self._seconds = registry.histogram(metric_names.COMPACTOR_MERGE_SECONDS)
+        self._rows = registry.counter(metric_names.COMPACTOR_ROWS_WRITTEN)
 
     def run(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flagstone.db.writer.engine import Engine
 from flagstone.metadata.manifest import Manifest
+from flagstone.metadata.sequenced import Versioned
 from flagstone.runtime import metric_names as names
 from flagstone.runtime.metrics import Metrics
 
@@ -23,6 +24,11 @@ class RequestReport:
                 names.DB_SST_VIEW_COUNT,
                 names.DB_SST_COUNT,
                 names.DB_EXTERNAL_DB_COUNT,
+                names.DB_MANIFEST_ID,
+                names.DB_LAST_L0_SEQ,
+                names.DB_LIVE_BYTES,
+                names.DB_CHECKPOINT_COUNT,
+                names.DB_WRITER_EPOCH,
             )
         }
 
@@ -31,9 +37,10 @@ class RequestReport:
         self._gets.raise_to(gets)
         self._scans.raise_to(scans)
 
-    def update_shape(self, manifest: Manifest) -> None:
-        """Set the gauges that describe the tree of this manifest."""
-        for name, value in plan_shape(manifest).items():
+    def update_shape(self, latest: Versioned[Manifest]) -> None:
+        """Set the gauges that describe this manifest."""
+        self._gauges[names.DB_MANIFEST_ID].set(latest.id)
+        for name, value in plan_shape(latest.value).items():
             self._gauges[name].set(value)
 
 
@@ -49,7 +56,19 @@ def plan_shape(manifest: Manifest) -> dict[str, int]:
         names.DB_SST_VIEW_COUNT: len(views),
         names.DB_SST_COUNT: len({view.sst_id for view in views}),
         names.DB_EXTERNAL_DB_COUNT: len(manifest.external_dbs),
+        names.DB_LAST_L0_SEQ: manifest.last_l0_seq,
+        names.DB_LIVE_BYTES: live_bytes(manifest),
+        names.DB_CHECKPOINT_COUNT: len(manifest.checkpoints),
+        names.DB_WRITER_EPOCH: manifest.writer_epoch,
     }
+
+
+def live_bytes(manifest: Manifest) -> int:
+    """The estimated size of the different SSTs in a manifest."""
+    views = [view for tree in manifest.trees for view in tree.l0]
+    views += [view for tree in manifest.trees for run in tree.runs for view in run.views]
+    sizes = {view.sst_id: manifest.sst(view).info.estimated_size for view in views}
+    return sum(sizes.values())
 
 
 class EngineReport:
@@ -80,4 +99,4 @@ class EngineReport:
         self._engine.state.report()
         counted = self._engine.state.now.memtables.lookups
         self._requests.update_reads(gets=gets + counted, scans=scans)
-        self._requests.update_shape(self._engine.manifest.current.value)
+        self._requests.update_shape(self._engine.manifest.current)

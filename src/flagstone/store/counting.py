@@ -110,7 +110,7 @@ class CountingStore:
         }
         self._bytes = {
             (op, direction): registry.counter(
-                "flagstone.object_store.bytes", component=component, op=op, direction=direction
+                metric_names.OBJECT_STORE_BYTES, component=component, op=op, direction=direction
             )
             for op, direction in (("get", "read"), ("put", "write"))
         }

@@ -32,10 +32,12 @@ from flagstone.lsm.segments import SegmentExtractor
 from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.stores import ManifestStore
 from flagstone.read.view import ReadView
+from flagstone.runtime import prometheus
 from flagstone.runtime.budget import process_budget
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.ids import SYSTEM_IDS, Ids
-from flagstone.runtime.metrics import Metrics
+from flagstone.runtime.metric_names import READER_POLL_FAILING
+from flagstone.runtime.metrics import Metric, Metrics
 from flagstone.runtime.pool import shared_pool
 from flagstone.sst.cache import SstCache
 from flagstone.sst.store import SstStore
@@ -63,6 +65,7 @@ class DbReader(Reads, HasCollections):
         self._follower = follower
         self._metrics = parts.metrics
         self._report = RequestReport(parts.metrics)
+        self._failing = parts.metrics.gauge(READER_POLL_FAILING)
         self._context = ReadContext(
             parts.ssts,
             follower,
@@ -87,9 +90,19 @@ class DbReader(Reads, HasCollections):
 
     def metrics(self) -> dict[str, Any]:
         """All metrics under SlateDB's names."""
+        return {metric.key: metric.value for metric in self.measure()}
+
+    def metrics_text(self, *, labels: Mapping[str, str] | None = None) -> str:
+        """All metrics as Prometheus scrapes them; `labels` are added to every sample. Makes no request."""
+        return prometheus.render(self.measure(), labels=labels)
+
+    def measure(self) -> list[Metric]:
+        """All metrics, with the shape of the tree that the reader shows now."""
         self._context.ssts.report()
         self._report.update_reads(gets=self._context.gets, scans=self._context.scans)
-        return self._metrics.as_dict()
+        self._report.update_shape(self._follower.state.manifest)
+        self._failing.set(int(self._follower.poll_failing))
+        return self._metrics.snapshot()
 
     def manifest(self) -> Manifest:
         """The manifest that the reader shows."""

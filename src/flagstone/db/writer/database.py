@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
@@ -26,6 +26,7 @@ from flagstone.kernels import probe as probe_kernel
 from flagstone.lsm.merge_operator import check_operand
 from flagstone.metadata.manifest import Checkpoint, Manifest
 from flagstone.read.view import ReadView
+from flagstone.runtime import prometheus
 from flagstone.schema.evolution import Evolution, GivenColumns
 from flagstone.types import MAX_SEQ, MERGE, TOMBSTONE, VALUE
 from flagstone.write.batch import (
@@ -382,6 +383,11 @@ class Db(Reads, StoredMapping, HasCollections):
         """All metrics under SlateDB's names."""
         self._report.update(gets=self._context.gets, scans=self._context.scans)
         return self._engine.env.metrics.as_dict()
+
+    def metrics_text(self, *, labels: Mapping[str, str] | None = None) -> str:
+        """All metrics as Prometheus scrapes them; `labels` are added to every sample. Makes no request."""
+        self._report.update(gets=self._context.gets, scans=self._context.scans)
+        return prometheus.render(self._engine.env.metrics.snapshot(), labels=labels)
 
     def manifest(self) -> Manifest:
         """The newest manifest that this writer has read."""
