@@ -19,6 +19,7 @@ from flagstone.types import KeyRange, Row
 if TYPE_CHECKING:
     import flagstone.aio as aio  # noqa: PLR0402 - in this file mypy sees no submodule by `from`
     import flagstone.compaction as compaction  # noqa: PLR0402
+    import flagstone.cost as cost  # noqa: PLR0402
     import flagstone.keys as keys  # noqa: PLR0402
     import flagstone.operators as operators  # noqa: PLR0402
     import flagstone.values as values  # noqa: PLR0402
@@ -70,6 +71,7 @@ __all__ = [
     "__version__",
     "aio",
     "compaction",
+    "cost",
     "dataset",
     "keys",
     "open",
@@ -101,6 +103,7 @@ _LAZY: dict[str, tuple[str, str | None]] = {
     "WriteBatch": ("flagstone.write.batch", "WriteBatch"),
     "aio": ("flagstone.aio", None),
     "compaction": ("flagstone.compaction", None),
+    "cost": ("flagstone.cost", None),
     "dataset": ("flagstone.query.dataset", "open_dataset"),
     "keys": ("flagstone.keys", None),
     "open": ("flagstone.db.open", "open_database"),

@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from flagstone.cli import checkpoints, compaction, databases, garbage, loads, manifests, rows, schemas
 from flagstone.cli.context import Invocation
+from flagstone.cli.cost import cost
 from flagstone.cli.database_command import DatabaseCommand, with_path
 from flagstone.cli.explain import explain
 from flagstone.cli.parsing import parse_duration
@@ -67,6 +68,7 @@ _PANELS: Final[Mapping[str, Sequence[Callable[..., None]]]] = {
         databases.repair,
         top,
         serve_metrics,
+        cost,
         manifests.read_manifest,
         manifests.list_manifests,
         manifests.seq_to_ts,

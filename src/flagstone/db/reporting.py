@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from flagstone.db.writer.engine import Engine
 from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.sequenced import Versioned
 from flagstone.runtime import metric_names as names
+from flagstone.runtime.clock import Clock
 from flagstone.runtime.metrics import Metrics
+from flagstone.store.cost import USAGE_NAMES, Usage, plan_cost
 
 
 class RequestReport:
-    """The counts of reads, and the shape of the tree."""
+    """The counts of reads, the shape of the tree, and what the requests cost."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, *, clock: Clock, price_list: str) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._price_list = price_list
+        self._opened_at = clock.monotonic()
+        self._uptime = metrics.gauge(names.DB_UPTIME_SECONDS)
         self._gets = metrics.counter(names.DB_REQUEST_COUNT, op="get")
         self._scans = metrics.counter(names.DB_REQUEST_COUNT, op="scan")
         self._gauges = {
@@ -36,6 +45,11 @@ class RequestReport:
         """Set the number of reads since the database was opened."""
         self._gets.raise_to(gets)
         self._scans.raise_to(scans)
+        self._uptime.set(self._clock.monotonic() - self._opened_at)
+
+    def cost(self) -> dict[str, Any]:
+        """What the database has cost since it was opened. Update the metrics first."""
+        return plan_cost(Usage.of(self._metrics.named(*USAGE_NAMES)), self._price_list).to_dict()
 
     def update_shape(self, latest: Versioned[Manifest]) -> None:
         """Set the gauges that describe this manifest."""
@@ -78,7 +92,9 @@ class EngineReport:
         metrics = engine.env.metrics
         names.register(metrics)
         self._engine = engine
-        self._requests = RequestReport(metrics)
+        self._requests = RequestReport(
+            metrics, clock=engine.env.clock, price_list=engine.env.settings.price_list
+        )
         self._flushes = metrics.counter(names.DB_REQUEST_COUNT, op="flush")
         self._memtable_flushes = metrics.counter(names.MEMTABLE_FLUSH_FLUSH_REQUEST_COUNT)
         self._checkpoints = metrics.counter(names.MEMTABLE_FLUSH_CHECKPOINT_REQUEST_COUNT)
@@ -92,6 +108,11 @@ class EngineReport:
     def checkpoint_requested(self) -> None:
         """A caller has requested a checkpoint."""
         self._checkpoints.add()
+
+    def cost(self, *, gets: int, scans: int) -> dict[str, Any]:
+        """What the database has cost since it was opened."""
+        self.update(gets=gets, scans=scans)
+        return self._requests.cost()
 
     def update(self, *, gets: int, scans: int) -> None:
         """Update all metrics. `gets` are the point reads that no memtable has counted."""

@@ -100,6 +100,12 @@ BOUNDARY_ADVANCE_ATTEMPTS: Final = "flagstone.metadata.boundary_advance_attempts
 BOUNDARY_CHECK_SECONDS: Final = "flagstone.metadata.boundary_check_seconds"  # boundary
 BOUNDARY_REJECTED_WRITES: Final = "flagstone.metadata.boundary_rejected_writes"  # boundary
 
+COST_REQUESTS: Final = (
+    "flagstone.cost.requests"  # component: see store/cost.py; kind: put, get, head, list, …
+)
+COST_BYTES: Final = "flagstone.cost.bytes"  # component, direction: read, write
+DB_UPTIME_SECONDS: Final = "flagstone.db.uptime_seconds"
+
 OBJECT_STORE_BYTES: Final = "flagstone.object_store.bytes"  # component, op, direction: read, write
 OBJECT_STORE_RETRY_COUNT: Final = "flagstone.object_store.retry_count"
 

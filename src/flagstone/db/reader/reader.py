@@ -64,7 +64,7 @@ class DbReader(Reads, HasCollections):
     def __init__(self, follower: Follower, parts: ReaderParts) -> None:
         self._follower = follower
         self._metrics = parts.metrics
-        self._report = RequestReport(parts.metrics)
+        self._report = RequestReport(parts.metrics, clock=parts.clock, price_list=parts.settings.price_list)
         self._failing = parts.metrics.gauge(READER_POLL_FAILING)
         self._context = ReadContext(
             parts.ssts,
@@ -86,7 +86,8 @@ class DbReader(Reads, HasCollections):
 
     def status(self) -> ReaderStatus:
         """What the reader shows and how it follows the database, as plain values."""
-        return ReaderStatus(self._follower.status())
+        self.measure()
+        return ReaderStatus({**self._follower.status(), "cost": self._report.cost()})
 
     def metrics(self) -> dict[str, Any]:
         """All metrics under SlateDB's names."""

@@ -377,7 +377,8 @@ class Db(Reads, StoredMapping, HasCollections):
 
     def status(self) -> WriterStatus:
         """The state of writes, flushes, SSTs and background services, as plain values."""
-        return WriterStatus(self._engine.status())
+        cost = self._report.cost(gets=self._context.gets, scans=self._context.scans)
+        return WriterStatus({**self._engine.status(), "cost": cost})
 
     def metrics(self) -> dict[str, Any]:
         """All metrics under SlateDB's names."""
