@@ -83,9 +83,10 @@ def _follow(connection: Connection) -> flagstone.DbReader:
 
 
 def _text(databases: list[tuple[flagstone.DbReader, dict[str, str]]]) -> str:
+    from flagstone.db.reader.reader import measure
     from flagstone.runtime.prometheus import render_several
 
-    return render_several((reader.measure(), labels) for reader, labels in databases)
+    return render_several((measure(reader), labels) for reader, labels in databases)
 
 
 def serve(

@@ -10,6 +10,7 @@ from flagstone.metadata.sequenced import Versioned
 from flagstone.runtime import metric_names as names
 from flagstone.runtime.clock import Clock
 from flagstone.runtime.metrics import Metrics
+from flagstone.runtime.operations import Operation
 from flagstone.store.cost import USAGE_NAMES, Usage, plan_cost
 
 
@@ -96,6 +97,7 @@ class EngineReport:
             metrics, clock=engine.env.clock, price_list=engine.env.settings.price_list
         )
         self._flushes = metrics.counter(names.DB_REQUEST_COUNT, op="flush")
+        self.flushes = Operation(metrics.histogram(names.DB_OPERATION_SECONDS, op="flush"), "flush")
         self._memtable_flushes = metrics.counter(names.MEMTABLE_FLUSH_FLUSH_REQUEST_COUNT)
         self._checkpoints = metrics.counter(names.MEMTABLE_FLUSH_CHECKPOINT_REQUEST_COUNT)
 

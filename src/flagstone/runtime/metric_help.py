@@ -65,6 +65,7 @@ HELP: Final[dict[str, str]] = {
     names.COMPACTOR_JOB_FAILURES: "Compaction jobs that failed.",
     names.COMPACTOR_MERGE_SECONDS: "Seconds that compaction jobs took, from the plan to the last upload.",
     names.COMPACTOR_ROWS_WRITTEN: "Rows of the SSTs that compactions uploaded.",
+    names.DB_OPERATION_SECONDS: "Seconds of operations that waited for the store.",
     names.DB_MANIFEST_ID: "The id of the newest manifest that this process has read.",
     names.DB_LAST_L0_SEQ: "The sequence number up to which all rows are in SSTs.",
     names.DB_LIVE_BYTES: "Bytes of the SSTs in the manifest.",

@@ -82,6 +82,8 @@ COMPACTOR_JOB_FAILURES: Final = "flagstone.compactor.job_failures"
 COMPACTOR_MERGE_SECONDS: Final = "flagstone.compactor.merge_seconds"
 COMPACTOR_ROWS_WRITTEN: Final = "flagstone.compactor.rows_written"
 
+# op: put, get, multi_get, scan, flush, memtable_flush, wal_upload
+DB_OPERATION_SECONDS: Final = "flagstone.db.operation_seconds"
 DB_MANIFEST_ID: Final = "flagstone.db.manifest_id"
 DB_LAST_L0_SEQ: Final = "flagstone.db.last_l0_seq"
 DB_LIVE_BYTES: Final = "flagstone.db.live_bytes"

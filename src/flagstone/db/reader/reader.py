@@ -32,11 +32,10 @@ from flagstone.lsm.segments import SegmentExtractor
 from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.stores import ManifestStore
 from flagstone.read.view import ReadView
-from flagstone.runtime import prometheus
+from flagstone.runtime import metric_names, prometheus
 from flagstone.runtime.budget import process_budget
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.ids import SYSTEM_IDS, Ids
-from flagstone.runtime.metric_names import READER_POLL_FAILING
 from flagstone.runtime.metrics import Metric, Metrics
 from flagstone.runtime.pool import shared_pool
 from flagstone.sst.cache import SstCache
@@ -65,7 +64,7 @@ class DbReader(Reads, HasCollections):
         self._follower = follower
         self._metrics = parts.metrics
         self._report = RequestReport(parts.metrics, clock=parts.clock, price_list=parts.settings.price_list)
-        self._failing = parts.metrics.gauge(READER_POLL_FAILING)
+        self._failing = parts.metrics.gauge(metric_names.READER_POLL_FAILING)
         self._context = ReadContext(
             parts.ssts,
             follower,
@@ -86,19 +85,18 @@ class DbReader(Reads, HasCollections):
 
     def status(self) -> ReaderStatus:
         """What the reader shows and how it follows the database, as plain values."""
-        self.measure()
+        self._measure()
         return ReaderStatus({**self._follower.status(), "cost": self._report.cost()})
 
     def metrics(self) -> dict[str, Any]:
         """All metrics under SlateDB's names."""
-        return {metric.key: metric.value for metric in self.measure()}
+        return {metric.key: metric.value for metric in self._measure()}
 
     def metrics_text(self, *, labels: Mapping[str, str] | None = None) -> str:
         """All metrics as Prometheus scrapes them; `labels` are added to every sample. Makes no request."""
-        return prometheus.render(self.measure(), labels=labels)
+        return prometheus.render(self._measure(), labels=labels)
 
-    def measure(self) -> list[Metric]:
-        """All metrics, with the shape of the tree that the reader shows now."""
+    def _measure(self) -> list[Metric]:
         self._context.ssts.report()
         self._report.update_reads(gets=self._context.gets, scans=self._context.scans)
         self._report.update_shape(self._follower.state.manifest)
@@ -149,6 +147,11 @@ class DbReader(Reads, HasCollections):
     def _read_point(self, *, durable_only: bool, dirty: bool) -> tuple[ReadView, int]:  # noqa: ARG002 - all is durable
         state = self._follower.state
         return state.view, state.seq
+
+
+def measure(reader: DbReader) -> list[Metric]:
+    """All metrics of a reader, with the shape of the tree that it shows now."""
+    return reader._measure()  # noqa: SLF001 - for the metrics of several readers in one text
 
 
 @suggests_options("flagstone.open_reader")

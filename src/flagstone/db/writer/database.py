@@ -331,6 +331,10 @@ class Db(Reads, StoredMapping, HasCollections):
         """
         self._state.check_open()
         self._report.flush_requested(kind)
+        with self._report.flushes.measure():
+            self._flush(kind)
+
+    def _flush(self, kind: str) -> None:
         match kind:
             case "wal" if not self._engine.env.settings.wal_enabled:
                 raise InvalidRequest("there is no WAL to flush: wal_enabled is False; use flush('memtable')")
