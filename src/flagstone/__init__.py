@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import flagstone.cost as cost  # noqa: PLR0402
     import flagstone.keys as keys  # noqa: PLR0402
     import flagstone.operators as operators  # noqa: PLR0402
+    import flagstone.telemetry as telemetry  # noqa: PLR0402
     import flagstone.values as values  # noqa: PLR0402
     from flagstone.changes.reader import WalReader
     from flagstone.clones.origin import CloneSource
@@ -79,6 +80,7 @@ __all__ = [
     "open_reader",
     "operators",
     "scan_polars",
+    "telemetry",
     "values",
 ]
 
@@ -111,6 +113,7 @@ _LAZY: dict[str, tuple[str, str | None]] = {
     "open_reader": ("flagstone.db.reader.reader", "open_reader"),
     "operators": ("flagstone.operators", None),
     "scan_polars": ("flagstone.query.polars_scan", "scan_polars"),
+    "telemetry": ("flagstone.telemetry", None),
     "values": ("flagstone.values", None),
 }
 

@@ -83,7 +83,7 @@ def _follow(connection: Connection) -> flagstone.DbReader:
 
 
 def _text(databases: list[tuple[flagstone.DbReader, dict[str, str]]]) -> str:
-    from flagstone.db.reader.reader import measure
+    from flagstone.db.reporting import measure
     from flagstone.runtime.prometheus import render_several
 
     return render_several((measure(reader), labels) for reader, labels in databases)

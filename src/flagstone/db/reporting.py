@@ -9,7 +9,7 @@ from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.sequenced import Versioned
 from flagstone.runtime import metric_names as names
 from flagstone.runtime.clock import Clock
-from flagstone.runtime.metrics import Metrics
+from flagstone.runtime.metrics import Metric, Metrics
 from flagstone.runtime.operations import Operation
 from flagstone.store.cost import USAGE_NAMES, Usage, plan_cost
 
@@ -84,6 +84,13 @@ def live_bytes(manifest: Manifest) -> int:
     views += [view for tree in manifest.trees for run in tree.runs for view in run.views]
     sizes = {view.sst_id: manifest.sst(view).info.estimated_size for view in views}
     return sum(sizes.values())
+
+
+def measure(handle: Any) -> list[Metric]:
+    """All metrics of an open database, whatever its API, brought up to date. Makes no request."""
+    blocking = getattr(handle, "_reads", handle)  # what the asyncio form of a handle calls
+    found: list[Metric] = blocking._measure()  # noqa: SLF001 - no caller of the database needs it
+    return found
 
 
 class EngineReport:

@@ -122,6 +122,8 @@ FLAGSTONE_NAMES: Final = frozenset(
 """The names above that only Flagstone has."""
 
 
+_RESOURCES: Final = ("manifest", "wal", "wal_fence", "compacted", "compactions", "detach")
+
 _LABELLED: Final[dict[str, list[dict[str, str]]]] = {
     DB_SST_FILTER_POSITIVE_COUNT: [{"kind": kind} for kind in ("point", "prefix", "range")],
     DB_SST_FILTER_NEGATIVE_COUNT: [{"kind": kind} for kind in ("point", "prefix", "range")],
@@ -133,9 +135,9 @@ _LABELLED: Final[dict[str, list[dict[str, str]]]] = {
     ],
     DB_CACHE_ERROR_COUNT: [{}],
     COMPACTOR_EXPIRED_ENTRIES_PURGED: [{"entry_type": kind} for kind in ("value", "merge")],
-    GC_DELETED_COUNT: [
-        {"resource": kind} for kind in ("manifest", "wal", "wal_fence", "compacted", "compactions", "detach")
-    ],
+    GC_DELETED_COUNT: [{"resource": kind} for kind in _RESOURCES],
+    GC_DELETED_BYTES: [{"resource": kind} for kind in _RESOURCES],
+    GC_ERROR_COUNT: [{"resource": kind} for kind in _RESOURCES],
     MEMTABLE_FLUSH_MANIFEST_REFRESH_COUNT: [{}],
     MERGE_OPERATOR_OPERANDS: [{"path": path} for path in ("read", "flush", "compact")],
 }

@@ -101,5 +101,7 @@ def test_importing_and_using_flagstone_never_imports_opentelemetry() -> None:
         "with flagstone.open('memory://a/db') as db: db.put(b'a', b'1', await_durable=True); db.flush()\n"
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.strip() == "[]"

@@ -149,11 +149,6 @@ class DbReader(Reads, HasCollections):
         return state.view, state.seq
 
 
-def measure(reader: DbReader) -> list[Metric]:
-    """All metrics of a reader, with the shape of the tree that it shows now."""
-    return reader._measure()  # noqa: SLF001 - for the metrics of several readers in one text
-
-
 @suggests_options("flagstone.open_reader")
 def open_reader(
     path: str | os.PathLike[str],

@@ -27,6 +27,7 @@ from flagstone.lsm.merge_operator import check_operand
 from flagstone.metadata.manifest import Checkpoint, Manifest
 from flagstone.read.view import ReadView
 from flagstone.runtime import prometheus
+from flagstone.runtime.metrics import Metric
 from flagstone.schema.evolution import Evolution, GivenColumns
 from flagstone.types import MAX_SEQ, MERGE, TOMBSTONE, VALUE
 from flagstone.write.batch import (
@@ -386,13 +387,15 @@ class Db(Reads, StoredMapping, HasCollections):
 
     def metrics(self) -> dict[str, Any]:
         """All metrics under SlateDB's names."""
-        self._report.update(gets=self._context.gets, scans=self._context.scans)
-        return self._engine.env.metrics.as_dict()
+        return {metric.key: metric.value for metric in self._measure()}
 
     def metrics_text(self, *, labels: Mapping[str, str] | None = None) -> str:
         """All metrics as Prometheus scrapes them; `labels` are added to every sample. Makes no request."""
+        return prometheus.render(self._measure(), labels=labels)
+
+    def _measure(self) -> list[Metric]:
         self._report.update(gets=self._context.gets, scans=self._context.scans)
-        return prometheus.render(self._engine.env.metrics.snapshot(), labels=labels)
+        return self._engine.env.metrics.snapshot()
 
     def manifest(self) -> Manifest:
         """The newest manifest that this writer has read."""
