@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import flagstone
     from flagstone.cli.connection import Connection
 
+_LOOPBACK: Final = ("127.0.0.1", "localhost")
 _CHECK_STOP_S: Final = 0.2
 _CLIENT_TIMEOUT_S: Final = 5
 
@@ -99,7 +100,7 @@ def serve(
 
     """
     try:
-        server = HTTPServer((host, port), _handler(render))
+        server = HTTPServer((host, port), _handler(render, only_here=host in _LOOPBACK))
     except (OSError, UnicodeError) as error:
         raise InvalidRequest(
             f"cannot listen on port {port} of {host!r}: {error}; choose another one"
@@ -111,11 +112,15 @@ def serve(
             server.handle_request()
 
 
-def _handler(render: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
+def _handler(render: Callable[[], str], *, only_here: bool) -> type[BaseHTTPRequestHandler]:
     class Scrape(BaseHTTPRequestHandler):
         timeout = _CLIENT_TIMEOUT_S  # one request at a time: a slow client must not block it for long
 
         def do_GET(self) -> None:
+            if only_here and self.headers.get("Host", "").rpartition(":")[0] not in _LOOPBACK:
+                # Another host name means DNS rebinding: another site tries to read through a browser.
+                self.send_error(403, "use the address that flagstone printed")
+                return
             if self.path.partition("?")[0] != "/metrics":
                 self.send_error(404, "the metrics are at /metrics")
                 return

@@ -104,7 +104,9 @@ class EngineReport:
             metrics, clock=engine.env.clock, price_list=engine.env.settings.price_list
         )
         self._flushes = metrics.counter(names.DB_REQUEST_COUNT, op="flush")
-        self.flushes = Operation(metrics.histogram(names.DB_OPERATION_SECONDS, op="flush"), "flush")
+        self.flushes: Operation = Operation(
+            metrics.histogram(names.DB_OPERATION_SECONDS, op="flush"), "flush"
+        )
         self._memtable_flushes = metrics.counter(names.MEMTABLE_FLUSH_FLUSH_REQUEST_COUNT)
         self._checkpoints = metrics.counter(names.MEMTABLE_FLUSH_CHECKPOINT_REQUEST_COUNT)
 

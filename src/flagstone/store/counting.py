@@ -98,6 +98,7 @@ class CountingStore:
         self._lock = Lock()
         self._totals = _nothing()
         self._purpose: str | None = None
+        self._attributed: dict[str, CountingStore] = {}
         self._registry = registry = metrics or Metrics()
         # A lookup in the registry takes as long as ten counts. Two threads that add the same counter get the same one.
         self._costs: dict[tuple[str, str, str], Counter] = {}
@@ -130,10 +131,16 @@ class CountingStore:
         return (_reopen, (self._inner, self._component, self._store_type))
 
     def attributed(self, purpose: Component) -> CountingStore:
-        """The same store with the same counts, whose requests are for one purpose, whatever object they concern."""
-        # Not `copy`, which counts from zero, as a pickle does.
-        found = object.__new__(CountingStore)
-        found.__dict__.update(self.__dict__, _purpose=purpose)
+        """The same store with the same counts, whose requests are for one purpose, whatever object they concern.
+
+        Always the same object for a purpose: garbage collection compares the main store and that of the WAL.
+        """
+        found = self._attributed.get(purpose)
+        if found is None:
+            # Not `copy`, which counts from zero, as a pickle does.
+            fresh = object.__new__(CountingStore)
+            fresh.__dict__.update(self.__dict__, _purpose=purpose)
+            found = self._attributed.setdefault(purpose, fresh)
         return found
 
     @property

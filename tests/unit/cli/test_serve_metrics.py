@@ -61,6 +61,9 @@ def test_several_databases_are_served_and_none_is_written(tmp_path: Path) -> Non
         assert l0 == {"a": 2, "b": 1}
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(address.removesuffix("/metrics"), timeout=10)
+        rebound = urllib.request.Request(address, headers={"Host": "evil.example:80"})
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(rebound, timeout=10)
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130
     assert objects(tmp_path) == before

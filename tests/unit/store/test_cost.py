@@ -98,6 +98,7 @@ def test_requests_of_compaction_and_garbage_collection_have_their_own_component(
         mine.get("db/compacted/x")
     store.get("db/compacted/x")
     assert store.totals()["requests"] == {"put": 2, "get": 3}
+    assert store.attributed("gc") is mine  # so that a collector sees that the WAL is on the same store
     store.reset()
     mine.get("db/compacted/x")
     assert store.totals()["requests"] == {"get": 1}
