@@ -66,3 +66,14 @@ def test_the_asyncio_form_returns_the_same_text() -> None:
     import asyncio
 
     assert samples(asyncio.run(_text()))["slatedb_db_write_ops_total{'a': 'b'}"] == 1
+
+
+def test_a_closed_reader_keeps_its_last_figures() -> None:
+    store = MemoryStore()
+    with flagstone.open("db", store=store, settings=Settings(compactor_options=None)) as db:
+        db.put(b"a", b"1")
+        db.flush()
+    with flagstone.open_reader("db", store=store, mode="latest") as reader:
+        reader.status()
+    assert samples(reader.metrics_text())["slatedb_db_l0_sst_count"] == 1
+    assert reader.status()["cost"]["dollars"] > 0

@@ -99,7 +99,8 @@ class DbReader(Reads, HasCollections):
     def _measure(self) -> list[Metric]:
         self._context.ssts.report()
         self._report.update_reads(gets=self._context.gets, scans=self._context.scans)
-        self._report.update_shape(self._follower.state.manifest)
+        if not self.closed:  # a closed reader keeps its last figures
+            self._report.update_shape(self._follower.state.manifest)
         self._failing.set(int(self._follower.poll_failing))
         return self._metrics.snapshot()
 
