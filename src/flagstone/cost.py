@@ -12,4 +12,4 @@ from __future__ import annotations
 from flagstone.store.cost import COMPONENTS, Cost, Usage, plan_cost
 from flagstone.store.prices import PRICE_LISTS, Prices
 
-__all__ = ["COMPONENTS", "PRICE_LISTS", "Cost", "Prices", "Usage", "plan_cost"]
+__all__ = ["COMPONENTS", "Cost", "PRICE_LISTS", "Prices", "Usage", "plan_cost"]  # noqa: RUF022 - as `sorted` does
