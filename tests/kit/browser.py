@@ -92,21 +92,26 @@ class Browser:
     def run(self, expression: str) -> Any:
         """The value of a JavaScript expression; a promise is awaited."""
         answer = self._call(
-            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True, userGesture=True
+            "Runtime.evaluate",
+            expression=expression,
+            awaitPromise=True,
+            returnByValue=True,
+            userGesture=True,
+            allowUnsafeEvalBlockedByCSP=False,
         )
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    def until(self, expression: str) -> Any:
-        """Wait until an expression is true; return its value."""
+    def until(self, expression: str) -> None:
+        """Wait until an expression is true."""
         deadline = time.monotonic() + _TIMEOUT_S
         while time.monotonic() < deadline:
             try:
-                found = self.run(expression)
+                found = self.run(f"!!({expression})")
             except AssertionError:
-                found = None  # the page is being replaced
+                found = False  # the page is being replaced
             if found:
-                return found
+                return
             time.sleep(0.02)
         raise AssertionError(f"it never came true in the browser: {expression}; problems: {self.problems}")
 

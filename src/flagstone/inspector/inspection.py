@@ -8,6 +8,7 @@ the manifest once an hour.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any, Final, Protocol
@@ -282,13 +283,12 @@ class Inspection:
             return self._decoder or Decoder({})
         now = self._clock.monotonic()
         if self._decoder is None or now - self._decoder_at > _KEPT_SCHEMAS_S:
-            with reader.scan(include_system=True) as found:
-                found.seek(SCHEMA_PREFIX)
-                schemas: dict[bytes, TableSchema] = {}
+            schemas: dict[bytes, TableSchema] = {}
+            # A clone of a key range without schema rows refuses the range. A scan that went on behind the schema rows
+            # could meet merge operands, for which there may be no operator.
+            with suppress(InvalidRequest), reader.scan(prefix=SCHEMA_PREFIX, include_system=True) as found:
                 for row in found.rows():
-                    if not row.key.startswith(SCHEMA_PREFIX):
-                        break
-                    schemas[row.key[len(SCHEMA_PREFIX) :]] = TableSchema.decode(row.value, row.key)
+                    schemas[row.key.removeprefix(SCHEMA_PREFIX)] = TableSchema.decode(row.value, row.key)
             self._decoder, self._decoder_at = Decoder(schemas), now
         return self._decoder
 

@@ -18,6 +18,8 @@ function problem(error) {
   $("problem").hidden = error === null;
 }
 
+const dollars = (amount) => `${amount > 0 && amount < 0.01 ? "under $0.01" : `$${amount.toFixed(2)}`} a month`;
+
 async function guarded(work) {
   try { const found = await work(); problem(null); return found; } catch (error) { problem(error); return null; }
 }
@@ -56,8 +58,8 @@ function figures() {
     ["sorted runs", `${count(state.runs)}, ${size(state.run_bytes)}`],
     ["WAL", rate ? `${size(rate.wal_bytes)}/s, ${rate.wal_files.toFixed(1)} files/s` : "…"],
     ["compacted", rate ? `${size(rate.compacted_bytes)}/s` : "…"],
-    ["stored", sizes ? `${size(sizes.stored_bytes)}, $${sizes.dollars_a_month.toFixed(2)} a month` : "…"],
-    ["writes at this rate", rate ? `$${rate.dollars_a_month.toFixed(2)} a month` : "…"],
+    ["stored", sizes ? `${size(sizes.stored_bytes)}, ${dollars(sizes.dollars_a_month)}` : "…"],
+    ["writes at this rate", rate ? `${dollars(rate.dollars_a_month)}` : "…"],
   ];
   $("figures").replaceChildren(...pairs.map(([name, value]) => h("div", { class: "figure" }, h("span", { class: "dim" }, name), h("b", {}, value))));
 }
@@ -82,7 +84,7 @@ function checkpoints(state) {
 function showSizes() {
   const line = (name, weight) => [name, count(weight.count), size(weight.bytes)];
   $("sizes").replaceChildren(
-    h("p", {}, `${size(sizes.stored_bytes)} are stored: $${sizes.dollars_a_month.toFixed(2)} a month at list prices (${sizes.price_list}).`,
+    h("p", {}, `${size(sizes.stored_bytes)} are stored: ${dollars(sizes.dollars_a_month)} at list prices (${sizes.price_list}).`,
       sizes.space_amplification ? ` Space amplification ${sizes.space_amplification.toFixed(2)}×.` : ""),
     table(["", "#objects", "#size"], [line("live SSTs", sizes.live), line("borrowed SSTs", sizes.borrowed), line("SSTs only in checkpoints", sizes.pinned),
       line("garbage, or work in progress", sizes.unreferenced), line("WAL to replay", sizes.wal_to_replay), line("WAL flushed", sizes.wal_flushed)], ""),

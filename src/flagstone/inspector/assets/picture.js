@@ -118,8 +118,8 @@ export function drawHistory(container, history, shown) {
   picture.append(s("line", { class: "grid", x1: 0, x2: width, y1: tall, y2: tall }));
   picture.append(s("text", { class: "dim", x: 0, y: 10 }, `${most} SSTs or runs`));
   if (history.points.length) {
-    picture.append(s("text", { class: "dim", x: 0, y: tall + 14 }, `${history.first}, ${time(history.points[0][1])}`));
-    picture.append(s("text", { class: "dim", x: width, y: tall + 14, "text-anchor": "end" }, width < 500 ? `${history.last}` : `${history.last}, ${time(history.points.at(-1)[1])}`));
+    picture.append(s("text", { class: "dim", x: 0, y: tall + 14 }, `${count(history.first)}, ${time(history.points[0][1])}`));
+    picture.append(s("text", { class: "dim", x: width, y: tall + 14, "text-anchor": "end" }, width < 500 ? count(history.last) : `${count(history.last)}, ${time(history.points.at(-1)[1])}`));
   }
   if (shown !== null) picture.append(s("line", { class: "cursor", x1: x(shown), x2: x(shown), y1: 0, y2: tall }));
 }
@@ -132,7 +132,7 @@ export function drawTimeline(container, state, history) {
   const narrow = container.clientWidth < 500, label = narrow ? 62 : 110, row = 24;
   const [picture, width] = frame(container, 4 * row + 20, "When SSTs and manifests were written");
   const first = Math.min(...times), last = Math.max(...times);
-  const x = (ms) => label + ((ms - first) / Math.max(last - first, 1)) * (width - label - 12);
+  const x = (ms) => label + 10 + ((ms - first) / Math.max(last - first, 1)) * (width - label - 22);
   ["L0 SSTs", narrow ? "run SSTs" : "SSTs of runs", narrow ? "jobs" : "compactions", "manifests"].forEach((name, at) => {
     picture.append(s("text", { x: 0, y: at * row + 16 }, name), s("line", { class: "grid", x1: label, x2: width, y1: at * row + row - 1, y2: at * row + row - 1 }));
   });
