@@ -79,6 +79,15 @@ export function drawTree(container, tree, pick) {
   const [picture, width] = frame(container, tree.lanes.length * lane + 26, "SSTs by key");
   const room = width - label - 8;
   const at = (x) => label + x * room;
+  const bottom = tree.lanes.length * lane;
+  const fits = Math.max(2, Math.min(tree.ticks.length, Math.floor(room / 130)));
+  tree.ticks.forEach((tick, index) => {
+    const last = tree.ticks.length - 1;
+    if (last > 0 && index !== last && index % Math.ceil(last / (fits - 1 || 1)) !== 0) return;
+    const anchor = tick.x < 0.05 ? "start" : tick.x > 0.95 ? "end" : "middle";
+    picture.append(s("line", { class: "grid", x1: at(tick.x), x2: at(tick.x), y1: 0, y2: bottom + 4 }));
+    picture.append(s("text", { class: "dim", x: at(tick.x), y: bottom + 18, "text-anchor": anchor }, fit(tick.key.label, room / fits)));
+  });
   tree.lanes.forEach((each, row) => {
     const y = row * lane;
     picture.append(s("text", { x: 0, y: y + 16 }, fit(label < 100 ? each.name : `${each.name} · ${size(each.bytes)}`, label)));
@@ -92,15 +101,6 @@ export function drawTree(container, tree, pick) {
       const box = s("rect", { class: `bar ${kind}${each.busy ? " busy" : ""}`, x: Math.min(left, width - 12), y: y + 3, width: wide, height: lane - 7, rx: 2 });
       picture.append(explained(box, text, () => pick(bar)));
     }
-  });
-  const bottom = tree.lanes.length * lane;
-  const fits = Math.max(2, Math.min(tree.ticks.length, Math.floor(room / 130)));
-  tree.ticks.forEach((tick, index) => {
-    const last = tree.ticks.length - 1;
-    if (last > 0 && index !== last && index % Math.ceil(last / (fits - 1 || 1)) !== 0) return;
-    const anchor = tick.x < 0.05 ? "start" : tick.x > 0.95 ? "end" : "middle";
-    picture.append(s("line", { class: "grid", x1: at(tick.x), x2: at(tick.x), y1: 0, y2: bottom + 4 }));
-    picture.append(s("text", { class: "dim", x: at(tick.x), y: bottom + 18, "text-anchor": anchor }, fit(tick.key.label, room / fits)));
   });
 }
 
