@@ -26,9 +26,11 @@ MAX_CONNECTIONS: Final = 32
 
 _CHECK_STOP_S: Final = 0.2
 _CLIENT_TIMEOUT_S: Final = 10
-_MAX_QUERY: Final = 200_000
-"""The longest key has 65,535 bytes, which are twice as many hexadecimal digits."""
+_MAX_QUERY: Final = 65_000
+"""About the longest line that the standard library's server reads: keys of up to 32,000 bytes can be asked for."""
 
+_URI_TOO_LONG: Final = 414
+_TOO_LONG: Final = "the page shows only keys of up to 32,000 bytes; use flagstone get or scan for longer ones"
 _ASSETS: Final = {
     "": ("page.html", "text/html"),
     "page.css": ("page.css", "text/css"),
@@ -176,7 +178,8 @@ def _handler(
         def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002
             """Answer a malformed request without repeating any of it."""
             self.close_connection = True
-            self._answer(code, "text/plain", b"the inspector answers GET requests only\n")
+            reason = _TOO_LONG if code == _URI_TOO_LONG else "the inspector answers GET requests only"
+            self._answer(code, "application/json", json.dumps({"error": reason}).encode())
 
         def log_message(self, *_: object) -> None:
             """Log nothing: the path has the token, and pages ask every few seconds."""
@@ -197,7 +200,7 @@ def refusal(hosts: list[str], path: str, token: str, port: int) -> str | None:
 def ask(inspection: Inspection, name: str, query: str) -> tuple[int, Mapping[str, Any]]:
     """The status and document for a request. Errors of the database become a document that the page shows."""
     if len(query) > _MAX_QUERY:
-        return 400, {"error": f"the request is longer than {_MAX_QUERY:,} characters"}
+        return 414, {"error": _TOO_LONG}
     try:
         fields = dict(parse_qsl(query, keep_blank_values=True, max_num_fields=20, errors="strict"))
         found = inspection.answer(name, fields)

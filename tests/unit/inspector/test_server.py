@@ -158,7 +158,7 @@ def test_other_methods_than_get_are_refused_without_an_echo(address: str, method
     answer = Answer(address, urlsplit(address).path, method=method)
     assert answer.status in (400, 501)
     assert "script" not in answer.text
-    assert answer.headers["Content-Type"].startswith("text/plain")
+    assert answer.headers["Content-Type"].startswith("application/json")
 
 
 @pytest.mark.parametrize(
@@ -180,22 +180,24 @@ def test_only_the_named_files_and_documents_exist(address: str, name: str) -> No
 
 def test_bad_queries_are_answered_as_documents(where: Place) -> None:
     with inspected(where) as inspection:
-        for query in (
-            "manifest=x",
-            "manifest=%ff",
-            "&".join(f"a{at}=1" for at in range(50)),
-            "a=" + "x" * 200_000,
-        ):
+        for query in ("manifest=x", "manifest=%ff", "&".join(f"a{at}=1" for at in range(50))):
             status, document = ask(inspection, "state", query)
             assert status == 400
             assert document["error"]
+
+
+def test_a_key_that_is_too_long_for_an_address_is_refused_with_advice(address: str) -> None:
+    for length in (65_100, 131_070):
+        answer = Answer(address, urlsplit(address).path + "api/key?id=" + "0" * length)
+        assert answer.status == 414
+        assert "flagstone get" in json.loads(answer.text)["error"]
 
 
 def test_a_broken_request_line_is_refused(address: str) -> None:
     for line in (b"<script>alert(1)</script>", b"<script>alert(1)</script> x y z", b"GET / HTTP/<script>"):
         answer = _raw(address, line + b"\r\n\r\n")
         assert b"<script" not in answer
-        assert answer.endswith(b"the inspector answers GET requests only\n")
+        assert answer.endswith(b'{"error": "the inspector answers GET requests only"}')
 
 
 def test_events_are_pushed_until_the_page_goes_away(address: str, where: Place) -> None:
