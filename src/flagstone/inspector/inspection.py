@@ -8,13 +8,13 @@ the manifest once an hour.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any, Final, Protocol
 
 from flagstone.config import ReaderSettings
 from flagstone.db.reader.reader import DbReader, open_reader
+from flagstone.db.reader.schemas import read_schemas
 from flagstone.db.reader.versions import read_versions
 from flagstone.errors import FlagstoneError, InvalidRequest
 from flagstone.inspector.decoding import LONG, SHORT, Decoder, parse_key
@@ -23,11 +23,9 @@ from flagstone.inspector.manifest_history import ManifestHistory
 from flagstone.inspector.rates import Rates, Sample, Sampler, Watched, plan_rates
 from flagstone.inspector.snapshot import take_snapshot
 from flagstone.lsm.merge_operator import MergeOperator
-from flagstone.lsm.system_rows import SCHEMA_PREFIX
 from flagstone.metadata.stores import CompactionsStore, ManifestStore
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.sync import Lock
-from flagstone.schema import TableSchema
 from flagstone.store.paths import DbPaths
 from flagstone.store.prices import GIGABYTE, PRICE_LIST, S3_STANDARD, SECONDS_A_MONTH
 from flagstone.types import VALUE, KeyRange, Row
@@ -283,13 +281,7 @@ class Inspection:
             return self._decoder or Decoder({})
         now = self._clock.monotonic()
         if self._decoder is None or now - self._decoder_at > _KEPT_SCHEMAS_S:
-            schemas: dict[bytes, TableSchema] = {}
-            # A clone of a key range without schema rows refuses the range. A scan that went on behind the schema rows
-            # could meet merge operands, for which there may be no operator.
-            with suppress(InvalidRequest), reader.scan(prefix=SCHEMA_PREFIX, include_system=True) as found:
-                for row in found.rows():
-                    schemas[row.key.removeprefix(SCHEMA_PREFIX)] = TableSchema.decode(row.value, row.key)
-            self._decoder, self._decoder_at = Decoder(schemas), now
+            self._decoder, self._decoder_at = Decoder(read_schemas(reader)), now
         return self._decoder
 
 
