@@ -98,8 +98,8 @@ spark-long: setup ## executors killed in load, read, compaction and stream, stre
 bench: setup ## every comparison, scaling and latency, with charts, into bench/results; `BENCH=engine` for one
 	$(BIN)/python -m bench $(BENCH)
 
-demo: setup ## the main job end to end on a local folder and a local Spark; `ROWS=10000000` for more orders
-	@$(BIN)/python examples/demo $(if $(ROWS),--rows $(ROWS))
+demo: setup ## the main job end to end on a local folder and a local Spark; `ROWS=10000000` for more orders, `KEEP=1` keeps the database
+	@$(BIN)/python examples/demo $(if $(ROWS),--rows $(ROWS)) $(if $(KEEP),--keep)
 
 docs: setup ## the documentation site into build/site, offline, and how many code blocks are tested
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

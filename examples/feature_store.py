@@ -3,7 +3,7 @@
     python examples/feature_store.py
 
 A load is one commit, so a model never sees half of a refresh. Training reads the same database as a consistent
-DataFrame; serving decodes single rows. Both sides share a schema, because the bytes contain no names.
+DataFrame; serving decodes single rows. The first load stores the schema in the database, and both sides read by it.
 """
 
 from __future__ import annotations
@@ -14,21 +14,15 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 import flagstone
 import flagstone.spark as fs
-from flagstone import keys, values
+from flagstone import keys
+from flagstone.schema import TableReader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# The contract between the job and the service: the columns of a key, and those of a value.
 KEY_COLUMNS = ["view", "user"]
-FEATURES = pa.schema(
-    [("orders", pa.int64()), ("spent", pa.float64()), ("biggest", pa.float64()), ("last_day", pa.date32())]
-)
-FRAME = "view string, user long, orders long, spent double, biggest double, last_day date"
 
 
 def compute(spark: SparkSession, users: int, until: date) -> DataFrame:
@@ -50,12 +44,14 @@ class FeatureServer:
 
     def __init__(self, url: Path) -> None:
         self._reader = flagstone.open_reader(url)
-        self._codec = values.codec("row", FEATURES)
+        schema = self._reader.schema()
+        assert schema is not None, "structured loads store their schema"
+        self._rows = TableReader(schema)
 
     def features(self, users: list[int]) -> list[dict[str, Any] | None]:
         """The features of many users, with requests shared between them; None for unknown users."""
         found = self._reader.multi_get([keys.encode("spending", user) for user in users])
-        return [None if value is None else self._codec.decode(value) for value in found]
+        return [None if value is None else self._rows.decode_value(value) for value in found]
 
     def refresh(self) -> None:
         self._reader.refresh()
@@ -87,15 +83,9 @@ def main(spark: SparkSession, folder: Path, *, users: int = 20_000) -> None:
     assert newer > 0
 
     # Training: the same rows as a DataFrame, with their original columns.
-    training = (
-        spark.read.format("flagstone")
-        .schema(FRAME)
-        .option("key.columns", ",".join(KEY_COLUMNS))
-        .load(str(url))
-        .where("view = 'spending'")
-    )
-    row = training.where(f"user = {asked[0]}").collect()[0].asDict()
-    assert {name: row[name] for name in FEATURES.names} == after[0]
+    training = fs.read(spark, url, where="view = 'spending'")
+    row = training.where(f"user = {asked[0]}").drop(*KEY_COLUMNS).collect()[0].asDict()
+    assert row == after[0]
     print(f"the training set has {training.count():,} rows; training uses the rows that were served")
     server.close()
 

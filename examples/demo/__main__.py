@@ -2,6 +2,7 @@
 
     make demo                                a million orders
     make demo ROWS=10000000                  more of them
+    make demo KEEP=1                         the database stays
     python examples/demo --rows 20000 --keep fewer, and the folder stays
 
 Spark loads a shop. A service opens it, reads, writes and runs transactions. A clone is changed independently. Spark
@@ -14,6 +15,8 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -96,15 +99,41 @@ def main() -> None:
             play(stage, spark, Shop(arguments.rows), folder)
         finally:
             spark.stop()
+        stage.console.print(
+            f"\n[bold green]{stage.checks} checks passed[/] in {time.perf_counter() - started:.0f} s.",
+            soft_wrap=True,
+        )
+        stage.console.print(NEXT, soft_wrap=True)
+        explore(stage, folder, keep=arguments.keep)
     finally:
         if not arguments.keep:
             shutil.rmtree(folder, ignore_errors=True)
-    kept = f"Kept in {folder}" if arguments.keep else f"{folder} is removed again"
+
+
+def explore(stage: Stage, folder: Path, *, keep: bool) -> None:
+    """On a terminal: the page of `flagstone inspect` on the shop, until Ctrl-C. Elsewhere only how to open it."""
+    command = [
+        str(Path(sys.executable).with_name("flagstone")),
+        "--path",
+        str(folder / "bucket" / "shop"),
+        "inspect",
+    ]
+    kept = f"{folder} is kept" if keep else f"{folder} is removed"
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        stage.console.print(
+            f"\n{kept}." + (f" Look at the database: {' '.join(command)}" if keep else ""), soft_wrap=True
+        )
+        return
     stage.console.print(
-        f"\n[bold green]{stage.checks} checks passed[/] in {time.perf_counter() - started:.0f} s. {kept}.",
-        soft_wrap=True,
+        f"\n[bold]Look at the database[/] in a browser. Ctrl-C ends this; then {kept}.", soft_wrap=True
     )
-    stage.console.print(NEXT, soft_wrap=True)
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as inspector:
+        try:
+            inspector.wait()
+        except KeyboardInterrupt:
+            inspector.wait()  # Ctrl-C reached it, too
+    if keep:
+        stage.console.print(f"Open it again: {' '.join(command)}", soft_wrap=True)
 
 
 if __name__ == "__main__":

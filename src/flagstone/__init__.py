@@ -19,8 +19,10 @@ from flagstone.types import KeyRange, Row
 if TYPE_CHECKING:
     import flagstone.aio as aio  # noqa: PLR0402 - in this file mypy sees no submodule by `from`
     import flagstone.compaction as compaction  # noqa: PLR0402
+    import flagstone.cost as cost  # noqa: PLR0402
     import flagstone.keys as keys  # noqa: PLR0402
     import flagstone.operators as operators  # noqa: PLR0402
+    import flagstone.telemetry as telemetry  # noqa: PLR0402
     import flagstone.values as values  # noqa: PLR0402
     from flagstone.changes.reader import WalReader
     from flagstone.clones.origin import CloneSource
@@ -70,6 +72,7 @@ __all__ = [
     "__version__",
     "aio",
     "compaction",
+    "cost",
     "dataset",
     "keys",
     "open",
@@ -77,6 +80,7 @@ __all__ = [
     "open_reader",
     "operators",
     "scan_polars",
+    "telemetry",
     "values",
 ]
 
@@ -101,6 +105,7 @@ _LAZY: dict[str, tuple[str, str | None]] = {
     "WriteBatch": ("flagstone.write.batch", "WriteBatch"),
     "aio": ("flagstone.aio", None),
     "compaction": ("flagstone.compaction", None),
+    "cost": ("flagstone.cost", None),
     "dataset": ("flagstone.query.dataset", "open_dataset"),
     "keys": ("flagstone.keys", None),
     "open": ("flagstone.db.open", "open_database"),
@@ -108,6 +113,7 @@ _LAZY: dict[str, tuple[str, str | None]] = {
     "open_reader": ("flagstone.db.reader.reader", "open_reader"),
     "operators": ("flagstone.operators", None),
     "scan_polars": ("flagstone.query.polars_scan", "scan_polars"),
+    "telemetry": ("flagstone.telemetry", None),
     "values": ("flagstone.values", None),
 }
 

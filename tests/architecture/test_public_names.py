@@ -20,9 +20,11 @@ PUBLIC = (
     "flagstone.aio",
     "flagstone.compaction",
     "flagstone.config",
+    "flagstone.cost",
     "flagstone.keys",
     "flagstone.operators",
     "flagstone.spark",
+    "flagstone.telemetry",
     "flagstone.values",
 )
 

@@ -33,6 +33,7 @@ PROJECT = Path(__file__).parents[2]
 REASONS = {
     "cluster": "needs a cluster, or a service of a cloud",
     "installation": "installs packages",
+    "Spark": "needs a Spark session on a page without one",
     "make": "a target of the Makefile, which the tests are part of",
 }
 """The allowed reasons for a block that is not run."""

@@ -98,6 +98,7 @@ class VanishingSsts:
     def __init__(self, ssts: SstStore, gone: Container[int]) -> None:
         self.pool = ssts.pool
         self.read_ahead = ssts.read_ahead
+        self.reading = ssts.reading
         self.fetches = 0
         self._ssts = ssts
         self._gone = gone
@@ -122,6 +123,7 @@ class RoundCounter:
     def __init__(self, ssts: SstStore) -> None:
         self.pool = ssts.pool
         self.read_ahead = ssts.read_ahead
+        self.reading = ssts.reading
         self.rounds = 0
         self._ssts = ssts
 

@@ -93,7 +93,7 @@ def test_the_documentation_has_the_table_of_planted_bugs() -> None:
 @pytest.mark.slow
 def test_a_crash_counts_only_if_a_process_has_ended() -> None:
     lines: list[str] = []
-    outcome = Run(3, 0.3, {"crash_every_s": 20.0}).live(lines.append)
+    outcome = Run(4, 0.3, {"crash_every_s": 20.0}).live(lines.append)
     troubled = lines[: next(at for at, line in enumerate(lines) if "the quiet time begins" in line)]
     assert 0 < outcome.faults["crash"] == sum(": crash " in line for line in troubled)
 

@@ -143,9 +143,9 @@ def test_the_understood_conditions_leave_nothing_to_spark(folder: Path) -> None:
     ("arguments", "message"),
     [
         ({"wher": "a = 1"}, "did you mean 'where'"),
-        ({"columns": ["nothing"]}, "choose from key, value"),
+        ({"columns": ["nothing"], "raw": True}, "choose from key, value"),
         ({"columns": "key"}, "lists of names"),
-        ({"columns": []}, "not available"),
+        ({"columns": [], "raw": True}, "not available"),
         ({"key_columns": ["id"]}, "need schema="),
         ({"schema": 17}, "StructType or a text"),
         ({"snapshot": "fast"}, "checkpoint or latest"),

@@ -55,7 +55,7 @@ def test_a_structured_sink_is_followed_by_structured_reads_exports_counts_differ
     changes = [change for batch in WalReader(folder).follow(timeout_s=0) for change in batch.changes]
     assert len(changes) == 3
     assert not any(is_system(change.key) for change in changes)
-    spark.sql(f"create temporary view orders using flagstone options (path '{folder}')")
+    spark.sql(f"create or replace temporary view orders using flagstone options (path '{folder}')")
     try:
         found = spark.sql("select sum(qty) as total, max(`no.te`) as last from orders where region = 'eu'")
         assert [tuple(row) for row in found.collect()] == [(12, "c")]

@@ -16,7 +16,7 @@ import flagstone
 from flagstone import Admin, InvalidRequest
 from flagstone.changes.change import WalFile
 from flagstone.metadata.annotations import Position
-from flagstone.metadata.manifest import Manifest
+from flagstone.metadata.manifest import SEQ_GAP, Manifest
 from flagstone.spark import foreach_batch
 from flagstone.spark.stream.lag import Lag, measure_lag
 from flagstone.spark.stream.offsets import BEGIN, plan_end, until_fence
@@ -105,10 +105,10 @@ def test_a_stream_delivers_a_copy_and_then_every_change_once_in_order(folder: Pa
     changes, _ = follow(reader, at)
 
     assert [(row["op"], row["key"], row["value"], row["seq"]) for row in changes] == [
-        ("put", b"k001", b"1", 3),
-        ("delete", b"k002", None, 4),
-        ("put", b"a", b"2", 5),
-        ("put", b"b", b"2", 5),
+        ("put", b"k001", b"1", SEQ_GAP + 2),
+        ("delete", b"k002", None, SEQ_GAP + 3),
+        ("put", b"a", b"2", SEQ_GAP + 4),
+        ("put", b"b", b"2", SEQ_GAP + 4),
     ]
     assert all(row["created_ms"] and row["wal_id"] for row in changes)
     db.close()

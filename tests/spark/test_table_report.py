@@ -136,7 +136,9 @@ def test_the_settings_of_a_session_are_defaults_of_a_read() -> None:
         class conf:  # noqa: N801
             getAll = HADOOP  # noqa: N815
 
-    plan = plan_read("s3a://shop/db", {"store_options": {"access_key_id": "mine"}}, spark=Session())
+    plan = plan_read(
+        "s3a://shop/db", {"raw": True, "store_options": {"access_key_id": "mine"}}, spark=Session()
+    )
 
     assert plan.options.address.store_options["access_key_id"] == "mine"
     assert plan.options.address.store_options["secret_access_key"] == "secret"

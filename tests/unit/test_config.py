@@ -134,6 +134,7 @@ def test_to_slatedb_json_omits_settings_that_slatedb_lacks() -> None:
         "synchronous_commit",
         "on_clock_regression",
         "memory_budget",
+        "price_list",
     }
     assert json.loads(Settings().to_slatedb_json()) == Settings().to_dict(slatedb_only=True)
 

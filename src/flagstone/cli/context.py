@@ -38,7 +38,8 @@ class Invocation:
         self.require_paths()
         if len(self.paths) > 1:
             raise InvalidRequest(
-                f"--path names {len(self.paths)} databases; only garbage collection takes more than one"
+                f"--path names {len(self.paths)} databases; only garbage collection and serve-metrics take more "
+                "than one"
             )
         return self.paths[0]
 

@@ -29,8 +29,9 @@ from flagstone.cli.output import (
     print_table,
     working,
 )
-from flagstone.cli.parsing import parse_lifetime
+from flagstone.cli.parsing import parse_lifetime, parse_merge_operator
 from flagstone.cli.process import DAMAGE, service
+from flagstone.cli.rows import MergeWith
 from flagstone.errors import InvalidRequest
 from flagstone.inspector.text import size_text, time_text
 
@@ -263,45 +264,61 @@ def inspect(
     port: Annotated[
         int, typer.Option(help="The port on 127.0.0.1; 0 chooses a free one.", min=0, max=65535)
     ] = 0,
-    refresh: Annotated[int, typer.Option(help="Seconds until an open page reloads itself.", min=1)] = 10,
+    refresh: Annotated[
+        int, typer.Option(help="Seconds between two looks for news while a page is open.", min=1)
+    ] = 5,
+    merge_operator: MergeWith = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the page to this file and end.")
+        Path | None,
+        typer.Option("--output", "-o", help="Write a page without rows and history to this file, and end."),
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Show SSTs, sorted runs, compactions, checkpoints and sizes in a browser on this machine.
+    """Show a database in a browser on this machine: its tree, history, compactions, keys, sizes and dollars.
 
-    Every request reads what `stats` reads and the compactions file, but no values. Ctrl-C ends it.
+    Prints an address with a random token, which only this machine accepts. Writes nothing to the store, not even a
+    checkpoint, and asks nothing while no page is open. Rows are read only when a page asks for them. Ctrl-C ends it.
 
     For example:
 
         flagstone -p s3://bucket/shop inspect
         flagstone -p s3://bucket/shop inspect --output shop.html
     """
-    from flagstone.inspector.page import render
-    from flagstone.inspector.server import serve
-    from flagstone.inspector.snapshot import take_snapshot
-
     call = invocation(context, json=json)
+    operator = parse_merge_operator(merge_operator)
     connection = call.connect()
-
-    def page(refresh_s: int | None) -> str:
-        seen = take_snapshot(connection.store, connection.wal_store, connection.root, jobs=True)
-        return render(seen, refresh_s=refresh_s)
 
     def report(**facts: str) -> None:
         if call.json:
             print_json(facts)
         else:
             print_line("; ".join(f"{name} {value}" for name, value in facts.items()))
+        sys.stdout.flush()  # a program that starts this command reads the address from a pipe
 
-    first = page(None if output else refresh)  # a wrong path fails here, before the server starts
     if output is not None:
-        output.write_text(first, encoding="utf-8")
+        from flagstone.inspector.page import render
+        from flagstone.inspector.snapshot import take_snapshot
+
+        seen = take_snapshot(connection.store, connection.wal_store, connection.root, jobs=True)
+        output.write_text(render(seen), encoding="utf-8")
         report(written=str(output))
         return
-    with service("inspector") as stop:
-        serve(lambda: page(refresh), port=port, stop=stop, ready=lambda address: report(open=address))
+    from flagstone.inspector.inspection import inspect_database
+    from flagstone.inspector.server import serve
+
+    inspection = inspect_database(connection, merge_operator=operator, refresh_s=refresh)
+    inspection.answer("state", {})  # a wrong path fails here, before the server starts
+    try:
+        with service("inspector") as stop:
+            serve(
+                inspection,
+                port=port,
+                refresh_s=refresh,
+                stop=stop,
+                ready=lambda address: report(open=address),
+            )
+    finally:
+        inspection.close()
 
 
 _SEVERITY_STYLES: Final = {"damage": "bold red", "warning": "yellow", "note": "dim"}

@@ -9,7 +9,6 @@ import typer
 
 from flagstone.cli.context import AsJson, invocation
 from flagstone.cli.output import moment_text, print_json, print_line, print_table
-from flagstone.clones.checkpoint import parse_checkpoint_id
 from flagstone.inspector.text import size_text
 
 
@@ -32,6 +31,8 @@ def loads(
     """
     call = invocation(context, json=json)
     if cancel is not None:
+        from flagstone.clones.checkpoint import parse_checkpoint_id
+
         load_id = parse_checkpoint_id(cancel)
         deleted = call.connect().admin().cancel_load(load_id)
         if call.json:

@@ -13,10 +13,12 @@ from typer.core import TyperGroup
 
 from flagstone.cli import checkpoints, compaction, databases, garbage, loads, manifests, rows, schemas
 from flagstone.cli.context import Invocation
+from flagstone.cli.cost import cost
 from flagstone.cli.database_command import DatabaseCommand, with_path
 from flagstone.cli.explain import explain
 from flagstone.cli.parsing import parse_duration
 from flagstone.cli.process import BROKEN_PIPE, INTERNAL, INTERRUPTED, end_soon_when_interrupted, exit_code
+from flagstone.cli.serve_metrics import serve_metrics
 from flagstone.cli.shell import shell
 from flagstone.cli.top import top
 from flagstone.errors import FlagstoneError, InvalidRequest
@@ -65,6 +67,8 @@ _PANELS: Final[Mapping[str, Sequence[Callable[..., None]]]] = {
         databases.verify,
         databases.repair,
         top,
+        serve_metrics,
+        cost,
         manifests.read_manifest,
         manifests.list_manifests,
         manifests.seq_to_ts,

@@ -180,7 +180,7 @@ class Coordinator:
         self._epoch = metrics.gauge(names.COMPACTOR_EPOCH)
         self._last_commit = metrics.gauge(names.COMPACTOR_LAST_COMPACTION_TIMESTAMP_SEC)
         self._reclaimed = metrics.counter(names.COMPACTOR_JOBS_RECLAIMED)
-        self._failures = metrics.counter("flagstone.compactor.coordinator_failures")
+        self._failures = metrics.counter(names.COMPACTOR_COORDINATOR_FAILURES)
 
     # -- the service --------------------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ from flagstone.runtime import metric_names
 from flagstone.runtime.budget import MemoryBudget
 from flagstone.runtime.ids import SYSTEM_IDS, Ids, ulid_ms
 from flagstone.runtime.metrics import Metrics
+from flagstone.runtime.operations import Operation
 from flagstone.runtime.pool import IoPool, cores, shared_pool
 from flagstone.runtime.sync import Lock
 from flagstone.sst.builder import BuiltSst, SstBuilder, SstOptions
@@ -47,12 +48,6 @@ from flagstone.store.paths import DbPaths
 from flagstone.store.port import NEARBY, ObjectStore
 from flagstone.store.writing import Destination
 from flagstone.types import KeyRange, Seq
-
-MERGE_SECONDS: Final = "flagstone.compactor.merge_seconds"
-"""How long jobs took, from the plan to the last upload."""
-
-ROWS_WRITTEN: Final = "flagstone.compactor.rows_written"
-"""How many rows the uploaded SSTs hold."""
 
 _DECODED_INDEX: Final = 3
 """How many times as large as stored an index is in memory."""
@@ -114,8 +109,8 @@ class LocalExecutor:
         )
         registry = metrics or Metrics()
         self._purged = registry.counter(metric_names.COMPACTOR_EXPIRED_ENTRIES_PURGED, entry_type="value")
-        self._seconds = registry.histogram(MERGE_SECONDS)
-        self._rows = registry.counter(ROWS_WRITTEN)
+        self._merges = Operation(registry.histogram(metric_names.COMPACTOR_MERGE_SECONDS), "compaction")
+        self._rows = registry.counter(metric_names.COMPACTOR_ROWS_WRITTEN)
 
     def run(
         self,
@@ -125,7 +120,7 @@ class LocalExecutor:
         cancelled: Callable[[], bool],
     ) -> tuple[SsTable, ...]:
         """See `Executor`."""
-        with self._seconds.timer():
+        with self._merges.measure():
             sources = plan_sources(task.manifest, task.spec, self._paths)
             fetcher = SstFetcher(self._store)
             context = task.context

@@ -114,7 +114,7 @@ class Worker:
         self._stopping = False
         self._failure: Exception | None = None
         self._claimed = metrics.counter(names.COMPACTOR_JOBS_CLAIMED)
-        self._job_failures = metrics.counter("flagstone.compactor.job_failures")
+        self._job_failures = metrics.counter(names.COMPACTOR_JOB_FAILURES)
         self._running = metrics.gauge(names.COMPACTOR_RUNNING_COMPACTIONS, worker_id=self.id)
         self._heartbeat = metrics.gauge(names.COMPACTOR_WORKER_LAST_HEARTBEAT_MS, worker_id=self.id)
         self._bytes_in_work = metrics.gauge(names.COMPACTOR_TOTAL_BYTES_BEING_COMPACTED)

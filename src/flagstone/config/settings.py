@@ -40,8 +40,10 @@ from flagstone.errors import InvalidRequest
 CodecName = Literal["Snappy", "Zlib", "Lz4", "Zstd"]
 MetricLevel = Literal["Debug", "Info"]
 Preload = Literal["L0Sst", "AllSst"]
+PriceListName = Literal["s3-standard", "s3-express", "gcs-standard", "r2-standard", "free"]
 ClockRegression = Literal["refuse", "hold"]
 
+PRICE_LIST_NAMES: Final = ("s3-standard", "s3-express", "gcs-standard", "r2-standard", "free")
 CODECS: Final = ("Snappy", "Zlib", "Lz4", "Zstd")
 ENV_PREFIX: Final = "SLATEDB_"
 
@@ -263,6 +265,8 @@ class Settings(Section):
 
     Other limits are lowered to fit, and all these databases have one cache. None: each database has its own limits.
     """
+    price_list: PriceListName = choice("s3-standard", *PRICE_LIST_NAMES, ours=True)
+    """The prices of the dollars in `status()["cost"]`."""
 
     def check(self) -> None:
         if self.max_unflushed_bytes < self.l0_sst_size_bytes:
@@ -342,6 +346,8 @@ class ReaderSettings(Section):
     meta_cache_bytes: int = integer(128 * _MIB, ours=True)
     memory_budget: int | None = integer(None, minimum=64 * _MIB, optional=True, ours=True)
     """The budget of `Settings.memory_budget`. None: the reader has a cache of its own."""
+    price_list: PriceListName = choice("s3-standard", *PRICE_LIST_NAMES, ours=True)
+    """The prices of the dollars in `status()["cost"]`."""
 
     def check(self) -> None:
         if (

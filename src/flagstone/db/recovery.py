@@ -96,6 +96,13 @@ def open_for_writing(env: Environment, manifests: ManifestStore, *, create: bool
         fence.check(latest.value)
         return latest.value
 
+    if claimed.value.writer_epoch > 1:
+        _log.info(
+            "took over path=%s epoch=%d former_epoch=%d",
+            env.paths.root,
+            fence.epoch,
+            current.value.writer_epoch,
+        )
     # Drivers of loads give this writer the time to replay the WAL, and do not open the database themselves.
     announced = (
         env.pool.submit(save_notice, env.store, env.paths, Notice(fence.epoch))

@@ -28,6 +28,8 @@ class Status(dict[str, Any]):
     """The number of SSTs in L0."""
     sorted_runs: int
     """The number of sorted runs."""
+    cost: dict[str, Any]
+    """Requests, bytes and dollars since it was opened; see `flagstone.cost.Cost`."""
     kernels: str
     """"compiled", or "interpreted", which is many times slower."""
 

@@ -145,8 +145,8 @@ class Collector:
         for entry in report:
             if not entry.dry_run:
                 self._metrics.counter(names.GC_DELETED_COUNT, resource=entry.kind).add(entry.deleted)
-                self._metrics.counter("flagstone.gc.deleted_bytes", resource=entry.kind).add(entry.bytes)
-            self._metrics.counter("flagstone.gc.error_count", resource=entry.kind).add(len(entry.errors))
+                self._metrics.counter(names.GC_DELETED_BYTES, resource=entry.kind).add(entry.bytes)
+            self._metrics.counter(names.GC_ERROR_COUNT, resource=entry.kind).add(len(entry.errors))
             if entry.kind in ("manifest", "compactions"):
                 self._metrics.gauge(names.GC_VERSION_COUNT, resource=entry.kind).set(entry.examined)
             for error in entry.errors:

@@ -1,4 +1,4 @@
-"""Renders the page of `flagstone inspect`: plain HTML without scripts. Pure.
+"""Renders the page of `flagstone inspect --output`: plain HTML without scripts. Pure.
 
 The page shows the first and last keys of SSTs and the names of checkpoints, but no values.
 """
@@ -34,10 +34,9 @@ svg { width: 100%; font-size: 12px; } svg text { fill: currentColor; }
 """
 
 
-def render(seen: DatabaseSnapshot, *, refresh_s: int | None = None) -> str:
-    """The whole page; a browser reloads it every `refresh_s` seconds."""
+def render(seen: DatabaseSnapshot) -> str:
+    """The whole page."""
     title = f"{seen.root} in {seen.url}"
-    refresh = "" if refresh_s is None else f'<meta http-equiv="refresh" content="{refresh_s}">'
     manifest = seen.manifest.value
     body = [
         f"<h1>{escape(title)}</h1>",
@@ -49,7 +48,7 @@ def render(seen: DatabaseSnapshot, *, refresh_s: int | None = None) -> str:
         _folders(seen),
     ]
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>{refresh}'
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>'
         f"<body>{''.join(body)}</body></html>\n"
     )

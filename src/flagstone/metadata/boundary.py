@@ -18,6 +18,7 @@ import zlib
 from typing import Final, NamedTuple
 
 from flagstone.errors import CorruptData, InternalError, Unavailable
+from flagstone.runtime import metric_names as names
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.sync import Lock
 from flagstone.store.caching import CachingStore
@@ -83,11 +84,9 @@ class Boundary:
         self._store = store
         self._lock = Lock()
         self._seen: _Seen | None = None
-        self._check_seconds = metrics.histogram("flagstone.metadata.boundary_check_seconds", boundary=path)
-        self._advance_attempts = metrics.counter(
-            "flagstone.metadata.boundary_advance_attempts", boundary=path
-        )
-        self._rejected = metrics.counter("flagstone.metadata.boundary_rejected_writes", boundary=path)
+        self._check_seconds = metrics.histogram(names.BOUNDARY_CHECK_SECONDS, boundary=path)
+        self._advance_attempts = metrics.counter(names.BOUNDARY_ADVANCE_ATTEMPTS, boundary=path)
+        self._rejected = metrics.counter(names.BOUNDARY_REJECTED_WRITES, boundary=path)
 
     def read(self) -> int:
         """The durable boundary now. One conditional request: unchanged, it costs no transfer.

@@ -126,30 +126,39 @@ def visible_row(
 def get(ssts: SstStore, view: ReadView, key: bytes, max_seq: int) -> Found:
     """The newest row of `key`; see `probe`."""
     found = probe(view, key, max_seq)
+    if not isinstance(found, Need):
+        return found
     pinned: Pinned = {}
-    while isinstance(found, Need):
-        pinned.update(ssts.fetch(plan_fetch(view, [(key, found)], pinned)))
-        found = probe(view, key, max_seq, pinned)
+    with ssts.reading["get"].measure():
+        while isinstance(found, Need):
+            pinned.update(ssts.fetch(plan_fetch(view, [(key, found)], pinned)))
+            found = probe(view, key, max_seq, pinned)
     return found
 
 
 def get_newest_first(ssts: SstStore, view: ReadView, key: bytes, max_seq: int) -> Found:
     """`get` for a key that probably is in one of the newest SSTs: it asks one after the other, and no older one."""
     found = probe(view, key, max_seq)
+    if not isinstance(found, Need):
+        return found
     pinned: Pinned = {}
-    while isinstance(found, Need):
-        pinned.update(ssts.fetch([found]))
-        found = probe(view, key, max_seq, pinned)
+    with ssts.reading["get"].measure():
+        while isinstance(found, Need):
+            pinned.update(ssts.fetch([found]))
+            found = probe(view, key, max_seq, pinned)
     return found
 
 
 async def get_async(ssts: SstStore, view: ReadView, key: bytes, max_seq: int) -> Found:
     """`get` for an event loop."""
     found = probe(view, key, max_seq)
+    if not isinstance(found, Need):
+        return found
     pinned: Pinned = {}
-    while isinstance(found, Need):
-        pinned.update(await fetch_async(ssts, plan_fetch(view, [(key, found)], pinned)))
-        found = probe(view, key, max_seq, pinned)
+    with ssts.reading["get"].measure():
+        while isinstance(found, Need):
+            pinned.update(await fetch_async(ssts, plan_fetch(view, [(key, found)], pinned)))
+            found = probe(view, key, max_seq, pinned)
     return found
 
 
@@ -160,8 +169,12 @@ def multi_get(ssts: SstStore, view: ReadView, keys: Sequence[bytes], max_seq: in
     """
     answers: list[Found | Need] = []
     pinned: Pinned = {}
-    while lacking := probe_many(view, keys, max_seq, answers, pinned):
-        pinned.update(ssts.fetch(plan_fetch(view, lacking, pinned)))
+    lacking = probe_many(view, keys, max_seq, answers, pinned)
+    if lacking:
+        with ssts.reading["multi_get"].measure():
+            while lacking:
+                pinned.update(ssts.fetch(plan_fetch(view, lacking, pinned)))
+                lacking = probe_many(view, keys, max_seq, answers, pinned)
     return _settled(answers)
 
 
@@ -169,8 +182,12 @@ async def multi_get_async(ssts: SstStore, view: ReadView, keys: Sequence[bytes],
     """`multi_get` for an event loop."""
     answers: list[Found | Need] = []
     pinned: Pinned = {}
-    while lacking := probe_many(view, keys, max_seq, answers, pinned):
-        pinned.update(await fetch_async(ssts, plan_fetch(view, lacking, pinned)))
+    lacking = probe_many(view, keys, max_seq, answers, pinned)
+    if lacking:
+        with ssts.reading["multi_get"].measure():
+            while lacking:
+                pinned.update(await fetch_async(ssts, plan_fetch(view, lacking, pinned)))
+                lacking = probe_many(view, keys, max_seq, answers, pinned)
     return _settled(answers)
 
 
@@ -178,11 +195,12 @@ def next_chunk(ssts: SstStore, cursor: ScanCursor) -> Chunk | None:
     """The next rows of a scan, or None at its end. Starts to fetch the blocks after them."""
     while isinstance(chunk := cursor.probe_chunk(), Lacking):
         try:
-            if chunk.needs:
-                cursor.accept(ssts.fetch(chunk.needs, admit=cursor.cache_blocks))
-            for future in chunk.pending:
-                future.exception()  # waits; `settle` raises its error
-                cursor.settle(future)
+            with ssts.reading["scan"].measure():
+                if chunk.needs:
+                    cursor.accept(ssts.fetch(chunk.needs, admit=cursor.cache_blocks))
+                for future in chunk.pending:
+                    future.exception()  # waits; `settle` raises its error
+                    cursor.settle(future)
         except SstGone as gone:
             cursor.renew(gone)
     _read_ahead(ssts, cursor)
@@ -195,11 +213,12 @@ async def next_chunk_async(ssts: SstStore, cursor: ScanCursor) -> Chunk | None:
 
     while isinstance(chunk := cursor.probe_chunk(), Lacking):
         try:
-            if chunk.needs:
-                cursor.accept(await fetch_async(ssts, chunk.needs, admit=cursor.cache_blocks))
-            for future in chunk.pending:
-                await asyncio.wait([asyncio.wrap_future(future)])
-                cursor.settle(future)
+            with ssts.reading["scan"].measure():
+                if chunk.needs:
+                    cursor.accept(await fetch_async(ssts, chunk.needs, admit=cursor.cache_blocks))
+                for future in chunk.pending:
+                    await asyncio.wait([asyncio.wrap_future(future)])
+                    cursor.settle(future)
         except SstGone as gone:
             await asyncio.to_thread(cursor.renew, gone)
     _read_ahead(ssts, cursor)

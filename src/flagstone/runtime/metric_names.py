@@ -1,7 +1,7 @@
-"""The names of SlateDB 0.17's metrics, so that existing dashboards work with Flagstone.
+"""The names of all metrics: first those of SlateDB 0.17, so that existing dashboards work with Flagstone.
 
-A comment after a name lists its labels. Metrics that SlateDB does not have start with `flagstone.`; their names are
-beside the code that counts.
+A comment after a name lists its labels. Metrics that SlateDB does not have start with `flagstone.`. `metric_help` says
+what each one counts. Only code that counts uses a name; a test finds a name that no code uses.
 """
 
 from __future__ import annotations
@@ -77,11 +77,52 @@ OBJECT_STORE_CACHE_EVICTED_BYTES: Final = "slatedb.object_store_cache.evicted_by
 
 MERGE_OPERATOR_OPERANDS: Final = "slatedb.merge_operator_operands"  # path: read, flush, compact
 
+COMPACTOR_COORDINATOR_FAILURES: Final = "flagstone.compactor.coordinator_failures"
+COMPACTOR_JOB_FAILURES: Final = "flagstone.compactor.job_failures"
+COMPACTOR_MERGE_SECONDS: Final = "flagstone.compactor.merge_seconds"
+COMPACTOR_ROWS_WRITTEN: Final = "flagstone.compactor.rows_written"
+
+# op: put, get, multi_get, scan, flush, memtable_flush, wal_upload
+DB_OPERATION_SECONDS: Final = "flagstone.db.operation_seconds"
+DB_MANIFEST_ID: Final = "flagstone.db.manifest_id"
+DB_LAST_L0_SEQ: Final = "flagstone.db.last_l0_seq"
+DB_LIVE_BYTES: Final = "flagstone.db.live_bytes"
+DB_CHECKPOINT_COUNT: Final = "flagstone.db.checkpoint_count"
+DB_WRITER_EPOCH: Final = "flagstone.db.writer_epoch"
+
+READER_POLL_FAILING: Final = "flagstone.reader.poll_failing"
+
+DB_CACHE_BYTES: Final = "flagstone.db_cache.bytes"
+DB_CACHE_EVICTIONS: Final = "flagstone.db_cache.evictions"
+
+GC_DELETED_BYTES: Final = "flagstone.gc.deleted_bytes"  # resource
+GC_ERROR_COUNT: Final = "flagstone.gc.error_count"  # resource
+
+BOUNDARY_ADVANCE_ATTEMPTS: Final = "flagstone.metadata.boundary_advance_attempts"  # boundary: its path
+BOUNDARY_CHECK_SECONDS: Final = "flagstone.metadata.boundary_check_seconds"  # boundary
+BOUNDARY_REJECTED_WRITES: Final = "flagstone.metadata.boundary_rejected_writes"  # boundary
+
+COST_REQUESTS: Final = (
+    "flagstone.cost.requests"  # component: see store/cost.py; kind: put, get, head, list, …
+)
+COST_BYTES: Final = "flagstone.cost.bytes"  # component, direction: read, write
+DB_UPTIME_SECONDS: Final = "flagstone.db.uptime_seconds"
+
+OBJECT_STORE_BYTES: Final = "flagstone.object_store.bytes"  # component, op, direction: read, write
+OBJECT_STORE_RETRY_COUNT: Final = "flagstone.object_store.retry_count"
+
 SLATEDB_NAMES: Final = frozenset(
     value for value in list(globals().values()) if isinstance(value, str) and value.startswith("slatedb.")
 )
-"""All names above."""
+"""The names above that SlateDB has, too."""
 
+FLAGSTONE_NAMES: Final = frozenset(
+    value for value in list(globals().values()) if isinstance(value, str) and value.startswith("flagstone.")
+) - {__name__, __package__}
+"""The names above that only Flagstone has."""
+
+
+_RESOURCES: Final = ("manifest", "wal", "wal_fence", "compacted", "compactions", "detach")
 
 _LABELLED: Final[dict[str, list[dict[str, str]]]] = {
     DB_SST_FILTER_POSITIVE_COUNT: [{"kind": kind} for kind in ("point", "prefix", "range")],
@@ -94,9 +135,9 @@ _LABELLED: Final[dict[str, list[dict[str, str]]]] = {
     ],
     DB_CACHE_ERROR_COUNT: [{}],
     COMPACTOR_EXPIRED_ENTRIES_PURGED: [{"entry_type": kind} for kind in ("value", "merge")],
-    GC_DELETED_COUNT: [
-        {"resource": kind} for kind in ("manifest", "wal", "wal_fence", "compacted", "compactions", "detach")
-    ],
+    GC_DELETED_COUNT: [{"resource": kind} for kind in _RESOURCES],
+    GC_DELETED_BYTES: [{"resource": kind} for kind in _RESOURCES],
+    GC_ERROR_COUNT: [{"resource": kind} for kind in _RESOURCES],
     MEMTABLE_FLUSH_MANIFEST_REFRESH_COUNT: [{}],
     MERGE_OPERATOR_OPERANDS: [{"path": path} for path in ("read", "flush", "compact")],
 }

@@ -210,6 +210,12 @@ class Metrics:
             for (name, labels), instrument in instruments
         ]
 
+    def named(self, *names: str) -> list[Metric]:
+        """The values of the instruments with these names, in no order."""
+        with self._lock:
+            found = [(key, each) for key, each in self._instruments.items() if key[0] in names]
+        return [Metric(name, each.kind, labels, each.value) for (name, labels), each in found]
+
     def as_dict(self) -> dict[str, float | Distribution]:
         """The snapshot as a dictionary with keys such as `slatedb.db.request_count{op=get}`."""
         return {metric.key: metric.value for metric in self.snapshot()}

@@ -140,6 +140,7 @@ def _hold(options: ReadOptions, *, owned: bool) -> CheckpointRead:
         return CheckpointRead(options, None, options.state)
     if options.as_of is None and options.snapshot == "latest":
         return CheckpointRead(options, None, _find_state(options)[0])
+    open_manifests(address).require_latest()  # a store that refuses reads is another problem
     try:
         if options.as_of is None:
             found = None if owned else _shared_checkpoint(options)

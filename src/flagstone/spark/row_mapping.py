@@ -207,7 +207,8 @@ class RowMapping:
         """
         assert self.table is not None, "only rows of a stored schema have such a reader"
         wanted = pa.schema([field for field in types if field.name not in self.metadata])
-        whole = self.unversioned and self.value_columns and self.value_format == "row"
+        named = set(self.value_columns or ())  # a read of key columns alone decodes no value
+        whole = self.unversioned and named and named <= set(types.names) and self.value_format == "row"
         old = self.value_schema(types) if whole else None
         return TableReader(self.table, wanted, prefix=self.prefix, unversioned=old)
 

@@ -106,8 +106,8 @@ class RowShape:
         if self.mapping is None:
             return batch, 0
         names = self.needed(conditions)
-        if self.mapping.table is None:
-            # Without a stored schema the columns of a value are decoded together.
+        if self.mapping.table is None or self.mapping.unversioned:
+            # The columns of a value that names no version are decoded together.
             read = batch.schema.names
             own = [
                 *(self.mapping.key_columns if "key" in read else ()),

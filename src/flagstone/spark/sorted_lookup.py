@@ -56,7 +56,7 @@ class SortedLookup:
         self._fetcher = SstFetcher(store)
         self._now_ms = now_ms
         self._include_expired = include_expired
-        self._view, self._max_seq = reader.read_point()
+        self._view, self._max_seq = reader._newest_read_point()  # noqa: SLF001 - it searches the view itself
         self._filters: dict[str, bytes | None] = {}
         manifest = reader.manifest()
         # With segments a key has a tree of its own; those are read in the ordinary way.

@@ -15,6 +15,7 @@ from collections import deque
 from typing import Final
 
 from flagstone.errors import InvalidRequest
+from flagstone.runtime import metric_names
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.sync import Lock
 from flagstone.sst.reader import META, Sst, SstMeta
@@ -23,8 +24,6 @@ from flagstone.types import Ulid
 DEFAULT_CAPACITY_BYTES: Final = 640 * 1024 * 1024
 """The sum of SlateDB's two caches: 512 MiB of blocks, 128 MiB of indexes and filters."""
 
-CACHE_BYTES: Final = "flagstone.db_cache.bytes"
-CACHE_EVICTIONS: Final = "flagstone.db_cache.evictions"
 _SMALL_SHARE: Final = 10
 """The small queue gets 1/10 of the capacity."""
 
@@ -44,8 +43,8 @@ class SstCache:
             raise InvalidRequest(f"capacity_bytes is {capacity_bytes}; use 0 (keep nothing) or more")
         registry = metrics or Metrics()
         self.capacity_bytes: int = capacity_bytes
-        self._gauge = registry.gauge(CACHE_BYTES)
-        self._evictions = registry.counter(CACHE_EVICTIONS)
+        self._gauge = registry.gauge(metric_names.DB_CACHE_BYTES)
+        self._evictions = registry.counter(metric_names.DB_CACHE_EVICTIONS)
         self._lock = Lock()
         self._small: deque[_Entry] = deque()
         self._main: deque[_Entry] = deque()

@@ -17,6 +17,7 @@ from flagstone.runtime import metric_names
 from flagstone.runtime.budget import MemoryBudget
 from flagstone.runtime.grants import MemoryPart
 from flagstone.runtime.metrics import Metrics
+from flagstone.runtime.operations import Operation
 from flagstone.runtime.pool import IoPool, shared_pool
 from flagstone.runtime.sync import Event, Lock
 from flagstone.sst.builder import BuiltSst
@@ -160,6 +161,11 @@ class SstStore:
         )
         """The memory for what scans fetch before they need it."""
         self._counts = ReadCounts(registry)
+        self.reading: Final = {
+            op: Operation(registry.histogram(metric_names.DB_OPERATION_SECONDS, op=op), op)
+            for op in ("get", "multi_get", "scan")
+        }
+        """Reads that wait for the store."""
         self._lock = Lock()
         self._ssts: dict[Ulid, Sst] = {}
         self._lenders: dict[str, DbPaths] = {}

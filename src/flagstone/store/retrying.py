@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from typing import Final, NoReturn, TypeVar
 
 from flagstone.errors import InvalidRequest, Unavailable
+from flagstone.runtime import metric_names
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.ids import SYSTEM_IDS, Ids
 from flagstone.runtime.metrics import Counter, Metrics
@@ -113,7 +114,7 @@ class RetryingStore:
         self.ids = ids
         self.warned: float | None = None
         """When the last warning was logged. Without a lock: two threads may both log one."""
-        self.retries: Counter = (metrics or Metrics()).counter("flagstone.object_store.retry_count")
+        self.retries: Counter = (metrics or Metrics()).counter(metric_names.OBJECT_STORE_RETRY_COUNT)
 
     @property
     def url(self) -> str:

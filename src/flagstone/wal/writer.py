@@ -38,6 +38,7 @@ from flagstone.runtime import metric_names as names
 from flagstone.runtime.clock import Clock
 from flagstone.runtime.ids import Ids
 from flagstone.runtime.metrics import Metrics
+from flagstone.runtime.operations import Operation
 from flagstone.runtime.service import Supervisor
 from flagstone.runtime.sync import Lock
 from flagstone.sst.builder import SstBuilder, SstOptions
@@ -236,6 +237,9 @@ class WalWriter:
         self._flushes = metrics.counter(names.WAL_BUFFER_FLUSHES)
         self._requests = metrics.counter(names.WAL_BUFFER_FLUSH_REQUESTS)
         self._flush_bytes = metrics.counter(names.WAL_FLUSH_BYTES)
+        self._uploading = Operation(
+            metrics.histogram(names.DB_OPERATION_SECONDS, op="wal_upload"), "wal_upload"
+        )
 
     def request(self) -> None:
         """Write all committed rows as soon as the file under way is done."""
@@ -301,6 +305,7 @@ class WalWriter:
         """Finish the files that are on the store, in order; send the next one if it is time."""
         try:
             while (upload := uploads.take_created()) is not None:
+                self._uploading.record(self._clock.monotonic() - upload.started_at)
                 self._with_retries(self._ownership.ensure, upload.path)
                 self._finish(upload.file, len(upload.data))
         except ObjectExists:
@@ -347,7 +352,8 @@ class WalWriter:
     def _write(self, file: Sealed, attempt: Attempt) -> None:
         path, data = self._paths.wal(file.wal_id), self._encode(file.spans)
         try:
-            attempt(lambda: self._store.put_if_absent(path, data, token=file.token), path)
+            with self._uploading.measure():
+                attempt(lambda: self._store.put_if_absent(path, data, token=file.token), path)
         except ObjectExists:
             raise self._ownership.lost() from None
         attempt(self._ownership.ensure, path)

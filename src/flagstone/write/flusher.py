@@ -30,6 +30,7 @@ from flagstone.runtime.budget import MemoryBudget
 from flagstone.runtime.clock import Clock
 from flagstone.runtime.ids import Ids, ulid_ms
 from flagstone.runtime.metrics import Metrics
+from flagstone.runtime.operations import Operation
 from flagstone.runtime.pool import Future, IoPool
 from flagstone.runtime.service import Supervisor
 from flagstone.sst.builder import BuiltSst, Sink, SstBuilder, SstOptions
@@ -104,6 +105,9 @@ class Flusher:
         """Why the upload of the oldest memtable waits; None if it does not."""
         self._flushes = metrics.counter(names.DB_IMMUTABLE_MEMTABLE_FLUSHES)
         self._uploads = metrics.counter(names.MEMTABLE_FLUSH_L0_UPLOAD_COUNT)
+        self._flushing = Operation(
+            metrics.histogram(names.DB_OPERATION_SECONDS, op="memtable_flush"), "memtable_flush"
+        )
         self._l0_flushes = metrics.counter(names.MEMTABLE_FLUSH_L0_FLUSH_COUNT)
         self._flush_bytes = metrics.counter(names.DB_L0_FLUSH_BYTES)
         self._stalls = {
@@ -183,7 +187,10 @@ class Flusher:
 
     def _flush(self, frozen: FrozenMemtable, id_ms: int) -> Uploaded:
         memory = self._options.memory
-        with nullcontext() if memory is None else memory.flushing(frozen.memtable.size()):
+        with (
+            nullcontext() if memory is None else memory.flushing(frozen.memtable.size()),
+            self._flushing.measure(),
+        ):
             return self._build_and_upload(frozen, id_ms)
 
     def _build_and_upload(self, frozen: FrozenMemtable, id_ms: int) -> Uploaded:
@@ -240,6 +247,13 @@ class Flusher:
         self._manifest.adopt(written, frozen)
         self._flushes.add()
         self._l0_flushes.add()
+        _log.info(
+            "flushed memtable last_seq=%d ssts=%d bytes=%d manifest=%d",
+            frozen.last_seq,
+            len(uploaded),
+            sum(sst.info.estimated_size for _, sst in uploaded),
+            written.id,
+        )
 
 
 def _ulid_at(time_ms: int, ids: Ids) -> Ulid:

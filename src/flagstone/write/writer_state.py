@@ -45,6 +45,7 @@ from flagstone.runtime import metric_names as names
 from flagstone.runtime.budget import MemoryBudget, RowAccount
 from flagstone.runtime.clock import Clock, HeldClock
 from flagstone.runtime.metrics import Metrics
+from flagstone.runtime.operations import Operation
 from flagstone.runtime.sync import Lock, Waiters, wait_aside
 from flagstone.types import KeyRange, Seq, WalId
 from flagstone.write.batch import BY_DEFAULT, Expiry, WriteBatch, pending_rows
@@ -125,6 +126,7 @@ class WriterState:
         "_tick_ms",
         "_ticket",
         "_waiters",
+        "_waits",
         "_wal_at_bytes",
         "_wal_at_freeze",
         "_wal_enabled",
@@ -187,6 +189,7 @@ class WriterState:
         self._plan_next_act()
         self._counts = WriteCounts(metrics, recovered.memtables, last_seq=recovered.last_seq)
         self._pauses = metrics.counter(names.DB_BACKPRESSURE_COUNT)
+        self._waits = Operation(metrics.histogram(names.DB_OPERATION_SECONDS, op="put"), "put")
 
     # -- writing ------------------------------------------------------------------------------------------
 
@@ -543,8 +546,11 @@ class WriterState:
             FlagstoneError: it will never get there; the error given to `fail`.
 
         """
-        if self.is_durable(seq):
-            return
+        if not self.is_durable(seq):
+            with self._waits.measure():
+                self._wait_durable(seq, timeout)
+
+    def _wait_durable(self, seq: int, timeout: float | None) -> None:
         if timeout is None and self._wal_enabled:
             # No other thread has to wake up if this one writes the file. A store may take longer than a timeout allows.
             self.wake.write_wal()
@@ -588,8 +594,9 @@ class WriterState:
                 self._ticket += 1
                 heappush(self._waiters, (seq, self._ticket, loop, future))
         if not settled:
-            self.request_durable()
-            yield from future
+            with self._waits.measure():
+                self.request_durable()
+                yield from future
         if self.durable_seq < seq:
             self.raise_failure()
 

@@ -157,6 +157,7 @@ def test_ctrl_c_ends_a_command_that_waits_for_the_store(started: Start) -> None:
         ("schedule-garbage-collection", "--wal", "min_age=1h,period=1h"),
         ("run-compactor",),
         ("run-worker",),
+        ("inspect",),
     ],
     ids=lambda command: command[0],
 )

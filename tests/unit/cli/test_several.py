@@ -61,7 +61,7 @@ def test_a_prefix_collects_every_database_below_it(folder: Path) -> None:
 def test_other_commands_accept_only_one_database(folder: Path) -> None:
     refused = flagstone("-p", folder / "a", "-p", folder / "b", "stats")
     assert refused.exit_code == 2
-    assert "only garbage collection takes more than one" in refused.stderr
+    assert "only garbage collection and serve-metrics take more than one" in refused.stderr
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 import flagstone
 from flagstone.cli.connection import Connection, connect
 from flagstone.cli.context import Invocation
-from flagstone.cli.top import Sampler, plan_rates
+from flagstone.inspector.rates import Sampler, plan_rates
 from flagstone.runtime.clock import VirtualClock
 from unit.cli.running import Flagstone
 

@@ -137,6 +137,16 @@ CALLS: dict[str, Callable[[Shop, Any], Any]] = {
         "file:///tmp/nowhere/db",
         patience=given,
     ),
+    "spark.delete lifetime": lambda _, given: flagstone.spark.delete(
+        "key = X'00'",
+        "file:///tmp/nowhere/db",
+        lifetime=given,
+    ),
+    "spark.merge_into lifetime": lambda _, given: flagstone.spark.merge_into(
+        None,  # type: ignore[arg-type]
+        "file:///tmp/nowhere/db",
+        lifetime=given,
+    ),
     "spark.export lifetime": lambda _, given: flagstone.spark.export(
         None,  # type: ignore[arg-type]
         "file:///tmp/nowhere/db",

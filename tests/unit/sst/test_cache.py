@@ -9,7 +9,7 @@ from flagstone.read.drivers import get
 from flagstone.read.scan import Scan
 from flagstone.read.scan_cursor import ScanRequest
 from flagstone.read.view import ReadView
-from flagstone.sst.cache import CACHE_BYTES, CACHE_EVICTIONS
+from flagstone.runtime.metric_names import DB_CACHE_BYTES, DB_CACHE_EVICTIONS
 from flagstone.types import MAX_SEQ
 from kit.ssts import NOW_MS, Rig, put
 
@@ -35,8 +35,8 @@ def test_the_cache_stays_within_its_capacity_and_all_rows_are_found() -> None:
         read(rig, view, number)
         assert rig.sst_store.cache.held_bytes <= 60_000
     counts = rig.metrics.as_dict()
-    assert counts[CACHE_BYTES] == rig.sst_store.cache.held_bytes
-    assert counts[CACHE_EVICTIONS] > 100  # type: ignore[operator]
+    assert counts[DB_CACHE_BYTES] == rig.sst_store.cache.held_bytes
+    assert counts[DB_CACHE_EVICTIONS] > 100  # type: ignore[operator]
 
 
 def test_blocks_that_are_read_once_do_not_evict_blocks_in_use() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from itertools import takewhile
 from pathlib import Path
 from uuid import UUID
 
@@ -25,13 +24,13 @@ from flagstone.db.admin.loads import AdminLoads
 from flagstone.db.read_methods import check_range
 from flagstone.db.reader import as_of
 from flagstone.db.reader.reader import open_reader
+from flagstone.db.reader.schemas import read_schemas
 from flagstone.errors import InvalidRequest
 from flagstone.gc.plan import Kind, requested_options
 from flagstone.gc.report import GarbageReport
 from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.lsm.segments import SegmentExtractor
 from flagstone.lsm.sequence import Rounding
-from flagstone.lsm.system_rows import SCHEMA_PREFIX
 from flagstone.metadata.annotations import is_record
 from flagstone.metadata.manifest import Checkpoint, Manifest
 from flagstone.metadata.sequenced import Listed, Versioned
@@ -199,12 +198,7 @@ class Admin(AdminCompaction, AdminLoads):
         """
         wal_store = None if self._wal_store is self._store else self._wal_store
         with open_reader(self._paths.root, store=self._store, wal_store=wal_store, mode="latest") as reader:
-            rows = reader.scan(
-                include_system=True
-            )  # not of the prefix: a clone of a key range refuses ranges outside
-            rows.seek(SCHEMA_PREFIX)
-            found = takewhile(lambda row: row[0].startswith(SCHEMA_PREFIX), rows)
-            return {key.removeprefix(SCHEMA_PREFIX): TableSchema.decode(value, key) for key, value in found}
+            return read_schemas(reader)
 
     def repair(
         self, *, plan_only: bool = True, segment_extractor: SegmentExtractor | None = None

@@ -8,7 +8,7 @@ the waiting differs. Reads from memory need no thread and do not yield to the lo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar, overload
 
@@ -279,6 +279,10 @@ class AsyncHandle(AsyncReads, AsyncClosing, AsyncCollections):
     async def metrics(self) -> dict[str, Any]:
         """All metrics under SlateDB's names."""
         return self._reads.metrics()
+
+    async def metrics_text(self, *, labels: Mapping[str, str] | None = None) -> str:
+        """All metrics as Prometheus scrapes them; `labels` are added to every sample. Makes no request."""
+        return self._reads.metrics_text(labels=labels)
 
     async def manifest(self) -> Manifest:
         """The newest manifest that this handle has read."""

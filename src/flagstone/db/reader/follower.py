@@ -293,6 +293,11 @@ class Follower:
             error,
         )
 
+    @property
+    def poll_failing(self) -> bool:
+        """Whether the last poll failed; reads from memory still work."""
+        return self._poll_error is not None
+
     def status(self) -> dict[str, Any]:
         """What the reader shows, as plain values."""
         state, tail, error = self._state, self._tail, self._poll_error

@@ -32,10 +32,11 @@ from flagstone.lsm.segments import SegmentExtractor
 from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.stores import ManifestStore
 from flagstone.read.view import ReadView
+from flagstone.runtime import metric_names, prometheus
 from flagstone.runtime.budget import process_budget
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.ids import SYSTEM_IDS, Ids
-from flagstone.runtime.metrics import Metrics
+from flagstone.runtime.metrics import Metric, Metrics
 from flagstone.runtime.pool import shared_pool
 from flagstone.sst.cache import SstCache
 from flagstone.sst.store import SstStore
@@ -62,7 +63,8 @@ class DbReader(Reads, HasCollections):
     def __init__(self, follower: Follower, parts: ReaderParts) -> None:
         self._follower = follower
         self._metrics = parts.metrics
-        self._report = RequestReport(parts.metrics)
+        self._report = RequestReport(parts.metrics, clock=parts.clock, price_list=parts.settings.price_list)
+        self._failing = parts.metrics.gauge(metric_names.READER_POLL_FAILING)
         self._context = ReadContext(
             parts.ssts,
             follower,
@@ -83,19 +85,30 @@ class DbReader(Reads, HasCollections):
 
     def status(self) -> ReaderStatus:
         """What the reader shows and how it follows the database, as plain values."""
-        return ReaderStatus(self._follower.status())
+        self._measure()
+        return ReaderStatus({**self._follower.status(), "cost": self._report.cost()})
 
     def metrics(self) -> dict[str, Any]:
         """All metrics under SlateDB's names."""
+        return {metric.key: metric.value for metric in self._measure()}
+
+    def metrics_text(self, *, labels: Mapping[str, str] | None = None) -> str:
+        """All metrics as Prometheus scrapes them; `labels` are added to every sample. Makes no request."""
+        return prometheus.render(self._measure(), labels=labels)
+
+    def _measure(self) -> list[Metric]:
         self._context.ssts.report()
         self._report.update_reads(gets=self._context.gets, scans=self._context.scans)
-        return self._metrics.as_dict()
+        if not self.closed:  # a closed reader keeps its last figures
+            self._report.update_shape(self._follower.state.manifest)
+        self._failing.set(int(self._follower.poll_failing))
+        return self._metrics.snapshot()
 
     def manifest(self) -> Manifest:
         """The manifest that the reader shows."""
         return self._follower.state.manifest.value
 
-    def read_point(self) -> tuple[ReadView, int]:
+    def _newest_read_point(self) -> tuple[ReadView, int]:
         """The view that a read takes now, and the last sequence number that it shows."""
         return self._read_point(durable_only=False, dirty=False)
 

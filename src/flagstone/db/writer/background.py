@@ -30,6 +30,7 @@ from flagstone.metadata.sequenced import Versioned
 from flagstone.metadata.stores import CompactionsStore, ManifestStore
 from flagstone.runtime.service import Supervisor
 from flagstone.store.caching import CachingStore
+from flagstone.store.counting import attributed
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectMissing
 from flagstone.write.manifest import WriterManifest
@@ -74,17 +75,13 @@ class Maintenance:
             return
         env = self._env
         release_taken_role(
-            self._compactions(), manifest.compactor_epoch, ids=env.ids, now_ms=env.clock.now_ms()
+            _compactions_store(env), manifest.compactor_epoch, ids=env.ids, now_ms=env.clock.now_ms()
         )
 
     def fetch_jobs(self) -> Compactions | None:
         """The newest compactions file; None without one."""
-        latest = self._compactions().latest()
+        latest = _compactions_store(self._env).latest()
         return None if latest is None else latest.value
-
-    def _compactions(self) -> CompactionsStore:
-        env = self._env
-        return CompactionsStore(env.store, env.paths, metrics=env.metrics, clock=env.clock, ids=env.ids)
 
     def halt(self) -> None:
         """Start no further work, without waiting."""
@@ -129,10 +126,15 @@ class Maintenance:
             self._manifest.adopt(written)
 
 
+def _compactions_store(env: Environment) -> CompactionsStore:
+    store = attributed(env.store, "compaction")
+    return CompactionsStore(store, env.paths, metrics=env.metrics, clock=env.clock, ids=env.ids)
+
+
 def local_executor(env: Environment, options: CompactionWorkerOptions) -> LocalExecutor:
     """An executor for compaction jobs in this process, which writes SSTs as the database does."""
     return LocalExecutor(
-        env.store,
+        attributed(env.store, "compaction"),
         env.paths,
         Merging(
             work=options,
@@ -171,7 +173,7 @@ def _compactor(
         )
     board = Board(
         manifests,
-        CompactionsStore(env.store, env.paths, metrics=env.metrics, clock=env.clock, ids=env.ids),
+        _compactions_store(env),
         clock=env.clock,
         ids=env.ids,
         metrics=env.metrics,
@@ -197,10 +199,10 @@ def _garbage_collection(
         return None
     kinds = kind_options(options)
     collector = Collector(
-        env.store,
+        attributed(env.store, "gc"),
         env.paths,
         kinds,
-        wal_store=env.wal_store,
+        wal_store=attributed(env.wal_store, "gc"),
         boundary_files=options.boundary_files_enabled,
         clock=env.clock,
         ids=env.ids,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from types import TracebackType
@@ -27,6 +27,8 @@ from flagstone.kernels import probe as probe_kernel
 from flagstone.lsm.merge_operator import check_operand
 from flagstone.metadata.manifest import Checkpoint, Manifest
 from flagstone.read.view import ReadView
+from flagstone.runtime import prometheus
+from flagstone.runtime.metrics import Metric
 from flagstone.schema.evolution import Evolution, GivenColumns
 from flagstone.types import MAX_SEQ, MERGE, TOMBSTONE, VALUE
 from flagstone.write.batch import (
@@ -367,6 +369,10 @@ class Db(Reads, StoredMapping, HasCollections):
         """
         self._state.check_open()
         self._report.flush_requested(kind)
+        with self._report.flushes.measure():
+            self._flush(kind)
+
+    def _flush(self, kind: str) -> None:
         match kind:
             case "wal" if not self._engine.env.settings.wal_enabled:
                 raise InvalidRequest("there is no WAL to flush: wal_enabled is False; use flush('memtable')")
@@ -413,12 +419,20 @@ class Db(Reads, StoredMapping, HasCollections):
 
     def status(self) -> WriterStatus:
         """The state of writes, flushes, SSTs and background services, as plain values."""
-        return WriterStatus(self._engine.status())
+        cost = self._report.cost(gets=self._context.gets, scans=self._context.scans)
+        return WriterStatus({**self._engine.status(), "cost": cost})
 
     def metrics(self) -> dict[str, Any]:
         """All metrics under SlateDB's names."""
+        return {metric.key: metric.value for metric in self._measure()}
+
+    def metrics_text(self, *, labels: Mapping[str, str] | None = None) -> str:
+        """All metrics as Prometheus scrapes them; `labels` are added to every sample. Makes no request."""
+        return prometheus.render(self._measure(), labels=labels)
+
+    def _measure(self) -> list[Metric]:
         self._report.update(gets=self._context.gets, scans=self._context.scans)
-        return self._engine.env.metrics.as_dict()
+        return self._engine.env.metrics.snapshot()
 
     def manifest(self) -> Manifest:
         """The newest manifest that this writer has read."""

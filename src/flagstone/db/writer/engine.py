@@ -7,6 +7,7 @@ a newer writer has taken over.
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -30,6 +31,8 @@ from flagstone.write.flusher import Flusher, FlushOptions
 from flagstone.write.key_check import KeyRanges
 from flagstone.write.manifest import WriterManifest
 from flagstone.write.writer_state import WriterState
+
+_log = logging.getLogger("flagstone.db")
 
 _STOP_TIMEOUT_S: Final = 60.0
 
@@ -174,6 +177,16 @@ class Engine:
 
     def start(self) -> None:
         """Start the background services."""
+        manifest = self.manifest.current
+        _log.info(
+            "opened path=%s store=%s epoch=%d manifest=%d last_seq=%d replayed_rows=%d",
+            self.env.paths.root,
+            self.env.store.url,
+            self.manifest.fence.epoch,
+            manifest.id,
+            self.state.last_seq,
+            self.state.now.memtables.rows,
+        )
         self.services.supervisor.on_failure(self._on_failure)
         self.services.start()
         self.maintenance.start()
@@ -207,6 +220,14 @@ class Engine:
                 self._clean = self.state.now.status == "open"
             self._close(clean=self._clean)
             self._close_done = True
+            _log.info(
+                "closed path=%s clean=%s last_seq=%d durable_seq=%d manifest=%d",
+                self.env.paths.root,
+                self._clean,
+                self.state.last_seq,
+                self.state.durable_seq,
+                self.manifest.current.id,
+            )
 
     def _close(self, *, clean: bool) -> None:
         reason = Closed("the database was closed; open it again")

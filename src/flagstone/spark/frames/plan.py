@@ -134,7 +134,10 @@ def plan_read(url: str | os.PathLike[str], arguments: ReadArguments, *, spark: A
         raise InvalidRequest("columns and key_columns are lists of names, not one text")
     typed = None if given.get("schema") is None else struct_of(given["schema"])
     if key_columns and typed is None:
-        raise InvalidRequest("key_columns need schema=, the names and types of all columns that were loaded")
+        raise InvalidRequest(
+            "key_columns need schema=, the names and types of all columns that were loaded; leave them out if the "
+            "database stores its schema"
+        )
     keys = given.get("keys")
     texts = option_texts(
         {
@@ -166,6 +169,7 @@ def plan_read(url: str | os.PathLike[str], arguments: ReadArguments, *, spark: A
         }
     )
     options = parse_read_options(texts)
+    parsed = conditions_of(given.get("where"))
     table, prefix = stored_table(options)
     if table is not None:
         typed = with_stored(typed, read_types(table))
@@ -177,7 +181,6 @@ def plan_read(url: str | os.PathLike[str], arguments: ReadArguments, *, spark: A
         raise InvalidRequest(
             f"columns {list(output)} are not available; choose from {', '.join(every.fieldNames())}"
         )
-    parsed = conditions_of(given.get("where"))
     shape = RowShape.of(options, every, table, prefix)
     fitting = tuple(each for each in parsed.conditions if bind(each, shape.types) is not None)
     complete = parsed.complete and len(fitting) == len(parsed.conditions)

@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from flagstone.compaction.commit import source_bytes
-from flagstone.compaction.executor import ROWS_WRITTEN, LocalExecutor, Merging
+from flagstone.compaction.executor import LocalExecutor, Merging
 from flagstone.compaction.extensions import Cancelled, CompactionTask
 from flagstone.compaction.inputs import SstFetcher, plan_ranges, plan_sources, sample_view
 from flagstone.compaction.on_demand import PATIENCE_S, Progress
@@ -27,6 +27,7 @@ from flagstone.format.codec import Codec
 from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.metadata.compactions import JobContext, Subcompaction
 from flagstone.metadata.manifest import SsTable
+from flagstone.runtime import metric_names
 from flagstone.runtime.clock import SYSTEM_CLOCK
 from flagstone.runtime.ids import SYSTEM_IDS, ulid_text
 from flagstone.runtime.metrics import Metrics
@@ -290,4 +291,4 @@ class _RangeMerge:
             metrics=metrics,
         )
         ssts = executor.run(self.task, record=lambda _: None, cancelled=lambda: False)
-        return _Merged(ssts, metrics.counter(ROWS_WRITTEN).value)
+        return _Merged(ssts, metrics.counter(metric_names.COMPACTOR_ROWS_WRITTEN).value)

@@ -48,11 +48,12 @@ def delete(
 
     Returns None if the driver runs on another machine, or if there is nothing to delete.
     """
+    kept_for = as_duration(lifetime, "lifetime")
     address = shared_address(url, store=store, store_options=store_options, wal_store=wal_store)
     held = None
     try:
         if isinstance(rows, str):
-            held = hold_checkpoint(ReadOptions(address, lifetime=as_duration(lifetime, "lifetime")))
+            held = hold_checkpoint(ReadOptions(address, lifetime=kept_for))
             mapping = {
                 "key.columns": list(key_columns),
                 "value.columns": value_columns,

@@ -172,6 +172,7 @@ def merge_into(
         Closed, Unavailable: as `bulk_load`; nothing is written.
 
     """
+    kept_for = as_duration(lifetime, "lifetime")
     if when_matched not in ("update", "delete", None):
         raise InvalidRequest(f"when_matched is 'update', 'delete' or None, not {when_matched!r}")
     if when_not_matched not in ("insert", None):
@@ -184,7 +185,7 @@ def merge_into(
     address = shared_address(url, store=store, store_options=store_options, wal_store=wal_store)
     spark, started = df.sparkSession, SYSTEM_CLOCK.monotonic()
     register(spark)
-    read = ReadOptions(address, lifetime=as_duration(lifetime, "lifetime"), merge_operator=merge_operator)
+    read = ReadOptions(address, lifetime=kept_for, merge_operator=merge_operator)
     held = hold_checkpoint(read)
     rows = None
     try:

@@ -5,7 +5,8 @@ columns cannot: the ends of a range need not be keys of its rows. A stream with 
 to name every key and the value that it had. Such a stream ends with `ChangesMissing`, so that `on_overwrite` decides
 how the query goes on, as after a load that replaced everything.
 
-A range delete without a key of the stream's own range passes without a row.
+A range delete without a key of the stream's own range passes without a row. A stream with former rows refuses it all the
+same: it reads them from an earlier state and the WAL since then, and the query may continue with a wider range.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ def ranges_within(load: VisibleLoad, keys: KeyRange) -> list[KeyRange]:
 
 def check_shown(load: VisibleLoad, options: StreamOptions, *, typed: bool) -> None:
     """Raise `ChangesMissing` if the load is a range delete that the stream cannot deliver exactly."""
-    if not (typed or options.needs_base) or not ranges_within(load, options.keys):
+    if not (options.needs_base or (typed and ranges_within(load, options.keys))):
+        return
+    if not load.deleted_ranges:
         return
     if typed:
         reason = "the columns of the stream are made of key and value, and cannot hold the ends of a range"

@@ -1,22 +1,17 @@
-"""The page of `flagstone inspect`: its contents, its escaping, and its server."""
+"""The page of `flagstone inspect --output`: its contents and its escaping."""
 
 from __future__ import annotations
 
-import threading
 from datetime import timedelta
 from html.parser import HTMLParser
-from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
 
 import flagstone
 from flagstone import Admin, Settings
-from flagstone.errors import InvalidRequest, Unavailable
 from flagstone.inspector.page import lanes, render
-from flagstone.inspector.server import serve
 from flagstone.inspector.snapshot import DatabaseSnapshot, take_snapshot
-from flagstone.runtime.sync import Event
 from flagstone.store.local import LocalStore
 from golden.corpus import GoldenDatabase, databases
 from unit.cli.running import Flagstone
@@ -67,10 +62,8 @@ def test_the_page_shows_ssts_runs_jobs_checkpoints_and_sizes(shop: Path) -> None
     before = Tags(render(seen_at(shop)))
     assert before.seen.count("rect") == 4
     Admin(shop).compact(full=True)
-    page = render(seen_at(shop), refresh_s=7)
-    after = Tags(page)
+    after = Tags(render(seen_at(shop)))
     assert after.seen.count("rect") == 1
-    assert 'content="7"' in page
     texts = " ".join(after.texts)
     for wanted in (
         "run 0",
@@ -100,49 +93,6 @@ def test_every_golden_database_has_a_page(database: GoldenDatabase) -> None:
     seen = take_snapshot(LocalStore(database.store), None, database.path, jobs=True)
     tags = Tags(render(seen))
     assert tags.seen.count("rect") == sum(1 for _ in seen.manifest.value.views)
-
-
-def test_the_server_refuses_requests_with_another_host_name() -> None:
-    stop, addresses, answers = (
-        Event(),
-        list[str](),
-        iter(["<p>one</p>", Unavailable("the store does not answer")]),
-    )
-    ready = threading.Event()
-
-    def page() -> str:
-        answer = next(answers)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def on_ready(address: str) -> None:
-        addresses.append(address)
-        ready.set()
-
-    thread = threading.Thread(target=lambda: serve(page, port=0, stop=stop, ready=on_ready))
-    thread.start()
-    assert ready.wait(10)
-    port = int(addresses[0].rpartition(":")[2].strip("/"))
-
-    def ask(path: str, host: str) -> tuple[int, str]:
-        connection = HTTPConnection("127.0.0.1", port, timeout=10)
-        connection.request("GET", path, headers={"Host": host})
-        answer = connection.getresponse()
-        assert answer.status >= 400 or "default-src 'none'" in str(answer.headers["Content-Security-Policy"])
-        text = answer.read().decode()
-        connection.close()
-        return answer.status, text
-
-    assert ask("/", f"127.0.0.1:{port}") == (200, "<p>one</p>")
-    assert ask("/", "evil.example:80")[0] == 403
-    assert ask("/other", f"localhost:{port}")[0] == 404
-    assert ask("/", f"localhost:{port}") == (503, "the store does not answer\n")
-    with pytest.raises(InvalidRequest, match="choose another"):
-        serve(page, port=port, stop=stop, ready=on_ready)
-    stop.set()
-    thread.join(10)
-    assert not thread.is_alive()
 
 
 def test_the_command_writes_a_file(shop: Path, tmp_path: Path) -> None:
