@@ -48,7 +48,7 @@ def delete(
 
     Returns None if the driver runs on another machine, or if there is nothing to delete.
     """
-    kept_for = as_duration(lifetime, "lifetime")
+    kept_for = as_duration(lifetime, "lifetime", minimum=timedelta(seconds=1))
     address = shared_address(url, store=store, store_options=store_options, wal_store=wal_store)
     held = None
     try:

@@ -172,7 +172,7 @@ def merge_into(
         Closed, Unavailable: as `bulk_load`; nothing is written.
 
     """
-    kept_for = as_duration(lifetime, "lifetime")
+    kept_for = as_duration(lifetime, "lifetime", minimum=timedelta(seconds=1))
     if when_matched not in ("update", "delete", None):
         raise InvalidRequest(f"when_matched is 'update', 'delete' or None, not {when_matched!r}")
     if when_not_matched not in ("insert", None):
