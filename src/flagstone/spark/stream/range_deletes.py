@@ -5,8 +5,8 @@ columns cannot: the ends of a range need not be keys of its rows. A stream with 
 to name every key and the value that it had. Such a stream ends with `ChangesMissing`, so that `on_overwrite` decides
 how the query goes on, as after a load that replaced everything.
 
-A range delete without a key of the stream's own range passes without a row. A stream with former rows refuses it all the
-same: it reads them from an earlier state and the WAL since then, and the query may continue with a wider range.
+A range delete without a key of the stream's own range passes without a row. A stream with former rows refuses it all
+the same: it reads them from an earlier state and the WAL since then, and the query may continue with a wider range.
 """
 
 from __future__ import annotations
