@@ -10,6 +10,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import flagstone
 from flagstone import Admin, InvalidRequest
+from flagstone.changes.step import ChangesMissing
 from flagstone.lsm.system_rows import SYSTEM_PREFIX, SYSTEM_START, SYSTEM_STOP
 from flagstone.write.batch import WriteBatch
 from kit.databases import QUIET
