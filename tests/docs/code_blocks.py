@@ -34,6 +34,7 @@ REASONS = {
     "cluster": "needs a cluster, or a service of a cloud",
     "installation": "installs packages",
     "Spark": "needs a Spark session on a page without one",
+    "serves": "a server that runs until Ctrl-C",
     "make": "a target of the Makefile, which the tests are part of",
 }
 """The allowed reasons for a block that is not run."""
