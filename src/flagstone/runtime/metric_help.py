@@ -81,6 +81,7 @@ HELP: Final[dict[str, str]] = {
     names.BOUNDARY_REJECTED_WRITES: "Writes that were refused because their id is below the boundary.",
     names.COST_REQUESTS: "Requests to the object store by purpose and by the kind that the service charges for.",
     names.COST_BYTES: "Bytes sent to and received from the object store by purpose.",
+    names.DB_RANGE_DELETES: "Key ranges deleted by the manifest.",
     names.DB_UPTIME_SECONDS: "Seconds since this process opened the database.",
     names.OBJECT_STORE_BYTES: "Bytes sent to and received from the object store.",
     names.OBJECT_STORE_RETRY_COUNT: "Retries of requests to the object store.",

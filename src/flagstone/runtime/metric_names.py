@@ -106,6 +106,7 @@ COST_REQUESTS: Final = (
     "flagstone.cost.requests"  # component: see store/cost.py; kind: put, get, head, list, …
 )
 COST_BYTES: Final = "flagstone.cost.bytes"  # component, direction: read, write
+DB_RANGE_DELETES: Final = "flagstone.db.range_deletes"
 DB_UPTIME_SECONDS: Final = "flagstone.db.uptime_seconds"
 
 OBJECT_STORE_BYTES: Final = "flagstone.object_store.bytes"  # component, op, direction: read, write

@@ -80,7 +80,7 @@ class RangeDeletes:
         self._requests: deque[_Request] = deque()
         self._doubtful: RangeDelete | None = None
         """The delete that may be in the newest manifest. Writers wait while there is one."""
-        self._count = env.metrics.counter("flagstone.db.range_deletes")
+        self._count = env.metrics.counter(names.DB_RANGE_DELETES)
 
     @property
     def expected(self) -> bool:
