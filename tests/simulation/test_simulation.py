@@ -23,9 +23,9 @@ from flagstone.testing.simulation.world import simulate
 
 SLICE = range(1, 97)
 OPEN = {65}
-"""Worlds in which the oracle is wrong. A range delete whose caller got an error happened, on top of a bulk load that the
-oracle learns of only after the next writer has opened: the audit of that opening cannot tell that the delete happened.
-"""
+"""Worlds in which the oracle is wrong. A range delete whose caller got an error happened, on top of a bulk load that
+the oracle learns of only after the next writer has opened: the audit of that opening cannot tell that the delete
+happened."""
 """The worlds of every test run: about a minute on two cores."""
 IN_ONE_TEST = 6
 OTHER_SEEDS = range(1, 26)

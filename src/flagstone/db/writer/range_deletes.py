@@ -30,6 +30,7 @@ from flagstone.lsm.system_rows import visible_ranges
 from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.range_cut import highest_run, overlaps
 from flagstone.metadata.sequenced import Versioned
+from flagstone.runtime import metric_names as names
 from flagstone.types import KeyRange, Seq, Ulid
 from flagstone.write.durability import WriteHandle
 from flagstone.write.flusher import Flusher
