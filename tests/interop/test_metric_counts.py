@@ -70,6 +70,8 @@ AT_THE_END = [
 ]
 """The metrics that the wheel updates shortly after the call has returned."""
 
+TRIES = 5
+
 
 def perform(db: flagstone.Db, step: list[Any]) -> None:
     verb, *arguments = step
@@ -122,6 +124,19 @@ def ours(steps: list[list[Any]]) -> list[dict[str, Any]]:
 
 
 def theirs(steps: list[list[Any]]) -> list[dict[str, Any]]:
+    """The counters of the wheel after each step.
+
+    Its flush timer ticks for the first time when a thread of it gets to run. On a busy machine that is after the first
+    write, which then is a WAL file more, so the wheel has a few tries.
+    """
+    for _ in range(TRIES - 1):
+        answers = steps_of_the_wheel(steps)
+        if not answers[1].get(names.WAL_BUFFER_FLUSHES, 0):
+            return answers
+    return steps_of_the_wheel(steps)
+
+
+def steps_of_the_wheel(steps: list[list[Any]]) -> list[dict[str, Any]]:
     script = Path(__file__).with_name("wheel_metric_steps.py")
     run = subprocess.run(
         [sys.executable, str(script), json.dumps(steps)],

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from itertools import chain
 
 import pytest
 from tests.simulation.planted_bugs import table, written
 
+import flagstone
+from flagstone import Settings
 from flagstone.runtime.clock import Clock
+from flagstone.store.memory import MemoryStore
 from flagstone.store.port import Upload
 from flagstone.testing.simulate import Run
 from flagstone.testing.simulation import world
@@ -22,10 +26,6 @@ from flagstone.testing.simulation.stores import DamageableStore
 from flagstone.testing.simulation.world import simulate
 
 SLICE = range(1, 97)
-OPEN = {65}
-"""Worlds in which the oracle is wrong. A range delete whose caller got an error happened, on top of a bulk load that
-the oracle learns of only after the next writer has opened: the audit of that opening cannot tell that the delete
-happened."""
 """The worlds of every test run: about a minute on two cores."""
 IN_ONE_TEST = 6
 OTHER_SEEDS = range(1, 26)
@@ -66,12 +66,34 @@ def test_the_same_seed_gives_the_same_run_in_the_same_process() -> None:
 
 
 @pytest.mark.slow
+def test_threads_of_a_database_that_was_left_open_change_nothing() -> None:
+    # World 47 ended with a TypeError, once and in a whole test run only.
+    alone = Run(1, 0.1, TREE).live()
+    with flagstone.open("other", store=MemoryStore(), settings=Settings(flush_interval="1ms")) as db:  # type: ignore[arg-type]
+        stop = threading.Event()
+
+        def write() -> None:
+            while not stop.is_set():
+                db.put(b"key", b"value", await_durable=True)
+
+        writers = [threading.Thread(target=write) for _ in range(3)]
+        for writer in writers:
+            writer.start()
+        try:
+            beside = Run(1, 0.1, TREE).live()
+        finally:
+            stop.set()
+            for writer in writers:
+                writer.join()
+    assert beside.problem is None
+    assert beside.digest == alone.digest
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("first", SLICE[::IN_ONE_TEST])
 def test_no_world_shows_a_violation(first: int) -> None:
     problems = {seed: simulate(seed, hours=1.0).problem for seed in range(first, first + IN_ONE_TEST)}
-    found = {seed for seed, problem in problems.items() if problem is not None}
-    assert {seed: problems[seed] for seed in found - OPEN} == {}
-    assert OPEN.intersection(problems) <= found, "remove the world that is no longer open"
+    assert {seed: problem for seed, problem in problems.items() if problem is not None} == {}
 
 
 @pytest.mark.slow

@@ -535,7 +535,8 @@ class Memtable:
             if self.region_used == REGION_BYTES:
                 self.regions.append(self.spare.take())
                 self.region_used = 0
-            chunk: object = self.regions[len(self.regions) - 1][self.region_used : self.region_used + room]
+            region: object = memoryview(self.regions[len(self.regions) - 1])
+            chunk: object = region[self.region_used : self.region_used + room]
             self.region_used += room
         else:
             chunk = bytearray(room)

@@ -21,7 +21,8 @@ DEFAULT_SPARE: Final = 8
 class Regions:
     """The regions of this process that no memtable uses, at most `limit`. Safe to use from many threads.
 
-    A compiled memtable adds its regions to `free` when it is deleted.
+    A compiled memtable adds its regions to `free` when it is deleted. A region is the mapping itself, because the
+    garbage collector releases a `memoryview` in a cycle before it deletes the memtable.
     """
 
     __slots__ = ("free", "limit")
@@ -29,19 +30,18 @@ class Regions:
     def __init__(self, limit: int = DEFAULT_SPARE) -> None:
         self.limit: int = limit
         # `append` and `pop` are atomic, so a plain list is enough.
-        self.free: list[memoryview] = []
+        self.free: list[mmap.mmap] = []
 
-    def take(self) -> memoryview:
+    def take(self) -> mmap.mmap:
         """A region with any content. Raises `MemoryError` when there is none."""
         try:
             return self.free.pop()
         except IndexError:
             pass
         try:
-            memory = mmap.mmap(-1, REGION_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            return mmap.mmap(-1, REGION_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise MemoryError(f"no memory for {REGION_BYTES} bytes of rows") from error
-        return memoryview(memory)
 
     def keep_none(self) -> None:
         """Return all memory to the system at once, from now on: the process keeps to a memory budget."""

@@ -4,8 +4,8 @@ Production code imports these names from here, never from `threading`. `Lock()` 
 library's own objects, so they are as fast as those. While a simulator is installed they return the simulator's
 objects, by which a seeded run decides which thread continues.
 
-Only objects created while the simulator is installed belong to it. A lock created at import time stays a real lock,
-so it must never be held across a store call, a wait or a sleep.
+Only objects that the thread of the simulator creates while it is installed belong to it. A lock created at import time
+stays a real lock, so it must never be held across a store call, a wait or a sleep.
 
 Ctrl-C raises `KeyboardInterrupt` between any two steps of Python code. C code acquires and releases a lock of the
 standard library, so an interrupt cannot split `with lock:`. Its `Condition` and `Event` are Python code around a lock:
@@ -107,6 +107,13 @@ class Primitives(Protocol):
 
 
 _simulator: Primitives | None = None
+_simulator_thread: int = 0
+
+
+def _is_elsewhere() -> bool:
+    """Whether this thread is not the one that runs the simulator: a database that was left open may have threads."""
+    return threading.get_ident() != _simulator_thread
+
 
 if TYPE_CHECKING:
     # Type checkers see the standard classes, so that `lock: Lock` is a valid annotation.
@@ -115,20 +122,20 @@ if TYPE_CHECKING:
 else:
 
     def Lock():  # noqa: N802
-        return threading.Lock() if _simulator is None else _simulator.lock()
+        return threading.Lock() if _simulator is None or _is_elsewhere() else _simulator.lock()
 
     def Queue():  # noqa: N802
-        return SimpleQueue() if _simulator is None else _simulator.queue()
+        return SimpleQueue() if _simulator is None or _is_elsewhere() else _simulator.queue()
 
 
 def monotonic() -> float:
     """Elapsed time in seconds: the machine's, or the simulator's."""
-    return time.monotonic() if _simulator is None else _simulator.monotonic()
+    return time.monotonic() if _simulator is None or _is_elsewhere() else _simulator.monotonic()
 
 
 def thread_ident() -> int:
     """The identity of the thread that runs now. Two live threads never share it."""
-    return threading.get_ident() if _simulator is None else _simulator.thread_ident()
+    return threading.get_ident() if _simulator is None or _is_elsewhere() else _simulator.thread_ident()
 
 
 _LONGEST_WAIT_S: Final = 86_400.0
@@ -165,7 +172,7 @@ def wait_aside(lock: Lock) -> None:
     thread finds the lock taken and blocks, too: from then on the threads take turns at every single acquisition, which
     costs several microseconds. A thread that waits aside never has the lock without running.
     """
-    if _simulator is not None:
+    if simulated():
         return  # its threads change only where the simulator says
     for _ in range(_LOOKS):
         time.sleep(_LOOK_EVERY_S)
@@ -269,9 +276,9 @@ class Event:
 
 def new_thread(run: Callable[[], None], *, name: str) -> Thread:
     """A thread that is not started yet. It is a daemon: the interpreter does not wait for it to exit."""
-    if _simulator is not None:
-        return _simulator.thread(run, name)
-    return threading.Thread(target=run, name=name, daemon=True)
+    if _simulator is None or _is_elsewhere():
+        return threading.Thread(target=run, name=name, daemon=True)
+    return _simulator.thread(run, name)
 
 
 def start_thread(run: Callable[[], None], *, name: str) -> ThreadHandle:
@@ -288,21 +295,24 @@ def start_thread(run: Callable[[], None], *, name: str) -> ThreadHandle:
 
 def of_process(make: Callable[[], T]) -> T | None:
     """The object that `make` makes for the simulated process that runs now; None without a simulator."""
-    return None if _simulator is None else _simulator.of_process(make)
+    return None if _simulator is None or _is_elsewhere() else _simulator.of_process(make)
 
 
 def simulated() -> bool:
-    """Whether a simulator is installed."""
-    return _simulator is not None
+    """Whether this thread runs a simulator."""
+    return _simulator is not None and not _is_elsewhere()
 
 
 @contextmanager
 def install(primitives: Primitives) -> Iterator[None]:
-    """Create all locks, events, conditions and threads with `primitives` while the block runs, in every thread."""
-    global _simulator  # noqa: PLW0603
-    before = _simulator
-    _simulator = primitives
+    """Create the locks, events, conditions and threads of this thread with `primitives` while the block runs.
+
+    Other threads of the process keep those of the standard library: a simulator cannot decide when they run.
+    """
+    global _simulator, _simulator_thread  # noqa: PLW0603
+    before = _simulator, _simulator_thread
+    _simulator, _simulator_thread = primitives, threading.get_ident()
     try:
         yield
     finally:
-        _simulator = before
+        _simulator, _simulator_thread = before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from types import ModuleType
 from typing import Any
 
@@ -65,6 +66,22 @@ def test_the_next_memtable_gets_the_regions_of_the_last(kernel: ModuleType, shar
     assert first == value(0)
     again = filled(kernel)
     assert not shared.free
+    assert all(again.get_value(b"key-%06d" % (n * 11 % ROWS), MAX_SEQ) == value(n) for n in range(ROWS))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_regions_of_a_memtable_that_the_garbage_collector_found_can_be_used_again(
+    kernel: ModuleType, shared: Regions
+) -> None:
+    # It clears the parts of a cycle in the order of their age, and regions may be older than their memtable.
+    holder: list[Any] = [filled(kernel)]
+    for _ in range(3):
+        holder.clear()
+        holder += [filled(kernel), holder]
+        del holder
+        gc.collect()
+        holder = []
+    again = filled(kernel)
     assert all(again.get_value(b"key-%06d" % (n * 11 % ROWS), MAX_SEQ) == value(n) for n in range(ROWS))
 
 

@@ -65,6 +65,25 @@ def test_an_installed_simulator_creates_all_objects_until_it_is_removed() -> Non
     assert not sync.simulated()
 
 
+def test_other_threads_keep_the_standard_objects_while_a_simulator_is_installed() -> None:
+    # A database that was left open has threads. One of them made the simulator wake a task for no reason.
+    simulator = RecordingPrimitives()
+    seen: list[object] = []
+
+    def use() -> None:
+        seen.extend((type(Lock()), type(Queue()), sync.simulated(), sync.of_process(object)))
+        seen.append(sync.thread_ident() == threading.get_ident())
+        sync.start_thread(lambda: None, name="other").join()
+
+    with sync.install(simulator):
+        outside = threading.Thread(target=use)
+        outside.start()
+        outside.join()
+
+    assert seen == [type(threading.Lock()), SimpleQueue, False, None, True]
+    assert simulator.made == []
+
+
 def test_a_simulator_is_removed_even_if_the_run_raises() -> None:
     with pytest.raises(RuntimeError, match="boom"), sync.install(RecordingPrimitives()):
         raise RuntimeError("boom")

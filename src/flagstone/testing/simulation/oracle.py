@@ -77,6 +77,13 @@ class Restore(NamedTuple):
     rows: dict[bytes, Version]
 
 
+class Found(NamedTuple):
+    """What a writer showed right after it opened, and between which times."""
+
+    rows: dict[bytes, bytes]
+    now: tuple[int, int]
+
+
 @dataclass(slots=True, eq=False)
 class Branch:
     """The writes of one writer, on top of the trunk up to `base_seq`."""
@@ -89,6 +96,7 @@ class Branch:
     joined: bool = False
     audited: bool = False
     """Whether the rows that it found have settled the writes in doubt before it."""
+    found: Found | None = None
     commits: list[Commit] = field(default_factory=list)
     """The transactions that have committed, by ascending sequence number."""
 
@@ -213,6 +221,11 @@ class Oracle:
             latest.intents[seq] = intent
         for change in intent.changes:
             _insert(target, change, seq)
+        if target is self.trunk and latest is not None and latest.found is not None:
+            # The writer had found the load. A delete in doubt may have been above it.
+            loaded = {change.key for change in intent.changes}
+            before = self._since_audit(latest)
+            self._adopt(latest, {key for key in loaded if _in_doubt(before, key)}, latest.found)
         if self.acknowledged_seq < seq:
             self._load_floors[seq] = self.acknowledged_seq
             self.acknowledged_seq = seq
@@ -328,13 +341,15 @@ class Oracle:
         shown = {row.key: row.value for row in rows if row.expires_ms is None or row.expires_ms > now[0]}
         self.expect_all(branch, shown, (branch.base_seq, branch.base_seq), now)
         if self.latest is branch:
-            self._adopt(branch, shown, now)
+            branch.found = Found(shown, now)
+            restored = self.restores[-1].rows if self.restores else ()
+            self._adopt(branch, {*shown, *self.trunk, *restored}, branch.found)
 
-    def _adopt(self, branch: Branch, shown: dict[bytes, bytes], now: tuple[int, int]) -> None:
+    def _adopt(self, branch: Branch, keys: Collection[bytes], found: Found) -> None:
         """Take what writes in doubt have made of a key as its value. A delete leaves no row that would settle it."""
-        for key in sorted({*shown, *self.trunk, *(self.restores[-1].rows if self.restores else ())}):
-            value = shown.get(key)
-            if all(self._fold(branch, key, branch.base_seq, now_ms) != value for now_ms in now):
+        for key in sorted(keys):
+            value = found.rows.get(key)
+            if all(self._fold(branch, key, branch.base_seq, now_ms) != value for now_ms in found.now):
                 change = Change("delete", key) if value is None else Change("put", key, value)
                 _insert(self.trunk, change, branch.base_seq)
 
@@ -441,13 +456,7 @@ class Oracle:
             if seqs[0] >= branch.base_seq
             else [other for other in self.branches if other.epoch < branch.epoch]
         )
-        doubtful = [
-            change
-            for each in (branch, *before)
-            for intent in each.open_intents
-            for change in intent.changes
-            if change.key == key
-        ]
+        doubtful = _in_doubt([branch, *before], key)
         doubtful += [
             change
             for intent in self._loads
@@ -477,6 +486,16 @@ class Oracle:
 
 def _seq(version: Version) -> int:
     return version.seq
+
+
+def _in_doubt(branches: Iterable[Branch], key: bytes) -> list[Change]:
+    return [
+        change
+        for branch in branches
+        for intent in branch.open_intents
+        for change in intent.changes
+        if change.key == key
+    ]
 
 
 def _check_commits(branch: Branch, key: bytes, seq: int) -> None:

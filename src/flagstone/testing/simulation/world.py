@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -53,6 +54,9 @@ from flagstone.testing.simulation.restores import restore
 from flagstone.testing.simulation.scheduler import Crashed, Machine, Process, Scheduler, describe
 from flagstone.testing.simulation.session import Session
 from flagstone.testing.simulation.stores import DamageableStore, LogLink, WalLink
+
+
+_FRAMES: Final = 8
 
 
 @dataclass(slots=True)
@@ -178,7 +182,7 @@ class World:
         if found is not None:
             if isinstance(found, Violation):
                 raise found
-            raise Violation(f"unexpected {describe(found)}: {found}") from found
+            raise Violation(f"unexpected {describe(found)}: {found}; {_raised_at(found)}") from found
 
     def _start(self, name: str, main: Callable[[Process], None]) -> None:
         offset_ms = self.random.choice((0, 0, self.random.randrange(-2_000, 2_000)))
@@ -371,10 +375,21 @@ class World:
         return (before_ms, self._latest_ms)
 
 
+def _raised_at(error: BaseException) -> str:
+    """The innermost calls of an error that no promise explains, for a run that cannot be repeated."""
+    frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
+    return "raised at " + " < ".join(f"{frame.filename}:{frame.lineno} {frame.name}" for frame in reversed(frames))
+
+
 class _Escaped:
-    """Replaces the generator of the system: chance must come from the seed."""
+    """Replaces the generator of the system: chance must come from the seed. Threads outside of the simulation keep it."""
+
+    def __init__(self, system: Random) -> None:
+        self._system = system
 
     def __getattr__(self, name: str) -> Any:
+        if not sync.simulated():
+            return getattr(self._system, name)
         raise Violation(f"the product draws {name} from the system, and not from the ids that it was given")
 
 
@@ -385,7 +400,7 @@ def _deterministic() -> Iterator[None]:
     gc.freeze()  # so that the collection at the end looks at the objects of this world only
     logging.disable(logging.CRITICAL)
     try:
-        with remembered_decoding(), patch.object(SYSTEM_IDS, "_random", _Escaped()):
+        with remembered_decoding(), patch.object(SYSTEM_IDS, "_random", _Escaped(SYSTEM_IDS._random)):
             yield
     finally:
         logging.disable(logging.NOTSET)
