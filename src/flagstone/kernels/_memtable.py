@@ -529,15 +529,14 @@ class Memtable:
         room: cython.Py_ssize_t = CHUNK_BYTES
         if len(self.chunks) < SMALL_CHUNKS:
             room = FIRST_CHUNK_BYTES << len(self.chunks)
-        if size > room:
-            room = size
+        room = max(room, size)
         if room == CHUNK_BYTES and self.total_bytes >= REGIONS_FROM:
             if self.region_used == REGION_BYTES:
                 self.regions.append(self.spare.take())
                 self.region_used = 0
-            region: object = memoryview(self.regions[len(self.regions) - 1])
-            chunk: object = region[self.region_used : self.region_used + room]
-            self.region_used += room
+            end: cython.Py_ssize_t = self.region_used + room
+            chunk: object = memoryview(self.regions[len(self.regions) - 1])[self.region_used : end]
+            self.region_used = end
         else:
             chunk = bytearray(room)
         if cython.compiled:

@@ -309,7 +309,7 @@ def install(primitives: Primitives) -> Iterator[None]:
 
     Other threads of the process keep those of the standard library: a simulator cannot decide when they run.
     """
-    global _simulator, _simulator_thread  # noqa: PLW0603
+    global _simulator, _simulator_thread
     before = _simulator, _simulator_thread
     _simulator, _simulator_thread = primitives, threading.get_ident()
     try:

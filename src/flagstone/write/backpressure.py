@@ -1,5 +1,7 @@
 """When writers and uploads must wait: pure rules over sizes and key ranges.
 
+Writers that are ahead of the flushes slow down first: memory would only delay the moment at which they have to.
+
 An upload waits while L0 has too many SSTs, because every read searches each L0 SST that may hold its key. Memtables
 that wait for their upload fill memory, and at the limit writers wait. So if writes are faster than compaction, writers
 slow down, reads do not, and memory stays bounded.
@@ -9,12 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from flagstone.types import KeyRange
 
 PauseReason = Literal["unflushed_bytes", "num_ssts", "num_ssts_per_key"]
 """The last two are the values of the label `type` of `slatedb.db.l0_stall_count`."""
+
+_MEMTABLES_AHEAD: Final = 4
+_SLOWEST_BYTES_PER_S: Final = 32 << 20
+"""Writers that slow down go on at this rate, however slow the uploads are."""
 
 _Position = tuple[int, bytes]
 
@@ -39,6 +45,22 @@ class L0Pressure:
     in_flight: Sequence[KeyRange]
     added: KeyRange
     segment: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteLimits:
+    """From how many bytes on that are in memory and not yet in SSTs writers slow down, and from how many they stop."""
+
+    slow_from_bytes: int
+    stop_at_bytes: int
+    slow_s: float
+    """How long a writer waits for a flush when it has filled a memtable and is ahead of the flushes."""
+
+
+def plan_write_limits(*, l0_sst_size_bytes: int, max_unflushed_bytes: int) -> WriteLimits:
+    """The limits for these settings. A process whose limit is small does not slow down: it has little to save."""
+    slow_from = max(_MEMTABLES_AHEAD * l0_sst_size_bytes, max_unflushed_bytes // 4)
+    return WriteLimits(slow_from, max_unflushed_bytes, l0_sst_size_bytes / _SLOWEST_BYTES_PER_S)
 
 
 def plan_write_pause(

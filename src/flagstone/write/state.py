@@ -19,7 +19,7 @@ from flagstone.metadata.sequenced import Versioned
 from flagstone.runtime import metric_names as names
 from flagstone.runtime.metrics import Metrics
 from flagstone.types import VALUE, Seq, WalId
-from flagstone.write.backpressure import plan_write_pause
+from flagstone.write.backpressure import WriteLimits, plan_write_pause
 
 WalPosition = tuple[int, int]
 
@@ -171,7 +171,8 @@ class State:
 
     `view` is what reads see: the memtables above the SSTs of the manifest. `sealed` are the WAL files that may not be
     on the store yet, oldest first. `held` makes writers wait, and so does `starved`: the memory budget has no room for
-    more rows. `refusal` makes writes raise. After `failure` nothing
+    more rows. So do memtables that are many and not yet in SSTs, until `hurried`: the writers have waited long enough
+    since the last freeze. `refusal` makes writes raise. After `failure` nothing
     becomes durable any more. `closed` makes reads raise as well. `writable` says whether a write may go ahead; every
     write reads it.
     """
@@ -179,19 +180,19 @@ class State:
     manifest: Versioned[Manifest]
     memtables: Memtables
     view: Any
-    max_unflushed_bytes: int
+    limits: WriteLimits
     sealed: tuple[SealedWal, ...] = ()
     held: bool = False
     starved: bool = False
+    hurried: bool = False
     refusal: FlagstoneError | None = None
     failure: FlagstoneError | None = None
     closed: Closed | None = None
     writable: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "writable", not (self.held or self.starved or self.crowded) and self.refusal is None
-        )
+        paused = self._stopped or (self.ahead and not self.hurried)
+        object.__setattr__(self, "writable", not paused and self.refusal is None)
 
     @property
     def crowded(self) -> bool:
@@ -200,9 +201,23 @@ class State:
         An active memtable alone never holds writers up: freezing it is what would make room.
         """
         pause = plan_write_pause(
-            unflushed_bytes=self.memtables.unflushed_bytes, max_unflushed_bytes=self.max_unflushed_bytes
+            unflushed_bytes=self.memtables.unflushed_bytes, max_unflushed_bytes=self.limits.stop_at_bytes
         )
         return pause is not None and bool(self.memtables.frozen)
+
+    @property
+    def _stopped(self) -> bool:
+        return self.held or self.starved or self.crowded
+
+    @property
+    def slowed(self) -> bool:
+        """Whether writers wait for a flush, but only for a moment."""
+        return self.ahead and not self.hurried and not self._stopped
+
+    @property
+    def ahead(self) -> bool:
+        """Whether writers are so far ahead of the flushes that they slow down."""
+        return bool(self.memtables.frozen) and self.memtables.unflushed_bytes >= self.limits.slow_from_bytes
 
     @property
     def status(self) -> Literal["open", "failed", "closed"]:
@@ -231,10 +246,11 @@ class State:
             self.manifest,
             memtables,
             self.view,
-            self.max_unflushed_bytes,
+            self.limits,
             sealed,
             self.held,
             self.starved,
+            self.hurried,
             self.refusal,
             self.failure,
             self.closed,
@@ -245,7 +261,11 @@ class State:
         memtables = self.memtables.freeze(
             last_seq=Seq(last_seq), last_tick_ms=last_tick_ms, replay_after=replay_after
         )
-        return self if memtables is self.memtables else self.with_memtables(memtables)
+        if memtables is self.memtables:
+            return self
+        return replace(
+            self, memtables=memtables, view=self._view(self.manifest, memtables, self.view), hurried=False
+        )
 
     def adopt(
         self, latest: Versioned[Manifest], prepared: Any, flushed: FrozenMemtable | None = None

@@ -48,6 +48,7 @@ from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.operations import Operation
 from flagstone.runtime.sync import Lock, Waiters, wait_aside
 from flagstone.types import KeyRange, Seq, WalId
+from flagstone.write.backpressure import plan_write_limits
 from flagstone.write.batch import BY_DEFAULT, Expiry, WriteBatch, pending_rows
 from flagstone.write.conflicts import ConflictTracker, Isolation, ReadPoint, TransactionState, elapsed_ms
 from flagstone.write.durability import DurabilityTimeout, WriteHandle, wake_waiters
@@ -153,9 +154,12 @@ class WriterState:
         merge_operator: MergeOperator | None,
         metrics: Metrics,
     ) -> None:
+        limits = plan_write_limits(
+            l0_sst_size_bytes=settings.l0_sst_size_bytes, max_unflushed_bytes=settings.max_unflushed_bytes
+        )
         self.lock: Lock = Lock()
         self.changed: Waiters = Waiters(self.lock)
-        self.now: State = State(recovered.manifest, recovered.memtables, view, settings.max_unflushed_bytes)
+        self.now: State = State(recovered.manifest, recovered.memtables, view, limits)
         self.wake: Wake
         self.last_seq: int = recovered.last_seq
         self.durable_seq: int = recovered.last_seq
@@ -760,7 +764,9 @@ class WriterState:
                 self._pauses.add()
             if self.now.starved and self._memory is not None:
                 self._memory.relieve()
-            self.changed.wait_for(lambda: self.now.writable or self.now.refusal is not None)
+            timeout = self.now.limits.slow_s if self.now.slowed else None
+            if not self.changed.wait_for(lambda: self.now.writable or self.now.refusal is not None, timeout):
+                self.update(lambda now: replace(now, hurried=True))
         if self.now.refusal is not None:
             self.raise_failure()
             raise copy(self.now.refusal)  # threads may not share a traceback

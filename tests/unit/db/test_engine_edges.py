@@ -14,6 +14,7 @@ from flagstone.db.open import open_database
 from flagstone.db.writer.database import Db
 from flagstone.errors import Closed, TransactionConflict, Unavailable
 from flagstone.lsm.operators import Concatenate
+from flagstone.runtime import metric_names as names
 from flagstone.runtime.clock import VirtualClock
 from flagstone.store.memory import MemoryStore
 from flagstone.store.port import ObjectVersion
@@ -101,6 +102,22 @@ def test_a_write_that_waits_for_room_raises_closed_when_the_database_closes() ->
     db.close()
     writer.join(20)
     assert isinstance(outcome[0], Closed)
+
+
+def test_writers_ahead_of_the_flushes_slow_down_before_they_stop() -> None:
+    settings = tiny(l0_max_ssts=1, l0_sst_size_bytes=10_000, max_unflushed_bytes=400_000)
+    with open_database("db", store=MemoryStore(), settings=settings) as db:
+
+        def pauses_of(rows: int) -> int:
+            before = db.metrics()[names.DB_BACKPRESSURE_COUNT]
+            for _ in range(rows):
+                db.put(b"%d" % db.status()["last_seq"], b"v" * 1000)
+            return int(db.metrics()[names.DB_BACKPRESSURE_COUNT] - before)
+
+        assert pauses_of(95) == 0
+        # No flush can end: a writer waits once for each memtable that it fills, and goes on.
+        assert 10 <= pauses_of(250) <= 30
+        assert not db.status()["writers_paused"]
 
 
 @pytest.mark.slow

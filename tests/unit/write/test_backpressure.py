@@ -3,7 +3,14 @@ from __future__ import annotations
 import pytest
 
 from flagstone.types import KeyRange
-from flagstone.write.backpressure import L0Pressure, Pause, deepest_cover, plan_upload_pause, plan_write_pause
+from flagstone.write.backpressure import (
+    L0Pressure,
+    Pause,
+    deepest_cover,
+    plan_upload_pause,
+    plan_write_limits,
+    plan_write_pause,
+)
 
 ALL = KeyRange()
 
@@ -20,6 +27,14 @@ def test_writers_continue_below_the_limit_and_wait_at_it() -> None:
     assert pause is not None
     assert pause.reason == "unflushed_bytes"
     assert "max_unflushed_bytes is 100" in pause.message
+
+
+def test_writers_slow_down_at_four_memtables_or_a_quarter_of_the_limit() -> None:
+    default = plan_write_limits(l0_sst_size_bytes=64 << 20, max_unflushed_bytes=1 << 30)
+    assert (default.slow_from_bytes, default.stop_at_bytes, default.slow_s) == (256 << 20, 1 << 30, 2.0)
+    assert plan_write_limits(l0_sst_size_bytes=1000, max_unflushed_bytes=80_000).slow_from_bytes == 20_000
+    narrow = plan_write_limits(l0_sst_size_bytes=1000, max_unflushed_bytes=2_000)
+    assert narrow.slow_from_bytes > narrow.stop_at_bytes
 
 
 def test_the_message_of_a_waiting_writer_names_what_blocks_the_uploads() -> None:

@@ -223,9 +223,9 @@ class Oracle:
             _insert(target, change, seq)
         if target is self.trunk and latest is not None and latest.found is not None:
             # The writer had found the load. A delete in doubt may have been above it.
-            loaded = {change.key for change in intent.changes}
             before = self._since_audit(latest)
-            self._adopt(latest, {key for key in loaded if _in_doubt(before, key)}, latest.found)
+            doubtful = {change.key for change in intent.changes if _in_doubt(before, change.key)}
+            self._adopt(latest, doubtful, latest.found)
         if self.acknowledged_seq < seq:
             self._load_floors[seq] = self.acknowledged_seq
             self.acknowledged_seq = seq
@@ -456,14 +456,9 @@ class Oracle:
             if seqs[0] >= branch.base_seq
             else [other for other in self.branches if other.epoch < branch.epoch]
         )
+        loads = [load for load in self._loads if load.planned_seq is not None and load.planned_seq <= seqs[1]]
         doubtful = _in_doubt([branch, *before], key)
-        doubtful += [
-            change
-            for intent in self._loads
-            if intent.planned_seq is not None and intent.planned_seq <= seqs[1]
-            for change in intent.changes
-            if change.key == key
-        ]
+        doubtful += [change for load in loads for change in load.changes if change.key == key]
         if not doubtful:
             return False
         if value is None:

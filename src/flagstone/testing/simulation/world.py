@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from random import Random
+from random import Random, SystemRandom
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -54,7 +54,6 @@ from flagstone.testing.simulation.restores import restore
 from flagstone.testing.simulation.scheduler import Crashed, Machine, Process, Scheduler, describe
 from flagstone.testing.simulation.session import Session
 from flagstone.testing.simulation.stores import DamageableStore, LogLink, WalLink
-
 
 _FRAMES: Final = 8
 
@@ -378,11 +377,13 @@ class World:
 def _raised_at(error: BaseException) -> str:
     """The innermost calls of an error that no promise explains, for a run that cannot be repeated."""
     frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
-    return "raised at " + " < ".join(f"{frame.filename}:{frame.lineno} {frame.name}" for frame in reversed(frames))
+    return "raised at " + " < ".join(
+        f"{frame.filename}:{frame.lineno} {frame.name}" for frame in reversed(frames)
+    )
 
 
 class _Escaped:
-    """Replaces the generator of the system: chance must come from the seed. Threads outside of the simulation keep it."""
+    """Replaces the generator of the system: chance must come from the seed. Other threads keep the system's."""
 
     def __init__(self, system: Random) -> None:
         self._system = system
@@ -400,7 +401,7 @@ def _deterministic() -> Iterator[None]:
     gc.freeze()  # so that the collection at the end looks at the objects of this world only
     logging.disable(logging.CRITICAL)
     try:
-        with remembered_decoding(), patch.object(SYSTEM_IDS, "_random", _Escaped(SYSTEM_IDS._random)):
+        with remembered_decoding(), patch.object(SYSTEM_IDS, "_random", _Escaped(SystemRandom())):
             yield
     finally:
         logging.disable(logging.NOTSET)
