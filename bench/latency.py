@@ -272,7 +272,7 @@ def run() -> str:
             "",
             "Log-normal, median / 99th percentile. Assumptions that fit what is published about the services, not measurements of",
             "them. What limits the figures above is the round trip: of a put, of one or two gets. A scan begins with small requests and",
-            "reads ahead twice as far as it has come, with up to eight requests at once; its first round trips are a good part of the time",
+            "reads ahead up to four times as far as it has come, with up to eight requests at once; its first round trips are a good part of the time",
             "that a database of this size takes. Warm gets cost the call from Python.",
         ],
         basis=f"Simulated waiting, counted requests; {SECONDS:g} s for each number of writers.",

@@ -1,7 +1,7 @@
 """Read-ahead: which blocks a scan fetches before it needs them.
 
-A scan fetches at most twice as much ahead as it has reached, so one that is stopped early has not read far ahead. Up to
-a megabyte it makes one request, which takes hardly longer than a request for a block. Beyond that it makes several at
+A scan fetches at most twice as much ahead as it has reached, and four times as much once that is a longer read, so one
+that is stopped early has not read far ahead. Up to a megabyte it makes one request, which takes hardly longer than a request for a block. Beyond that it makes several at
 once, because one connection has a limited bandwidth.
 """
 
@@ -37,6 +37,11 @@ MAX_REQUESTS: Final = 8
 
 PrefixProbe = tuple[PrefixExtractor, bytes]
 """An extractor and the prefix that it extracts from every key of the scan: SSTs whose filters lack it are skipped."""
+
+
+def plan_window(reached: int) -> int:
+    """How much a scan fetches ahead. Each step takes a round trip, so few steps lead to the full bandwidth."""
+    return (2 if reached < SHORT_READ_BYTES else 4) * reached
 
 
 def plan_request_bytes(window: int) -> int:
@@ -192,7 +197,7 @@ class ReadAhead:
         """Requests to make now, within these bounds and the budget."""
         if self._entered is None or not self._stretches or self._stretches[0] is not self._entered:
             return []
-        window = min(2 * self._reached_bytes, max_bytes - self._entered.size)
+        window = min(plan_window(self._reached_bytes), max_bytes - self._entered.size)
         size = plan_request_bytes(window)
         waiting = self.held_bytes - self._entered.size
         planned: list[Stretch] = []
