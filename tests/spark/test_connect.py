@@ -63,7 +63,7 @@ def test_load_read_stream_and_compaction_work_through_a_remote_session(tmp_path:
 
 
 def test_a_client_on_another_machine_gets_no_load_report_and_the_load_is_committed(tmp_path: Path) -> None:
-    from flagstone.spark.datasource import FlagstoneWriter
+    from flagstone.spark.load.writer import FlagstoneWriter
 
     folder = tmp_path / "db"
     options = write_options(folder, receipt="/of/another/machine/receipt.json")

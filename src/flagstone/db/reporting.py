@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flagstone.db.writer.engine import Engine
 from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.sequenced import Versioned
 from flagstone.runtime import metric_names as names
@@ -12,6 +11,9 @@ from flagstone.runtime.clock import Clock
 from flagstone.runtime.metrics import Metric, Metrics
 from flagstone.runtime.operations import Operation
 from flagstone.store.cost import USAGE_NAMES, Usage, plan_cost
+
+if TYPE_CHECKING:
+    from flagstone.db.writer.engine import Engine
 
 
 class RequestReport:

@@ -1,8 +1,8 @@
 """Read-ahead: which blocks a scan fetches before it needs them.
 
 A scan fetches at most twice as much ahead as it has reached, and four times as much once that is a longer read, so one
-that is stopped early has not read far ahead. Up to a megabyte it makes one request, which takes hardly longer than a request for a block. Beyond that it makes several at
-once, because one connection has a limited bandwidth.
+that is stopped early has not read far ahead. Up to a megabyte it makes one request, which takes hardly longer than a
+request for a block. Beyond that it makes several at once, because one connection has a limited bandwidth.
 """
 
 from __future__ import annotations

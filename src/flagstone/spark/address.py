@@ -6,9 +6,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flagstone.db.admin.admin import Admin
 from flagstone.errors import InvalidRequest
 from flagstone.metadata.stores import ManifestStore
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
@@ -18,6 +17,9 @@ from flagstone.store.port import ObjectStore
 from flagstone.store.remote_options import OptionValue
 from flagstone.store.resolve import StoreLike, resolve_database, resolve_wal_store
 from flagstone.store.retrying import with_retries
+
+if TYPE_CHECKING:
+    from flagstone.db.admin.admin import Admin
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class DatabaseAddress:
         }
 
     def admin(self) -> Admin:
+        from flagstone.db.admin.admin import Admin  # noqa: PLC0415 - reads do not need it
+
         return Admin(self.path, **self.arguments)
 
 

@@ -1,14 +1,14 @@
-"""The data source "flagstone": the classes that Spark calls.
+"""The data source "flagstone": the class that Spark calls.
 
 Spark calls `schema`, `reader`, `partitions`, `writer`, `commit` and `abort` in Python processes on the driver's
-machine, and `read` and `write` in those of the executors. These processes share only what pickles.
+machine, and `read` and `write` in those of the executors. These processes share only what pickles. Each imports this
+module, and many of them live for one call: so a read does not import what loads and streams need.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,28 +18,17 @@ from pyspark.sql.datasource import (
     DataSourceReader,
     DataSourceStreamArrowWriter,
     DataSourceStreamReader,
-    WriterCommitMessage,
 )
 
 from flagstone.errors import InvalidRequest
-from flagstone.spark.error_translation import in_task
 from flagstone.spark.filters import SCANS_ARE_APART
 from flagstone.spark.held_state import CheckpointRead, hold_checkpoint
-from flagstone.spark.load.commit import commit_load
-from flagstone.spark.load.heartbeat import confirm_plan
-from flagstone.spark.load.plan import LoadPlan, MadeSst, write_report
-from flagstone.spark.load.request import abort_load, begin_load
-from flagstone.spark.load.task import write_ssts
-from flagstone.spark.options import WriteOptions, parse_read_options, parse_write_options
+from flagstone.spark.options import parse_read_options, parse_write_options
 from flagstone.spark.scan import FlagstoneReader, PushingReader
 from flagstone.spark.stored_schema import plan_types, plan_write
 from flagstone.spark.stream.options import is_stream, parse_stream_options
-from flagstone.spark.stream.shape import default_schema, fetch_table
-from flagstone.spark.stream.sink import StreamSink, parse_sink_options
-from flagstone.spark.stream.source import ChangeStreamReader
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql.types import StructType
 
 _PUSHDOWN_WORKER = "data_source_pushdown_filters"
@@ -58,6 +47,8 @@ class FlagstoneDataSource(DataSource):
     def schema(self) -> StructType:
         """The columns of rows, or of changes for a stream. A read creates the checkpoint that all its uses share."""
         if is_stream(self.options):
+            from flagstone.spark.stream.shape import default_schema, fetch_table  # noqa: PLC0415
+
             options = parse_stream_options(self.options)
             return default_schema(options, fetch_table(options))
         held = self._hold()
@@ -88,14 +79,22 @@ class FlagstoneDataSource(DataSource):
                 "a stream of changes needs an option that no read has: name the query with the option 'consumer', or "
                 "set changes=true and the query gets a name, which Spark stores in its checkpoint"
             )
+        from flagstone.spark.stream.shape import fetch_table  # noqa: PLC0415
+        from flagstone.spark.stream.source import ChangeStreamReader  # noqa: PLC0415
+
         options = parse_stream_options(self.options)
         return ChangeStreamReader(options, schema, stored=fetch_table(options))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        from flagstone.spark.load.writer import FlagstoneWriter, begin  # noqa: PLC0415
+
         options = plan_write(parse_write_options(self.options), schema, replaces_all=overwrite)
-        return FlagstoneWriter(_begin(options), options, overwrite=overwrite)
+        return FlagstoneWriter(begin(options), options, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
+        from flagstone.spark.load.writer import begin  # noqa: PLC0415
+        from flagstone.spark.stream.sink import StreamSink, parse_sink_options  # noqa: PLC0415
+
         options = parse_sink_options(self.options)
         if overwrite:
             raise InvalidRequest(
@@ -107,7 +106,7 @@ class FlagstoneDataSource(DataSource):
         if _calling_worker() == _COMMIT_WORKER:
             return StreamSink(None, options)
         options = replace(options, write=plan_write(options.write, schema))
-        return StreamSink(_begin(options.write, owner=options.owner), options)
+        return StreamSink(begin(options.write, owner=options.owner), options)
 
     def _hold(self) -> CheckpointRead:
         if self._held is None:
@@ -115,49 +114,7 @@ class FlagstoneDataSource(DataSource):
         return self._held
 
 
-def _begin(options: WriteOptions, *, owner: str = "") -> LoadPlan:
-    return begin_load(
-        options.address,
-        owner=owner,
-        record_id=options.load_id,
-        segment_extractor=options.load_segment_extractor(),
-        only_if_new=options.only_if_new,
-    )
-
-
 def _calling_worker() -> str:
     """The name of the Spark worker that called the data source."""
     caller = sys._getframe(2).f_code.co_filename  # noqa: SLF001 - Spark has no interface for this
     return Path(caller).stem
-
-
-@dataclass
-class TaskSsts(WriterCommitMessage):
-    """The SSTs that one task uploaded."""
-
-    made: list[MadeSst]
-
-
-class FlagstoneWriter(DataSourceArrowWriter):
-    """A bulk load: tasks build SSTs, the driver commits all of them with one manifest."""
-
-    def __init__(self, plan: LoadPlan, options: WriteOptions, *, overwrite: bool) -> None:
-        self._plan = plan
-        self._options = options
-        self._overwrite = overwrite
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskSsts:
-        with in_task():
-            return TaskSsts(write_ssts(iterator, confirm_plan(self._plan), self._options))
-
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        report = commit_load(self._plan, self._options, _made(messages), replaces_all=self._overwrite)
-        if self._options.receipt is not None:
-            write_report(self._options.receipt, report)
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002 - it deletes all SSTs
-        abort_load(self._plan)
-
-
-def _made(messages: list[WriterCommitMessage | None]) -> list[MadeSst]:
-    return [made for message in messages if isinstance(message, TaskSsts) for made in message.made]

@@ -159,16 +159,24 @@ class RowMapping:
         return tuple(name for name in METADATA if name not in stored)
 
     def decode(
-        self, batch: pa.RecordBatch, types: pa.Schema, malformed: MalformedRows = FAIL
+        self,
+        batch: pa.RecordBatch,
+        types: pa.Schema,
+        malformed: MalformedRows = FAIL,
+        *,
+        given: pa.Schema | None = None,
     ) -> tuple[pa.RecordBatch, int]:
-        """Rows of the database decoded to the columns of `types`, and the number of malformed rows."""
+        """Rows of the database decoded to the columns of `types`, and the number of malformed rows.
+
+        `given` has at least these columns, all those that the reader gave: rows without a version have them.
+        """
         stored = pa.schema([field for field in types if field.name != malformed.column])
         if self.table is not None:
             if malformed.column in types.names:
                 # A row is malformed also if a column is that the reader does not want.
                 whole = [*key_arrow_schema(self.table.key), *value_arrow_schema(self.table.current.columns)]
                 stored = pa.schema([*stored, *(each for each in whole if each.name not in stored.names)])
-            reader = self.reader(stored)
+            reader = self.reader(stored, given)
             return decode_rows(batch, types, malformed, key=reader.decode_keys, value=reader.decode_values)
         self._check_versions(batch)
         return decode_rows(
@@ -200,16 +208,17 @@ class RowMapping:
         rows = values.codec(self.value_format, self.value_schema(types)).decode_arrow(raw)
         return dict(zip(rows.schema.names, rows.columns, strict=True))
 
-    def reader(self, types: pa.Schema) -> TableReader:
-        """The reader of rows of the stored schema for columns with these types.
+    def reader(self, types: pa.Schema, given: pa.Schema | None = None) -> TableReader:
+        """The reader of rows of the stored schema for columns with these types; see `decode` for `given`.
 
         Raises `InvalidRequest` for a column that the schema does not have, or a type that does not hold its values.
         """
         assert self.table is not None, "only rows of a stored schema have such a reader"
         wanted = pa.schema([field for field in types if field.name not in self.metadata])
         named = set(self.value_columns or ())  # a read of key columns alone decodes no value
-        whole = self.unversioned and named and named <= set(types.names) and self.value_format == "row"
-        old = self.value_schema(types) if whole else None
+        all_types = given or types
+        whole = self.unversioned and named and named <= set(all_types.names) and self.value_format == "row"
+        old = self.value_schema(all_types) if whole else None
         return TableReader(self.table, wanted, prefix=self.prefix, unversioned=old)
 
 

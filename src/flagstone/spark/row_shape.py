@@ -106,7 +106,7 @@ class RowShape:
         if self.mapping is None:
             return batch, 0
         names = self.needed(conditions)
-        if self.mapping.table is None or self.mapping.unversioned:
+        if self.mapping.table is None:
             # The columns of a value that names no version are decoded together.
             read = batch.schema.names
             own = [
@@ -115,7 +115,7 @@ class RowShape:
             ]
             names = tuple(dict.fromkeys((*names, *own)))
         types = pa.schema([self.types.field(name) for name in names])
-        return self.mapping.decode(batch, types, self.malformed)
+        return self.mapping.decode(batch, types, self.malformed, given=self.types)
 
 
 def _joined(schema: StructType, others: Iterable[StructField]) -> StructType:
