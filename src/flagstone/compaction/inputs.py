@@ -293,6 +293,14 @@ class SstFetcher:
 
         return self._read(part.sst, part.path, start, stop, decode)
 
+    def fetch_stored(self, part: Part, start: int, stop: int) -> bytes:
+        """Bytes of the file as they are stored, unchecked."""
+
+        def decode(stored: bytes) -> bytes:
+            return _whole(stored, part.path, start, stop)
+
+        return self._read(part.sst, part.path, start, stop, decode)
+
     def fetch_last_row(self, sst: SsTable, path: str) -> tuple[bytes, int]:
         """Key and sequence number of the last row of an SST that an executor uploaded."""
         index = self.fetch_index(sst, path)

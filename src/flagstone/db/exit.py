@@ -183,9 +183,10 @@ class Watch:
         """Whether a thread is already closing it."""
         self.closed: Event = Event()
         self._number = next(_numbers)
-        _begin_watching(self._number, self)
+        # The finalizer comes first: it ends the watch also if an interrupt cuts this short.
         self._finalizer = finalize(owner, _on_collected, self._number)
         self._finalizer.atexit = False
+        _begin_watching(self._number, self)
 
     def end(self) -> None:
         """End the watch: the owner has closed the handle, or `close` has raised. May be called again."""
@@ -213,7 +214,9 @@ _watches: Final[dict[int, Watch]] = {}
 _numbers: Final = count(1)
 _lock = Lock()
 # `SimpleQueue.put` may be called by a finalizer that interrupts another `put` of the same thread.
-_collected: SimpleQueue[int | None] = SimpleQueue()
+_collected: SimpleQueue[int] = SimpleQueue()
+_WAKE: Final = 0
+"""The number of no handle: the closer looks if there is still one."""
 _closer: ThreadHandle | None = None
 _hooked_worker: int | None = None
 
@@ -230,11 +233,9 @@ def _begin_watching(number: int, watched: Watch) -> None:
 
 
 def _end_watching(number: int) -> None:
-    global _closer  # noqa: PLW0603
     with _lock:
-        if _watches.pop(number, None) is not None and not _watches and _closer is not None:
-            _closer = None
-            _collected.put(None)
+        if _watches.pop(number, None) is not None and not _watches:
+            _collected.put(_WAKE)
 
 
 def _on_collected(number: int) -> None:
@@ -246,9 +247,20 @@ def _on_collected(number: int) -> None:
             _warn([_unclosed_message(watched)], ResourceWarning)
 
 
-def _close_collected(collected: SimpleQueue[int | None]) -> None:
-    while (number := collected.get()) is not None:
-        _close_soon(number)
+def _close_collected(collected: SimpleQueue[int]) -> None:
+    """Close what is collected, until no handle is watched.
+
+    This thread alone decides that it ends, because no interrupt (Ctrl-C) strikes it between the steps. An opening that
+    was interrupted may have left a second one, which ends with it.
+    """
+    global _closer  # noqa: PLW0603
+    while True:
+        _close_soon(collected.get())
+        with _lock:
+            if not _watches:
+                _closer = None
+                collected.put(_WAKE)
+                return
 
 
 def _close_soon(number: int) -> None:

@@ -1,7 +1,7 @@
 """What requests to an object store cost, by purpose, and what that is a month. Pure.
 
-Requests are counted where the engine makes them. The service also charges for retries, for every page of a long
-listing, and for the start of a large upload, so a bill may be a little higher.
+Requests are counted where the engine makes them, with those that are repeated. The service also charges for every page
+of a long listing, for the start of a large upload, and for bytes that are sent again, so a bill may be a little higher.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Counts the requests, errors, seconds and bytes of a store.
 
 A request here is a call of a method of `ObjectStore`. An adapter may need several network requests for one (a
-long listing, many deletions). Wrap the adapter to count attempts; wrap the retrying store to count calls.
+long listing, many deletions). Wrap the adapter to count attempts; wrap the retrying store to count calls. What a
+database costs includes the requests that the retrying store repeats or adds.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from flagstone.store.port import (
     Upload,
     read_range_into,
 )
+from flagstone.store.retrying import RetryingStore
 
 Direction = Literal["read", "write"]
 
@@ -91,7 +93,7 @@ class CountingStore:
         metrics: Metrics | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._inner = inner
+        self._inner: ObjectStore = self._observed(inner)
         self._component = component
         self._store_type = store_type
         self.clock = clock
@@ -140,8 +142,12 @@ class CountingStore:
             # Not `copy`, which counts from zero, as a pickle does.
             fresh = object.__new__(CountingStore)
             fresh.__dict__.update(self.__dict__, _purpose=purpose)
+            fresh._inner = fresh._observed(self._inner)
             found = self._attributed.setdefault(purpose, fresh)
         return found
+
+    def _observed(self, inner: ObjectStore) -> ObjectStore:
+        return inner.observed(self._count_repeat) if isinstance(inner, RetryingStore) else inner
 
     @property
     def inner(self) -> ObjectStore:
@@ -259,6 +265,10 @@ class CountingStore:
         self._instruments[api][0].add()
         self._spent("requests", OPERATIONS[api], path).add()
         self._tally("requests", api)
+
+    def _count_repeat(self, api: str, path: str) -> None:
+        """Count a request that the retrying store makes by itself: the service charges for it."""
+        self._spent("requests", OPERATIONS[api], path).add()
 
     def count_outcome(self, api: str, elapsed_s: float, *, failed: bool) -> None:
         """Count the time of a request, and the request as an error if it failed."""

@@ -93,6 +93,13 @@ class RetryPolicy:
             raise InvalidRequest(f"{self} needs a jitter between 0 and 1 and attempts of at least 1")
 
 
+@dataclass(slots=True)
+class _Reported:
+    """When the last warning was logged. Without a lock: two threads may both log one."""
+
+    at: float | None = None
+
+
 class RetryingStore:
     """A store that retries the requests of another one and recognises its own conditional writes.
 
@@ -112,9 +119,19 @@ class RetryingStore:
         self.policy: RetryPolicy = policy or RetryPolicy()
         self.clock = clock
         self.ids = ids
-        self.warned: float | None = None
-        """When the last warning was logged. Without a lock: two threads may both log one."""
+        self.reported = _Reported()
         self.retries: Counter = (metrics or Metrics()).counter(metric_names.OBJECT_STORE_RETRY_COUNT)
+        self.count_repeat: Callable[[str, str], object] = _ignore
+
+    def observed(self, count_repeat: Callable[[str, str], object]) -> RetryingStore:
+        """The same store, which calls `count_repeat` with method and path before each request beyond the caller's own.
+
+        These are attempts after the first one, and the reading of the object that won a lost race.
+        """
+        # Not `copy`, which would open the store again with another clock, as a pickle does.
+        observed = object.__new__(RetryingStore)
+        observed.__dict__.update(self.__dict__, count_repeat=count_repeat)
+        return observed
 
     @property
     def url(self) -> str:
@@ -221,7 +238,7 @@ class RetryingStore:
                 continue
             except (ObjectExists, ObjectChanged) as error:
                 lost = error
-            winner = effort.until_answered(lambda: self._head_or_none(effort.path))
+            winner = effort.until_found("head", self._head_or_none)
             if winner is not None and winner.token == token:
                 return winner.version
             if winner is None:
@@ -238,7 +255,7 @@ class RetryingStore:
             if isinstance(lost, ObjectExists) and winner is not None:
                 if winner.token is not None:
                     raise lost
-                there = effort.until_answered(lambda: self._bytes_or_none(effort.path))
+                there = effort.until_found("get", self._bytes_or_none)
                 if there is not None and there != data:
                     raise lost
             effort.give_up("another write came after it or may equal it")
@@ -300,8 +317,21 @@ class _Effort:
             except Unavailable as error:
                 self.pause(error)
 
+    def until_found(self, verb: str, read: Callable[[str], _T]) -> _T:
+        """What the object at the path is, read by a request with another method."""
+        while True:
+            self._store.count_repeat(verb, self.path)
+            try:
+                return read(self.path)
+            except Unavailable as error:
+                self._wait(error)
+
     def pause(self, error: Unavailable | ObjectExists | ObjectChanged) -> None:
         """Wait before the next attempt, or raise when none is left. A lost race is raised as such, unless in doubt."""
+        self._wait(error)
+        self._store.count_repeat(self.verb, self.path)
+
+    def _wait(self, error: Unavailable | ObjectExists | ObjectChanged) -> None:
         policy, clock = self._store.policy, self._store.clock
         self._attempts += 1
         pause_s = self._backoff_s * (1 - self._store.ids.uniform(0, policy.jitter))
@@ -335,9 +365,10 @@ class _Effort:
         """Report a request that has been tried for half a second; of all requests of the store one in ten seconds."""
         store = self._store
         now = store.clock.monotonic()
-        if elapsed_s < _SILENT_S or (store.warned is not None and now - store.warned < _WARN_EVERY_S):
+        last = store.reported.at
+        if elapsed_s < _SILENT_S or (last is not None and now - last < _WARN_EVERY_S):
             return
-        store.warned = now
+        store.reported.at = now
         _log.warning(
             "a request to the store fails, trying again error=%s request=%s path=%s store=%s attempts=%d",
             self._cause(str(error)),
@@ -351,6 +382,10 @@ class _Effort:
 def with_retries(store: ObjectStore, *, clock: Clock = SYSTEM_CLOCK, ids: Ids = SYSTEM_IDS) -> ObjectStore:
     """The store with retries; the store itself when it has them already."""
     return store if isinstance(store, RetryingStore) else RetryingStore(store, clock=clock, ids=ids)
+
+
+def _ignore(verb: str, path: str) -> None:
+    """A store that is not observed counts no repeats."""
 
 
 def _reopen(inner: ObjectStore, policy: RetryPolicy) -> RetryingStore:

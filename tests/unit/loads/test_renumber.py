@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from array import array
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flagstone.errors import CorruptData
+from flagstone.errors import CorruptData, Unavailable
 from flagstone.format.codec import Codec
 from flagstone.format.sst import SstImage, decode_sst
 from flagstone.kernels import block_reader, block_writer, load_compiled, load_interpreted
@@ -28,6 +29,7 @@ from flagstone.sst.builder import SstOptions
 from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.types import Seq, Ulid
+from kit.faults import InterposingStore
 
 ROWS = st.dictionaries(
     st.binary(min_size=1, max_size=40),
@@ -161,3 +163,25 @@ def test_a_damaged_sst_is_not_copied(codec: Codec) -> None:
 
     assert caught.value.object == path
     assert {meta.path for meta in store.list("db/compacted")} == before
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
+def test_an_sst_that_another_process_deletes_during_the_copy_ends_it_as_unavailable(codec: Codec) -> None:
+    # The driver of another load had found this one expired: a bare "no object" reached the caller (world 500111).
+    memory = MemoryStore()
+    plan, load = load_of(memory, codec)
+    path = DbPaths("db").sst(load.ssts[0].id)
+    data = memory.get(path).data
+    endings = []
+    for nth in count(1):
+        memory.put(path, data)
+        deleting = InterposingStore(memory, lambda: memory.delete(path), path=path, nth=nth)
+        sent = replace(plan, address=replace(plan.address, store=deleting))
+        try:
+            renumber_load(sent, replace(load, ssts=load.ssts[:1]), Seq(2**50), Heartbeat(plan))
+        except Unavailable as error:
+            endings.append(str(error))
+        if not deleting.acted:
+            break
+    assert len(endings) == nth - 1 >= 3
+    assert all(path in ending for ending in endings)

@@ -9,7 +9,10 @@ from flagstone.runtime.clock import VirtualClock
 from flagstone.store.cost import SHORTEST_PROJECTION_S, Component, Usage, component_of, plan_cost
 from flagstone.store.counting import CountingStore
 from flagstone.store.memory import MemoryStore
+from flagstone.store.port import ObjectExists
 from flagstone.store.prices import PRICE_LISTS, SECONDS_A_MONTH
+from flagstone.store.retrying import RetryingStore
+from flagstone.testing.faults import Fault, FaultyStore
 
 
 @pytest.mark.parametrize(
@@ -125,3 +128,22 @@ def test_a_reader_tells_its_cost_too() -> None:
     with flagstone.open_reader("db", store=store, mode="latest") as reader:
         assert reader.status()["cost"]["requests"]["manifest"]["get"] >= 1
         assert reader.status().cost["dollars"] > 0
+
+
+def test_repeated_requests_and_the_reading_of_a_winner_cost_something_for_their_purpose() -> None:
+    below = CountingStore(MemoryStore(), component="test")
+    faulty = FaultyStore(below, [Fault("error", op="get"), Fault("lost_reply", nth=2, op="put_if_absent")])
+    store = CountingStore(RetryingStore(faulty, clock=VirtualClock()), component="db")
+    mine = store.attributed("gc")
+    mine.put("db/manifest/1", b"1")
+    mine.get("db/manifest/1")
+    with pytest.raises(ObjectExists):
+        mine.put_if_absent("db/manifest/1", b"2")
+    mine.put_if_absent("db/manifest/2", b"2")
+
+    spent = Usage.of(store._registry.snapshot()).requests
+    assert set(spent) == {"gc"}
+    sent = below.by_kind()
+    assert spent["gc"] == {**sent, "get": sent["get"] + 1}, "the get that failed did not reach the store"
+    assert sent == {"put": 4, "get": 1, "head": 2}
+    assert store.totals()["requests"] == {"put": 1, "get": 1, "put_if_absent": 2}

@@ -16,7 +16,7 @@ from typing import Final
 from flagstone.compaction.inputs import Part, SstFetcher
 from flagstone.errors import CorruptData
 from flagstone.format.codec import CHECKSUM_BYTES, Codec, seal_parts
-from flagstone.format.sst import BlockIndex, damaged_block
+from flagstone.format.sst import BlockIndex, damaged_block, footer_range
 from flagstone.format.sst_info import SsTableInfo
 from flagstone.kernels import renumber, sealing
 from flagstone.loads.edit import Load
@@ -30,7 +30,6 @@ from flagstone.sst.builder import BuiltSst
 from flagstone.sst.footer import encode_moved_tail
 from flagstone.sst.output import SstOutput
 from flagstone.store.paths import DbPaths
-from flagstone.store.port import ObjectStore
 from flagstone.store.writing import ObjectWriter
 from flagstone.types import KeyRange, Seq
 
@@ -54,7 +53,7 @@ def renumber_load(plan: LoadPlan, load: Load, seq: Seq, heartbeat: Heartbeat) ->
         with lock:
             heartbeat.touch()
         with load_output(store, paths, plan) as output:
-            return _copied(store, paths, output, sst, seq)
+            return _copied(SstFetcher(store), paths, output, sst, seq)
 
     if len(load.ssts) == 1:
         return replace(load, seq=seq, ssts=(copy(load.ssts[0]),))
@@ -62,23 +61,24 @@ def renumber_load(plan: LoadPlan, load: Load, seq: Seq, heartbeat: Heartbeat) ->
         return replace(load, seq=seq, ssts=tuple(pool.map_ordered(copy, load.ssts)))
 
 
-def _copied(store: ObjectStore, paths: DbPaths, output: SstOutput, sst: SsTable, seq: Seq) -> SsTable:
-    part, fetcher = Part(sst, paths.sst(sst.id), KeyRange()), SstFetcher(store)
+def _copied(fetcher: SstFetcher, paths: DbPaths, output: SstOutput, sst: SsTable, seq: Seq) -> SsTable:
+    part = Part(sst, paths.sst(sst.id), KeyRange())
     index = fetcher.fetch_index(sst, part.path)
     sink = output.open()
     offsets = _copy_blocks(fetcher, part, index, sink, seq)
     info: SsTableInfo = sst.info
     parts: tuple[bytes, ...]
     if info.codec is Codec.NONE:
-        parts = (_tail(store, part),)
+        begin = info.filter_offset if info.filter_len else info.index_offset
+        parts = (fetcher.fetch_stored(part, begin, footer_range(info, sst.format_version)[1]),)
     else:
         info, parts = encode_moved_tail(
             info,
             data_bytes=sink.size,
             offsets=offsets,
             index_keys=index.first_keys,
-            filters=_part(store, part, info.filter_offset, info.filter_len),
-            stats=_part(store, part, info.stats_offset, info.stats_len),
+            filters=_part(fetcher, part, info.filter_offset, info.filter_len),
+            stats=_part(fetcher, part, info.stats_offset, info.stats_len),
         )
     tail = b"".join(parts)
     sink.write(tail)
@@ -127,12 +127,5 @@ def _located(
     return damaged_block(inside, number, object=part.path, offset=index.offsets[number])
 
 
-def _part(store: ObjectStore, part: Part, begin: int, size: int) -> bytes:
-    return store.get_range(part.path, begin, begin + size) if size else b""
-
-
-def _tail(store: ObjectStore, part: Part) -> bytes:
-    """Everything behind the blocks."""
-    info = part.sst.info
-    begin = info.filter_offset if info.filter_len else info.index_offset
-    return store.get_range(part.path, begin, store.head(part.path).size)
+def _part(fetcher: SstFetcher, part: Part, begin: int, size: int) -> bytes:
+    return fetcher.fetch_stored(part, begin, begin + size) if size else b""
