@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import subprocess
 import sys
 import textwrap
@@ -10,6 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from flagstone.db.aio.reader import AsyncDbReader
 from flagstone.runtime.pool import IoPool
 from flagstone.store.memory import MemoryStore
 from kit.databases import eventually
+from kit.faults import Struck, Tracer
 from servers.s3 import S3Server
 
 PATIENCE_S = 20.0
@@ -520,3 +523,53 @@ def test_rows_are_flushed_at_exit_to_a_remote_store(seaweedfs: S3Server, tmp_pat
     with flagstone.open_reader(f"{seaweedfs.url}/exit", store_options=seaweedfs.options()) as reader:
         assert sum(1 for _ in reader.scan()) == NUMBER_OF_ROWS, done.stderr
     assert not done.stderr
+
+
+# -- interrupted -------------------------------------------------------------------------------------------
+
+
+class Owner:
+    """What the forms of a handle refer to."""
+
+
+class Handle:
+    """A handle whose rows are all durable."""
+
+    label = "handle"
+
+    def is_open(self) -> bool:
+        return False
+
+    def begin_flush(self) -> None:
+        pass
+
+    def wait_flushed(self, timeout_s: float) -> None:
+        pass
+
+    def lost_rows(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        pass
+
+
+def test_an_interrupt_at_any_bytecode_of_a_watch_leaves_no_thread_and_no_handle() -> None:
+    # A closer that no one stopped took the message that was meant for its successor.
+    eventually(lambda: not closers(), "other tests have closed their handles")
+    struck = 0
+    for at in itertools.count():
+        owner, tracer = Owner(), Tracer(at)
+        with suppress(Struck), tracer:
+            unclosed.watch(owner, Handle()).end()
+        del owner
+        struck += tracer.where != ""
+        if not tracer.where:
+            break
+    assert struck > 50
+    with flagstone.open("db", store=MemoryStore()):
+        pass
+    eventually(lambda: not closers() and not unclosed._watches, lambda: (closers(), unclosed._watches))
+
+
+def closers() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "flagstone-closer"]
