@@ -28,7 +28,7 @@ from flagstone.testing.simulation.world import simulate
 SLICE = range(1, 97)
 """The worlds of every test run: about a minute on two cores."""
 IN_ONE_TEST = 6
-OTHER_SEEDS = range(1, 26)
+OTHER_SEEDS = range(1, 61)
 """Every change of what the product does in which order gives a seed another world."""
 
 

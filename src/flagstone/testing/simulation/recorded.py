@@ -45,7 +45,7 @@ FOUND: Final[dict[str, Found]] = {
     "flush_applied_twice": Found(7, 0.3, 796),
     "drop_tombstones": Found(1, 0.02, 56),
     "drop_expired_rows": Found(2, 0.5, 1229),
-    "commit_stale_compaction": Found(105, 0.2, 462),
+    "commit_stale_compaction": Found(36, 0.3, 993),
     "cut_under_old_ids": Found(2, 0.2, 394),
     "stop_before_last_key": Found(1, 0.01, 2),
     "start_after_first_key": Found(2, 0.2, 537),
