@@ -6,6 +6,7 @@ from typing import Final
 
 from hypothesis import strategies as st
 
+from flagstone.lsm.system_rows import is_system
 from flagstone.types import MAX_SEQ, MERGE, TOMBSTONE, VALUE, EntryTuple
 
 KEY_BYTES: Final = b"\009AZ\\ab\xff"
@@ -40,8 +41,13 @@ neighbours: st.SearchStrategy[bytes] = st.sampled_from(
 )
 """A few keys, most of which lie between one key and the next that is easily mistaken for its successor."""
 
+user_keys: st.SearchStrategy[bytes] = st.binary(min_size=1, max_size=12).filter(
+    lambda key: not is_system(key)
+)
+"""Short keys that an application may write. Hypothesis also tries constants of the code, such as reserved keys."""
+
 keys: st.SearchStrategy[bytes] = st.one_of(
-    st.binary(min_size=1, max_size=12),
+    user_keys,
     neighbours,
     short_keys(max_size=6),
     st.integers(0, 300).map(lambda number: b"%08d" % number),

@@ -20,7 +20,7 @@ from flagstone.store.memory import MemoryStore
 from flagstone.write import state
 from kit.databases import IDLE
 from kit.kernels import forms_of, replaced_kernels
-from kit.strategies import neighbours
+from kit.strategies import neighbours, user_keys
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +39,7 @@ class Written(NamedTuple):
 rows = st.lists(
     st.builds(
         Written,
-        st.one_of(neighbours, st.binary(min_size=1, max_size=12)),
+        st.one_of(neighbours, user_keys),
         st.sampled_from([None, "put", "put", "delete", "merge"]),
         st.binary(max_size=20),
         st.none() | st.integers(1, 3_000),

@@ -30,9 +30,9 @@ from flagstone.types import MERGE, TOMBSTONE, VALUE, EntryTuple, KeyRange, WalId
 from flagstone.wal.replay import WalRows, open_wal
 from kit.databases import encode_wal
 from kit.spark_loads import load, pairs
+from kit.strategies import user_keys
 
 TIMES = st.none() | st.integers(0, 2**50)
-KEYS = st.binary(min_size=1, max_size=12)
 
 
 @st.composite
@@ -40,7 +40,7 @@ def rows(draw: st.DrawFn) -> list[EntryTuple]:
     kinds = draw(st.lists(st.sampled_from((VALUE, VALUE, TOMBSTONE, MERGE)), min_size=1, max_size=30))
     return [
         (
-            draw(KEYS),
+            draw(user_keys),
             seq,
             kind,
             b"" if kind == TOMBSTONE else draw(st.binary(max_size=20)),
@@ -96,7 +96,7 @@ def test_a_fence_has_no_changes() -> None:
     assert list(file_batches([FileRows(WalId(1), open_wal(b"", "wal"))])) == []
 
 
-@given(rows(), KEYS, KEYS)
+@given(rows(), user_keys, user_keys)
 def test_a_range_leaves_only_its_keys(each: list[EntryTuple], start: bytes, stop: bytes) -> None:
     (batch,) = file_batches([FileRows(WalId(7), WalRows.from_rows(each))])
     for keys in (KeyRange(start), KeyRange(None, stop), KeyRange(start, stop), KeyRange()):
