@@ -472,7 +472,7 @@ class Oracle:
         if not known and any(change.kind == "delete" for change in doubtful):
             return True
         folds = list(self._known_values(branch, key, seqs, now))
-        return (known or None) in folds or any(
+        return any(_extends(fold or b"", parts, tokens) for fold in folds) or any(
             change.kind == "delete" and fold is not None and fold.endswith(known)
             for change in doubtful
             for fold in folds
@@ -491,6 +491,15 @@ def _in_doubt(branches: Iterable[Branch], key: bytes) -> list[Change]:
         for change in intent.changes
         if change.key == key
     ]
+
+
+def _extends(fold: bytes, parts: list[bytes], operands: set[bytes]) -> bool:
+    """Whether the parts are the known value with operands in doubt that it does not have yet.
+
+    An operand that is in doubt may be a part of the known value: a new writer has found it.
+    """
+    added = operands.difference(_tokens(fold))
+    return b"".join(part for part in parts if part not in added) == fold
 
 
 def _check_commits(branch: Branch, key: bytes, seq: int) -> None:
