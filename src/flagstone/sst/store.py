@@ -299,7 +299,7 @@ class SstStore:
                         del self._flights[sst, number]
         if failed:
             # The other read has raised its error. This read makes a request of its own.
-            fetched.update(self._load(sst, need.index, failed, admit=admit))
+            fetched.update(self._load(sst, need.index, sorted(failed), admit=admit))
         return fetched
 
     def fetch_stats(self, sst: Sst) -> SstStats | None:

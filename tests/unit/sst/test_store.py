@@ -91,6 +91,38 @@ def test_concurrent_reads_share_one_request_and_only_the_read_that_made_it_gets_
     assert ssts._flights == {}
 
 
+@pytest.mark.parametrize("numbers", [[2, 3, 4, 5], [5, 4, 3, 2], [4, 2, 5, 3]])
+def test_a_read_in_any_order_makes_its_own_request_when_the_read_it_waited_for_has_failed(
+    numbers: list[int],
+) -> None:
+    # A backward scan wants blocks in descending order: it requested a range that ended before its start (world 500533).
+    rig, store, ssts = slow_ssts()
+    sst = ssts.open(Ulid(1), rig.ssts[Ulid(1)].info)
+    store.go.set()
+    index = ssts.fetch([Need(sst, None, [])])[sst, META][0]
+    store.go.clear()
+    store.asked.clear()
+    store.failures = 1
+
+    with ThreadPoolExecutor(2) as threads:
+        leader = threads.submit(ssts.fetch_request, Need(sst, index, [2, 3, 4, 5]))
+        while not store.asked:
+            pass
+        landed = ssts._flights[sst, 2].landed = CountedEvent()
+        follower = threads.submit(ssts.fetch_request, Need(sst, index, numbers))
+        while not landed.waiters:
+            pass
+        store.go.set()
+        with pytest.raises(Unavailable):
+            leader.result(10)
+        found = follower.result(10)
+    raws = [found[sst, number] for number in (2, 3, 4, 5)]
+    assert raws == sst.decode_blocks(
+        store.get(sst.path).data[index.offsets[2] : index.stops[5]], index, range(2, 6), index.offsets[2]
+    )
+    assert store.asked == [(index.offsets[2], index.stops[5])] * 2
+
+
 def test_many_threads_with_a_tiny_cache_read_every_row() -> None:
     rig = Rig(capacity_bytes=20_000, threads=4)
     view = rig.view(rig.tree(runs=[[rig.add(ROWS[:1000]), rig.add(ROWS[1000:])]]))
