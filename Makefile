@@ -8,6 +8,9 @@ STAMP  := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 WORKERS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Also what builds the kernels has the pinned version. Older versions of pip read the first name, newer ones the second.
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_BUILD_CONSTRAINT := $(CURDIR)/constraints.txt
 # Compiled test modules are kept: compiling them again takes a fifth of the inner loop.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -105,8 +108,9 @@ docs: setup ## the documentation site into build/site, offline, and how many cod
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@$(BIN)/python tests/docs/code_blocks.py
 
-dist: setup ## source distribution and wheel into dist, installed and tried in an empty environment
+dist: setup ## source distribution, wheel for this machine and wheel without kernels into dist, each tried in an empty environment
 	rm -rf dist && $(BIN)/python -m build --outdir dist
+	FLAGSTONE_BUILD_KERNELS=0 $(BIN)/python -m build --wheel --outdir dist
 	FLAGSTONE_DIST=dist $(PYTEST) -q tests/distribution
 
 clean: ## remove everything that was made

@@ -2,13 +2,16 @@
 
 Each kernel is an ordinary module `flagstone/kernels/_NAME.py`. Compiled, it is installed as
 `flagstone.kernels._compiled._NAME`, so that both forms can live, and be compared, in one process.
+
+Without kernels the wheel is pure Python, and its tag is `py3-none-any`: it fits every Python and every machine. That
+is what a machine without a C compiler builds, and what FLAGSTONE_BUILD_KERNELS=0 asks for.
 """
 
 import os
 import tempfile
 from pathlib import Path
 
-from setuptools import Extension, setup
+from setuptools import Distribution, Extension, setup
 from setuptools.command.build_ext import build_ext
 
 KERNELS = (
@@ -35,24 +38,24 @@ KERNELS = (
 KERNEL_FOLDER = Path("src/flagstone/kernels")
 
 
-class BuildKernelsIfPossible(build_ext):
-    """A missing or broken compiler costs speed, never the installation."""
+class BuildKernels(build_ext):
+    """Compiles on all cores."""
 
     def finalize_options(self):
         super().finalize_options()
         self.parallel = self.parallel or os.cpu_count()
 
-    def build_extensions(self):
-        try:
-            with tempfile.TemporaryDirectory() as scratch:
-                probe = Path(scratch, "probe.c")
-                probe.write_text("#include <Python.h>\nint main(void) { return 0; }\n")
-                self.compiler.compile([str(probe)], output_dir=scratch, include_dirs=self.include_dirs or [])
-        except Exception as reason:  # whatever a broken toolchain raises
-            print(f"flagstone: no working C compiler ({reason}); kernels will run interpreted")
-            self.extensions = []
-            return
-        super().build_extensions()
+
+def compile_a_probe():
+    """Build an extension of one line. It raises what compiling the kernels would raise where no compiler works."""
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch, "probe.c")
+        source.write_text("#include <Python.h>\nPyMODINIT_FUNC PyInit_probe(void) { return NULL; }\n")
+        probe = Distribution({"name": "probe", "ext_modules": [Extension("probe", [str(source)])]})
+        command = build_ext(probe)
+        command.build_lib = command.build_temp = scratch
+        command.finalize_options()
+        command.run()
 
 
 def compiler_options():
@@ -66,13 +69,19 @@ def compiler_options():
 
 
 def kernel_extensions():
+    """The kernels to compile; none where that is impossible, which costs speed but never the installation.
+
+    This is decided before `setup`, because a wheel with extensions gets the tag of this Python and this machine.
+    """
     if os.environ.get("FLAGSTONE_BUILD_KERNELS", "1") == "0":
         return []
     present = [name for name in KERNELS if (KERNEL_FOLDER / f"{name}.py").exists()]
     try:
         from Cython.Build import cythonize
-    except ImportError as reason:
-        print(f"flagstone: Cython is missing ({reason}); kernels will run interpreted")
+
+        compile_a_probe()
+    except (Exception, SystemExit) as reason:  # whatever a broken toolchain raises
+        print(f"flagstone: kernels will run interpreted, because they cannot be compiled here: {reason}")
         return []
     compiling, linking = compiler_options()
     extensions = [
@@ -98,4 +107,4 @@ def kernel_extensions():
     )
 
 
-setup(ext_modules=kernel_extensions(), cmdclass={"build_ext": BuildKernelsIfPossible})
+setup(ext_modules=kernel_extensions(), cmdclass={"build_ext": BuildKernels})

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING
+
+# Not `sys.platform`: on Windows, type checkers would take the rest of this file for unreachable.
+if os.name == "nt":
+    raise ImportError(
+        "Flagstone does not run on Windows. It locks folders by flock, replaces files that other processes have open, "
+        "and syncs folders to disk, and Windows has none of these. Use the Windows Subsystem for Linux (WSL 2) or "
+        "a Linux container."
+    )
 
 from flagstone.errors import (
     Closed,

@@ -53,6 +53,22 @@ def test_the_session_store_example_prints_what_it_should(
 @pytest.mark.parametrize(
     ("name", "last_words"),
     [
+        ("job_queue", "after its lease had expired, another worker ran the last job"),
+        ("orders_report", "the reports agree with the service"),
+        ("sqlite_copy", "the copy equals the database"),
+    ],
+)
+def test_an_example_without_spark_runs_to_its_end(
+    name: str, last_words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    importlib.import_module(name).main(tmp_path)
+
+    assert capsys.readouterr().out.splitlines()[-1] == last_words
+
+
+@pytest.mark.parametrize(
+    ("name", "last_words"),
+    [
         pytest.param("feature_store", "training uses the rows that were served", marks=ON_SPARK),
         pytest.param("cdc_to_parquet", "both equal the database, change for change", marks=ON_SPARK),
         pytest.param("nightly_load", "forgotten: catalogue-2026-11-16", marks=[*ON_SPARK, pytest.mark.long]),
@@ -154,7 +170,7 @@ def test_every_example_is_in_the_table_and_says_how_to_run_it() -> None:
     table = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     programs = [*EXAMPLES.glob("*.py"), EXAMPLES / "demo" / "__main__.py", EXAMPLES / "pipeline" / "run.py"]
 
-    assert len(programs) == 7
+    assert len(programs) == 10
     for program in programs:
         # A folder with a __main__ is run by its own name.
         named = program.parent if program.name == "__main__.py" else program

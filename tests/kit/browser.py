@@ -23,7 +23,7 @@ _TIMEOUT_S = 30.0
 class Browser:
     """One browser with one tab. `problems` are what pages reported: exceptions, and violations of their policy."""
 
-    def __init__(self) -> None:
+    def __init__(self, *options: str) -> None:
         assert CHROMIUM is not None, "check CHROMIUM first"
         self._profile = tempfile.mkdtemp(prefix="flagstone-browser-")
         to_read, self._write = os.pipe()
@@ -44,9 +44,13 @@ class Browser:
                 "--disable-gpu",
                 "--no-first-run",
                 "--disable-background-networking",
+                "--disable-component-update",
                 "--disable-extensions",
+                "--disable-quic",
+                "--disable-sync",
                 "--remote-debugging-pipe",
                 f"--user-data-dir={self._profile}",
+                *options,
                 "about:blank",
             ],
             preexec_fn=place,  # noqa: PLW1509 - there are no other threads yet

@@ -35,18 +35,19 @@ class UpToSlash:
         return key[: key.index(b"/") + 1] if b"/" in key else None
 
 
-def grow(folder: Path, *, manifests: int) -> Path:
+def grow(folder: Path, *, manifests: int, mark: str = "") -> Path:
     """Create the database `shop`, a clone of `origin`, and its clone `copy`; return its path.
 
+    `mark` is added to the names of databases, checkpoints and the worker.
     Its segment `orders/` has 5 L0 SSTs and 4 sorted runs, `users/` has 1 L0 SST and 1 run.
     """
-    origin, shop = folder / "origin", folder / "shop"
+    origin, shop = folder / f"origin{mark}", folder / f"shop{mark}"
     with flagstone.open(origin, settings=QUIET, segment_extractor=UpToSlash()) as db:
         _write(db, 0, 8000)
         db.put(b"users/ada", b'{"name": "Ada", "city": "London"}')
     Admin(origin).compact(full=True)
     Admin(origin).clone(shop)
-    manifests_of = ManifestStore(LocalStore(folder), DbPaths("shop"))
+    manifests_of = ManifestStore(LocalStore(folder), DbPaths(shop.name))
     for run in range(1, 4):
         with flagstone.open(shop, settings=QUIET, segment_extractor=UpToSlash()) as db:
             for flush in range(
@@ -57,15 +58,15 @@ def grow(folder: Path, *, manifests: int) -> Path:
         Admin(shop).compact()
         _pass(manifests_of, manifests // 5)
     with flagstone.open(shop, settings=QUIET, segment_extractor=UpToSlash()) as db:
-        db.checkpoint(name="nightly", lifetime=timedelta(days=7))
+        db.checkpoint(name=f"nightly{mark}", lifetime=timedelta(days=7))
         for flush in range(5):
             _write(db, 1300 * flush, 160)
             if flush == 4:
                 db.put(b"users/ada", b'{"name": "Ada", "city": "Paris"}')
             db.flush()
-    Admin(shop).clone(folder / "copy")
-    Admin(shop).create_checkpoint(name="before the move")
-    _run_job(shop, manifests_of.require_latest().value, folder)
+    Admin(shop).clone(folder / f"copy{mark}")
+    Admin(shop).create_checkpoint(name=f"before the move{mark}")
+    _run_job(shop, manifests_of.require_latest().value, folder, worker=f"worker-1{mark}")
     _pass(manifests_of, manifests - manifests_of.require_latest().id)
     return shop
 
@@ -90,7 +91,7 @@ def _pass(manifests: ManifestStore, number: int) -> None:
         manifests.update(edit)
 
 
-def _run_job(shop: Path, manifest: Manifest, folder: Path) -> None:
+def _run_job(shop: Path, manifest: Manifest, folder: Path, *, worker: str) -> None:
     """A compaction that a worker has begun."""
     tree = manifest.tree_of(b"orders/")
     assert tree is not None
@@ -99,9 +100,9 @@ def _run_job(shop: Path, manifest: Manifest, folder: Path) -> None:
     )
     store = CompactionsStore(LocalStore(folder), DbPaths(shop.name))
     for status in (JobStatus.SCHEDULED, JobStatus.RUNNING):
-        worker = Worker("worker-1", SYSTEM_CLOCK.now_ms()) if status is JobStatus.RUNNING else None
+        claim = Worker(worker, SYSTEM_CLOCK.now_ms()) if status is JobStatus.RUNNING else None
         store.update(
-            lambda now, status=status, worker=worker: edit_job(
-                now.value, job, lambda old: replace(old, status=status, worker=worker)
+            lambda now, status=status, claim=claim: edit_job(
+                now.value, job, lambda old: replace(old, status=status, worker=claim)
             )
         )

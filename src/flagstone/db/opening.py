@@ -11,7 +11,7 @@ from typing import Final, ParamSpec, TypeVar
 
 from flagstone.config.fields import suggestion
 from flagstone.db.mapping import NotSupported
-from flagstone.kernels import COMPILED
+from flagstone.kernels import COMPILED, LOCK_IS_OFF
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -19,6 +19,10 @@ _T = TypeVar("_T")
 INTERPRETED: Final = (
     "flagstone was installed without a C compiler: its kernels run interpreted, 10 to 30 times slower. Install a C "
     "compiler and install flagstone again; or set FLAGSTONE_KERNELS=interpreted to accept it"
+    if not LOCK_IS_OFF
+    else "-X gil=0 or PYTHON_GIL=0 switches off the interpreter lock, on which compiled kernels rely: the kernels of "
+    "flagstone run interpreted, 10 to 30 times slower. Start Python without that option; or set "
+    "FLAGSTONE_KERNELS=interpreted to accept it"
 )
 
 _warned: set[str] = set()

@@ -187,7 +187,10 @@ def _job(job: Job, manifest: Manifest) -> dict[str, Any]:
         "l0": len(spec.l0_view_ids),
         "runs": list(spec.sorted_runs),
         "destination": spec.destination if isinstance(spec, TieredSpec) else None,
-        "read_bytes": sum(manifest.sst(view).info.estimated_size for view in views),
+        # The manifest has the sources of a job until it is committed.
+        "read_bytes": None
+        if job.status.finished
+        else sum(manifest.sst(view).info.estimated_size for view in views),
         "written_bytes": sum(sst.info.estimated_size for sst in written),
         "written": len(written),
         "worker": None if job.worker is None else job.worker.id,

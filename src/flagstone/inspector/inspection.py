@@ -7,7 +7,7 @@ the manifest once an hour.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any, Final, Protocol
@@ -22,9 +22,10 @@ from flagstone.inspector.documents import checkpoint_document, state_document
 from flagstone.inspector.manifest_history import ManifestHistory
 from flagstone.inspector.rates import Rates, Sample, Sampler, Watched, plan_rates
 from flagstone.inspector.snapshot import take_snapshot
-from flagstone.lsm.merge_operator import MergeOperator
+from flagstone.lsm.merge_operator import NO_OPERATOR, MergeOperator
 from flagstone.metadata.stores import CompactionsStore, ManifestStore
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
+from flagstone.runtime.ids import SYSTEM_IDS
 from flagstone.runtime.sync import Lock
 from flagstone.store.paths import DbPaths
 from flagstone.store.prices import GIGABYTE, PRICE_LIST, S3_STANDARD, SECONDS_A_MONTH
@@ -42,6 +43,26 @@ _KEPT_SCHEMAS_S: Final = 30.0
 
 _READER: Final = ReaderSettings(manifest_poll_interval=timedelta(hours=1), checkpoint_lifetime=None)
 """Every request refreshes the reader, so it need not poll by itself."""
+
+
+class Unmerged:
+    """The merge operator of a page that was given none: the value of a key with operands is a mark.
+
+    Without it a list of rows would fail at the first key with operands.
+    """
+
+    _MARK: Final = SYSTEM_IDS.uuid().bytes * 2
+
+    def merge(self, key: bytes, existing: bytes | None, operand: bytes) -> bytes:  # noqa: ARG002
+        return self._MARK
+
+    def merge_many(self, key: bytes, existing: bytes | None, operands: Sequence[bytes]) -> bytes:  # noqa: ARG002
+        return self._MARK
+
+    @classmethod
+    def made(cls, row: Row | None) -> bool:
+        """Whether the row has the mark in place of a value."""
+        return row is not None and row.value == cls._MARK
 
 
 class OpensReaders(Protocol):
@@ -62,7 +83,7 @@ def inspect_database(
             wal_store=watched.wal_store,
             checkpoint=checkpoint,
             mode="latest",
-            merge_operator=merge_operator,
+            merge_operator=merge_operator or Unmerged(),
             settings=_READER,
         )
 
@@ -221,18 +242,13 @@ class Inspection:
         )
         reader = self._fresh_reader()
         decoder = self._decode(reader)
-        row = problem = None
-        try:
-            row = reader.get_row(key)
-        except (
-            InvalidRequest
-        ) as error:  # merge operands without an operator: the versions are readable all the same
-            problem = str(error)
+        row = reader.get_row(key)
+        unmerged = Unmerged.made(row)
         versions = read_versions(reader, key, limit=MAX_VERSIONS + 1)
         return {
             "key": decoder.key(key),
-            "row": None if row is None else _visible(decoder, row, LONG),
-            "problem": problem,
+            "row": None if row is None or unmerged else _visible(decoder, row, LONG),
+            "problem": NO_OPERATOR if unmerged else None,
             "versions": [decoder.row(each, limit=SHORT) for each in versions[:MAX_VERSIONS]],
             "more_versions": len(versions) > MAX_VERSIONS,
             **self._in_checkpoints(reader, key, decoder),
@@ -261,6 +277,8 @@ class Inspection:
                 row = former.get_row(key)
         except FlagstoneError as error:  # it may have been deleted meanwhile; the others are shown
             return {"row": None, "problem": str(error)}
+        if Unmerged.made(row):
+            return {"row": None, "problem": NO_OPERATOR}
         return {"row": None if row is None else _visible(decoder, row, SHORT), "problem": None}
 
     def _fresh_reader(self) -> DbReader:
@@ -286,7 +304,8 @@ class Inspection:
 
 
 def _visible(decoder: Decoder, row: Row, limit: int) -> dict[str, Any]:
-    return decoder.row((row.key, row.seq, VALUE, row.value, row.created_ms, row.expires_ms), limit=limit)
+    shown = decoder.row((row.key, row.seq, VALUE, row.value, row.created_ms, row.expires_ms), limit=limit)
+    return {**shown, "value": None} if Unmerged.made(row) else shown
 
 
 def _rates_document(before: Sample, after: Sample) -> dict[str, Any]:

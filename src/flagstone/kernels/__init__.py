@@ -2,7 +2,8 @@
 
 Import kernels from here (`from flagstone.kernels import bloom`), never from their files. This module chooses the
 compiled form when it is installed, and the interpreted form otherwise or with ``FLAGSTONE_KERNELS=interpreted`` in the
-environment. Both forms give the same answers; property tests compare them.
+environment. Both forms give the same answers; property tests compare them. Compiled kernels rely on the interpreter
+lock: a free-threaded Python switches it on when it imports them, and if it must not, the interpreted form is chosen.
 
 Kernels are written in Cython's pure-Python mode: a file runs as it is, and compiles to C. A `bytes` object assigned to
 a name annotated as a C pointer is that pointer when compiled and stays the object when interpreted; indexing means the
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
@@ -60,8 +62,13 @@ def load_compiled(name: str) -> ModuleType | None:
         return None
 
 
+LOCK_IS_OFF: Final = getattr(sys.flags, "gil", None) == 0
+"""Whether `-X gil=0` or `PYTHON_GIL=0` keeps a free-threaded Python from switching its lock on for compiled kernels."""
+
+
 def _choose(name: str) -> ModuleType:
-    wanted = None if os.environ.get("FLAGSTONE_KERNELS") == "interpreted" else load_compiled(name)
+    interpreted = LOCK_IS_OFF or os.environ.get("FLAGSTONE_KERNELS") == "interpreted"
+    wanted = None if interpreted else load_compiled(name)
     return wanted or load_interpreted(name)
 
 
@@ -94,6 +101,7 @@ FORM: Final = "compiled" if COMPILED else "interpreted"
 __all__ = [
     "COMPILED",
     "FORM",
+    "LOCK_IS_OFF",
     "NAMES",
     "block_reader",
     "block_writer",

@@ -96,8 +96,12 @@ def harmless(browser: Browser, address: str) -> None:
 def test_markup_in_keys_values_and_names_is_only_text(tmp_path: Path, browser: Browser, number: int) -> None:
     payload = PAYLOADS[number]
     data, name = payload.encode(), payload.replace("/", "").replace("\0", "")
-    with flagstone.open(tmp_path / "db", settings=QUIET) as db:
+    # The page has no merge operator, so it shows the operands.
+    with flagstone.open(
+        tmp_path / "db", settings=QUIET, merge_operator=flagstone.operators.Concatenate()
+    ) as db:
         db.put(data, data)
+        db.merge(data + b"3", data)
         db.put(data + b"2", json.dumps({payload: payload}).encode())
         items = db.collection("items", key=(str,), value={"text": str})
         items[payload] = {"text": payload}
@@ -115,7 +119,7 @@ def test_markup_in_keys_values_and_names_is_only_text(tmp_path: Path, browser: B
         browser.run(
             "document.getElementById('system').checked = true; document.getElementById('search').requestSubmit()"
         )
-        browser.until("document.querySelectorAll('#rows button').length >= 3")
+        browser.until("document.querySelectorAll('#rows button').length >= 4")
         harmless(browser, address)
         links = browser.run("document.querySelectorAll('#rows button').length")
         for link in range(links):
@@ -123,7 +127,7 @@ def test_markup_in_keys_values_and_names_is_only_text(tmp_path: Path, browser: B
                 "document.getElementById('key').replaceChildren(); "
                 f"document.querySelectorAll('#rows button')[{link}].click()"
             )
-            browser.until("document.querySelector('#key pre')")
+            browser.until("document.querySelector('#key table')")
             harmless(browser, address)
         shown = browser.run("document.getElementById('rows').textContent")
         assert payload in shown or data.hex() in shown or any(not letter.isprintable() for letter in payload)
@@ -240,6 +244,17 @@ def test_the_page_fits_the_window_and_follows_its_colours(
         lightness = browser.run("Number(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0])")
         assert (lightness < 64) if dark else (lightness > 192)
         assert browser.run("[...document.querySelectorAll('#trees text')].every((t) => t.getBBox().x >= -1)")
+
+
+def test_keys_on_a_phone_are_not_broken_into_pieces(grown: Path, browser: Browser) -> None:
+    with inspected(place(grown)) as inspection, served(inspection) as address:
+        browser.size(390, 844)
+        looked_at(browser, address)
+        browser.run("document.getElementById('search').requestSubmit()")
+        browser.until("document.querySelectorAll('#rows button').length >= 3")
+        assert browser.run("document.querySelector('#rows button').getBoundingClientRect().height") < 40
+        assert browser.run("document.documentElement.scrollWidth") <= 390
+        assert browser.run("document.getElementById('hint').hidden")
 
 
 def test_the_scrubber_shows_former_manifests_and_comes_back(grown: Path, browser: Browser) -> None:

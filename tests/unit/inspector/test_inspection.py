@@ -103,6 +103,7 @@ def test_versions_that_a_compaction_dropped_are_not_shown(shop: Path) -> None:
 
 def test_merge_operands_are_shown_also_without_their_operator(tmp_path: Path) -> None:
     with flagstone.open(tmp_path / "db", settings=QUIET, merge_operator=Concatenate()) as db:
+        db.put(b"j", b"x")
         db.put(b"k", b"a")
         db.merge(b"k", b"b")
     with inspected(place(tmp_path / "db")) as inspection:
@@ -110,6 +111,11 @@ def test_merge_operands_are_shown_also_without_their_operator(tmp_path: Path) ->
         assert found["row"] is None
         assert "operator" in found["problem"]
         assert [each["kind"] for each in found["versions"]] == ["operand", "value"]
+        rows = asked(inspection, "rows")["rows"]
+        assert [(row["key"]["text"], row["value"] and row["value"]["text"]) for row in rows] == [
+            ("j", "x"),
+            ("k", None),
+        ]
     with inspected(place(tmp_path / "db"), Concatenate()) as inspection:
         assert asked(inspection, "key", key="k")["row"]["value"]["text"] == "ab"
 
@@ -152,6 +158,10 @@ def test_the_state_of_a_grown_database_shows_segments_lenders_and_the_running_co
         assert [lender["path"] for lender in state["lenders"]] == ["origin"]
         assert state["jobs"][0]["status"] == "running"
         assert state["jobs"][0]["worker"] == "worker-1"
+        assert state["jobs"][0]["read_bytes"] > 0
+        finished = [job for job in state["jobs"] if not job["active"]]
+        assert [job["read_bytes"] for job in finished] == [None] * len(finished)  # its sources are gone
+        assert finished
         before = where.requests
         history = asked(inspection, "history")
         assert history["count"] == state["manifest"]

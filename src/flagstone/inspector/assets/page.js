@@ -1,6 +1,6 @@
 // The page of `flagstone inspect`. It asks the server beside it, and nothing else.
 
-import { count, drawHistory, drawTimeline, drawTree, h, size, table, time } from "./picture.js";
+import { count, drawHistory, drawTimeline, drawTree, h, size, some, sources, table, time } from "./picture.js";
 
 const $ = (id) => document.getElementById(id);
 const former = new Map();
@@ -54,7 +54,7 @@ function figures() {
     ["sequence number flushed", count(state.last_seq)],
     ["last flush", time(state.last_flush_ms)],
     ["writer, compactor epoch", `${state.writer_epoch}, ${state.compactor_epoch}`],
-    ["L0", `${count(state.l0)} SSTs, ${size(state.l0_bytes)}`],
+    ["L0", `${some(state.l0, "SST")}, ${size(state.l0_bytes)}`],
     ["sorted runs", `${count(state.runs)}, ${size(state.run_bytes)}`],
     ["WAL", rate ? `${size(rate.wal_bytes)}/s, ${rate.wal_files.toFixed(1)} files/s` : "…"],
     ["compacted", rate ? `${size(rate.compacted_bytes)}/s` : "…"],
@@ -67,8 +67,8 @@ function figures() {
 function jobs(state) {
   if (state.jobs === null) { $("jobs").replaceChildren(h("p", { class: "dim" }, "Jobs are shown for the current manifest only.")); return; }
   $("jobs").replaceChildren(table(["begun", "state", "sources", "into", "#read", "#written", "worker"], state.jobs.map((job) => [
-    time(job.begun_ms), job.status, `${job.l0} of L0, ${job.runs.length} runs`, job.destination === null ? "dropped" : `run ${job.destination}`,
-    size(job.read_bytes), `${size(job.written_bytes)}, ${job.written} SSTs`, job.worker ?? ""]), "no compaction jobs"));
+    time(job.begun_ms), job.status, sources(job), job.destination === null ? "dropped" : `run ${job.destination}`,
+    job.read_bytes === null ? "" : size(job.read_bytes), `${size(job.written_bytes)}, ${some(job.written, "SST")}`, job.worker ?? ""]), "no compaction jobs"));
 }
 
 function checkpoints(state) {
@@ -146,6 +146,7 @@ async function loadSizes() {
 }
 
 // Keys.
+const UNMERGED = "merge operands; open the key to see them";
 const best = (value) => value === null ? "" : value.columns ? value.columns.map(([name, part]) => `${name}: ${part}`).join(", ")
   : (value.text ?? `0x${value.hex}`) + (value.cut ? "…" : "");
 const keyLink = (key) => h("button", { type: "button", class: "link", click: () => openKey(key.id) }, key.label === "" ? "(empty)" : key.label);
@@ -154,7 +155,8 @@ async function browse(fields, more = false) {
   search = { limit: "50", ...(more ? search : {}), ...fields };
   const found = await guarded(() => ask("rows", search));
   if (found === null) return;
-  const rows = found.rows.map((row) => [keyLink(row.key), best(row.value), size(row.value.bytes), count(row.seq), row.expires_ms === null ? "" : time(row.expires_ms)]);
+  $("hint").hidden = true;
+  const rows = found.rows.map((row) => [keyLink(row.key), row.value === null ? UNMERGED : best(row.value), row.value === null ? "" : size(row.value.bytes), count(row.seq), row.expires_ms === null ? "" : time(row.expires_ms)]);
   const page = table(["key", "value", "#size", "#seq", "expires"], rows, "no rows");
   if (more) $("rows").append(page); else $("rows").replaceChildren(page);
   search.start = found.next ?? "";

@@ -35,6 +35,8 @@ export function time(ms) {
 }
 
 export const count = (number) => number.toLocaleString("en-US");
+export const some = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
+export const sources = (job) => [[job.l0, "L0 SST"], [job.runs.length, "run"]].filter(([number]) => number).map(([number, noun]) => some(number, noun)).join(", ");
 
 function explained(element, text, pick) {
   const show = (event) => {
@@ -116,7 +118,7 @@ export function drawHistory(container, history, shown) {
     picture.append(s("polyline", { class: kind === "l0" ? "line-l0" : "line-run", points }, s("title", {}, name)));
   }
   picture.append(s("line", { class: "grid", x1: 0, x2: width, y1: tall, y2: tall }));
-  picture.append(s("text", { class: "dim", x: 0, y: 10 }, `${most} SSTs or runs`));
+  picture.append(s("text", { class: "dim", x: 0, y: 10 }, count(most)));
   if (history.points.length) {
     picture.append(s("text", { class: "dim", x: 0, y: tall + 14 }, `${count(history.first)}, ${time(history.points[0][1])}`));
     picture.append(s("text", { class: "dim", x: width, y: tall + 14, "text-anchor": "end" }, width < 500 ? count(history.last) : `${count(history.last)}, ${time(history.points.at(-1)[1])}`));
@@ -144,7 +146,7 @@ export function drawTimeline(container, state, history) {
   for (const job of jobs) {
     const left = x(job.begun_ms), right = x(job.active ? last : job.seen_ms);
     const box = s("rect", { class: `bar job${job.active ? " active" : ""}`, x: left, y: 2 * row + 5, width: Math.max(right - left, 5), height: 14, rx: 2 });
-    picture.append(explained(box, `${job.status}: ${job.l0} of L0, ${job.runs.length} runs\nbegun ${time(job.begun_ms)}\nread ${size(job.read_bytes)}, written ${size(job.written_bytes)}`));
+    picture.append(explained(box, `${job.status}: ${sources(job)}\nbegun ${time(job.begun_ms)}\n${job.read_bytes === null ? "" : `read ${size(job.read_bytes)}, `}written ${size(job.written_bytes)}`));
   }
   const bins = new Map();
   points.forEach(([id, ms], index) => {
