@@ -119,7 +119,7 @@ class RetryingStore:
         self.policy: RetryPolicy = policy or RetryPolicy()
         self.clock = clock
         self.ids = ids
-        self.reported = _Reported()
+        self.reported: _Reported = _Reported()
         self.retries: Counter = (metrics or Metrics()).counter(metric_names.OBJECT_STORE_RETRY_COUNT)
         self.count_repeat: Callable[[str, str], object] = _ignore
 
