@@ -161,9 +161,7 @@ class Trial:
             manifests.create_next(self.manifest, None)
         else:
             manifests.update(lambda now: replace(self.manifest, writer_epoch=now.value.writer_epoch))
-        with open_reader(
-            "db", store=self.store, mode="latest", clock=self.clock
-        ) as reader:
+        with open_reader("db", store=self.store, mode="latest", clock=self.clock) as reader:
             live = {key: len(key) + len(value) for key, value in reader.scan()}
             asked = chance.sample(sorted(live), min(GETS, len(live)))
             searched = [step for key in asked for step in reader.explain(key).steps if step.block is not None]

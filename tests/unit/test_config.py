@@ -151,7 +151,7 @@ LAZY = SchedulerOptions(
     last_run_ratio=2.5,
     max_upper_runs=5,
     space_driven=True,
-    min_dead_share=0.5,
+    min_dead_share=0.25,
 )
 
 
@@ -166,7 +166,7 @@ def test_the_compaction_policy_is_text_in_files_and_not_in_the_settings_for_slat
         "last_run_ratio": "2.5",
         "max_upper_runs": "5",
         "space_driven": "true",
-        "min_dead_share": "0.5",
+        "min_dead_share": "0.25",
     }
     assert Settings.from_json(settings.to_json()) == settings
     theirs = json.loads(settings.to_slatedb_json())["compactor_options"]["scheduler_options"]
@@ -179,7 +179,7 @@ def test_the_environment_and_files_choose_the_compaction_policy(tmp_path: Path) 
     )
     environ = {
         f"SLATEDB_COMPACTOR_OPTIONS.SCHEDULER_OPTIONS.{name}": value
-        for name, value in (("LAST_RUN_RATIO", "2.5"), ("SPACE_DRIVEN", "true"), ("MIN_DEAD_SHARE", "0.5"))
+        for name, value in (("LAST_RUN_RATIO", "2.5"), ("SPACE_DRIVEN", "true"), ("MIN_DEAD_SHARE", "0.25"))
     }
 
     settings = Settings.load(tmp_path, environ=environ)

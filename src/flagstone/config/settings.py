@@ -78,7 +78,7 @@ class SchedulerOptions(Section):
     """With "lazy-leveling": the most runs above the last one."""
     space_driven: bool = boolean(False, ours=True)
     """With "size-tiered": rewrite runs with many dead rows if nothing else is due. Lazy leveling always does."""
-    min_dead_share: float = number(0.3, minimum=0.01, ours=True)
+    min_dead_share: float = number(0.5, minimum=0.01, ours=True)
     """The share of dead bytes from which runs are rewritten for their space."""
 
     def check(self) -> None:

@@ -21,7 +21,8 @@ NOTHING = Compactions()
 
 
 def lazy(**options: Any) -> CompactorOptions:
-    return CompactorOptions(scheduler_options=SchedulerOptions(compaction_policy="lazy-leveling", **options))
+    chosen = {"compaction_policy": "lazy-leveling", "min_dead_share": 0.3, **options}
+    return CompactorOptions(scheduler_options=SchedulerOptions.from_dict(chosen))
 
 
 def plan(
