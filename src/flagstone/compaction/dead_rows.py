@@ -20,6 +20,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from flagstone.compaction.lines import Line, named_trees, plan_in_turns
 from flagstone.config.settings import CompactorOptions, SchedulerOptions
@@ -54,15 +55,16 @@ Stats = Mapping[SstView, ViewStats]
 class RunStats:
     """One run: its bytes on the store, those a merge of this run alone would drop, and what it shows.
 
-    `deletes` are the tombstones that may delete rows of older runs.
+    `deletes` are the tombstones that may delete rows of older runs. Views that are not known are taken to be like the
+    others; without any known view nothing counts as dead.
     """
 
     stored_bytes: int
     dead_bytes: float
-    shown_bytes: int
-    rows: int
-    tombstones: int
-    deletes: int
+    shown_bytes: float
+    rows: float
+    tombstones: float
+    deletes: float
 
 
 class DeadRows:
@@ -80,15 +82,18 @@ class DeadRows:
     def pick(self, line: Line) -> TieredSpec | None:
         """The job that drops the largest share of what it reads, if that is `min_dead_share` or more."""
         runs = self._trees.get(line.segment, [])
-        best: tuple[float, int, int, int] | None = None
         most = max(2, self._options.max_compaction_sources)
-        for start, stop, dead, stored in (*_suffixes(runs), *_single(runs)):
-            entries = line.runs[start:stop]
-            share = dead / max(1, stored)
-            if share < self._options.min_dead_share or len(entries) > most or not line.has_free(entries):
-                continue
-            best = max(best or (share, -stored, start, stop), (share, -stored, start, stop))
-        return None if best is None else line.merge(line.runs[best[2] : best[3]])
+        possible = [
+            merge
+            for merge in (*_merges_to_the_last(runs), *_rewrites(runs))
+            if merge.share >= self._options.min_dead_share
+            and merge.stop - merge.start <= most
+            and line.has_free(line.runs[merge.start : merge.stop])
+        ]
+        if not possible:
+            return None
+        best = max(possible, key=lambda merge: (merge.share, -merge.stored_bytes))
+        return line.merge(line.runs[best.start : best.stop])
 
 
 def plan_rewrites(
@@ -108,31 +113,43 @@ def plan_rewrites(
     return plan_in_turns(manifest, compactions, options.max_concurrent_compactions - len(planned), pick)
 
 
-def _suffixes(runs: Sequence[RunStats]) -> list[tuple[int, int, float, int]]:
-    """The bytes that a merge of the runs from each one down to the last would drop, and the bytes that it replaces."""
+class _Merge(NamedTuple):
+    """A merge of the runs from `start` to before `stop`: the share of its sources' bytes that it would drop."""
+
+    start: int
+    stop: int
+    share: float
+    stored_bytes: int
+
+
+def _merges_to_the_last(runs: Sequence[RunStats]) -> list[_Merge]:
+    """A merge for each run, of that run and all older ones."""
     found = []
     dead, stored, live_rows, live_bytes = 0.0, 0, 0.0, 0.0
     for start in reversed(range(len(runs))):
         run = runs[start]
         stored += run.stored_bytes
         dead += run.dead_bytes
-        kept = run.shown_bytes
+        kept: float = run.shown_bytes
         if start < len(runs) - 1:
             of_tombstones = run.shown_bytes * run.tombstones / max(1, run.rows)
             killed = min(run.deletes, live_rows)
             of_killed = live_bytes * killed / max(1.0, live_rows)
             dead += of_tombstones + of_killed
             live_rows, live_bytes = live_rows - killed, live_bytes - of_killed
-            kept -= round(of_tombstones)
+            kept -= of_tombstones
         live_rows += run.rows - run.tombstones
         live_bytes += kept
-        found.append((start, len(runs), min(dead, stored), stored))
+        found.append(_Merge(start, len(runs), min(1.0, dead / max(1, stored)), stored))
     return found
 
 
-def _single(runs: Sequence[RunStats]) -> list[tuple[int, int, float, int]]:
-    """The same for each run alone: tombstones stay, because there may be older rows."""
-    return [(at, at + 1, run.dead_bytes, run.stored_bytes) for at, run in enumerate(runs)]
+def _rewrites(runs: Sequence[RunStats]) -> list[_Merge]:
+    """A merge of each run alone: tombstones stay, because there may be older rows."""
+    return [
+        _Merge(at, at + 1, run.dead_bytes / max(1, run.stored_bytes), run.stored_bytes)
+        for at, run in enumerate(runs)
+    ]
 
 
 def _measure(
@@ -155,7 +172,7 @@ def _measure_run(
     older: Sequence[KeyRange],
 ) -> RunStats:
     hidden: dict[Ulid, int] = {}
-    expired, shown, rows, tombstones, deletes = 0.0, 0, 0, 0, 0
+    expired, shown, unknown_bytes, rows, tombstones, deletes = 0.0, 0, 0, 0, 0, 0
     here = Counter(view.sst_id for view in run.views)
     unknown: set[Ulid] = set()
     for view in run.views:
@@ -163,12 +180,13 @@ def _measure_run(
         known = stats.get(view)
         if known is None:
             unknown.add(sst.id)
-            shown += sst.info.filter_offset
+            unknown_bytes += sst.info.filter_offset
             continue
         # The blocks end where the filters begin. An SST that is also elsewhere, or a lender's, stays on the store.
         if here[sst.id] == views[sst.id] and sst.id not in borrowed:
             hidden[sst.id] = hidden.get(sst.id, sst.info.filter_offset) - known.shown_bytes
-        expired += known.shown_bytes * known.expired_share(manifest.last_l0_clock_tick)
+        if sst.id not in borrowed:
+            expired += known.shown_bytes * known.expired_share(manifest.last_l0_clock_tick)
         shown += known.shown_bytes
         rows += known.rows
         tombstones += known.tombstones
@@ -177,7 +195,18 @@ def _measure_run(
             deletes += known.tombstones
     stored = sum(manifest.ssts[sst_id].info.estimated_size for sst_id in here)
     dropped = sum(max(0, size) for sst_id, size in hidden.items() if sst_id not in unknown)
-    return RunStats(stored, dropped + expired, shown, rows, tombstones, deletes)
+    scale = (shown + unknown_bytes) / shown if shown else 1.0
+    # Index and filters shrink with the blocks.
+    blocks = sum(manifest.ssts[sst_id].info.filter_offset for sst_id in here)
+    share = stored / max(1, blocks)
+    return RunStats(
+        stored,
+        (dropped + expired * scale) * share,
+        (shown + unknown_bytes) * share,
+        rows * scale,
+        tombstones * scale,
+        deletes * scale,
+    )
 
 
 def _bounds(manifest: Manifest, run: SortedRun) -> KeyRange:

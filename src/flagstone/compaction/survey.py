@@ -5,7 +5,7 @@ tells which blocks a view shows. No part of an SST records when its rows expire,
 That is enough to choose what to compact first, and never to drop an SST unread.
 
 An SST does not change, so each view is read once per process: one request for index and statistics, and one for each of
-up to four blocks.
+up to four blocks. Of a run with more than 64 whole SSTs, 64 are read, and stand for the others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flagstone.compaction.inputs import Part, part_of
 from flagstone.errors import CorruptData, FlagstoneError
 from flagstone.format.sst import BlockIndex, decode_rows, open_block, open_index, open_stats
 from flagstone.format.sst_info import SstStats
-from flagstone.lsm.tree import SstView
+from flagstone.lsm.tree import SortedRun, SstView
 from flagstone.metadata.manifest import Manifest
 from flagstone.read.estimate import blocks_of
 from flagstone.runtime.pool import IoPool, shared_pool
@@ -31,6 +31,7 @@ from flagstone.types import TOMBSTONE, EntryTuple
 _log = logging.getLogger("flagstone.compaction")
 
 _VIEWS_AT_ONCE: Final = 16
+_SAMPLED_VIEWS: Final = 64
 _SAMPLED_BLOCKS: Final = 4
 _SAMPLED_ROWS: Final = 32
 
@@ -38,7 +39,7 @@ _SAMPLED_ROWS: Final = 32
 class Survey:
     """What this process knows of the views in the runs of a database. For one thread.
 
-    A view that cannot be read counts as unknown: its rows count as alive.
+    A view that cannot be read stays unknown.
     """
 
     def __init__(self, store: ObjectStore, paths: DbPaths, *, pool: IoPool | None = None) -> None:
@@ -56,7 +57,7 @@ class Survey:
         """
         if manifest is self._complete:
             return False
-        views = {view for tree in manifest.trees for run in tree.runs for view in run.views}
+        views = {view for tree in manifest.trees for run in tree.runs for view in sample_views(run)}
         for gone in self.stats.keys() - views:
             del self.stats[gone]
         self._unreadable &= views
@@ -116,6 +117,13 @@ class Survey:
             return decode_rows(raw, version)
 
         return read_checked(self._store, part.path, start, stop, decode)
+
+
+def sample_views(run: SortedRun) -> list[SstView]:
+    """The views of a run to read: all that show a part of their SST, and up to 64 others from all over the run."""
+    cut = [view for view in run.views if view.visible_range is not None]
+    whole = [view for view in run.views if view.visible_range is None]
+    return cut + whole[:: max(1, -(-len(whole) // _SAMPLED_VIEWS))]
 
 
 def summarize(

@@ -95,9 +95,10 @@ def test_hidden_bytes_of_an_sst_that_another_run_shows_are_not_free() -> None:
     assert picked(rig) is None
 
 
-def test_hidden_bytes_of_a_lender_are_not_free() -> None:
+def test_dead_rows_of_a_lender_are_not_free() -> None:
     rig = ExecutorRig(options=replace(SMALL, block_bytes=1024))
-    view = rig.add_sst(rows(0, 400), owner="lender")
+    rig.set_barrier(0, clock_ms=100)
+    view = rig.add_sst(rows(0, 400, expires=90), owner="lender")
     cut = replace(view, visible_range=BytesRange.of(KeyRange(None, b"k0050")))
     rig.set_tree(runs=[(0, [cut])])
     assert surveyed(rig).stats == {}  # the manifest does not name the lender yet
@@ -147,6 +148,22 @@ def test_many_new_ssts_are_read_a_few_at_a_time() -> None:
         known.append(len(survey.stats))
     assert known == [16, 32]
     assert len(survey.stats) == 40
+
+
+def test_of_a_long_run_some_ssts_are_read_and_stand_for_the_others() -> None:
+    rig = ExecutorRig()
+    rig.set_barrier(0, clock_ms=100)
+    views = [rig.add_sst(rows(3 * at, 3 * at + 3, expires=90 if at % 3 else 110)) for at in range(200)]
+    cut = replace(views[1], visible_range=BytesRange.of(KeyRange(b"k0003", b"k0004")))
+    rig.set_tree(runs=[(0, [views[0], cut, *views[2:]])])
+
+    known = surveyed(rig).stats
+    assert len(known) == 51
+    assert cut in known
+
+    # Two thirds have expired, and the sample shows as many.
+    assert picked(rig, share=0.6) == TieredSpec((), (RunId(0),), RunId(0))
+    assert picked(rig, share=0.75) is None
 
 
 def test_an_sst_that_is_gone_or_damaged_stays_unknown() -> None:
