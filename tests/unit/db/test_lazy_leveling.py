@@ -270,3 +270,21 @@ def test_a_worker_in_its_own_process_executes_the_jobs_of_a_lazy_coordinator() -
         assert dict(db.scan()) == rows
         *upper, last = sizes(db.manifest())
         assert sum(upper) * 4 < last
+
+
+@pytest.mark.slow
+def test_an_open_database_drops_a_run_of_expired_rows_by_itself() -> None:
+    options: dict[str, Any] = {"compactor_options": QUICK, "garbage_collector_options": None}
+    with flagstone.open("db", store=MemoryStore(), settings=options) as db:
+        db.put(b"stays", b"1")
+        for number in range(2):
+            for row in range(300):
+                db.put(b"%d-%03d" % (number, row), b"v" * 50, ttl="2s")
+            db.flush()
+        eventually(lambda: settled(db) and sizes(db.manifest()), "the rows are in one run")
+        (before,) = sizes(db.manifest())
+        eventually(lambda: b"1-299" not in db, "they have expired")
+        db.put(b"later", b"1")
+        db.flush()  # one SST in L0 is not compacted, but it has a later time
+        eventually(lambda: sum(sizes(db.manifest())) < before / 10, "the run is rewritten")
+        assert dict(db.scan()) == {b"stays": b"1", b"later": b"1"}
