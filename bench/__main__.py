@@ -28,6 +28,7 @@ COMPARISONS: Final = {
     "engine": "bench.engine",
     "requests": "bench.requests",
     "compaction": "bench.compaction",
+    "amplification": "bench.amplification",
     "stalls": "bench.stalls",
     "scaling": "bench.scaling",
     "metadata": "bench.metadata",

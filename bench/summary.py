@@ -28,7 +28,7 @@ from bench.harness import (
 
 COLOURS: Final = (FLAGSTONE, WHEEL, ROCKS, PARQUET)
 ORDER: Final = (
-    "engine", "remote", "compaction", "stalls", "requests", "spark", "spark-reads", "spark-lookup", "spark-compaction",
+    "engine", "remote", "compaction", "amplification", "stalls", "requests", "spark", "spark-reads", "spark-lookup", "spark-compaction",
     "kernels", "latency", "threads", "scaling", "metadata",
 )  # fmt: skip
 """The order of the sections; others come after them."""

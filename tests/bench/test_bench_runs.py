@@ -13,7 +13,7 @@ from bench.__main__ import COMPARISONS
 from bench.harness import FLAGSTONE, RESULTS, RESULTS_VARIABLE
 
 ROOT = Path(__file__).parents[2]
-TRIED = os.environ.get("BENCH_TRIED", "kernels requests").split()
+TRIED = os.environ.get("BENCH_TRIED", "kernels requests amplification").split()
 """What runs here; all of it takes a minute, and twice that with Spark: `BENCH_TRIED="engine scaling …"`."""
 
 

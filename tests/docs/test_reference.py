@@ -23,6 +23,7 @@ SECTIONS = {
     "Readers: `ReaderSettings`": config.ReaderSettings(),
 }
 WORKER = "`compactor_options.worker`; `null`"
+POLICY = "`compactor_options.scheduler_options`, as text"
 
 
 def written(value: Any) -> str:
@@ -40,8 +41,14 @@ def test_every_setting_is_listed_with_its_default(title: str) -> None:
     text = (DOCS / "settings.md").read_text(encoding="utf-8")
     part = text.split(f"\n## {title}\n")[1].split("\n## ")[0]
     part, _, worker = part.partition(WORKER)
+    part, _, policy = part.partition(POLICY)
 
     assert dict(ROW.findall(part)) == plain_fields(SECTIONS[title])
+    if policy:
+        # `to_dict` omits the defaults of this section.
+        options = config.SchedulerOptions()
+        defaults = {name: written(getattr(options, name)) for name in options.kinds()}
+        assert dict(ROW.findall(policy)) == defaults
     if worker:
         assert dict(ROW.findall(worker)) == plain_fields(config.CompactionWorkerOptions())
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import pytest
 
-from flagstone.metadata.compactions import JobStatus
+from flagstone.metadata.compactions import Job, JobStatus, TieredSpec, add_job
 from flagstone.runtime.clock import VirtualClock
 from flagstone.store.memory import MemoryStore
 from flagstone.testing.faults import Crashed, Effect, Fault, FaultyStore
+from flagstone.types import RunId
 from flagstone.verification.verifier import Verifier
 from kit.compactors import PATHS, CompactionWorld
 from kit.faults import struck_calls
@@ -63,5 +64,51 @@ def test_a_fault_at_any_store_call_of_a_compaction_loses_no_row_and_leaves_no_st
     assert not ended
     for nth in struck_calls(calls):
         _, ended = run_with([Fault(effect, nth=nth)], together=together)
+        assert ended == effect.startswith("crash"), nth
+    print(f"{calls} calls, struck by {effect}")
+
+
+def rewrite_with(faults: list[Fault]) -> tuple[int, bool]:
+    """As `run_with`, for a job that rewrites a single run: its result has the id of its source."""
+    clock, inner = VirtualClock(), MemoryStore()
+    healthy = CompactionWorld(inner, clock=clock).create()
+    healthy.flush_many(FLUSHES)
+    healthy.settle(*healthy.pair())
+    (run,) = healthy.manifest.tree.runs
+    before, views = healthy.contents(), run.views
+    spec = TieredSpec((), (run.id,), run.id)
+    clock.advance(1)
+    job_id = healthy.ids.ulid(clock.now_ms())
+    healthy.compactions.update(lambda now: add_job(now.value, Job(job_id, spec)))
+    faulty = FaultyStore(inner, faults, clock=clock)
+    subject = CompactionWorld(faulty, clock=clock, seed=8)
+    ended = False
+    try:
+        services = subject.pair()
+        healthy.settle(*services)
+    except Crashed:
+        ended = True
+    calls = len(faulty.calls)
+    faulty.faults.clear()
+    clock.advance(60_000)
+    healthy.settle(*(healthy.pair() if ended else services))
+
+    (rewritten,) = healthy.manifest.tree.runs
+    assert rewritten.id == RunId(run.id)
+    assert not set(rewritten.views) & set(views)
+    assert healthy.contents() == before
+    assert healthy.jobs()[-1].id == job_id
+    assert healthy.jobs()[-1].status is JobStatus.COMPLETED
+    assert Verifier(inner, PATHS, clock=clock).verify().ok
+    return calls, ended
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("effect", EFFECTS)
+def test_a_fault_at_any_store_call_of_a_rewrite_of_one_run_loses_no_row(effect: Effect) -> None:
+    calls, ended = rewrite_with([])
+    assert not ended
+    for nth in struck_calls(calls):
+        _, ended = rewrite_with([Fault(effect, nth=nth)])
         assert ended == effect.startswith("crash"), nth
     print(f"{calls} calls, struck by {effect}")

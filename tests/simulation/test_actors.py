@@ -157,3 +157,22 @@ def test_the_official_wheel_shows_the_same_rows_in_the_end(seed: int, cast: tupl
 @pytest.mark.slow
 def test_a_restored_checkpoint_is_the_current_state_again() -> None:
     assert done_in([1, 2, 3], "restore", "segments")["restore"] > 1
+
+
+def test_only_worlds_above_a_million_draw_the_compaction_policy() -> None:
+    def policies(seeds: range, **chosen: object) -> set[object]:
+        return {plan_world(seed, chosen=chosen).drawn["compaction_policy"] for seed in seeds}
+
+    assert policies(range(1, 200)) == {"size-tiered"}
+    assert policies(range(1_000_001, 1_000_020)) == {"size-tiered", "lazy-leveling"}
+    assert policies(range(1, 5), compaction_policy="lazy-leveling") == {"lazy-leveling"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [4, 8])
+def test_worlds_with_lazy_leveling_are_sound_and_repeat(seed: int) -> None:
+    chosen = {"compaction_policy": "lazy-leveling", "compactor": True}
+    first, second = (World(plan_world(seed, hours=0.3, chosen=chosen)).run() for _ in range(2))
+    assert first.problem is None
+    assert first.digest == second.digest
+    assert first.requests > 1000

@@ -146,6 +146,48 @@ def test_scheduler_options_are_written_as_text_and_only_if_they_differ_from_the_
     assert SchedulerOptions.from_dict({"max_compaction_sources": 9}).max_compaction_sources == 9
 
 
+LAZY = SchedulerOptions(
+    compaction_policy="lazy-leveling",
+    last_run_ratio=2.5,
+    max_upper_runs=5,
+    space_driven=True,
+    min_dead_share=0.25,
+)
+
+
+def test_the_compaction_policy_is_text_in_files_and_not_in_the_settings_for_slatedb() -> None:
+    settings = Settings(
+        compactor_options=CompactorOptions(scheduler_options=LAZY.replace(min_compaction_sources=3))
+    )
+
+    assert settings.to_dict()["compactor_options"]["scheduler_options"] == {
+        "min_compaction_sources": "3",
+        "compaction_policy": "lazy-leveling",
+        "last_run_ratio": "2.5",
+        "max_upper_runs": "5",
+        "space_driven": "true",
+        "min_dead_share": "0.25",
+    }
+    assert Settings.from_json(settings.to_json()) == settings
+    theirs = json.loads(settings.to_slatedb_json())["compactor_options"]["scheduler_options"]
+    assert theirs == {"min_compaction_sources": "3"}
+
+
+def test_the_environment_and_files_choose_the_compaction_policy(tmp_path: Path) -> None:
+    (tmp_path / "SlateDb.toml").write_text(
+        '[compactor_options.scheduler_options]\ncompaction_policy = "lazy-leveling"\nmax_upper_runs = "5"\n'
+    )
+    environ = {
+        f"SLATEDB_COMPACTOR_OPTIONS.SCHEDULER_OPTIONS.{name}": value
+        for name, value in (("LAST_RUN_RATIO", "2.5"), ("SPACE_DRIVEN", "true"), ("MIN_DEAD_SHARE", "0.25"))
+    }
+
+    settings = Settings.load(tmp_path, environ=environ)
+
+    assert settings.compactor_options is not None
+    assert settings.compactor_options.scheduler_options == LAZY
+
+
 def test_settings_that_are_not_given_keep_their_defaults() -> None:
     settings = Settings.from_dict({"garbage_collector_options": {"wal_fence_options": {"interval": None}}})
 
@@ -192,6 +234,10 @@ def test_settings_that_are_not_given_keep_their_defaults() -> None:
         (
             {"compactor_options": {"worker_heartbeat_timeout": "10s"}},
             "compactor_options.worker_heartbeat_timeout: 0:00:10 is out of range",
+        ),
+        (
+            {"compactor_options": {"scheduler_options": {"compaction_policy": "lazy-levelling"}}},
+            "compactor_options.scheduler_options.compaction_policy: 'lazy-levelling' is not one of size-tiered",
         ),
         (
             {"compactor_options": {"scheduler_options": {"max_compaction_sources": "3"}}},

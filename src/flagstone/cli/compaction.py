@@ -65,7 +65,7 @@ def compact(
 ) -> None:
     """Compact now, in this process or on Spark, and return when it is done.
 
-    Without --full it does the jobs that the size-tiered scheduler picks. May run beside a writer: a running
+    Without --full it does the jobs that the policy of the settings picks. May run beside a writer: a running
     coordinator gets the jobs and this process works for it; if none answers, this process coordinates. If it is
     interrupted, any coordinator can continue its jobs. SSTs are compressed like the newest SST, unless --settings
     says otherwise.

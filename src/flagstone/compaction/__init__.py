@@ -6,7 +6,9 @@ The names below are public: a program may replace the scheduler, which decides, 
 from __future__ import annotations
 
 from flagstone.compaction.extensions import Cancelled, CompactionTask, Executor, Scheduler
-from flagstone.compaction.picker import SizeTieredScheduler, next_run_id, plan_full
+from flagstone.compaction.lazy_leveling import LazyLevelingScheduler
+from flagstone.compaction.lines import next_run_id
+from flagstone.compaction.picker import SizeTieredScheduler, plan_full
 from flagstone.compaction.validation import find_problem
 from flagstone.metadata.compactions import (
     Compactions,
@@ -28,6 +30,7 @@ __all__ = [
     "Job",
     "JobContext",
     "JobStatus",
+    "LazyLevelingScheduler",
     "Manifest",
     "Scheduler",
     "SizeTieredScheduler",

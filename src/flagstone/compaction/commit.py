@@ -103,8 +103,11 @@ def source_bytes(manifest: Manifest, spec: Spec) -> int:
 
 
 def plan_trivial_move(manifest: Manifest, spec: Spec) -> Result | None:
-    """The result of a job whose sources do not overlap: a sorted run of the same SSTs. None if they overlap."""
-    if isinstance(spec, DrainSpec):
+    """The result of a job whose sources do not overlap: a sorted run of the same SSTs. None if they overlap.
+
+    A job of a single run is there to rewrite it: moving its SSTs would change nothing.
+    """
+    if isinstance(spec, DrainSpec) or (not spec.l0_view_ids and len(spec.sorted_runs) == 1):
         return None
     ranges = sorted(
         ((view.effective_range(manifest.sst(view).info), view) for view in source_views(manifest, spec)),

@@ -10,6 +10,7 @@ from typing import Any, Final
 from flagstone.compaction.coordinator import Coordinator, LocalWorker
 from flagstone.compaction.extensions import Executor, Scheduler
 from flagstone.compaction.shared_state import Board
+from flagstone.compaction.survey import Survey
 from flagstone.compaction.worker import Worker
 from flagstone.config.settings import CompactionWorkerOptions, CompactorOptions
 from flagstone.errors import Closed, Unavailable
@@ -27,7 +28,7 @@ class Compactor:
 
     With `coordinate` it schedules and commits jobs, with `executor` it executes them; it needs at least one of the two.
     Inside a writer (`embedded`) the engine passes on every manifest, and the store is read only for what other
-    processes do. For `stalled` see `Coordinator`.
+    processes do. For `survey` and `stalled` see `Coordinator`.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Compactor:
         work: CompactionWorkerOptions | None,
         executor: Executor | None,
         scheduler: Scheduler | None = None,
+        survey: Survey | None = None,
         embedded: bool = False,
         stalled: Callable[[Manifest], bool] | None = None,
     ) -> None:
@@ -58,6 +60,7 @@ class Compactor:
                 board,
                 coordinate,
                 scheduler=scheduler,
+                survey=survey,
                 local=None if self.worker is None else LocalWorker(self.worker.id, self.worker.slots),
                 embedded=embedded,
                 stalled=stalled,

@@ -22,8 +22,9 @@ from flagstone.compaction import lifecycle
 from flagstone.compaction.commit import Result, commit_result, is_applied, plan_drain, plan_trivial_move
 from flagstone.compaction.extensions import Scheduler
 from flagstone.compaction.lifecycle import is_released, release_role, reset_jobs
-from flagstone.compaction.picker import SizeTieredScheduler
+from flagstone.compaction.policy import new_scheduler
 from flagstone.compaction.shared_state import Board
+from flagstone.compaction.survey import Survey
 from flagstone.compaction.validation import find_commit_problem, find_problem
 from flagstone.config.settings import CompactorOptions
 from flagstone.errors import Closed, FlagstoneError, Unavailable
@@ -137,6 +138,8 @@ class Coordinator:
     only once there is something to compact, or `poll_interval` has passed: a database that is opened for a moment costs
     no claim.
 
+    Before it plans, it lets `survey` read what the scheduler must know of new runs, a few SSTs at a time.
+
     It ends when a newer coordinator takes over, and calls `on_end`. With `stalled`, which returns whether writes wait
     for a compaction, it watches the newer one instead, and claims the role back when it is free (`RoleWatch`):
     released, or not used for twice `worker_heartbeat_timeout` while writes wait.
@@ -150,6 +153,7 @@ class Coordinator:
         options: CompactorOptions,
         *,
         scheduler: Scheduler | None = None,
+        survey: Survey | None = None,
         local: LocalWorker | None = None,
         embedded: bool = False,
         stalled: Callable[[Manifest], bool] | None = None,
@@ -160,7 +164,8 @@ class Coordinator:
         patience_s = 2 * options.worker_heartbeat_timeout.total_seconds()
         self._watch = None if stalled is None else RoleWatch(stalled, patience_s=patience_s)
         self._on_end = on_end
-        self._scheduler = scheduler or SizeTieredScheduler(options)
+        self._scheduler = scheduler or new_scheduler(options, survey)
+        self._survey = survey
         self._local = local
         self._clock = clock = board.clock
         self._ids = board.ids
@@ -285,6 +290,10 @@ class Coordinator:
             self._claim()
         elif now >= self._next_poll_at():
             self._poll(now)
+        current = self._board.manifest
+        if self._survey is not None and current is not None and self._survey.read(current.value):
+            self._step()
+            return 0.0  # there is more to read
         self._step()
         return max(0.0, self._next_poll_at() - self._clock.monotonic())
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from flagstone.compaction.commit import source_bytes
+from flagstone.compaction.commit import source_bytes, source_views
 from flagstone.compaction.coordinator import Coordinator, LocalWorker, mint_job
 from flagstone.compaction.extensions import Executor
 from flagstone.compaction.lifecycle import is_released, settle_jobs
@@ -22,6 +22,7 @@ from flagstone.compaction.validation import find_problem
 from flagstone.compaction.worker import SourcesGone, Worker
 from flagstone.config.settings import CompactionWorkerOptions, CompactorOptions
 from flagstone.errors import Unavailable
+from flagstone.lsm.tree import SstView
 from flagstone.metadata.compactions import Compactions, Job, JobStatus, Spec, add_job
 from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.sequenced import Versioned
@@ -65,6 +66,7 @@ class _Submission:
     job_id: Ulid
     spec: Spec
     source_bytes: int
+    views: list[SstView]
     finished: JobStatus | None = None
     written_bytes: int = 0
 
@@ -212,7 +214,9 @@ class CompactNow:
                 if find_problem(spec, manifest, jobs) is None:
                     job = Job(mint_job(jobs, self.board.ids), spec)
                     jobs = add_job(jobs, job)
-                    added[job.id] = _Submission(job.id, spec, source_bytes(manifest, spec))
+                    added[job.id] = _Submission(
+                        job.id, spec, source_bytes(manifest, spec), source_views(manifest, spec)
+                    )
             return jobs
 
         self.board.edit_jobs(edit)
@@ -225,10 +229,13 @@ class CompactNow:
             job = jobs.job(entry.job_id)
             if entry.finished is not None or (job is not None and not job.status.finished):
                 continue
-            # The coordinator soon drops finished jobs from the file; then missing sources mean that it completed.
+            # The coordinator soon drops finished jobs from the file. Then the job completed if its sources are gone; a
+            # run that was rewritten alone has its id again, and other SSTs.
             done = job.status if job is not None else None
             if done is None:
-                left = find_problem(entry.spec, self.board.fetch_manifest().value, Compactions()) is None
+                manifest = self.board.fetch_manifest().value
+                left = find_problem(entry.spec, manifest, Compactions()) is None
+                left = left and source_views(manifest, entry.spec) == entry.views
                 done = JobStatus.FAILED if left else JobStatus.COMPLETED
             entry.finished = done
             if done is JobStatus.FAILED:

@@ -224,8 +224,8 @@ def integer(
     return _field(default, Integer(minimum, maximum), optional=optional, ours=ours)
 
 
-def number(default: float, *, minimum: float) -> Any:
-    return _field(default, Number(minimum))
+def number(default: float, *, minimum: float, ours: bool = False) -> Any:
+    return _field(default, Number(minimum), ours=ours)
 
 
 def duration(default: str | None, *, minimum: str = "1ms", optional: bool = False, ours: bool = False) -> Any:
@@ -307,8 +307,14 @@ class Section:
 
     def to_dict(self, *, slatedb_only: bool = False) -> dict[str, Any]:
         """Plain values in SlateDB's layout; `slatedb_only` omits settings that SlateDB does not have."""
+
+        def plain(name: str, kind: Kind) -> Any:
+            value = getattr(self, name)
+            inside = slatedb_only and isinstance(value, Section)
+            return value.to_dict(slatedb_only=True) if inside else kind.to_plain(value)
+
         return {
-            entry.name: entry.metadata[_KIND].to_plain(getattr(self, entry.name))
+            entry.name: plain(entry.name, entry.metadata[_KIND])
             for entry in fields(self)
             if not (slatedb_only and entry.metadata[_OURS])
         }

@@ -42,8 +42,10 @@ MetricLevel = Literal["Debug", "Info"]
 Preload = Literal["L0Sst", "AllSst"]
 PriceListName = Literal["s3-standard", "s3-express", "gcs-standard", "r2-standard", "free"]
 ClockRegression = Literal["refuse", "hold"]
+CompactionPolicy = Literal["size-tiered", "lazy-leveling"]
 
 PRICE_LIST_NAMES: Final = ("s3-standard", "s3-express", "gcs-standard", "r2-standard", "free")
+COMPACTION_POLICIES: Final = ("size-tiered", "lazy-leveling")
 CODECS: Final = ("Snappy", "Zlib", "Lz4", "Zstd")
 ENV_PREFIX: Final = "SLATEDB_"
 
@@ -59,14 +61,25 @@ _METRIC_LEVELS: Final = ("Debug", "Info")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOptions(Section):
-    """When the size-tiered scheduler merges sorted runs of similar size.
+    """The compaction policy: which SSTs and sorted runs are merged, and when.
 
-    SlateDB has a mapping of texts here, empty by default; so do `to_dict` and the settings files.
+    SlateDB has a mapping of texts here, empty by default; so do `to_dict` and the settings files. It ignores names that
+    it does not know: the last five are not SlateDB's, and a file with them works there, too, with its own policy.
     """
 
     min_compaction_sources: int = integer(4, minimum=1)
     max_compaction_sources: int = integer(8, minimum=1)
     include_size_threshold: float = number(4.0, minimum=1.0)
+    compaction_policy: CompactionPolicy = choice("size-tiered", *COMPACTION_POLICIES, ours=True)
+    """"size-tiered" is SlateDB's choice. "lazy-leveling" keeps one run below, into which the runs above are merged."""
+    last_run_ratio: float = number(4.0, minimum=1.0, ours=True)
+    """With "lazy-leveling": runs are merged into the last one when it is at most this many times as large as they."""
+    max_upper_runs: int = integer(8, minimum=1, ours=True)
+    """With "lazy-leveling": the most runs above the last one."""
+    space_driven: bool = boolean(False, ours=True)
+    """With "size-tiered": rewrite runs with many dead rows if nothing else is due. Lazy leveling always does."""
+    min_dead_share: float = number(0.5, minimum=0.01, ours=True)
+    """The share of dead bytes from which runs are rewritten for their space."""
 
     def check(self) -> None:
         if self.max_compaction_sources < self.min_compaction_sources:
@@ -86,11 +99,12 @@ class SchedulerOptions(Section):
         # `dataclass(slots=True)` creates a second class, for which super() without arguments fails.
         return super(SchedulerOptions, cls).from_dict(read)
 
-    def to_dict(self, *, slatedb_only: bool = False) -> dict[str, Any]:  # noqa: ARG002 - all are SlateDB's
+    def to_dict(self, *, slatedb_only: bool = False) -> dict[str, Any]:
+        plain = super(SchedulerOptions, self).to_dict(slatedb_only=slatedb_only)
         return {
-            entry.name: str(getattr(self, entry.name))
+            entry.name: _text_of(plain[entry.name])
             for entry in fields(self)
-            if getattr(self, entry.name) != entry.default
+            if entry.name in plain and getattr(self, entry.name) != entry.default
         }
 
 
@@ -436,6 +450,10 @@ def _find_kind(section: type[Section], names: list[str], variable: str) -> Kind 
             raise SettingRefused(".".join(names), f"{name} is not a section (from {variable})")
         section = inside
     return None
+
+
+def _text_of(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _unquoted(text: str) -> str:

@@ -64,7 +64,7 @@ def open_database(
     a mapping: `{"flush_interval": "10ms"}`.
     `prefix_extractor` adds the prefixes of keys to the filters of SSTs, so that `scan(prefix=…)` skips SSTs without
     that prefix; it never skips SSTs that were built with another prefix extractor or none. `compaction_filter` makes a
-    filter for every compaction in this process. `scheduler` replaces the size-tiered scheduler of the embedded
+    filter for every compaction in this process. `scheduler` replaces the policy of the embedded
     compactor; proposals that are not possible are dropped with a warning. `executor` runs the compactions: an
     `Executor`, or a `ThreadPoolExecutor` for the built-in one, so that several databases share a limited number of
     threads. The caller shuts it down after closing the database.

@@ -197,6 +197,33 @@ def test_a_compactor_does_a_submitted_job(shop: Flagstone, started: Start) -> No
     assert shop.json("scan", "--count")["entries"] == 11
 
 
+@pytest.mark.slow
+def test_a_compactor_uses_the_policy_of_the_settings_file(
+    shop: Flagstone, started: Start, tmp_path: Path
+) -> None:
+    settings = tmp_path / "lazy.toml"
+    lazy = 'compaction_policy = "lazy-leveling"\nmin_compaction_sources = "2"\n'
+    settings.write_text(f"[compactor_options.scheduler_options]\n{lazy}")
+    admin = database.Admin(shop.path)
+    process = started("-p", str(shop.path), "--settings", str(settings), "run-compactor")
+    assert process.stderr is not None
+    assert "started" in process.stderr.readline()
+
+    # With two runs of one size, size-tiered compaction waits: here they are enough for the last run.
+    with database.open(shop.path, settings={"compactor_options": None}) as db:
+        for number in range(6):
+            db.put(b"later/%d" % number, b"1")
+            db.flush()
+    deadline = time.monotonic() + 60
+    while len(admin.manifest().value.tree.l0) > 1 or len(admin.manifest().value.tree.runs) > 1:
+        assert time.monotonic() < deadline, admin.manifest().value.tree
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0, errors
+    assert shop.json("scan", "--count")["entries"] == 16
+
+
 def test_a_scan_ends_without_a_message_if_its_output_pipe_is_closed(cli: Flagstone, started: Start) -> None:
     with database.open(cli.path) as opened:
         for number in range(20_000):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from flagstone.compaction.picker import plan_compactions, plan_full, scaled
+from flagstone.compaction.lines import scaled
+from flagstone.compaction.picker import plan_compactions, plan_full
 from flagstone.config.settings import CompactorOptions, SchedulerOptions
 from flagstone.format.sst_info import SsTableInfo
 from flagstone.lsm.tree import SortedRun, SstView, Tree

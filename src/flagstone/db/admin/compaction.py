@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Final
 
@@ -11,8 +11,9 @@ from flagstone.compaction.compactor import Compactor
 from flagstone.compaction.coordinator import mint_job
 from flagstone.compaction.executor import LocalExecutor, Merging
 from flagstone.compaction.extensions import Executor, Scheduler
-from flagstone.compaction.on_demand import PATIENCE_S, CompactNow, Progress
-from flagstone.compaction.picker import plan_compactions, plan_full
+from flagstone.compaction.on_demand import PATIENCE_S, CompactNow, Planner, Progress
+from flagstone.compaction.picker import plan_full
+from flagstone.compaction.policy import new_scheduler, new_survey
 from flagstone.compaction.shared_state import Board
 from flagstone.compaction.validation import find_problem
 from flagstone.config import CompactionWorkerOptions, CompactorOptions, as_duration
@@ -21,6 +22,7 @@ from flagstone.format.codec import Codec
 from flagstone.lsm.compaction_filter import CompactionFilterFactory
 from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.metadata.compactions import Compactions, Job, Spec, add_job
+from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.sequenced import Listed, Versioned
 from flagstone.metadata.stores import CompactionsStore, ManifestStore
 from flagstone.runtime.clock import Clock
@@ -122,7 +124,7 @@ class AdminCompaction:
 
         With `full` every tree (or that of `segment`) becomes one sorted run of what it holds at the beginning; if other
         compactions never pause, of everything except their inputs. Without `full` the jobs are those that the
-        size-tiered scheduler proposes, until it proposes no more. It works beside a writer: a running coordinator gets
+        policy in `options` proposes, until it proposes no more. It works beside a writer: a running coordinator gets
         the jobs, and this process works on them, too. If no coordinator answers within `patience`, this process
         coordinates until the jobs are done. SST settings and concurrency are those of `options`.
 
@@ -143,9 +145,7 @@ class AdminCompaction:
 
         return CompactNow(
             board,
-            (lambda now, jobs: plan_full(now, jobs, segment))
-            if full
-            else (lambda now, jobs: plan_compactions(now, jobs, options)),
+            (lambda now, jobs: plan_full(now, jobs, segment)) if full else self._planner(options),
             executor,
             options,
             work.replace(compactions_poll_interval=min(work.compactions_poll_interval, _QUICK)),
@@ -168,7 +168,7 @@ class AdminCompaction:
         """Coordinate the compactions of the database, and run them, until `stop` is set or the call is interrupted.
 
         With `options.worker` None it only coordinates, and `run_worker` in other processes runs the jobs. `scheduler`
-        and `executor` replace the size-tiered scheduler and the merging in this process.
+        and `executor` replace the policy in `options` and the merging in this process.
 
         Raises:
             Closed: a newer coordinator has fenced this one.
@@ -181,7 +181,14 @@ class AdminCompaction:
             executor = self._executor(options.worker, merge_operator, compaction_filter, board.metrics)
         self._run_until(
             stop,
-            Compactor(board, coordinate=options, work=options.worker, executor=executor, scheduler=scheduler),
+            Compactor(
+                board,
+                coordinate=options,
+                work=options.worker,
+                executor=executor,
+                scheduler=scheduler,
+                survey=None if scheduler is not None else new_survey(options, self._store, self._paths),
+            ),
         )
 
     def run_worker(
@@ -205,6 +212,18 @@ class AdminCompaction:
         board = self._board(CompactorOptions())
         executor = executor or self._executor(work, merge_operator, compaction_filter, board.metrics)
         self._run_until(stop, Compactor(board, coordinate=None, work=work, executor=executor))
+
+    def _planner(self, options: CompactorOptions) -> Planner:
+        """The jobs that the policy proposes, which first reads what it must know of the runs."""
+        survey = new_survey(options, self._store, self._paths)
+        scheduler = new_scheduler(options, survey)
+
+        def plan(manifest: Manifest, jobs: Compactions) -> Sequence[Spec]:
+            while survey is not None and survey.read(manifest):
+                pass
+            return scheduler.plan(manifest, jobs)
+
+        return plan
 
     def _run_until(self, stop: Event | None, compactor: Compactor) -> None:
         compactor.board.fetch_manifest()  # raises here, in the caller's thread, if there is no database

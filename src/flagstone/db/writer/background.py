@@ -16,6 +16,7 @@ from flagstone.compaction.compactor import Compactor
 from flagstone.compaction.coordinator import release_taken_role
 from flagstone.compaction.executor import LocalExecutor, Merging
 from flagstone.compaction.extensions import Executor, PooledExecutor
+from flagstone.compaction.policy import new_survey
 from flagstone.compaction.shared_state import Board
 from flagstone.config import CompactionWorkerOptions
 from flagstone.db.writer.environment import Environment
@@ -180,12 +181,15 @@ def _compactor(
         publish=publish,
         update_timeout_s=options.manifest_update_timeout.total_seconds(),
     )
+    store = attributed(env.store, "compaction")
+    survey = None if env.scheduler is not None else new_survey(options, store, env.paths, pool=env.pool)
     return Compactor(
         board,
         coordinate=options,
         work=options.worker,
         executor=None if options.worker is None else _executor(env, options.worker),
         scheduler=env.scheduler,
+        survey=survey,
         embedded=True,
         stalled=lambda manifest: any(len(tree.l0) >= limit for tree in manifest.trees),
     )

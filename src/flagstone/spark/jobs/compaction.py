@@ -73,7 +73,7 @@ def compact(
 ) -> list[Ulid]:
     """Compact a database now on Spark's executors; returns the ids of the jobs.
 
-    As `Admin.compact`: with `full` everything (or `segment`) becomes one sorted run, otherwise the size-tiered
+    As `Admin.compact`: with `full` everything (or `segment`) becomes one sorted run, otherwise the
     scheduler chooses jobs until it finds no more. A writer may run beside it. A running coordinator, ours or SlateDB's,
     gets `patience` to answer. `tasks` is the largest number of key ranges per job, by default as many as Spark runs at
     once. `merge_operator` must pickle. Every job logs how much it merged, and how fast.

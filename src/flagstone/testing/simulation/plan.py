@@ -27,6 +27,9 @@ NEVER_S: Final = 1e9
 """The interval of disturbances that do not happen."""
 _LATER: Final = 0x57414C
 """Separates the generator of values that came later from that of the first ones."""
+_NEW_WORLDS: Final = 0x4C415A59
+"""Separates the generators of values that only worlds above `_RECORDED` draw."""
+_RECORDED: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,13 @@ def plan_world(seed: int, *, hours: float | None = None, chosen: Mapping[str, An
         drawn[name] = value = given.get(name, default if chosen else value)
         return value
 
+    def pick_in_new_worlds(name: str, default: Any, *choices: Any) -> Any:
+        # Worlds of lower seeds are recorded, and stay as they are.
+        draws = Ids(seed ^ _NEW_WORLDS)
+        value = choices[int(draws.uniform(0, len(choices)))] if seed > _RECORDED else default
+        drawn[name] = value = given.get(name, default if chosen else value)
+        return value
+
     trouble = pick("trouble", 0.0, 0.3, 1.0, 3.0)
     rates: dict[Fault, float] = {
         "refused": pick("refused", 0.02) * trouble,
@@ -89,7 +99,11 @@ def plan_world(seed: int, *, hours: float | None = None, chosen: Mapping[str, An
     }
     compactor = CompactorOptions(
         scheduler_options=SchedulerOptions(
-            min_compaction_sources=pick("min_compaction_sources", 2, 3, 4), max_compaction_sources=8
+            min_compaction_sources=pick("min_compaction_sources", 2, 3, 4),
+            max_compaction_sources=8,
+            compaction_policy=pick_in_new_worlds(
+                "compaction_policy", "size-tiered", "size-tiered", "lazy-leveling"
+            ),
         ),
         worker=CompactionWorkerOptions(
             max_sst_size=pick("max_sst_size", 2_000, 8_000),
