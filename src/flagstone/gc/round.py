@@ -360,15 +360,20 @@ def collect_leftovers(
     the boundary (for metadata) or the writer's read of the manifest (for the WAL) refuses the late create, as on any
     other store.
     """
+    broken: list[str] = []
     if not dry_run:
         recovered = store.recover(folder)
+        broken = recovered.broken
         for path in recovered.cleaned:
             report.count_unplanned(path, "temporary of a finished write")
-        report.errors += [
-            f"{path}: a decided write cannot be carried out, its temporary is gone"
-            for path in recovered.broken
-        ]
     removed = store.collect_garbage(prefix=folder, min_age_ms=min_age_ms, dry_run=dry_run)
+    report.errors += [
+        f"{path}: a decided write cannot be carried out, its temporary is gone"
+        for path in broken
+        if path not in removed.void
+    ]
+    for path in removed.void:
+        report.count_unplanned(path, "create that was decided after its temporary had been collected")
     for path in removed.temporaries:
         report.count_unplanned(path, "temporary without a decision")
     for path in removed.records:

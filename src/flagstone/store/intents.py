@@ -63,10 +63,15 @@ class RecoveryReport:
 
 @dataclass(slots=True)
 class GarbageReport:
-    """What garbage collection removed, or would remove: orphaned temporaries, and records by destination."""
+    """What garbage collection removed, or would remove: orphaned temporaries, and records by destination.
+
+    `void` are the destinations of creates that were decided after their temporary had been collected. No process can
+    carry them out, so they are given up: their records become those of deleted objects, see `was_given_up`.
+    """
 
     temporaries: list[str] = field(default_factory=list)
     records: list[str] = field(default_factory=list)
+    void: list[str] = field(default_factory=list)
 
 
 class Intents:
@@ -98,17 +103,18 @@ class Intents:
         found = self.log.find(new.destination)
         return found is not None and new.source in (found.source, found.replaced)
 
-    def finish(self, record: CommitRecord, data: bytes) -> None:
-        """Carry out an intent that this process decided; on return the base shows the destination.
+    def finish(self, record: CommitRecord, data: bytes) -> CommitRecord | None:
+        """Carry out an intent that this process decided, and return the record that is current then.
 
-        A writer that stalls between staging and deciding for longer than the minimum age loses its temporary
-        object to garbage collection. Only this writer still has the bytes, so it stages them again.
+        If that is not the record of a deletion, the base shows the destination. A writer that stalls between staging
+        and deciding for longer than the minimum age loses its temporary object to garbage collection. Only this writer
+        still has the bytes, so it stages them again.
         """
         try:
-            self.align(record)
+            return self.align(record)
         except IntentBroken:
             self.base.put(record.source, data)
-            self.align(record)
+            return self.align(record)
 
     def current(self, destination: str) -> CommitRecord | None:
         """The record of `destination`, after completing a pending intent."""
@@ -139,12 +145,13 @@ class Intents:
                     self.base.copy(record.source, record.destination)
                 except ObjectMissing:
                     latest = self.log.find(record.destination)
-                    if latest == record:
+                    if latest != record:
+                        continue
+                    if not self._was_copied(record):
                         raise IntentBroken(
                             f"version {record.version} was decided, but its source {record.source} is gone",
                             object=record.destination,
                         ) from None
-                    continue
             if record.state is RecordState.PENDING:
                 committed = replace(record, state=RecordState.COMMITTED)
                 if self.log.replace(record, committed):
@@ -212,6 +219,13 @@ class Intents:
                 report.records.append(record.destination)
                 if not dry_run:
                     self._forget(record)
+            elif record.created_ms <= horizon_ms and chosen(record.destination) and self._is_void(record):
+                report.void.append(record.destination)
+                if not dry_run:
+                    given_up = replace(
+                        record, state=RecordState.DELETED, created_ms=self.clock.now_ms(), token=None
+                    )
+                    self.log.replace(record, given_up)
         return report
 
     def _clean(self, committed: CommitRecord) -> None:
@@ -243,6 +257,24 @@ class Intents:
         except ObjectMissing:
             return False
         return checksum(found.data) == staged_checksum(record.source)
+
+    def _was_copied(self, record: CommitRecord) -> bool:
+        """Whether a create has been carried out up to its commit, although its temporary is gone now."""
+        return record.version == 1 and self._mirrored(record)
+
+    def _is_void(self, record: CommitRecord) -> bool:
+        """Whether a create was decided too late: its temporary was an orphan for long enough to be collected.
+
+        The request for the decision may have been under way for days. If its writer is still there and stages the bytes
+        again, it finds the record of the deletion, and does not acknowledge the object.
+        """
+        if record.state is not RecordState.PENDING or record.version > 1:
+            return False
+        try:
+            self.base.head(record.source)
+        except ObjectMissing:
+            return not self._mirrored(record)
+        return False
 
     def _wanted(self, temporary: str, destination: str) -> bool:
         record = self.log.find(destination)
@@ -289,6 +321,11 @@ def staged_destination(path: str) -> str | None:
     """The destination a temporary object was staged for; None when `path` is not a temporary object."""
     match = _TEMPORARY.fullmatch(path)
     return match.group(1) if match else None
+
+
+def was_given_up(record: CommitRecord) -> bool:
+    """Whether the record is that of a create that was never carried out. A deletion has a higher version."""
+    return record.state is RecordState.DELETED and record.version == 1
 
 
 def record_version(record: CommitRecord) -> ObjectVersion:

@@ -25,6 +25,10 @@ interrupts a deletion or an outdated copy, listings may show the deleted object 
 **Forgetting.** A record is removed `min_age_ms` after the deletion; its source is gone by then. A copy that
 arrives even later would have been in flight for that long; this is the only assumption about time.
 
+**Deciding late.** The request for a decision may arrive when garbage collection has deleted the temporary as an orphan.
+The create was never acknowledged. `collect_garbage` makes its record that of a deletion, so the path becomes free again
+later. A writer that is still there stages the bytes again, and acknowledges the object only if it was not given up.
+
 **Objects without a record** were written by plain `put`, or before the wrapper was used. `put_if_absent`
 refuses them, because it checks the base before it decides. It does not detect a plain `put` to the same new
 path between that check and the decision: one of the two byte strings stays. `put_if_match` compares the base's
@@ -44,7 +48,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Final, TypeVar
 
-from flagstone.errors import CorruptData, InvalidRequest
+from flagstone.errors import CorruptData, InvalidRequest, Unavailable
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.ids import SYSTEM_IDS, Ids
 from flagstone.store.commit_log import CommitLog, CommitRecord, RecordState
@@ -58,6 +62,7 @@ from flagstone.store.intents import (
     lost_every_race,
     record_version,
     staged_destination,
+    was_given_up,
 )
 from flagstone.store.memory import CollectedUpload
 from flagstone.store.port import (
@@ -188,7 +193,12 @@ class TwoPhaseStore:
             self._base.delete(source)
             self._intents.current(path)
             raise ObjectExists(path)
-        self._intents.finish(intent, data)
+        current = self._intents.finish(intent, data)
+        if current is None or was_given_up(current):
+            raise Unavailable(
+                f"{path} was decided so late that garbage collection had given the create up; whether another process "
+                "has seen it is unknown"
+            )
         return record_version(intent)
 
     def put_if_match(

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from flagstone.errors import CorruptData, InvalidRequest
+from flagstone.errors import CorruptData, InvalidRequest, Unavailable
 from flagstone.runtime.clock import VirtualClock
 from flagstone.store.commit_log import CommitRecord, RecordState
 from flagstone.store.commit_log.sqlite import SqliteCommitLog
 from flagstone.store.memory import MemoryStore
 from flagstone.store.port import ObjectChanged, ObjectExists, ObjectMissing, ObjectVersion
 from flagstone.store.two_phase import TwoPhaseStore
-from kit.two_phase import Stepped, TwoPhaseWorld
+from kit.two_phase import Crash, Stepped, TwoPhaseWorld
 
 DAY_MS = 24 * 60 * 60 * 1000
 
@@ -258,6 +258,73 @@ def test_a_decided_write_without_its_source_is_reported_as_damage(world: TwoPhas
     with pytest.raises(CorruptData, match="gone"):
         world.process().get("wal/1")
     assert world.process().recover().broken == ["wal/1"]
+
+
+def test_a_create_that_is_decided_after_its_writer_is_gone_frees_the_path_again(world: TwoPhaseWorld) -> None:
+    # A request to the commit log arrived days later: garbage collection reported the path for ever, and a process that
+    # created it got `CorruptData` (world 1000032 of the simulation).
+    def arrive_late(name: str, moment: str) -> None:
+        if (name, moment) == ("insert", "before"):
+            world.process().collect_garbage(min_age_ms=0)
+        if (name, moment) == ("insert", "after"):
+            raise Crash("the process is gone")
+
+    with pytest.raises(Crash):
+        world.process(arrive_late).put_if_absent("wal/1", b"one")
+    store = world.process()
+    assert store.recover().broken == ["wal/1"]
+    assert store.collect_garbage().void == [], "its writer may still be there"
+    world.clock.sleep(DAY_MS / 1000)
+    assert store.collect_garbage(dry_run=True).void == ["wal/1"]
+    assert store.collect_garbage().void == ["wal/1"]
+    assert store.recover().broken == []
+    with pytest.raises(ObjectMissing):
+        store.get("wal/1")
+    with pytest.raises(ObjectExists):
+        store.put_if_absent("wal/1", b"two")
+    world.clock.sleep(DAY_MS / 1000)
+    assert store.collect_garbage().records == ["wal/1"]
+    store.put_if_absent("wal/1", b"two")
+    assert store.get("wal/1").data == b"two"
+    world.check_settled()
+
+
+def test_a_writer_does_not_acknowledge_a_create_that_was_given_up_while_it_staged_it_again(
+    world: TwoPhaseWorld,
+) -> None:
+    puts = []
+
+    def collect(name: str, moment: str) -> None:
+        if name == "put" and moment == "before":
+            puts.append(name)
+        if (name, moment) == ("insert", "before") or (
+            name == "put" and moment == "before" and len(puts) == 2
+        ):
+            world.process().collect_garbage(min_age_ms=0)
+
+    with pytest.raises(Unavailable, match="given the create up"):
+        world.process(collect).put_if_absent("wal/1", b"one")
+    assert len(puts) == 2
+    with pytest.raises(ObjectMissing):
+        world.process().get("wal/1")
+    assert world.base.contents() == {}
+    world.check_settled()
+
+
+def test_a_create_that_was_copied_is_completed_although_its_temporary_is_gone(world: TwoPhaseWorld) -> None:
+    def crash(name: str, moment: str) -> None:
+        if (name, moment) == ("replace", "before"):
+            raise Crash("copied, not yet committed")
+
+    with pytest.raises(Crash):
+        world.process(crash).put_if_absent("wal/1", b"one")
+    [temporary] = world.base.temporaries()
+    world.base.delete(temporary)  # by a collector that had listed it before the decision
+    world.clock.sleep(DAY_MS / 1000)
+    assert world.process().collect_garbage().void == []
+    assert world.process().recover().completed == ["wal/1"]
+    assert world.process().get("wal/1").data == b"one"
+    world.check_settled()
 
 
 def test_a_create_succeeds_although_the_answer_of_the_commit_log_was_lost(world: TwoPhaseWorld) -> None:
