@@ -90,7 +90,7 @@ def open_frozen(
     mode: ReaderMode = "managed",
     merge_operator: MergeOperator | None = None,
     segment_extractor: SegmentExtractor | None = None,
-    settings: ReaderSettings | None = None,
+    settings: ReaderSettings | Mapping[str, Any] | None = None,
     clock: Clock = SYSTEM_CLOCK,
     ids: Ids = SYSTEM_IDS,
 ) -> DbReader:
@@ -109,7 +109,7 @@ def open_frozen(
         "clock": clock,
         "ids": ids,
     }
-    settings = settings or ReaderSettings()
+    settings = ReaderSettings.of(settings)
     if checkpoint is not None or as_of is not None:
         return open_reader(
             path, **stores, checkpoint=checkpoint, as_of=as_of, mode=mode, settings=settings, **others

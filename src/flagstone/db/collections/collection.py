@@ -15,14 +15,15 @@ from collections.abc import (
 )
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar, cast, overload
 
 from flagstone.db.collections.codecs import Values
 from flagstone.db.collections.index import Index, IndexSet, Problem, RowWrite
 from flagstone.db.collections.parts import KeyParts
-from flagstone.db.mapping import NotSupported, pairs_of
+from flagstone.db.mapping import NotSupported, UncountedSet, pairs_of
 from flagstone.db.writer.mapping import BATCH_ROWS, MISSING
-from flagstone.errors import FlagstoneError
+from flagstone.errors import FlagstoneError, InvalidRequest
 from flagstone.keys.tuples import AFTER
 from flagstone.read.preview import PREVIEW_ROWS, html_rows
 from flagstone.types import KeyRange
@@ -78,6 +79,11 @@ class Collection(MutableMapping[K, V], Generic[K, V]):
         return self._declared.name
 
     @property
+    def handle(self) -> Any:
+        """The database, snapshot, reader, transaction or batch that the collection reads and writes."""
+        return self._handle
+
+    @property
     def range(self) -> KeyRange:
         """The keys of the database that belong to the collection."""
         prefix = self._parts.prefix
@@ -88,6 +94,11 @@ class Collection(MutableMapping[K, V], Generic[K, V]):
 
         A batch can only be written, and not if the collection has indexes, because changing them takes reads.
         """
+        if not isinstance(handle, WriteBatch) and not hasattr(handle, "multi_get"):
+            raise InvalidRequest(
+                "a collection is used within a transaction, snapshot, reader, batch or database, not within "
+                f"{handle!r}"
+            )
         return Collection(handle, self._declared)
 
     # -- reading ------------------------------------------------------------------------------------------
@@ -134,7 +145,7 @@ class Collection(MutableMapping[K, V], Generic[K, V]):
 
     def keys(self) -> KeysView[K]:
         """The keys in ascending order: lazy, with `in`."""
-        return super().keys()
+        return CollectionKeys(self)
 
     def values(self) -> ValuesView[V]:
         """The values in the order of their keys: lazy."""
@@ -264,12 +275,13 @@ class Collection(MutableMapping[K, V], Generic[K, V]):
 
         return self._in_transaction(take)
 
-    def update(self, rows: Any = (), /) -> None:
-        """Put all rows of a mapping, or of an iterable of pairs, in batches; see `Db.update`."""
+    def update(self, rows: Any = (), /, **named: V) -> None:
+        """Put all rows of a mapping, or of an iterable of pairs, then those named by keywords; see `Db.update`."""
+        pairs = chain(pairs_of(rows), named.items())
         if self._is_pending:
-            _write_all(self, pairs_of(rows))
+            _write_all(self, pairs)
             return
-        for chunk in self._chunks(pairs_of(rows)):
+        for chunk in self._chunks(cast("Iterable[tuple[K, V]]", pairs)):
             self._write_rows(chunk)
 
     def clear(self) -> None:
@@ -289,7 +301,8 @@ class Collection(MutableMapping[K, V], Generic[K, V]):
         A crash while rows are added leaves an unfinished index, and the next declaration builds it again.
 
         Raises:
-            InvalidRequest: the handle is not a database, or two rows have the same key of a unique index.
+            InvalidRequest: the handle is not a database, or two rows have the same key of a unique index. The index
+                then does not exist, as after any other error of `of`.
 
         """
         index = Index(name, of, unique=unique, collection=self)
@@ -427,6 +440,19 @@ class Collection(MutableMapping[K, V], Generic[K, V]):
             raise
 
 
+class CollectionKeys(UncountedSet, KeysView[K]):
+    """The keys of a collection; a loop is one scan."""
+
+    __slots__ = ()
+    _mapping: Collection[K, Any]
+
+    def __reversed__(self) -> Iterator[K]:
+        return reversed(self._mapping)
+
+    def __bool__(self) -> bool:
+        return _has_rows(self._mapping)
+
+
 class CollectionValues(ValuesView[V]):
     """The values of a collection; a loop is one scan."""
 
@@ -442,8 +468,11 @@ class CollectionValues(ValuesView[V]):
     def __contains__(self, value: object) -> bool:
         return any(value == each for each in self)
 
+    def __bool__(self) -> bool:
+        return _has_rows(self._mapping)
 
-class CollectionItems(ItemsView[K, V]):
+
+class CollectionItems(UncountedSet, ItemsView[K, V]):
     """Pairs of key and value of a collection; a loop is one scan."""
 
     __slots__ = ()
@@ -454,6 +483,13 @@ class CollectionItems(ItemsView[K, V]):
 
     def __reversed__(self) -> Iterator[tuple[K, V]]:
         return self._mapping.scan(reverse=True)
+
+    def __bool__(self) -> bool:
+        return _has_rows(self._mapping)
+
+
+def _has_rows(rows: Collection[Any, Any]) -> bool:
+    return next(rows.scan(limit=1), None) is not None
 
 
 def _write_all(rows: Collection[Any, Any], pairs: Iterable[tuple[Any, Any]]) -> None:
