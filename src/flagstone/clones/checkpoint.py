@@ -63,6 +63,8 @@ def create_checkpoint(
     """
     checkpoint_id = ids.uuid()
     lifetime = check_lifetime(lifetime)
+    if name is not None and not isinstance(name, str):
+        raise InvalidRequest(f"the name of a checkpoint is a text, not {type(name).__name__}")
 
     def edit(now: Versioned[Manifest]) -> Manifest:
         now_s = clock.now_ms() // 1000
@@ -230,7 +232,9 @@ def parse_checkpoint_id(checkpoint: UUID | str) -> UUID:
     try:
         return UUID(checkpoint)
     except (ValueError, AttributeError, TypeError):
-        raise InvalidRequest(f"a checkpoint is named by its UUID, not {checkpoint!r}") from None
+        raise InvalidRequest(
+            f"a checkpoint is given by its UUID, not {checkpoint!r}; Admin.checkpoints(name) finds it by its name"
+        ) from None
 
 
 def check_lifetime(lifetime: timedelta | str | None) -> timedelta | None:

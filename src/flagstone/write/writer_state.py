@@ -248,6 +248,10 @@ class WriterState:
         A `transaction` is checked first, under the same lock, so no other write comes between. An error of the check
         stops the write.
         """
+        if not isinstance(batch, WriteBatch):
+            raise InvalidRequest(
+                f"write takes a WriteBatch, not {type(batch).__name__}; update() puts the rows of a mapping or of pairs"
+            )
         if not len(batch):
             raise InvalidRequest("an empty batch writes nothing; add an operation to it")
         default_ttl_ms = self._default_ttl_ms

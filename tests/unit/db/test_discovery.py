@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from html.parser import HTMLParser
 from importlib.metadata import version
 from pathlib import Path
@@ -47,6 +48,51 @@ def test_the_package_lists_its_names_and_its_version() -> None:
 def test_a_misspelt_name_of_the_package_gets_a_suggestion(name: str, meant: str) -> None:
     with pytest.raises(AttributeError, match=rf"no attribute '{name}'; did you mean {meant}\?"):
         getattr(flagstone, name)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "meant"), [(aio, "opn", "open"), (flagstone.operators, "Countr", "Counter")]
+)
+def test_a_misspelt_name_of_a_module_gets_a_suggestion(module: Any, name: str, meant: str) -> None:
+    with pytest.raises(AttributeError, match=rf"no attribute '{name}'; did you mean {meant}\?"):
+        getattr(module, name)
+    assert "annotations" not in dir(flagstone.operators)
+
+
+@pytest.mark.parametrize("address", [None, 5, b"abc", ["a"]])
+def test_an_address_is_text_or_a_path(address: Any, store: MemoryStore) -> None:
+    with pytest.raises(InvalidRequest, match=f"not {type(address).__name__}"):
+        flagstone.open(address)
+    with pytest.raises(InvalidRequest, match=f"not {type(address).__name__}"):
+        flagstone.open(address, store=store)
+
+
+@pytest.mark.parametrize("operator", [flagstone.operators.Counter, lambda key, old, new: new, "counter"])
+def test_what_cannot_merge_is_refused_when_a_database_is_opened(operator: Any, store: MemoryStore) -> None:
+    """Its first merge might be one of a compaction."""
+    flagstone.open("db", store=store, settings=QUIET).close()
+    for opened in (flagstone.open, flagstone.open_reader):
+        with pytest.raises(InvalidRequest, match="merge_operator is an object"):
+            opened("db", store=store, merge_operator=operator)
+    with pytest.raises(InvalidRequest, match="merge_operator is an object"):
+        flagstone.Admin("db", store=store).compact(full=True, merge_operator=operator)
+
+
+def test_other_near_misses_are_refused_with_advice(db: Db, store: MemoryStore) -> None:
+    with pytest.raises(InvalidRequest, match=r"takes a WriteBatch, not list; update\(\)"):
+        db.write([(b"a", b"b")])  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="the name of a checkpoint is a text, not int"):
+        db.checkpoint(name=5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match=r"Admin\.checkpoints\(name\)"):
+        flagstone.open_reader("db", store=store, checkpoint="nightly")
+
+
+def test_a_wait_takes_durations_and_seconds(store: MemoryStore) -> None:
+    with flagstone.open("db", store=store) as db:
+        for timeout in ("5s", timedelta(seconds=5), 5, 5.0, None):
+            db.put(b"a", b"b").wait(timeout)
+        with pytest.raises(InvalidRequest, match="timeout: '5' is not a duration"):
+            db.put(b"a", b"b").wait("5")
 
 
 def test_a_misspelt_option_gets_a_suggestion(store: MemoryStore) -> None:
@@ -90,6 +136,7 @@ def test_settings_may_be_a_mapping(store: MemoryStore) -> None:
     [
         (":memory:", "memory://NAME/path"),
         ("s3:/bucket/x", "write s3://bucket/x"),
+        ("s3//bucket/x", "write s3://bucket/x"),
         ("S3:bucket", "write s3://bucket"),
         ("memory:shop", "write memory://shop"),
         ("file:/data/shop", "write file:///data/shop"),

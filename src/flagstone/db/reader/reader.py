@@ -27,7 +27,7 @@ from flagstone.db.reader.reader_checkpoint import (
 from flagstone.db.reporting import RequestReport
 from flagstone.db.status import ReaderStatus
 from flagstone.errors import InvalidRequest
-from flagstone.lsm.merge_operator import MergeOperator
+from flagstone.lsm.merge_operator import MergeOperator, check_operator
 from flagstone.lsm.segments import SegmentExtractor
 from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.stores import ManifestStore
@@ -238,6 +238,7 @@ def prepare_reader(
     found, root = resolve_database(path, store, store_options)
     if not root:
         raise InvalidRequest(f"{os.fspath(path)!r} names a whole store; a database needs a path inside it")
+    check_operator(merge_operator)
     metrics, paths, pool = Metrics(), DbPaths(root), shared_pool()
     policy = RetryPolicy(attempts=_attempts(settings.object_store_max_retries))
 
