@@ -32,6 +32,7 @@ from flagstone.lsm.segments import SegmentExtractor
 from flagstone.query.arrow_expressions import NotReadable, read_expression
 from flagstone.query.columns import Columns, Mapper, TableRows, mapper, stored_mapper
 from flagstone.query.conditions import Condition, Constant
+from flagstone.read.preview import html_facts
 from flagstone.store.remote_options import OptionValue
 from flagstone.store.resolve import StoreLike
 
@@ -197,6 +198,10 @@ class Dataset(_ArrowDataset):
 
     def __repr__(self) -> str:
         return f"Dataset({self._label}{', closed' if self._rows is None else ''})"
+
+    def _repr_html_(self) -> str:
+        columns = {} if self._rows is None else {field.name: str(field.type) for field in self.schema}
+        return html_facts(repr(self), columns)
 
     def _both(self, expression: Any) -> Any:
         if self._condition is None or expression is None:

@@ -278,6 +278,9 @@ def test_notebooks_show_every_handle_and_escape_what_is_stored(db: Db, store: Me
             reader,
             reader.status(),
             db.scan(),
+            db.explain(b"<script>1"),
+            db.explain(b"<script>"),
+            flagstone.dataset(db),
         ]
         shown += [db[b"a":], db[:b"a"], aio.AsyncDb(db), aio.AsyncDbReader(reader)]
         for thing in shown:
@@ -285,6 +288,21 @@ def test_notebooks_show_every_handle_and_escape_what_is_stored(db: Db, store: Me
             assert "script" not in page.tags
             assert "img" not in page.tags
             assert len(page.text) < 5000
+
+
+def test_a_notebook_shows_the_main_facts_of_a_handle_and_all_of_the_status(db: Db) -> None:
+    db[b"k"] = b"v"
+    whole = Checked(db.status()._repr_html_())
+    assert "cost.dollars" in whole.text
+    for handle in (db, aio.AsyncDb(db)):
+        page = Checked(handle._repr_html_())
+        assert "durable_seq" in page.text
+        assert "cost." not in page.text
+        assert page.tags.count("tr") < 20 < whole.tags.count("tr")
+    assert "sequence number 1" in Checked(db.explain(b"k")._repr_html_()).text
+    with flagstone.dataset(db) as dataset:
+        assert "created_ms\nint64" in Checked(dataset._repr_html_()).text
+    assert "closed" in Checked(dataset._repr_html_()).text
 
 
 def test_the_preview_of_a_scan_is_bounded_and_does_not_move_it(db: Db) -> None:
