@@ -20,7 +20,7 @@ from collections.abc import (
 )
 from collections.abc import Set as AbstractSet
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, Protocol, TypeVar, cast, overload
 
 from flagstone.errors import InvalidRequest
 from flagstone.read.preview import PREVIEW_ROWS, html_rows, shown
@@ -175,7 +175,7 @@ class UncountedSet:
     """Comparisons of a view as a set, which those of `collections.abc` begin with the length. They hold both sets."""
 
     __slots__ = ()
-    __hash__ = None  # type: ignore[assignment] # as the views of a dictionary
+    __hash__: ClassVar[None] = None  # type: ignore[assignment] # as the views of a dictionary
 
     if TYPE_CHECKING:
 

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar, cast, 
 from flagstone.db.collections.codecs import Values
 from flagstone.db.collections.index import Index, IndexSet, Problem, RowWrite
 from flagstone.db.collections.parts import KeyParts
-from flagstone.db.mapping import NotSupported, UncountedSet, pairs_of
+from flagstone.db.collections.views import CollectionItems, CollectionKeys, CollectionValues
+from flagstone.db.mapping import NotSupported, pairs_of
 from flagstone.db.writer.mapping import BATCH_ROWS, MISSING
 from flagstone.errors import FlagstoneError, InvalidRequest
 from flagstone.keys.tuples import AFTER
@@ -438,58 +439,6 @@ class Collection(MutableMapping[K, V], Generic[K, V]):
         except FlagstoneError as error:
             error.add_note(f"in the value of the key {key!r} of the collection {self.name!r}")
             raise
-
-
-class CollectionKeys(UncountedSet, KeysView[K]):
-    """The keys of a collection; a loop is one scan."""
-
-    __slots__ = ()
-    _mapping: Collection[K, Any]
-
-    def __reversed__(self) -> Iterator[K]:
-        return reversed(self._mapping)
-
-    def __bool__(self) -> bool:
-        return _has_rows(self._mapping)
-
-
-class CollectionValues(ValuesView[V]):
-    """The values of a collection; a loop is one scan."""
-
-    __slots__ = ()
-    _mapping: Collection[Any, V]
-
-    def __iter__(self) -> Iterator[V]:
-        return (value for _, value in self._mapping.scan())
-
-    def __reversed__(self) -> Iterator[V]:
-        return (value for _, value in self._mapping.scan(reverse=True))
-
-    def __contains__(self, value: object) -> bool:
-        return any(value == each for each in self)
-
-    def __bool__(self) -> bool:
-        return _has_rows(self._mapping)
-
-
-class CollectionItems(UncountedSet, ItemsView[K, V]):
-    """Pairs of key and value of a collection; a loop is one scan."""
-
-    __slots__ = ()
-    _mapping: Collection[K, V]
-
-    def __iter__(self) -> Iterator[tuple[K, V]]:
-        return self._mapping.scan()
-
-    def __reversed__(self) -> Iterator[tuple[K, V]]:
-        return self._mapping.scan(reverse=True)
-
-    def __bool__(self) -> bool:
-        return _has_rows(self._mapping)
-
-
-def _has_rows(rows: Collection[Any, Any]) -> bool:
-    return next(rows.scan(limit=1), None) is not None
 
 
 def _write_all(rows: Collection[Any, Any], pairs: Iterable[tuple[Any, Any]]) -> None:
