@@ -260,7 +260,7 @@ def open_dataset(
     if isinstance(source, Collection):
         if prefix is not None:
             raise InvalidRequest("a collection is the rows under its own prefix: leave prefix out")
-        prefix, source = source.range.start, source.handle
+        prefix = source.range.start
     keys = check_range(start, stop, prefix)
     reads, release, label = _open_reads(
         source,

@@ -80,11 +80,6 @@ class Collection(MutableMapping[K, V], Generic[K, V]):
         return self._declared.name
 
     @property
-    def handle(self) -> Any:
-        """The database, snapshot, reader, transaction or batch that the collection reads and writes."""
-        return self._handle
-
-    @property
     def range(self) -> KeyRange:
         """The keys of the database that belong to the collection."""
         prefix = self._parts.prefix
