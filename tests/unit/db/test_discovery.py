@@ -83,7 +83,7 @@ def test_other_near_misses_are_refused_with_advice(db: Db, store: MemoryStore) -
         db.write([(b"a", b"b")])  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="the name of a checkpoint is a text, not int"):
         db.checkpoint(name=5)  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequest, match=r"Admin\.checkpoints\(name\)"):
+    with pytest.raises(InvalidRequest, match="no checkpoint has the id or name 'nightly'"):
         flagstone.open_reader("db", store=store, checkpoint="nightly")
 
 
@@ -333,3 +333,33 @@ def test_reprs_name_the_database_and_the_state(db: Db) -> None:
     assert "committed" in repr(transaction)
     assert "closed" in repr(snapshot)
     assert repr(aio.AsyncDb(db)).startswith("AsyncDb('db'")
+
+
+def test_checkpoints_are_given_by_id_or_name(db: Db, store: MemoryStore) -> None:
+    admin = flagstone.Admin("db", store=store)
+    db[b"k"] = b"1"
+    first = db.checkpoint(name="nightly")
+    db[b"k"] = b"2"
+    second = db.checkpoint(name="nightly", lifetime="1h")
+    db[b"k"] = b"3"
+    db.flush()
+    for given, value in (("nightly", b"2"), (first.id, b"1"), (str(first.id), b"1")):
+        with flagstone.open_reader("db", store=store, checkpoint=given) as reader:
+            assert reader[b"k"] == value
+        with flagstone.dataset("db", store=store, checkpoint=given) as dataset:
+            assert dataset.to_table()["value"].to_pylist() == [value]
+    assert admin.create_checkpoint(source="nightly").manifest_id == second.manifest_id
+    assert [key for key, *_ in admin.diff(first.id, "nightly")] == [b"k"]
+    admin.clone("copy", checkpoint="nightly")
+    with flagstone.open_reader("copy", store=store) as copy:
+        assert copy[b"k"] == b"2"
+    for change in (admin.delete_checkpoint, admin.refresh_checkpoint, admin.restore):
+        with pytest.raises(InvalidRequest, match="2 checkpoints have the name 'nightly'; give the id of one"):
+            change("nightly")
+    admin.delete_checkpoint(first.id)
+    assert admin.refresh_checkpoint("nightly").expires_s is None
+    admin.delete_checkpoint("nightly")
+    with pytest.raises(InvalidRequest, match="no checkpoint has the id or name 'nightly'"):
+        admin.delete_checkpoint("nightly")
+    with pytest.raises(InvalidRequest, match="is given by its UUID, not 5"):
+        admin.delete_checkpoint(5)  # type: ignore[arg-type]
