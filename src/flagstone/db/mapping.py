@@ -23,7 +23,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, Protocol, TypeVar, cast, overload
 
 from flagstone.errors import InvalidRequest
-from flagstone.read.preview import PREVIEW_ROWS, html_rows, shown
+from flagstone.read.preview import html_preview, shown
 from flagstone.types import KeyRange
 from flagstone.write.batch import check_read_key
 
@@ -136,8 +136,7 @@ class RowRange(RowMapping):
         return f"{self._source!r}[{start}:{stop}]"
 
     def _repr_html_(self) -> str:
-        rows = list(self._rows(limit=PREVIEW_ROWS + 1))
-        return html_rows(repr(self), rows[:PREVIEW_ROWS], more=len(rows) > PREVIEW_ROWS)
+        return html_preview(repr(self), lambda limit: self._rows(limit=limit))
 
     def count(self) -> int:
         """The number of rows. Reads all of them."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from html import escape
 from typing import Any, Final
+
+from flagstone.errors import FlagstoneError
 
 PREVIEW_ROWS: Final = 10
 """How many rows a notebook shows of a scan or a range."""
@@ -40,6 +42,15 @@ def html_rows(
     )
     note = "<p>… and more rows</p>" if more else "" if body else "<p>no rows</p>"
     return f"<div><p><code>{escape(title)}</code></p><table><tr>{head}</tr>{body}</table>{note}</div>"
+
+
+def html_preview(title: str, scan: Callable[[int], Iterable[tuple[object, ...]]]) -> str:
+    """The first rows of a scan with a limit; if it fails, as that of a closed handle does, why."""
+    try:
+        rows = list(scan(PREVIEW_ROWS + 1))
+    except FlagstoneError as error:
+        return html_facts(title, {"no rows are shown": str(error)})
+    return html_rows(title, rows[:PREVIEW_ROWS], more=len(rows) > PREVIEW_ROWS)
 
 
 def html_facts(title: str, facts: Mapping[str, Any]) -> str:

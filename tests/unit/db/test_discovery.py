@@ -305,6 +305,20 @@ def test_a_notebook_shows_the_main_facts_of_a_handle_and_all_of_the_status(db: D
     assert "closed" in Checked(dataset._repr_html_()).text
 
 
+def test_a_notebook_shows_closed_handles_by_their_names(store: MemoryStore) -> None:
+    """An exception there would be a traceback in the notebook."""
+    db = flagstone.open("db", store=store, settings=QUIET)
+    snapshot, transaction, scan = db.snapshot(), db.transaction(), db.scan()
+    things: list[Any] = [db, db[b"a":], snapshot, snapshot[b"a":], transaction, transaction[b"a":], scan]
+    things.append(db.collection("c", key=str, value="json"))
+    things += [aio.AsyncDb(db), db.status()]
+    transaction.rollback()
+    assert "the transaction is over" in Checked(transaction[b"a":]._repr_html_()).text
+    db.close()
+    for thing in things:
+        assert Checked(thing._repr_html_()).text
+
+
 def test_the_preview_of_a_scan_is_bounded_and_does_not_move_it(db: Db) -> None:
     db.update({b"%02d" % number: b"v" for number in range(30)})
     scan = db.scan()

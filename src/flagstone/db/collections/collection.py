@@ -26,7 +26,7 @@ from flagstone.db.mapping import NotSupported, pairs_of
 from flagstone.db.writer.mapping import BATCH_ROWS, MISSING
 from flagstone.errors import FlagstoneError, InvalidRequest
 from flagstone.keys.tuples import AFTER
-from flagstone.read.preview import PREVIEW_ROWS, html_rows
+from flagstone.read.preview import html_preview
 from flagstone.types import KeyRange
 from flagstone.write.batch import Instant, Ttl, WriteBatch
 
@@ -327,8 +327,7 @@ class Collection(MutableMapping[K, V], Generic[K, V]):
         return f"Collection({self.name!r}, key=({self._parts.described}), {self._handle!r})"
 
     def _repr_html_(self) -> str:
-        rows = list(self.scan(limit=PREVIEW_ROWS + 1))
-        return html_rows(repr(self), rows[:PREVIEW_ROWS], more=len(rows) > PREVIEW_ROWS)
+        return html_preview(repr(self), lambda limit: self.scan(limit=limit))
 
     # -- inside -------------------------------------------------------------------------------------------
 
