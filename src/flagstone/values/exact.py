@@ -20,13 +20,19 @@ _MICROS: Final = {"s": 1_000_000, "ms": 1_000}
 
 
 def refuse_loss(value: Any, kind: Any) -> None:
-    """Raise `ValueError` if the type `kind` cannot hold all of `value`. Arrow itself refuses other types."""
+    """Raise `ValueError` or `TypeError` if the type `kind` cannot hold all of `value`. Arrow itself refuses other types."""
     if value is None:
         return
     types = pa.types
     if types.is_integer(kind):
         if isinstance(value, Real | Decimal) and math.isfinite(value) and value != math.floor(value):
             raise ValueError(f"{value!r} is not a whole number")
+    elif types.is_floating(kind) and isinstance(value, bool):
+        raise ValueError(f"{value!r} is no number")
+    elif _is_text(kind) and isinstance(value, bytes | bytearray):
+        raise ValueError(f"{value!r} is bytes, and the column has text: decode it")
+    elif _is_bytes(kind) and isinstance(value, str):
+        raise ValueError(f"{value!r} is text, and the column has bytes: encode it")
     elif types.is_float32(kind) or types.is_float16(kind):
         if isinstance(value, Real) and math.isfinite(value) and not math.isfinite(_narrow(value, kind)):
             raise ValueError(f"{value!r} is too large")
@@ -49,6 +55,21 @@ def refuse_loss(value: Any, kind: Any) -> None:
                 refuse_loss(each, kind.value_type)
 
 
+def _is_text(kind: Any) -> bool:
+    types = pa.types
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def _is_bytes(kind: Any) -> bool:
+    types = pa.types
+    return bool(
+        types.is_binary(kind)
+        or types.is_large_binary(kind)
+        or types.is_binary_view(kind)
+        or types.is_fixed_size_binary(kind)
+    )
+
+
 def _narrow(value: Any, kind: Any) -> float:
     return float(pa.scalar(float(value), pa.float64()).cast(kind, safe=False).as_py())
 
@@ -59,8 +80,8 @@ def _pairs(value: Any) -> list[Any]:
 
 def _refuse_loss_of_time(value: Any, kind: Any) -> None:
     types = pa.types
-    if isinstance(value, int | float) and not types.is_duration(kind):
-        raise ValueError(f"{value!r} has no unit: use the classes of datetime")
+    if isinstance(value, int | float):
+        raise TypeError(f"{value!r} has no unit: use the classes of datetime")
     if types.is_date(kind):
         if isinstance(value, datetime) and (value.tzinfo is not None or value.time() != time()):
             raise ValueError(f"{value.isoformat()} is a time, and the column has dates: use its date()")
@@ -73,8 +94,12 @@ def _refuse_loss_of_time(value: Any, kind: Any) -> None:
             )
     coarse = _MICROS.get(getattr(kind, "unit", "us"))
     micros = _micros(value)
-    if coarse is not None and micros % coarse:
-        raise ValueError(f"{value!r} is more precise than the column: round it to {kind.unit}")
+    # The classes of pandas are those of datetime, with nanoseconds.
+    nanos = getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0)
+    if (coarse is not None and micros % coarse) or (nanos and getattr(kind, "unit", "us") != "ns"):
+        raise ValueError(
+            f"{value!r} is more precise than the column: round it to {getattr(kind, 'unit', 'us')}"
+        )
 
 
 def _micros(value: Any) -> int:

@@ -8,6 +8,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -339,6 +340,12 @@ def test_the_error_for_a_member_of_another_type_names_value_and_column(kind: Any
         (pa.duration("ms"), timedelta(microseconds=5), "more precise"),
         (pa.time32("s"), time(1, 2, 3, 5), "more precise"),
         (pa.date32(), 5, "has no unit"),
+        (pa.duration("us"), 5, "has no unit"),
+        (pa.timestamp("us", "UTC"), pd.Timestamp(5, unit="ns", tz="UTC"), "more precise"),
+        (pa.duration("us"), pd.Timedelta(5, unit="ns"), "more precise"),
+        (pa.float64(), True, "is no number"),
+        (pa.string(), b"x", "decode it"),
+        (pa.binary(), "x", "encode it"),
     ],
     ids=str,
 )

@@ -134,7 +134,8 @@ def part_types(key: Any, stored: Sequence[Column] = ()) -> Iterator[PartType]:
     if not named:
         raise InvalidRequest("a key needs at least one part")
     known = stored if len(stored) == len(named) else ()
-    for at, (name, kind) in enumerate(named):
+    for at, (name, given) in enumerate(named):
+        kind = plain_type(given)
         column = known[at] if known else None
         text = _type_name(kind)
         if column is not None and kind in {int, float} and _family(str(column.type)) == _family(text):
@@ -154,6 +155,13 @@ def _uuid(text: str, name: str) -> str:
         return str(UUID(text))
     except ValueError:
         raise InvalidRequest(f"column {name!r}: {text!r} is not a UUID") from None
+
+
+def plain_type(kind: Any) -> Any:
+    """The type behind a `typing.NewType`."""
+    while hasattr(kind, "__supertype__"):
+        kind = kind.__supertype__
+    return kind
 
 
 def _type_name(kind: Any) -> str:

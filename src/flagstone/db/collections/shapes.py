@@ -25,6 +25,7 @@ from flagstone.db.collections.classes import (
     names_of_class,
     optional_names,
 )
+from flagstone.db.collections.parts import plain_type
 from flagstone.errors import InvalidRequest
 
 Convert = Callable[[Any], Any]
@@ -100,6 +101,7 @@ def field_of(kind: Any, name: str, above: tuple[Any, ...] = ()) -> Field:
 
     `above` are the classes whose fields lead to it.
     """
+    kind = plain_type(kind)
     if isinstance(kind, pa.DataType):
         return Field(kind)
     origin, arguments = get_origin(kind), get_args(kind)

@@ -7,7 +7,7 @@ from collections import UserDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, make_dataclass
 from datetime import UTC, date, datetime
-from typing import Any, NotRequired, Tuple, TypedDict  # noqa: UP035 - the old form of a type is accepted, too
+from typing import Any, NewType, NotRequired, Tuple, TypedDict  # noqa: UP035 - the old form of a type is accepted, too
 from uuid import UUID
 
 import pyarrow as pa
@@ -20,6 +20,9 @@ from flagstone.store.memory import MemoryStore
 from kit.databases import QUIET
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+UserId = NewType("UserId", int)
 
 
 class Color(enum.Enum):
@@ -140,6 +143,12 @@ def test_a_typed_dictionary_may_lack_items(db: Db) -> None:
     assert loose["x"] == {}
     with pytest.raises(InvalidRequest, match="'a' is None"):
         rows["z"] = {"b": "q"}  # type: ignore[typeddict-item]
+
+
+def test_a_new_type_is_the_type_behind_it(db: Db) -> None:
+    rows = db.collection("c", key=(UserId, str), value={"friend": UserId})
+    rows[UserId(1), "a"] = {"friend": UserId(2)}
+    assert dict(rows.items()) == {(1, "a"): {"friend": 2}}
 
 
 def test_any_mapping_is_a_value_and_the_old_form_of_a_tuple_a_key(db: Db) -> None:
