@@ -20,7 +20,7 @@ _MICROS: Final = {"s": 1_000_000, "ms": 1_000}
 
 
 def refuse_loss(value: Any, kind: Any) -> None:
-    """Raise `ValueError` or `TypeError` if the type `kind` cannot hold all of `value`. Arrow itself refuses other types."""
+    """Raise `ValueError` or `TypeError` if `kind` cannot hold all of `value`. Arrow itself refuses other types."""
     if value is None:
         return
     types = pa.types
