@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Generator
 from functools import partial, wraps
 from types import TracebackType
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, Protocol, TypeVar
 
 from flagstone.db.aio.collection import AsyncCollection
 from flagstone.db.aio.database import AsyncDb, AsyncSnapshot, AsyncTransaction
@@ -120,3 +120,12 @@ def open_reader(*args: Any, **kwargs: Any) -> Opening[AsyncDbReader]:
 def open_feed(*args: Any, **kwargs: Any) -> Opening[AsyncChangeFeed]:
     """A change feed; takes the arguments of `flagstone.open_feed`. Await it, or use `async with`."""
     return Opening(partial(_open_feed, *args, **kwargs), AsyncChangeFeed)
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> NoReturn:
+        from flagstone.config.fields import suggestion  # noqa: PLC0415 - only for the error
+
+        near = "" if name.startswith("_") else suggestion(name, __all__)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{near}")

@@ -244,7 +244,7 @@ def test_a_checkpoint_and_a_former_state_are_read(tmp_path: Path) -> None:
         ({"partitions": "0"}, "whole number from 1"),
         ({"start": "b", "stop": "a"}, "inverted"),
         ({"start": "hex:0g"}, "not hexadecimal"),
-        ({"checkpoint": "17"}, "named by its UUID"),
+        ({"checkpoint": "17"}, "no checkpoint has the id or name '17'"),
         ({"checkpoint": "00000000-0000-4000-8000-000000000000"}, "no checkpoint"),
         ({"as_of": "yesterday"}, "sequence number, or a time"),
         ({"as_of": "2026-01-01T00:00:00"}, "needs its zone"),

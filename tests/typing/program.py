@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from datetime import timedelta
 
+import polars as pl
+
 import flagstone
 from flagstone import Settings, aio, operators
 from flagstone.config import CompactorOptions
@@ -79,8 +81,52 @@ def blocking() -> None:
         db.run(lambda tx: orders.within(tx).pop(("eu", 1)))
         assert (order.pieces, absent, found_keys, orders.count()) == (2, None, [("eu", 1)], 0)
         db.put(b"c", b"3", ttl="30s").wait(timeout=5.0)
+        db.put(b"c", b"3", ttl=timedelta(days=1)).wait("5s")
         names: Iterator[bytes] = iter(db[b"a":])
         assert next(names) == b"a"
+
+
+def arrow() -> None:
+    with flagstone.open("memory://typing/arrow") as db:
+        written: int = db.write_arrow(pl.DataFrame({"key": ["a", "b"], "value": ["1", "2"]}))
+        frame: pl.DataFrame = db.scan(prefix=b"a").to_polars(columns=("key", "seq"))
+        readings: flagstone.Collection[int, float] = db.collection("readings", key=int, value=float)
+        readings.update({1: 2.5})
+        lazy: pl.LazyFrame = flagstone.scan_polars(readings)
+        with flagstone.dataset(db, prefix=b"a", include_expired=True) as rows:
+            count: int = rows.count_rows()
+        high: int = lazy.filter(pl.col("value") > 1).collect().height
+        assert (written, frame.height, count, high) == (2, 1, 1, 1)
+
+
+def handles() -> None:
+    with flagstone.open("memory://typing/handles", settings={"flush_interval": "10ms"}) as db:
+        with db.batch() as batch:
+            batch[b"a"] = b"1"
+            batch.put(b"b", b"2", ttl="1h")
+        checkpoint = db.checkpoint(name="nightly", lifetime="7days")
+        explained = db.explain(b"a")
+        steps: list[str] = [step.outcome for step in explained.steps]
+        estimate: int = db.approximate_len(prefix=b"a")
+        inside: bool = db.keys() <= {b"a", b"b"}
+        users = db.collection("users", key=str, value=Order)
+        by_name = users.index("by_name", lambda each: each.customer, unique=True)
+        users.update(ada=Order("Ada", 1))
+        found: Order = by_name["Ada"]
+        assert steps[-1].startswith("value")
+        assert (estimate >= 0, inside, found.pieces) == (True, True, 1)
+    with flagstone.open_reader(
+        "memory://typing/handles", checkpoint=checkpoint.id, settings={"manifest_poll_interval": "1s"}
+    ) as reader:
+        value: bytes | None = reader.get(b"a")
+        assert value == b"1"
+    admin: flagstone.Admin = flagstone.Admin("memory://typing/handles")
+    admin.delete_checkpoint(checkpoint.id)
+    try:
+        flagstone.open("s3:/bucket/x")
+    except flagstone.InvalidRequest as error:
+        text: str = str(error)
+        assert "s3://bucket/x" in text
 
 
 async def awaited() -> None:
@@ -95,8 +141,16 @@ async def awaited() -> None:
         taken: bytes = await db.run(transfer)
         keys: list[bytes] = [key async for key in db]
         assert (taken, keys, await db.count()) == (b"1", [], 0)
+        orders = await db.collection("orders", key=(str, int), value=Order)
+        await orders.put(("eu", 1), Order("ada", 2))
+        order: Order | None = await orders.get(("eu", 1))
+        rows: list[tuple[tuple[str, int], Order]] = [row async for row in orders.scan("eu")]
+        assert order is not None
+        assert len(rows) == 1
 
 
 if __name__ == "__main__":
     blocking()
+    arrow()
+    handles()
     asyncio.run(awaited())

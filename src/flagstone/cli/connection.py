@@ -14,6 +14,7 @@ from uuid import UUID
 
 import flagstone
 from flagstone.cli.context import Invocation
+from flagstone.clones.checkpoint import find_checkpoint
 from flagstone.errors import InvalidRequest
 from flagstone.runtime.clock import SYSTEM_CLOCK
 from flagstone.store.commit_log.postgres import passwords_of
@@ -88,21 +89,12 @@ class Connection:
             InvalidRequest: no checkpoint has the name, or several have it and `newest` is False.
 
         """
-        try:
-            return UUID(given)
-        except ValueError:
-            pass
-        now_s = SYSTEM_CLOCK.now_ms() / 1000
-        named = self.admin().checkpoints(given)
-        found = [each for each in named if each.expires_s is None or each.expires_s > now_s]
-        if not found:
-            raise InvalidRequest(f"no checkpoint has the id or name {given!r}; list-checkpoints shows both")
-        if len(found) > 1 and not newest:
-            raise InvalidRequest(
-                f"{len(found)} checkpoints have the name {given!r}; give the id of one: "
-                f"{', '.join(str(each.id) for each in found)}"
-            )
-        return max(found, key=lambda each: (each.created_s, each.manifest_id)).id
+        return find_checkpoint(
+            given,
+            lambda: self.admin().manifest().value,
+            now_s=SYSTEM_CLOCK.now_ms() // 1000,
+            newest=newest,
+        )
 
     def reader(
         self,

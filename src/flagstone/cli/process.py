@@ -36,16 +36,29 @@ _SHOW_CURSOR: Final = b"\x1b[?25h"
 """An interrupted progress display leaves the cursor hidden."""
 
 
+class _Inputs:
+    """How often this process has come to wait for input."""
+
+    count = 0
+
+
 def end_soon_when_interrupted() -> None:
-    """From now on Ctrl-C ends this process within about a second, even during a request."""
+    """From now on Ctrl-C ends this process within about a second, even during a request.
+
+    A shell whose command gives up in time, so that it waits for input again, goes on.
+    """
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
 
     def watch() -> None:
-        while os.read(read_end, 1)[0] != signal.SIGINT:
-            pass
-        SYSTEM_CLOCK.sleep(_GRACE_S)
+        while True:
+            while os.read(read_end, 1)[0] != signal.SIGINT:
+                pass
+            before = _Inputs.count
+            SYSTEM_CLOCK.sleep(_GRACE_S)
+            if _Inputs.count == before:
+                break
         if sys.stderr.isatty():
             os.write(sys.stderr.fileno(), _SHOW_CURSOR)
         os._exit(INTERRUPTED)
@@ -56,6 +69,7 @@ def end_soon_when_interrupted() -> None:
 @contextmanager
 def waiting_for_input() -> Iterator[None]:
     """In this block Ctrl-C raises `KeyboardInterrupt` and nothing else: there is no request that it must end."""
+    _Inputs.count += 1
     watched = signal.set_wakeup_fd(-1)
     try:
         yield

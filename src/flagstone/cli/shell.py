@@ -103,6 +103,9 @@ def _converse(session: Session) -> None:
             try:
                 if not session.run(line):
                     return
+            except KeyboardInterrupt:
+                print_line("\ninterrupted")
+                session.close()  # it may be in the middle of a request: the next command opens it again
             except FlagstoneError as error:
                 sys.stderr.write(f"flagstone: {error}\n")
                 if exit_code(error) == 4:

@@ -13,7 +13,7 @@ the checkpoint, so if the clone has no manifest, no process is still creating th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from typing import Final
@@ -63,6 +63,8 @@ def create_checkpoint(
     """
     checkpoint_id = ids.uuid()
     lifetime = check_lifetime(lifetime)
+    if name is not None and not isinstance(name, str):
+        raise InvalidRequest(f"the name of a checkpoint is a text, not {type(name).__name__}")
 
     def edit(now: Versioned[Manifest]) -> Manifest:
         now_s = clock.now_ms() // 1000
@@ -223,6 +225,31 @@ def require_initialized(manifest: Manifest, path: str | None = None) -> None:
         )
 
 
+def find_checkpoint(
+    given: UUID | str, manifest: Callable[[], Manifest], *, now_s: int, newest: bool = False
+) -> UUID:
+    """The id of the checkpoint with this id or name. Only a name needs the manifest.
+
+    Raises:
+        InvalidRequest: no live checkpoint has the name, or several have it and `newest` is False.
+
+    """
+    try:
+        return parse_checkpoint_id(given)
+    except InvalidRequest:
+        if not isinstance(given, str):
+            raise
+    found = [each for each in manifest().checkpoints if each.name == given and not is_expired(each, now_s)]
+    if not found:
+        raise InvalidRequest(f"no checkpoint has the id or name {given!r}; list-checkpoints shows both")
+    if len(found) > 1 and not newest:
+        raise InvalidRequest(
+            f"{len(found)} checkpoints have the name {given!r}; give the id of one: "
+            f"{', '.join(str(each.id) for each in found)}"
+        )
+    return max(found, key=lambda each: (each.created_s, each.manifest_id)).id
+
+
 def parse_checkpoint_id(checkpoint: UUID | str) -> UUID:
     """The id, also from its text."""
     if isinstance(checkpoint, UUID):
@@ -230,7 +257,7 @@ def parse_checkpoint_id(checkpoint: UUID | str) -> UUID:
     try:
         return UUID(checkpoint)
     except (ValueError, AttributeError, TypeError):
-        raise InvalidRequest(f"a checkpoint is named by its UUID, not {checkpoint!r}") from None
+        raise InvalidRequest(f"a checkpoint is given by its UUID, not {checkpoint!r}") from None
 
 
 def check_lifetime(lifetime: timedelta | str | None) -> timedelta | None:

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from flagstone.clones import checkpoint as checkpoints
 from flagstone.config import ReaderSettings
+from flagstone.db.collections.collection import Collection
 from flagstone.db.read_methods import ReadContext, Reads
 from flagstone.db.reader.as_of import AsOf
 from flagstone.db.reader.follower import ReaderParts
@@ -70,8 +71,10 @@ def freeze(source: object) -> tuple[Reads, Callable[[], None]]:
             return source, _nothing
         case DbReader():
             return FrozenReads(source), _nothing
+        case Collection():
+            return freeze(source._handle)  # noqa: SLF001 - what it was declared with
     raise InvalidRequest(
-        f"give the address of a database, or an open Db, DbReader or Snapshot, not {type(source).__name__}"
+        f"give the address of a database, or an open Db, DbReader, Snapshot or Collection, not {type(source).__name__}"
     )
 
 
@@ -90,7 +93,7 @@ def open_frozen(
     mode: ReaderMode = "managed",
     merge_operator: MergeOperator | None = None,
     segment_extractor: SegmentExtractor | None = None,
-    settings: ReaderSettings | None = None,
+    settings: ReaderSettings | Mapping[str, Any] | None = None,
     clock: Clock = SYSTEM_CLOCK,
     ids: Ids = SYSTEM_IDS,
 ) -> DbReader:
@@ -109,7 +112,7 @@ def open_frozen(
         "clock": clock,
         "ids": ids,
     }
-    settings = settings or ReaderSettings()
+    settings = ReaderSettings.of(settings)
     if checkpoint is not None or as_of is not None:
         return open_reader(
             path, **stores, checkpoint=checkpoint, as_of=as_of, mode=mode, settings=settings, **others

@@ -18,11 +18,12 @@ from collections.abc import (
     Sized,
     ValuesView,
 )
+from collections.abc import Set as AbstractSet
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, Protocol, TypeVar, cast, overload
 
 from flagstone.errors import InvalidRequest
-from flagstone.read.preview import PREVIEW_ROWS, html_rows, shown
+from flagstone.read.preview import html_preview, shown
 from flagstone.types import KeyRange
 from flagstone.write.batch import check_read_key
 
@@ -135,8 +136,7 @@ class RowRange(RowMapping):
         return f"{self._source!r}[{start}:{stop}]"
 
     def _repr_html_(self) -> str:
-        rows = list(self._rows(limit=PREVIEW_ROWS + 1))
-        return html_rows(repr(self), rows[:PREVIEW_ROWS], more=len(rows) > PREVIEW_ROWS)
+        return html_preview(repr(self), lambda limit: self._rows(limit=limit))
 
     def count(self) -> int:
         """The number of rows. Reads all of them."""
@@ -170,7 +170,44 @@ def check_bounds(start: bytes | None, stop: bytes | None) -> KeyRange:
     return KeyRange(start or None, stop)
 
 
-class RowKeys(KeysView[bytes]):
+class UncountedSet:
+    """Comparisons of a view as a set, which those of `collections.abc` begin with the length. They hold both sets."""
+
+    __slots__ = ()
+    __hash__: ClassVar[None] = None  # type: ignore[assignment] # as the views of a dictionary
+
+    if TYPE_CHECKING:
+
+        def __iter__(self) -> Iterator[Any]: ...
+
+    def __eq__(self, other: object) -> bool:
+        return self._compared(other, lambda inside, covers: inside and covers)
+
+    def __le__(self, other: object) -> bool:
+        return self._compared(other, lambda inside, _: inside)
+
+    def __lt__(self, other: object) -> bool:
+        return self._compared(other, lambda inside, covers: inside and not covers)
+
+    def __ge__(self, other: object) -> bool:
+        return self._compared(other, lambda _, covers: covers)
+
+    def __gt__(self, other: object) -> bool:
+        return self._compared(other, lambda inside, covers: covers and not inside)
+
+    def _compared(self, other: object, verdict: Callable[[bool, bool], bool]) -> bool:
+        """The verdict on whether the view is inside of the other set, and whether it covers the other set."""
+        if not isinstance(other, AbstractSet):
+            return cast("bool", NotImplemented)
+        mine, others = list(self), list(other)
+        try:
+            common = len(set(mine).intersection(others))
+        except TypeError:  # values without a hash
+            common = sum(each in others for each in mine)
+        return verdict(common == len(mine), common == len(others))
+
+
+class RowKeys(UncountedSet, KeysView[bytes]):
     """The keys of a mapping of rows, ascending."""
 
     __slots__ = ()
@@ -184,11 +221,6 @@ class RowKeys(KeysView[bytes]):
 
     def __contains__(self, key: object) -> bool:
         return key in self._mapping
-
-    def __eq__(self, other: object) -> bool:
-        return set(self) == set(other) if isinstance(other, KeysView | set | frozenset) else NotImplemented
-
-    __hash__ = None  # type: ignore[assignment] # as the views of a dictionary
 
     def __bool__(self) -> bool:
         return _has_rows(self._mapping)
@@ -213,7 +245,7 @@ class RowValues(ValuesView[bytes]):
         return _has_rows(self._mapping)
 
 
-class RowItems(ItemsView[bytes, bytes]):
+class RowItems(UncountedSet, ItemsView[bytes, bytes]):
     """Pairs of key and value of a mapping of rows, ascending."""
 
     __slots__ = ()
@@ -230,11 +262,6 @@ class RowItems(ItemsView[bytes, bytes]):
             return False
         value = self._mapping.get(item[0])
         return value is not None and value == item[1]
-
-    def __eq__(self, other: object) -> bool:
-        return set(self) == set(other) if isinstance(other, ItemsView | set | frozenset) else NotImplemented
-
-    __hash__ = None  # type: ignore[assignment] # as the views of a dictionary
 
     def __bool__(self) -> bool:
         return _has_rows(self._mapping)

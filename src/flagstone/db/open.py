@@ -19,7 +19,7 @@ from flagstone.errors import InvalidRequest
 from flagstone.format.filter import PrefixExtractor
 from flagstone.kernels import regions
 from flagstone.lsm.compaction_filter import CompactionFilterFactory
-from flagstone.lsm.merge_operator import MergeOperator
+from flagstone.lsm.merge_operator import MergeOperator, check_operator
 from flagstone.lsm.segments import SegmentExtractor
 from flagstone.metadata.stores import ManifestStore
 from flagstone.read.view import ViewBuilder
@@ -79,6 +79,7 @@ def open_database(
     found, root = resolve_database(path, store, store_options)
     if not root:
         raise InvalidRequest(f"{os.fspath(path)!r} names a whole store; a database needs a path inside it")
+    check_operator(merge_operator)
     settings, memory = _within_budget(Settings.of(settings))
     merging, threads = check_compactor_parts(settings, scheduler, executor)
     metrics, paths, pool = Metrics(), DbPaths(root), shared_pool()

@@ -18,7 +18,7 @@ from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.read import drivers
 from flagstone.read.drivers import Found, visible_row
 from flagstone.read.explanation import Explanation, Trail
-from flagstone.read.preview import html_facts
+from flagstone.read.preview import brief, html_facts
 from flagstone.read.read_ahead import PrefixProbe
 from flagstone.read.scan import Scan
 from flagstone.read.scan_cursor import DEFAULT_READ_AHEAD_BYTES, ScanRequest
@@ -439,7 +439,7 @@ class Reads(RowMapping):
         return {}
 
     def _repr_html_(self) -> str:
-        return html_facts(repr(self), self._facts())
+        return html_facts(repr(self), brief(self._facts()))
 
     def _rows(self, *, reverse: bool = False, limit: int | None = None) -> Scan:
         return self.scan(reverse=reverse, limit=limit)

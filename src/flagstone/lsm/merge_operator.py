@@ -45,6 +45,16 @@ class MergeOperator(Protocol):
         ...
 
 
+def check_operator(operator: MergeOperator | None) -> None:
+    """Raise `InvalidRequest` for what cannot merge: its first merge would fail, perhaps in a compaction."""
+    if isinstance(operator, type):
+        raise InvalidRequest(f"merge_operator is an object, not a class; write {operator.__name__}()")
+    if operator is not None and not callable(getattr(operator, "merge", None)):
+        raise InvalidRequest(
+            f"merge_operator is an object with a method merge(key, existing, operand), not {operator!r}"
+        )
+
+
 def fold(operator: MergeOperator, key: bytes, base: bytes | None, operands: Sequence[bytes]) -> bytes:
     """`operands`, oldest first, merged onto `base` (None: no base is known). At least one operand.
 

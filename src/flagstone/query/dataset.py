@@ -19,6 +19,7 @@ import pyarrow.dataset as pads
 from pyarrow import fs
 
 from flagstone.config import ReaderSettings
+from flagstone.db.collections.collection import Collection
 from flagstone.db.frozen import freeze, open_frozen
 from flagstone.db.read_methods import Reads, check_range
 from flagstone.db.reader.as_of import AsOf
@@ -31,6 +32,7 @@ from flagstone.lsm.segments import SegmentExtractor
 from flagstone.query.arrow_expressions import NotReadable, read_expression
 from flagstone.query.columns import Columns, Mapper, TableRows, mapper, stored_mapper
 from flagstone.query.conditions import Condition, Constant
+from flagstone.read.preview import html_facts
 from flagstone.store.remote_options import OptionValue
 from flagstone.store.resolve import StoreLike
 
@@ -197,6 +199,10 @@ class Dataset(_ArrowDataset):
     def __repr__(self) -> str:
         return f"Dataset({self._label}{', closed' if self._rows is None else ''})"
 
+    def _repr_html_(self) -> str:
+        columns = {} if self._rows is None else {field.name: str(field.type) for field in self.schema}
+        return html_facts(repr(self), columns)
+
     def _both(self, expression: Any) -> Any:
         if self._condition is None or expression is None:
             return self._condition if expression is None else expression
@@ -207,7 +213,7 @@ class Dataset(_ArrowDataset):
 
 
 def open_dataset(
-    source: str | os.PathLike[str] | Db | DbReader | Snapshot,
+    source: str | os.PathLike[str] | Db | DbReader | Snapshot | Collection[Any, Any],
     *,
     schema: Columns | None = None,
     key_columns: Sequence[str] | None = None,
@@ -225,15 +231,15 @@ def open_dataset(
     mode: ReaderMode = "managed",
     merge_operator: MergeOperator | None = None,
     segment_extractor: SegmentExtractor | None = None,
-    settings: ReaderSettings | None = None,
+    settings: ReaderSettings | Mapping[str, Any] | None = None,
 ) -> Dataset:
     """The rows of a database as a `pyarrow.dataset.Dataset`, which DuckDB queries by name and PyArrow by its methods.
 
     The dataset shows one moment. `source` is an address, with the arguments of `flagstone.open_reader`, or an open
-    `Db`, `DbReader` or `Snapshot`. For an address the dataset creates a checkpoint, refreshes it while it is open, and
-    deletes it when it is closed; a crash leaves it behind, and it expires. With a `checkpoint` of yours, or with
-    `mode="latest"`, it writes nothing; in that mode a query fails if garbage collection has deleted what it reads. Of a
-    `Db` it takes a snapshot, which it closes. A `DbReader` or `Snapshot` has to stay open.
+    `Db`, `DbReader` or `Snapshot`, or a collection of one. For an address the dataset creates a checkpoint, refreshes
+    it while it is open, and deletes it when it is closed; a crash leaves it behind, and it expires. With a `checkpoint`
+    of yours, or with `mode="latest"`, it writes nothing; in that mode a query fails if garbage collection has deleted
+    what it reads. Of a `Db` it takes a snapshot, which it closes. A `DbReader` or `Snapshot` has to stay open.
 
     If the database has a schema for the rows under `prefix` (by default for all rows), the columns are those of the
     schema; `schema` chooses some of them. Otherwise, or with `raw`, they are key, value, seq, created_ms and
@@ -251,6 +257,10 @@ def open_dataset(
 
     """
     explicit = mapper(schema, key_columns, value_format) if raw or key_columns is not None else None
+    if isinstance(source, Collection):
+        if prefix is not None:
+            raise InvalidRequest("a collection is the rows under its own prefix: leave prefix out")
+        prefix = source.range.start
     keys = check_range(start, stop, prefix)
     reads, release, label = _open_reads(
         source,

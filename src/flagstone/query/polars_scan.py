@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from flagstone.db.collections.collection import Collection
 from flagstone.db.reader.reader import DbReader
 from flagstone.db.writer.database import Db
 from flagstone.db.writer.transaction import Snapshot
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 
 def scan_polars(
-    source: str | os.PathLike[str] | Db | DbReader | Snapshot | Dataset, **options: Any
+    source: str | os.PathLike[str] | Db | DbReader | Snapshot | Collection[Any, Any] | Dataset,
+    **options: Any,
 ) -> pl.LazyFrame:
     """The rows of a database as a Polars LazyFrame. The options are those of `flagstone.dataset`.
 

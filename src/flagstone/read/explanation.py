@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from flagstone.kernels import bloom
 from flagstone.read.drivers import Found, Need, plan_fetch, probe
+from flagstone.read.preview import html_rows, shown
 from flagstone.read.view import ReadView
 from flagstone.runtime.ids import ulid_text
 from flagstone.sst.reader import META, Sst
@@ -74,6 +75,15 @@ class Explanation:
     def answered_by(self) -> Step | None:
         """The source of the newest version; None if no source has the key."""
         return next((step for step in self.steps if step.versions), None)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: a line per source, without the value."""
+        found = (
+            "no row" if self.row is None else f"a value of {len(self.row.value)} bytes, number {self.row.seq}"
+        )
+        title = f"{shown(self.key)}: {found}; {self.requests} requests, {self.bytes} bytes"
+        steps = [(f"{step.source} {step.name}", step.outcome, step.fetched_bytes) for step in self.steps]
+        return html_rows(title, steps, more=False, names=("source", "answer", "fetched"), texts=True)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values, without key and row."""

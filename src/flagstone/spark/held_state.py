@@ -15,8 +15,8 @@ from typing import Any, Final
 from uuid import UUID
 
 from flagstone.clones.checkpoint import (
+    find_checkpoint,
     is_expired,
-    parse_checkpoint_id,
     refresh_checkpoint,
     require_live_checkpoint,
 )
@@ -133,8 +133,9 @@ def _hold(options: ReadOptions, *, owned: bool) -> CheckpointRead:
     address = options.address
     options.load_merge_operator()
     if options.checkpoint is not None:
-        held = parse_checkpoint_id(options.checkpoint)
-        require_live_checkpoint(address.admin().manifest().value, held, now_s=_now_s(address.clock))
+        now, now_s = address.admin().manifest().value, _now_s(address.clock)
+        held = find_checkpoint(options.checkpoint, lambda: now, now_s=now_s, newest=True)
+        require_live_checkpoint(now, held, now_s=now_s)
         return CheckpointRead(options, str(held))
     if options.state is not None:
         return CheckpointRead(options, None, options.state)

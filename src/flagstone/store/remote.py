@@ -60,6 +60,7 @@ from flagstone.store.remote_options import (
     parse_remote_url,
 )
 from flagstone.store.remote_upload import RemoteUpload
+from flagstone.store.unanswered import REQUESTS, Request
 
 if TYPE_CHECKING:
     from obstore import GetOptions, GetResult, PutMode, PutResult, WritableFile
@@ -310,7 +311,8 @@ class RemoteStore:
         """What `request` returns; raises the errors of the port in place of obstore's."""
         client = self._opened()
         try:
-            return request(client)
+            with REQUESTS.watched(Request(verb, path, self.url)):
+                return request(client)
         except RAISED as error:
             problem = outcome(error, verb, path, secrets=self._secrets())
         if self._withheld and isinstance(problem, InvalidRequest | Unavailable):

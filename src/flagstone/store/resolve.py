@@ -60,12 +60,13 @@ def resolve(
         InvalidRequest: the URL is malformed or an option is unknown; the message names the nearest option.
 
     """
+    text = _address(url)
     if commit_log is None:
-        return _plain(os.fspath(url), retry, options)
+        return _plain(text, retry, options)
     pickle_secrets = _flag("pickle_secrets", options.get("pickle_secrets", False))
-    if _scheme(os.fspath(url)) not in SERVICE_OF_SCHEME:
+    if _scheme(text) not in SERVICE_OF_SCHEME:
         options.pop("pickle_secrets", None)  # a folder has no secrets
-    store = _plain(os.fspath(url), retry, options)
+    store = _plain(text, retry, options)
     # Imported here: most databases do not use it.
     from flagstone.store.two_phase import TwoPhaseStore  # noqa: PLC0415
 
@@ -111,7 +112,7 @@ def resolve_database(
         InvalidRequest: the address is malformed, or options were given for a store that is already open.
 
     """
-    address, options = os.fspath(path), dict(store_options or {})
+    address, options = _address(path), dict(store_options or {})
     if store is not None:
         if "://" in address:
             raise InvalidRequest("with store=, the path is inside the store; this one is a URL")
@@ -194,6 +195,15 @@ def _check_known(options: Mapping[str, OptionValue], known: frozenset[str], what
             raise InvalidRequest(f"{what} have no option {name!r}{suggestion}")
 
 
+def _address(given: str | os.PathLike[str]) -> str:
+    """The text of an address. Raises `InvalidRequest` for anything that is neither text nor a path."""
+    if not isinstance(given, str | os.PathLike) or not isinstance(text := os.fspath(given), str):
+        raise InvalidRequest(
+            f"an address is a URL or a folder, as text or pathlib.Path, not {type(given).__name__}"
+        )
+    return text
+
+
 def _scheme(address: str) -> str | None:
     scheme, separator, _ = address.partition("://")
     if not separator:
@@ -215,6 +225,8 @@ def _refuse_near_urls(address: str) -> None:
             "':memory:' is no address here; use memory://NAME/path, where NAME is the store of this process"
         )
     scheme, colon, rest = address.partition(":")
+    if not colon:  # s3//bucket/shop
+        scheme, colon, rest = address.partition("//")
     if colon and (scheme.lower() in _SCHEMES or scheme.lower() in SERVICE_OF_SCHEME):
         slashes = "///" if scheme.lower() == "file" and rest.startswith("/") else "//"
         place = "…" if "@" in rest else rest.lstrip("/")  # it may contain a password

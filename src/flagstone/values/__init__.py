@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Final
 import pyarrow as pa
 
 from flagstone.errors import InvalidRequest
+from flagstone.values.exact import refuse_loss
 
 __all__ = ["FORMATS", "codec"]
 
@@ -94,7 +95,11 @@ class ValueCodec(ABC):
         return pa.RecordBatch.from_arrays(self._decode(array), schema=self.schema)
 
     def encode(self, row: Mapping[str, Any]) -> bytes:
-        """The value of one row. A missing column is null. Raises as `encode_arrow` does."""
+        """The value of one row. A missing column is null.
+
+        Raises as `encode_arrow` does, and `InvalidRequest` for a part that the column cannot hold without loss: 1.5 in
+        a column of whole numbers, a time without a time zone in one of moments.
+        """
         unknown = [name for name in row if name not in self.schema.names]
         if unknown:
             raise InvalidRequest(
@@ -103,6 +108,7 @@ class ValueCodec(ABC):
         columns = []
         for field in self.schema:
             try:
+                refuse_loss(row.get(field.name), field.type)
                 columns.append(pa.array([row.get(field.name)], field.type))
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as problem:
                 raise InvalidRequest(f"column {field.name!r} has the type {field.type}: {problem}") from None

@@ -238,6 +238,16 @@ def check_any_key(key: object) -> bytes:
     return checked
 
 
+def check_batch(batch: WriteBatch) -> None:
+    """Raise `InvalidRequest` for what is no batch, or an empty one."""
+    if not isinstance(batch, WriteBatch):
+        raise InvalidRequest(
+            f"write takes a WriteBatch, not {type(batch).__name__}; update() puts the rows of a mapping or of pairs"
+        )
+    if not len(batch):
+        raise InvalidRequest("an empty batch writes nothing; add an operation to it")
+
+
 def check_read_key(key: object) -> bytes:
     """The key as bytes, of any length but 0: SlateDB may have written longer keys. Raises `InvalidRequest`."""
     checked = key if type(key) is bytes else _as_bytes(key, "key")

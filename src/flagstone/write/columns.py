@@ -6,10 +6,10 @@ Imports PyArrow: only columnar code may import this module.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -28,6 +28,15 @@ GROUP_BYTES: Final = 1024 * 1024
 _OPS: Final = ("put", "delete", "merge")
 _OP_NAMES: Final = binaries([op.encode() for op in _OPS], pa.string())
 _KINDS: Final = pa.Array.from_buffers(pa.uint8(), 3, [None, pa.py_buffer(bytes([VALUE, TOMBSTONE, MERGE]))])
+_TAKEN: Final = {
+    pa.string(): pa.large_string(),
+    pa.string_view(): pa.large_string(),
+    pa.binary(): pa.large_binary(),
+    pa.binary_view(): pa.large_binary(),
+}
+"""As what the words of a dictionary are repeated: Arrow cannot take elements of views, and 2 GiB is too little."""
+
+_Imported = TypeVar("_Imported")
 _LONGEST_TTL_MS: Final = timedelta.max // timedelta(milliseconds=1)
 _MAX_TIME_MS: Final = 2**63 - 1
 
@@ -120,7 +129,8 @@ def row_groups(rows: Any, columns: ColumnNames) -> Iterator[RowGroup]:
 
     """
     first_row = 0
-    for batch in _batches(rows):
+    for given in _batches(rows):
+        batch = _plain(given, columns)
         _check_columns(batch.schema, columns)
         for start in range(0, batch.num_rows, GROUP_ROWS):
             part = batch.slice(start, GROUP_ROWS)
@@ -130,12 +140,12 @@ def row_groups(rows: Any, columns: ColumnNames) -> Iterator[RowGroup]:
 
 def _batches(rows: Any) -> Iterator[pa.RecordBatch]:
     if hasattr(rows, "__arrow_c_stream__"):
-        yield from pa.RecordBatchReader.from_stream(rows)
+        yield from _imported(lambda: pa.RecordBatchReader.from_stream(rows), rows)
     elif hasattr(rows, "__arrow_c_array__"):
-        yield pa.record_batch(rows)
+        yield _imported(lambda: pa.record_batch(rows), rows)
     elif hasattr(rows, "to_batches"):
         yield from rows.to_batches()
-    elif isinstance(rows, Iterable):
+    elif isinstance(rows, Iterable) and not isinstance(rows, str | bytes | Mapping):
         for each in rows:
             yield from _batches(each)
     else:
@@ -143,6 +153,27 @@ def _batches(rows: Any) -> Iterator[pa.RecordBatch]:
             f"rows are Arrow data (an object with __arrow_c_stream__ or __arrow_c_array__) or an iterable of such, "
             f"not {type(rows).__name__}"
         )
+
+
+def _imported(import_: Callable[[], _Imported], rows: Any) -> _Imported:
+    try:
+        return import_()
+    except pa.ArrowInvalid as problem:
+        raise InvalidRequest(
+            f"rows are a table, not a single column ({type(rows).__name__}): {problem}"
+        ) from None
+
+
+def _plain(batch: pa.RecordBatch, columns: ColumnNames) -> pa.RecordBatch:
+    """The batch with dictionaries, such as categories of Polars and pandas, as plain columns."""
+    for name in {each for each in columns if each is not None}:
+        index = batch.schema.get_field_index(name)
+        if index >= 0 and pa.types.is_dictionary(batch.schema.field(index).type):
+            column = batch.column(index)
+            kind = column.type.value_type
+            taken = column.dictionary.cast(_TAKEN.get(kind, kind)).take(column.indices)
+            batch = batch.set_column(index, name, taken)
+    return batch
 
 
 def _check_columns(schema: pa.Schema, columns: ColumnNames) -> None:

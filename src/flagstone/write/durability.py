@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from flagstone.config.durations import as_duration
 from flagstone.errors import Unavailable
 from flagstone.types import Seq
 
@@ -44,14 +46,18 @@ class WriteHandle:
         """Whether the write is on the store. Never blocks; raises the failure if it will never be there."""
         return self._state.is_durable(self.seq)
 
-    def wait(self, timeout: float | None = None) -> None:
+    def wait(self, timeout: timedelta | str | float | None = None) -> None:
         """Block until the write, and every earlier one, is on the store.
 
+        A bare number is seconds, as in Python's own `wait`.
+
         Raises:
-            TimeoutError: not within `timeout` seconds (also an `Unavailable`). The write is still on its way.
+            TimeoutError: not within `timeout` (also an `Unavailable`). The write is still on its way.
             Closed: a newer writer took over, or the database failed, before that. The write may be lost.
 
         """
+        if isinstance(timeout, str | timedelta):
+            timeout = as_duration(timeout, "timeout").total_seconds()
         self._state.wait_durable(self.seq, timeout)
 
     def __await__(self) -> Generator[Future[None], None, None]:

@@ -49,7 +49,7 @@ from flagstone.runtime.operations import Operation
 from flagstone.runtime.sync import Lock, Waiters, wait_aside
 from flagstone.types import KeyRange, Seq, WalId
 from flagstone.write.backpressure import plan_write_limits
-from flagstone.write.batch import BY_DEFAULT, Expiry, WriteBatch, pending_rows
+from flagstone.write.batch import BY_DEFAULT, Expiry, WriteBatch, check_batch, pending_rows
 from flagstone.write.conflicts import ConflictTracker, Isolation, ReadPoint, TransactionState, elapsed_ms
 from flagstone.write.durability import DurabilityTimeout, WriteHandle, wake_waiters
 from flagstone.write.key_check import KeyCheck
@@ -248,8 +248,7 @@ class WriterState:
         A `transaction` is checked first, under the same lock, so no other write comes between. An error of the check
         stops the write.
         """
-        if not len(batch):
-            raise InvalidRequest("an empty batch writes nothing; add an operation to it")
+        check_batch(batch)
         default_ttl_ms = self._default_ttl_ms
         # Before the lock: this sorts, and calls the merge operator of the user.
         operations = batch.settled(default_ttl_ms=default_ttl_ms, operator=self.merge_operator)

@@ -9,11 +9,13 @@ import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import flagstone
 from flagstone.errors import InvalidRequest
 from unit.cli.running import Flagstone
 
@@ -202,6 +204,40 @@ def test_ctrl_c_gives_up_the_line_and_not_the_shell(shop: Flagstone) -> None:
         read_until(b"flagstone> ")
         process.send_signal(signal.SIGINT)
         read_until(b"flagstone> ")
+        os.write(ours, b"get user/1\n")
+        read_until(b"name 1")
+        os.write(ours, b"exit\n")
+        assert process.wait(timeout=30) == 0
+    os.close(ours)
+
+
+@pytest.mark.slow
+def test_ctrl_c_gives_up_a_command_and_not_the_shell(shop: Flagstone) -> None:
+    with flagstone.open(shop.path) as db:
+        db.update((b"many/%06d" % number, b"v" * 50) for number in range(100_000))
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", "from flagstone.cli.main import main; main()", "shell", str(shop.path)],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "FLAGSTONE_HISTORY": "", "TERM": "dumb"},
+    ) as process:
+        os.close(theirs)
+
+        def read_until(words: bytes) -> bytes:
+            shown = b""
+            while words not in shown:
+                shown += os.read(ours, 65_536)
+            return shown
+
+        read_until(b"flagstone> ")
+        os.write(ours, b"scan many/ 100000\n")
+        read_until(b"many/000100")
+        process.send_signal(signal.SIGINT)
+        assert b"many/099999" not in read_until(b"interrupted")
+        read_until(b"flagstone> ")
+        time.sleep(1.5)  # longer than the grace after which an interrupted process is ended
         os.write(ours, b"get user/1\n")
         read_until(b"name 1")
         os.write(ours, b"exit\n")

@@ -108,7 +108,7 @@ def test_refresh_changes_the_expiry_and_delete_removes_the_checkpoint(world: Wor
     ("call", "message"),
     [
         (lambda admin: admin.create_checkpoint(source=UNKNOWN), "no checkpoint"),
-        (lambda admin: admin.create_checkpoint(source="nonsense"), "UUID"),
+        (lambda admin: admin.create_checkpoint(source="nonsense"), "no checkpoint has the id or name"),
         (lambda admin: admin.create_checkpoint(lifetime=timedelta(milliseconds=999)), "at least one second"),
         (lambda admin: admin.create_checkpoint(lifetime=60), "60 has no unit"),
         (lambda admin: admin.create_checkpoint(lifetime=timedelta(days=365_000)), "2106"),

@@ -200,7 +200,7 @@ def test_unknown_checkpoints_missing_operators_and_inverted_ranges_are_refused(w
 
     with pytest.raises(InvalidRequest, match="no checkpoint"):
         admin.diff(one.id, SYSTEM_IDS.uuid())
-    with pytest.raises(InvalidRequest, match="UUID"):
+    with pytest.raises(InvalidRequest, match="no checkpoint has the id or name"):
         admin.diff(one.id, "yesterday")
     with pytest.raises(InvalidRequest, match="merge operands"):
         list(admin.diff(one.id, two.id))

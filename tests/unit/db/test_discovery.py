@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from html.parser import HTMLParser
 from importlib.metadata import version
 from pathlib import Path
@@ -47,6 +48,51 @@ def test_the_package_lists_its_names_and_its_version() -> None:
 def test_a_misspelt_name_of_the_package_gets_a_suggestion(name: str, meant: str) -> None:
     with pytest.raises(AttributeError, match=rf"no attribute '{name}'; did you mean {meant}\?"):
         getattr(flagstone, name)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "meant"), [(aio, "opn", "open"), (flagstone.operators, "Countr", "Counter")]
+)
+def test_a_misspelt_name_of_a_module_gets_a_suggestion(module: Any, name: str, meant: str) -> None:
+    with pytest.raises(AttributeError, match=rf"no attribute '{name}'; did you mean {meant}\?"):
+        getattr(module, name)
+    assert "annotations" not in dir(flagstone.operators)
+
+
+@pytest.mark.parametrize("address", [None, 5, b"abc", ["a"]])
+def test_an_address_is_text_or_a_path(address: Any, store: MemoryStore) -> None:
+    with pytest.raises(InvalidRequest, match=f"not {type(address).__name__}"):
+        flagstone.open(address)
+    with pytest.raises(InvalidRequest, match=f"not {type(address).__name__}"):
+        flagstone.open(address, store=store)
+
+
+@pytest.mark.parametrize("operator", [flagstone.operators.Counter, lambda key, old, new: new, "counter"])
+def test_what_cannot_merge_is_refused_when_a_database_is_opened(operator: Any, store: MemoryStore) -> None:
+    """Its first merge might be one of a compaction."""
+    flagstone.open("db", store=store, settings=QUIET).close()
+    for opened in (flagstone.open, flagstone.open_reader):
+        with pytest.raises(InvalidRequest, match="merge_operator is an object"):
+            opened("db", store=store, merge_operator=operator)
+    with pytest.raises(InvalidRequest, match="merge_operator is an object"):
+        flagstone.Admin("db", store=store).compact(full=True, merge_operator=operator)
+
+
+def test_other_near_misses_are_refused_with_advice(db: Db, store: MemoryStore) -> None:
+    with pytest.raises(InvalidRequest, match=r"takes a WriteBatch, not list; update\(\)"):
+        db.write([(b"a", b"b")])  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="the name of a checkpoint is a text, not int"):
+        db.checkpoint(name=5)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="no checkpoint has the id or name 'nightly'"):
+        flagstone.open_reader("db", store=store, checkpoint="nightly")
+
+
+def test_a_wait_takes_durations_and_seconds(store: MemoryStore) -> None:
+    with flagstone.open("db", store=store) as db:
+        for timeout in ("5s", timedelta(seconds=5), 5, 5.0, None):
+            db.put(b"a", b"b").wait(timeout)
+        with pytest.raises(InvalidRequest, match="timeout: '5' is not a duration"):
+            db.put(b"a", b"b").wait("5")
 
 
 def test_a_misspelt_option_gets_a_suggestion(store: MemoryStore) -> None:
@@ -90,6 +136,7 @@ def test_settings_may_be_a_mapping(store: MemoryStore) -> None:
     [
         (":memory:", "memory://NAME/path"),
         ("s3:/bucket/x", "write s3://bucket/x"),
+        ("s3//bucket/x", "write s3://bucket/x"),
         ("S3:bucket", "write s3://bucket"),
         ("memory:shop", "write memory://shop"),
         ("file:/data/shop", "write file:///data/shop"),
@@ -231,6 +278,9 @@ def test_notebooks_show_every_handle_and_escape_what_is_stored(db: Db, store: Me
             reader,
             reader.status(),
             db.scan(),
+            db.explain(b"<script>1"),
+            db.explain(b"<script>"),
+            flagstone.dataset(db),
         ]
         shown += [db[b"a":], db[:b"a"], aio.AsyncDb(db), aio.AsyncDbReader(reader)]
         for thing in shown:
@@ -238,6 +288,35 @@ def test_notebooks_show_every_handle_and_escape_what_is_stored(db: Db, store: Me
             assert "script" not in page.tags
             assert "img" not in page.tags
             assert len(page.text) < 5000
+
+
+def test_a_notebook_shows_the_main_facts_of_a_handle_and_all_of_the_status(db: Db) -> None:
+    db[b"k"] = b"v"
+    whole = Checked(db.status()._repr_html_())
+    assert "cost.dollars" in whole.text
+    for handle in (db, aio.AsyncDb(db)):
+        page = Checked(handle._repr_html_())
+        assert "durable_seq" in page.text
+        assert "cost." not in page.text
+        assert page.tags.count("tr") < 20 < whole.tags.count("tr")
+    assert "sequence number 1" in Checked(db.explain(b"k")._repr_html_()).text
+    with flagstone.dataset(db) as dataset:
+        assert "created_ms\nint64" in Checked(dataset._repr_html_()).text
+    assert "closed" in Checked(dataset._repr_html_()).text
+
+
+def test_a_notebook_shows_closed_handles_by_their_names(store: MemoryStore) -> None:
+    """An exception there would be a traceback in the notebook."""
+    db = flagstone.open("db", store=store, settings=QUIET)
+    snapshot, transaction, scan = db.snapshot(), db.transaction(), db.scan()
+    things: list[Any] = [db, db[b"a":], snapshot, snapshot[b"a":], transaction, transaction[b"a":], scan]
+    things.append(db.collection("c", key=str, value="json"))
+    things += [aio.AsyncDb(db), db.status()]
+    transaction.rollback()
+    assert "the transaction is over" in Checked(transaction[b"a":]._repr_html_()).text
+    db.close()
+    for thing in things:
+        assert Checked(thing._repr_html_()).text
 
 
 def test_the_preview_of_a_scan_is_bounded_and_does_not_move_it(db: Db) -> None:
@@ -268,3 +347,33 @@ def test_reprs_name_the_database_and_the_state(db: Db) -> None:
     assert "committed" in repr(transaction)
     assert "closed" in repr(snapshot)
     assert repr(aio.AsyncDb(db)).startswith("AsyncDb('db'")
+
+
+def test_checkpoints_are_given_by_id_or_name(db: Db, store: MemoryStore) -> None:
+    admin = flagstone.Admin("db", store=store)
+    db[b"k"] = b"1"
+    first = db.checkpoint(name="nightly")
+    db[b"k"] = b"2"
+    second = db.checkpoint(name="nightly", lifetime="1h")
+    db[b"k"] = b"3"
+    db.flush()
+    for given, value in (("nightly", b"2"), (first.id, b"1"), (str(first.id), b"1")):
+        with flagstone.open_reader("db", store=store, checkpoint=given) as reader:
+            assert reader[b"k"] == value
+        with flagstone.dataset("db", store=store, checkpoint=given) as dataset:
+            assert dataset.to_table()["value"].to_pylist() == [value]
+    assert admin.create_checkpoint(source="nightly").manifest_id == second.manifest_id
+    assert [key for key, *_ in admin.diff(first.id, "nightly")] == [b"k"]
+    admin.clone("copy", checkpoint="nightly")
+    with flagstone.open_reader("copy", store=store) as copy:
+        assert copy[b"k"] == b"2"
+    for change in (admin.delete_checkpoint, admin.refresh_checkpoint, admin.restore):
+        with pytest.raises(InvalidRequest, match="2 checkpoints have the name 'nightly'; give the id of one"):
+            change("nightly")
+    admin.delete_checkpoint(first.id)
+    assert admin.refresh_checkpoint("nightly").expires_s is None
+    admin.delete_checkpoint("nightly")
+    with pytest.raises(InvalidRequest, match="no checkpoint has the id or name 'nightly'"):
+        admin.delete_checkpoint("nightly")
+    with pytest.raises(InvalidRequest, match="is given by its UUID, not 5"):
+        admin.delete_checkpoint(5)  # type: ignore[arg-type]

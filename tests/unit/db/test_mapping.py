@@ -105,6 +105,18 @@ def test_views_know_membership_and_keys_and_items_are_sets(rows: Any) -> None:
     assert rows.items() - {(b"a", b"1")} == dict(list(ROWS.items())[1:]).items()
 
 
+def test_views_compare_as_sets_without_a_length(rows: Any) -> None:
+    assert rows.keys() <= {*ROWS, b"z"}
+    assert not rows.keys() < set(ROWS)
+    assert rows.keys() > {b"a"}
+    assert rows.keys() >= set(ROWS)
+    assert rows.items() <= ROWS.items()
+    assert rows.items() < {**ROWS, b"z": b""}.items()
+    assert not rows.items() > ROWS.items()
+    with pytest.raises(TypeError):
+        rows.keys() <= [b"a"]  # noqa: B015
+
+
 def test_the_length_is_refused_with_what_to_call_instead(rows: Any) -> None:
     for sized in (rows, rows.keys(), rows.items(), rows.values()):
         with pytest.raises(TypeError, match=r"count\(\).*approximate_len\(\)"):

@@ -415,7 +415,7 @@ def test_wrong_arguments_are_refused_by_name(store: MemoryStore) -> None:
     flagstone.open("db", store=store).close()
     with pytest.raises(InvalidRequest, match="mode"):
         flagstone.open_reader("db", store=store, mode="sometimes")  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequest, match="UUID"):
+    with pytest.raises(InvalidRequest, match="no checkpoint has the id or name"):
         flagstone.open_reader("db", store=store, checkpoint="yesterday")
     with pytest.raises(InvalidRequest, match="no checkpoint"):
         flagstone.open_reader("db", store=store, checkpoint=uuid4())

@@ -204,7 +204,7 @@ def test_a_garbage_collected_transaction_with_writes_warns_of_the_loss(world: Wo
     assert [(each.category, str(each.message)) for each in caught] == [
         (
             ResourceWarning,
-            "unclosed transaction with 2 operations, which are lost; commit it, or roll it back",
+            "unclosed transaction whose operations are lost: 2; commit it, or roll it back",
         )
     ]
 

@@ -122,6 +122,34 @@ def test_keys_may_have_a_fixed_size(db: Db) -> None:
     assert db.get(b"%016d" % 2) == b"z"
 
 
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_binary(), pa.string_view(), pa.binary_view()], ids=str
+)
+def test_categories_are_written_as_their_words(db: Db, kind: pa.DataType) -> None:
+    words = pa.array([b"a", b"b", b"c"], pa.binary()).cast(kind)
+    column = pa.DictionaryArray.from_arrays(pa.array([2, 0, 1], pa.int8()), words)
+    rows = pa.table({"key": column, "value": column}).slice(0, 2)
+    assert db.write_arrow(rows) == 2
+    assert list(db.scan()) == [(b"a", b"a"), (b"c", b"c")]
+    with pytest.raises(InvalidRequest, match="column 'key' is null in row 1"):
+        db.write_arrow(pa.table({"key": pa.array(["x", None]).dictionary_encode(), "value": ["1", "2"]}))
+
+
+def test_categories_of_dataframes_are_written(db: Db) -> None:
+    frame = pl.DataFrame({"key": ["a"], "value": ["1"]}, schema={"key": pl.Categorical, "value": pl.String})
+    assert db.write_arrow(frame) == 1
+    assert db.write_arrow(pd.DataFrame({"key": pd.Categorical(["b"]), "value": ["2"]})) == 1
+    assert list(db.scan()) == [(b"a", b"1"), (b"b", b"2")]
+
+
+@pytest.mark.parametrize(
+    "rows", [{"key": ["a"]}, [("a", "b")], "text", pa.array(["a"]), pl.Series("key", ["a"])], ids=type
+)
+def test_what_is_no_table_is_refused(db: Db, rows: Any) -> None:
+    with pytest.raises(InvalidRequest, match="rows are"):
+        db.write_arrow(rows)
+
+
 def test_no_rows_are_nothing_to_write(db: Db) -> None:
     assert db.write_arrow(pa.table(ROWS).slice(0, 0)) == 0
     assert db.write_arrow([]) == 0

@@ -55,6 +55,32 @@ def test_a_dataset_holds_a_checkpoint_until_it_is_closed() -> None:
     dataset.close()
 
 
+def test_settings_may_be_a_mapping() -> None:
+    store = stored({b"a": b"1"})
+    with flagstone.dataset("db", store=store, settings={"manifest_poll_interval": "1s"}) as dataset:
+        assert pairs(dataset) == [(b"a", b"1")]
+    with pytest.raises(InvalidRequest, match="did you mean manifest_poll_interval"):
+        flagstone.dataset("db", store=store, settings={"manifest_pol_interval": "1s"})
+
+
+def test_a_collection_is_a_dataset_of_its_columns() -> None:
+    with open_database("db", store=MemoryStore(), settings=MANUAL) as db:
+        rows = db.collection("c", key=(str, int), value={"n": int})
+        rows.update({("a", 1): {"n": 1}, ("b", 2): {"n": 2}})
+        db.collection("cd", key=str, value="json")["x"] = 1
+        with flagstone.dataset(rows) as dataset:
+            found = dataset.to_table(filter=pc.field("key1") == "b").to_pylist()
+            assert found == [{"key1": "b", "key2": 2, "n": 2}]
+        frame = flagstone.scan_polars(rows)
+        assert frame.filter(pl.col("key2") < 2).collect().rows() == [("a", 1, 1)]
+        with db.snapshot() as before:
+            del rows["a", 1]
+            with flagstone.dataset(rows.within(before)) as dataset:
+                assert dataset.count_rows() == 2
+        with pytest.raises(InvalidRequest, match="leave prefix out"):
+            flagstone.dataset(rows, prefix=b"a")
+
+
 @pytest.mark.parametrize(
     "arguments", [{"mode": "latest"}, {"checkpoint": True}], ids=["latest", "checkpoint"]
 )

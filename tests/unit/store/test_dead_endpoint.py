@@ -12,10 +12,12 @@ import pytest
 from flagstone.errors import Unavailable
 from flagstone.runtime.clock import VirtualClock
 from flagstone.runtime.ids import Ids
+from flagstone.store import unanswered
 from flagstone.store.memory import MemoryStore
 from flagstone.store.port import StoredObject
 from flagstone.store.remote import RemoteStore, network_cause
 from flagstone.store.retrying import RetryingStore, RetryPolicy
+from flagstone.store.unanswered import REQUESTS
 
 OPTIONS: dict[str, str | bool | int | float] = {
     "allow_http": True,
@@ -59,6 +61,22 @@ def test_a_server_that_does_not_answer_is_named_with_its_cause(silent_port: int)
         Unavailable, match=rf"^no answer in time \(127\.0\.0\.1:{silent_port}\): get of x failed"
     ):
         remote(silent_port).get("x")
+
+
+def test_a_request_without_an_answer_is_reported_while_it_waits(
+    silent_port: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client gives up after its timeout of 30 seconds by default, and only then raises an error."""
+    monkeypatch.setattr(REQUESTS, "after_s", 0.2)
+    unanswered._warned.clear()
+    with caplog.at_level(logging.WARNING, "flagstone.store"), pytest.raises(Unavailable):
+        remote(silent_port, timeout="3s").get("shop/x")
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert warning.startswith(
+        "a request to the store has no answer yet, still waiting request=get path=shop/x"
+    )
+    assert "store=s3://bucket" in warning
+    assert "very-secret" not in warning
 
 
 def test_an_unknown_host_is_named_with_its_cause() -> None:

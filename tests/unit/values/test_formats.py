@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import pickle
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -320,3 +321,41 @@ def test_the_error_for_a_member_of_another_type_names_value_and_column(kind: Any
 
     with pytest.raises(InvalidRequest, match="value 1: column 'c' is not a"):
         codec.decode_arrow(pa.array(rows, pa.binary()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "text"),
+    [
+        (pa.int32(), 1.5, "not a whole number"),
+        (pa.int32(), Decimal("1.5"), "not a whole number"),
+        (pa.float32(), 1e300, "too large"),
+        (pa.struct([("a", pa.int32())]), {"a": 1.5}, "not a whole number"),
+        (pa.map_(pa.string(), pa.int32()), {"a": 1.5}, "not a whole number"),
+        (pa.map_(pa.string(), pa.int32()), [("a", 1.5)], "not a whole number"),
+        (pa.list_(pa.string()), "abc", "is a text, and not a list"),
+        (pa.date32(), datetime(2026, 1, 31, 12), "use its date()"),
+        (pa.timestamp("us", "UTC"), datetime(2026, 1, 31, 12), "has no time zone"),
+        (pa.timestamp("us"), datetime(2026, 1, 31, 12, tzinfo=UTC), "has a time zone"),
+        (pa.timestamp("s", "UTC"), datetime(2026, 1, 31, 12, 0, 0, 5, tzinfo=UTC), "more precise"),
+        (pa.duration("ms"), timedelta(microseconds=5), "more precise"),
+        (pa.time32("s"), time(1, 2, 3, 5), "more precise"),
+        (pa.date32(), 5, "has no unit"),
+        (pa.duration("us"), 5, "has no unit"),
+        (pa.timestamp("us", "UTC"), pd.Timestamp(5, unit="ns", tz="UTC"), "more precise"),
+        (pa.duration("us"), pd.Timedelta(5, unit="ns"), "more precise"),
+        (pa.float64(), True, "is no number"),
+        (pa.string(), b"x", "decode it"),
+        (pa.binary(), "x", "encode it"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", values.FORMATS)
+def test_a_part_that_a_column_cannot_hold_is_refused(name: str, kind: Any, value: Any, text: str) -> None:
+    """Arrow would store a part of it, or take it for something else."""
+    codec = values.codec(name, pa.schema([("c", kind)]))
+    with pytest.raises(InvalidRequest) as refused:
+        codec.encode({"c": value})
+    assert "column 'c'" in str(refused.value)
+    assert text in str(refused.value)
+    with pytest.raises(InvalidRequest):
+        values.codec(name, pa.schema([("c", pa.list_(kind))])).encode({"c": [value]})

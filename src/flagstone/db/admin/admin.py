@@ -9,7 +9,7 @@ from pathlib import Path
 from uuid import UUID
 
 from flagstone.clones import checkpoint as checkpoints
-from flagstone.clones.checkpoint import parse_checkpoint_id, require_unneeded
+from flagstone.clones.checkpoint import find_checkpoint, require_unneeded
 from flagstone.clones.clone import Cloner
 from flagstone.clones.destroy import GRACE, Destroyer, Destruction
 from flagstone.clones.origin import CloneSource, load_origin, refuse_destroyed
@@ -180,8 +180,8 @@ class Admin(AdminCompaction, AdminLoads):
             ManifestStore(self._store, self._paths),
             self._store,
             self._wal_store,
-            parse_checkpoint_id(before),
-            parse_checkpoint_id(after),
+            self._checkpoint_id(before, newest=True),
+            self._checkpoint_id(after, newest=True),
             keys=check_range(start, stop, prefix),
             include_system=include_system,
             merge_operator=merge_operator,
@@ -299,7 +299,7 @@ class Admin(AdminCompaction, AdminLoads):
             ids=self._ids,
             lifetime=lifetime,
             name=name,
-            source=None if source is None else parse_checkpoint_id(source),
+            source=None if source is None else self._checkpoint_id(source, newest=True),
             last_wal_id=frontier,
         )
         return created
@@ -318,7 +318,7 @@ class Admin(AdminCompaction, AdminLoads):
                 `force` is False.
 
         """
-        wanted = parse_checkpoint_id(id)
+        wanted = self._checkpoint_id(id)
         latest = self._latest().value
         refuse_destroyed(latest, self._store, self._paths)
         held = checkpoints.require_checkpoint(latest, wanted)
@@ -336,7 +336,7 @@ class Admin(AdminCompaction, AdminLoads):
                 it is deleted, and the clone loses these SSTs.
 
         """
-        wanted = parse_checkpoint_id(id)
+        wanted = self._checkpoint_id(id)
         held = checkpoints.require_checkpoint(self._latest().value, wanted)
         if not force:
             require_unneeded(self._store, self._manifest_store(), held)
@@ -364,7 +364,7 @@ class Admin(AdminCompaction, AdminLoads):
         """
         source = CloneSource(
             self._paths.root,
-            None if checkpoint is None else parse_checkpoint_id(checkpoint),
+            None if checkpoint is None else self._checkpoint_id(checkpoint, newest=True),
             _key_range(range),
         )
         return self._cloner().clone(self._inside(to), [source])
@@ -405,7 +405,7 @@ class Admin(AdminCompaction, AdminLoads):
             Closed: another process opened the database meanwhile; nothing was restored.
 
         """
-        wanted = parse_checkpoint_id(checkpoint)
+        wanted = self._checkpoint_id(checkpoint)
         self._latest()
         return restore(
             self._store,
@@ -460,6 +460,10 @@ class Admin(AdminCompaction, AdminLoads):
 
     def _latest(self) -> Versioned[Manifest]:
         return self._manifest_store().require_latest()
+
+    def _checkpoint_id(self, given: UUID | str, *, newest: bool = False) -> UUID:
+        now_s = self._clock.now_ms() // 1000
+        return find_checkpoint(given, lambda: self._latest().value, now_s=now_s, newest=newest)
 
     def _cloner(self) -> Cloner:
         return Cloner(self._store, wal_store=self._wal_store, clock=self._clock, ids=self._ids)

@@ -20,7 +20,7 @@ from flagstone.config import CompactionWorkerOptions, CompactorOptions, as_durat
 from flagstone.errors import InvalidRequest
 from flagstone.format.codec import Codec
 from flagstone.lsm.compaction_filter import CompactionFilterFactory
-from flagstone.lsm.merge_operator import MergeOperator
+from flagstone.lsm.merge_operator import MergeOperator, check_operator
 from flagstone.metadata.compactions import Compactions, Job, Spec, add_job
 from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.sequenced import Listed, Versioned
@@ -254,6 +254,7 @@ class AdminCompaction:
         compaction_filter: CompactionFilterFactory | None,
         metrics: Metrics,
     ) -> LocalExecutor:
+        check_operator(merge_operator)
         codec = Codec.NONE if work.compression_codec is None else Codec[work.compression_codec.upper()]
         return LocalExecutor(
             self._store,

@@ -125,9 +125,9 @@ class AsyncCollection(Generic[K, V]):
         """Delete the row with the largest key (or the smallest) and return it. Raises `KeyError` if there is none."""
         return await asyncio.to_thread(self._collection.popitem, last=last)
 
-    async def update(self, rows: Any = (), /) -> None:
-        """Put all rows of a mapping, or of an iterable of pairs."""
-        await asyncio.to_thread(self._collection.update, rows)
+    async def update(self, rows: Any = (), /, **named: V) -> None:
+        """Put all rows of a mapping, or of an iterable of pairs, then those named by keywords."""
+        await asyncio.to_thread(self._collection.update, rows, **named)
 
     async def clear(self) -> None:
         """Delete all rows that there are now."""

@@ -17,7 +17,7 @@ from flagstone.errors import CorruptData
 from flagstone.metadata.manifest import Manifest
 from flagstone.read import drivers
 from flagstone.read.explanation import Explanation
-from flagstone.read.preview import html_facts
+from flagstone.read.preview import brief, html_facts
 from flagstone.read.scan import AsyncScan
 from flagstone.read.scan_cursor import DEFAULT_READ_AHEAD_BYTES
 from flagstone.read.view import ReadView
@@ -216,7 +216,7 @@ class AsyncReads:
         self._reads.__reduce__()
 
     def _repr_html_(self) -> str:
-        return html_facts(repr(self), self._reads._facts())
+        return html_facts(repr(self), brief(self._reads._facts()))
 
     def __repr__(self) -> str:
         return f"Async{self._reads!r}"

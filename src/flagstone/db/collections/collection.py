@@ -15,16 +15,18 @@ from collections.abc import (
 )
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar, cast, overload
 
 from flagstone.db.collections.codecs import Values
 from flagstone.db.collections.index import Index, IndexSet, Problem, RowWrite
 from flagstone.db.collections.parts import KeyParts
+from flagstone.db.collections.views import CollectionItems, CollectionKeys, CollectionValues
 from flagstone.db.mapping import NotSupported, pairs_of
 from flagstone.db.writer.mapping import BATCH_ROWS, MISSING
-from flagstone.errors import FlagstoneError
+from flagstone.errors import FlagstoneError, InvalidRequest
 from flagstone.keys.tuples import AFTER
-from flagstone.read.preview import PREVIEW_ROWS, html_rows
+from flagstone.read.preview import html_preview
 from flagstone.types import KeyRange
 from flagstone.write.batch import Instant, Ttl, WriteBatch
 
@@ -88,6 +90,11 @@ class Collection(MutableMapping[K, V], Generic[K, V]):
 
         A batch can only be written, and not if the collection has indexes, because changing them takes reads.
         """
+        if not isinstance(handle, WriteBatch) and not hasattr(handle, "multi_get"):
+            raise InvalidRequest(
+                "a collection is used within a transaction, snapshot, reader, batch or database, not within "
+                f"{handle!r}"
+            )
         return Collection(handle, self._declared)
 
     # -- reading ------------------------------------------------------------------------------------------
@@ -134,7 +141,7 @@ class Collection(MutableMapping[K, V], Generic[K, V]):
 
     def keys(self) -> KeysView[K]:
         """The keys in ascending order: lazy, with `in`."""
-        return super().keys()
+        return CollectionKeys(self)
 
     def values(self) -> ValuesView[V]:
         """The values in the order of their keys: lazy."""
@@ -264,12 +271,13 @@ class Collection(MutableMapping[K, V], Generic[K, V]):
 
         return self._in_transaction(take)
 
-    def update(self, rows: Any = (), /) -> None:
-        """Put all rows of a mapping, or of an iterable of pairs, in batches; see `Db.update`."""
+    def update(self, rows: Any = (), /, **named: V) -> None:
+        """Put all rows of a mapping, or of an iterable of pairs, then those named by keywords; see `Db.update`."""
+        pairs = chain(pairs_of(rows), named.items())
         if self._is_pending:
-            _write_all(self, pairs_of(rows))
+            _write_all(self, pairs)
             return
-        for chunk in self._chunks(pairs_of(rows)):
+        for chunk in self._chunks(cast("Iterable[tuple[K, V]]", pairs)):
             self._write_rows(chunk)
 
     def clear(self) -> None:
@@ -289,7 +297,8 @@ class Collection(MutableMapping[K, V], Generic[K, V]):
         A crash while rows are added leaves an unfinished index, and the next declaration builds it again.
 
         Raises:
-            InvalidRequest: the handle is not a database, or two rows have the same key of a unique index.
+            InvalidRequest: the handle is not a database, or two rows have the same key of a unique index. The index
+                then does not exist, as after any other error of `of`.
 
         """
         index = Index(name, of, unique=unique, collection=self)
@@ -318,8 +327,7 @@ class Collection(MutableMapping[K, V], Generic[K, V]):
         return f"Collection({self.name!r}, key=({self._parts.described}), {self._handle!r})"
 
     def _repr_html_(self) -> str:
-        rows = list(self.scan(limit=PREVIEW_ROWS + 1))
-        return html_rows(repr(self), rows[:PREVIEW_ROWS], more=len(rows) > PREVIEW_ROWS)
+        return html_preview(repr(self), lambda limit: self.scan(limit=limit))
 
     # -- inside -------------------------------------------------------------------------------------------
 
@@ -425,35 +433,6 @@ class Collection(MutableMapping[K, V], Generic[K, V]):
         except FlagstoneError as error:
             error.add_note(f"in the value of the key {key!r} of the collection {self.name!r}")
             raise
-
-
-class CollectionValues(ValuesView[V]):
-    """The values of a collection; a loop is one scan."""
-
-    __slots__ = ()
-    _mapping: Collection[Any, V]
-
-    def __iter__(self) -> Iterator[V]:
-        return (value for _, value in self._mapping.scan())
-
-    def __reversed__(self) -> Iterator[V]:
-        return (value for _, value in self._mapping.scan(reverse=True))
-
-    def __contains__(self, value: object) -> bool:
-        return any(value == each for each in self)
-
-
-class CollectionItems(ItemsView[K, V]):
-    """Pairs of key and value of a collection; a loop is one scan."""
-
-    __slots__ = ()
-    _mapping: Collection[K, V]
-
-    def __iter__(self) -> Iterator[tuple[K, V]]:
-        return self._mapping.scan()
-
-    def __reversed__(self) -> Iterator[tuple[K, V]]:
-        return self._mapping.scan(reverse=True)
 
 
 def _write_all(rows: Collection[Any, Any], pairs: Iterable[tuple[Any, Any]]) -> None:

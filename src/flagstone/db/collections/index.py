@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, Type
 from flagstone import keys
 from flagstone.db.collections.parts import check_name, index_prefix, indexes_key, plain
 from flagstone.db.writer.mapping import MISSING
-from flagstone.errors import CorruptData, InvalidRequest, TransactionConflict
+from flagstone.errors import Closed, CorruptData, InvalidRequest, TransactionConflict, Unavailable
 from flagstone.keys.tuples import AFTER
 from flagstone.runtime.sync import Lock
 
@@ -36,7 +36,7 @@ _ROWS_AT_ONCE: Final = 256
 _MOST_PROBLEMS: Final = 100
 _RETRIES: Final = 1000
 _FOREVER: Final = timedelta.max
-"""The list of indexes must not expire with the default TTL of a database."""
+"""For what must not expire with the default TTL of a database: the list of indexes, entries of rows that do not."""
 
 
 class UniqueViolation(InvalidRequest):
@@ -237,7 +237,10 @@ class IndexSet:
             _delete_entries(db, index._prefix)
             for chunk in _chunks(rows):
                 self._add_all(db, rows, index, chunk)
-        except UniqueViolation:
+        except (Unavailable, Closed, TransactionConflict):
+            raise  # as after a crash: the next declaration begins again
+        except Exception:
+            # Two rows have one key, or `of` fails for a row, which then could not be written again.
             self.drop(rows, index.name)
             raise
         with self._lock:
@@ -323,7 +326,7 @@ class IndexSet:
             if row is None:
                 continue
             tx.mark_read(key)
-            expiry = {} if row.expires_ms is None else {"expire_at": row.expires_ms}
+            expiry = {"ttl": _FOREVER} if row.expires_ms is None else {"expire_at": row.expires_ms}
             entries = index._entries_of(key[len(declared.parts.prefix) :], declared.values.decode(row.value))
             for entry, target in entries.items():
                 self._check_free(tx, declared, index, entry, target)

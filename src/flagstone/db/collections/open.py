@@ -11,6 +11,7 @@ from flagstone.db.collections.index import IndexSet
 from flagstone.db.collections.parts import KeyParts, collection_prefix, indexes_key
 from flagstone.db.mapping import NotSupported
 from flagstone.errors import CorruptData, InvalidRequest
+from flagstone.keys.tuples import AFTER
 from flagstone.schema import (
     Column,
     GivenColumns,
@@ -44,12 +45,28 @@ def open_collection(handle: Reads, name: str, *, key: Any, value: Any) -> Collec
         # Imported here: these import PyArrow, which bytes and JSON do not need.
         from flagstone.db.collections.shapes import shape_of  # noqa: PLC0415
 
-        values = RowValues(handle, parts, shape_of(value))
+        shape = shape_of(value)
+        if stored is None:
+            _refuse_other_rows(handle, name, prefix)
+        values = RowValues(handle, parts, shape)
     elif stored is not None:
         raise InvalidRequest(
             f"the collection {name!r} has values with columns: declare it with their type, not as bytes or 'json'"
         )
     return Collection(handle, Declared(name, parts, values, _indexes_of(handle, name)))
+
+
+def _refuse_other_rows(handle: Reads, name: str, prefix: bytes) -> None:
+    """Raise `InvalidRequest` if there are rows without columns: with a schema, their own program would be refused."""
+    from flagstone.values.row_codec import UNVERSIONED, VERSIONED  # noqa: PLC0415 - it imports PyArrow
+
+    with handle.scan(prefix, prefix + AFTER, limit=1) as rows:
+        found = next(rows, None)
+    if found is not None and found[1][:1] not in (bytes([UNVERSIONED]), bytes([VERSIONED])):
+        raise InvalidRequest(
+            f"the collection {name!r} has values without columns: declare it as 'json' or bytes, as they were written, "
+            "or choose another name"
+        )
 
 
 def _indexes_of(handle: Reads, name: str) -> IndexSet:

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
-from types import GenericAlias
-from typing import Any, Final, NamedTuple, get_args
+from itertools import zip_longest
+from typing import Any, Final, NamedTuple, get_args, get_origin
 from uuid import UUID
 
 from flagstone import keys
@@ -49,6 +49,10 @@ class PartType(NamedTuple):
     restore: Callable[[Any], Any] | None
 
 
+_UNKNOWN: Final = PartType("", "", None)
+"""Stands for a part too many, which encoding refuses."""
+
+
 class KeyParts:
     """The parts of the keys of a collection, after its prefix.
 
@@ -69,11 +73,11 @@ class KeyParts:
             raise InvalidRequest(
                 f"a key of this collection is {self.described}, and {key!r} has {_count(parts)}"
             )
-        return self.prefix + self.schema.encode(parts)
+        return self.prefix + self.schema.encode(self._checked(parts))
 
     def encode_leading(self, parts: Iterable[Any]) -> bytes:
         """The common prefix of the bytes of all keys that begin with these parts."""
-        return self.prefix + self.schema.encode(tuple(map(plain, parts)))
+        return self.prefix + self.schema.encode(self._checked(tuple(map(plain, parts))))
 
     def decode(self, encoded: bytes) -> Any:
         """The key of these bytes. Raises `CorruptData` or `InvalidRequest` if they are not a key of the collection."""
@@ -92,7 +96,20 @@ class KeyParts:
         """The parts in words, for messages."""
         return ", ".join(f"{part.name}: {part.type}" for part in self.parts)
 
+    def _checked(self, parts: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The parts; those that are UUIDs in the one spelling they are stored with."""
+        if not self._restores:
+            return parts
+        return tuple(
+            part if each.restore is not UUID or not isinstance(part, str) else _uuid(part, each.name)
+            for each, part in zip_longest(self.parts[: len(parts)], parts, fillvalue=_UNKNOWN)
+        )
+
     def _tuple(self, key: Any) -> tuple[Any, ...]:
+        if isinstance(key, slice):
+            raise InvalidRequest(
+                "a collection has no slices: use scan(), with parts of the key, start and stop"
+            )
         if self.single and not isinstance(key, tuple):
             return (plain(key),)
         if not isinstance(key, tuple | list):
@@ -107,7 +124,7 @@ def part_types(key: Any, stored: Sequence[Column] = ()) -> Iterator[PartType]:
 
     Parts without names have those of the `stored` columns, and numbers without a width have theirs.
     """
-    if isinstance(key, GenericAlias) and key.__origin__ is tuple:
+    if get_origin(key) is tuple:
         key = get_args(key)
     named: list[tuple[str | None, Any]]
     if isinstance(key, Mapping):
@@ -117,7 +134,8 @@ def part_types(key: Any, stored: Sequence[Column] = ()) -> Iterator[PartType]:
     if not named:
         raise InvalidRequest("a key needs at least one part")
     known = stored if len(stored) == len(named) else ()
-    for at, (name, kind) in enumerate(named):
+    for at, (name, given) in enumerate(named):
+        kind = plain_type(given)
         column = known[at] if known else None
         text = _type_name(kind)
         if column is not None and kind in {int, float} and _family(str(column.type)) == _family(text):
@@ -130,6 +148,20 @@ def part_types(key: Any, stored: Sequence[Column] = ()) -> Iterator[PartType]:
 
 def _family(text: str) -> str:
     return text.removeprefix("u").rstrip("0123456789")
+
+
+def _uuid(text: str, name: str) -> str:
+    try:
+        return str(UUID(text))
+    except ValueError:
+        raise InvalidRequest(f"column {name!r}: {text!r} is not a UUID") from None
+
+
+def plain_type(kind: Any) -> Any:
+    """The type behind a `typing.NewType`."""
+    while hasattr(kind, "__supertype__"):
+        kind = kind.__supertype__
+    return kind
 
 
 def _type_name(kind: Any) -> str:

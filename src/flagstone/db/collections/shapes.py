@@ -2,24 +2,30 @@
 
 A plain row is a mapping of column names to what Arrow makes of a value. `Shape` converts between it and an object:
 dataclasses, models of msgspec and pydantic, typed dictionaries, Arrow schemas, and single values, which have one column
-`value`. The libraries of models are recognised by what their classes have, so none of them is imported here.
+`value`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime, timedelta
 from decimal import Decimal
-from functools import partial
 from typing import Annotated, Any, Final, NamedTuple, Union, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 import pyarrow as pa
 
+from flagstone.db.collections.classes import (
+    defaults_of_class,
+    is_typeddict,
+    maker_of_class,
+    names_of_class,
+    optional_names,
+)
+from flagstone.db.collections.parts import plain_type
 from flagstone.errors import InvalidRequest
 
 Convert = Callable[[Any], Any]
@@ -34,6 +40,12 @@ _PLAIN: Final = {
     date: pa.date32(),
     timedelta: pa.duration("us"),
 }
+_QUALIFIERS: Final = frozenset(["Required", "NotRequired", "ReadOnly"])
+"""What a typed dictionary may say of a field besides its type: forms of `typing` or of `typing_extensions`."""
+
+_REFUSALS: Final = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, AssertionError)
+"""What conversions and the classes of a caller raise for values that they do not take."""
+
 ONLY: Final = "value"
 """The column of a collection whose values are single values."""
 
@@ -69,50 +81,50 @@ def shape_of(kind: Any) -> Shape:
     if isinstance(kind, pa.Schema):
         return Shape(kind, dict, dict)
     if isinstance(kind, Mapping):
-        record = _record(
-            {str(name): field_of(each, str(name)) for name, each in kind.items()}, dict.get, dict
-        )
-        return Shape(_columns(record), _checked(Mapping, record.store), record.restore)
-    fields = _fields_of_class(kind)
-    if fields is not None:
-        record = _record(fields, _reader_of(kind), _maker_of(kind))
-        wanted = dict if typing.is_typeddict(kind) else kind
-        return Shape(_columns(record), _checked(wanted, record.store), record.restore)
-    field = field_of(kind, ONLY)
+        record = _record({str(name): field_of(each, str(name)) for name, each in kind.items()}, _item, dict)
+        return Shape(_columns(record), _checked(Mapping, record, "mapping"), record.restore)
+    of_class = _record_of_class(kind)
+    if of_class is not None:
+        return Shape(_columns(of_class), _checked_class(kind, of_class), of_class.restore)
+    only = _record({ONLY: field_of(kind, ONLY)}, lambda value, _: value, lambda values: values[ONLY])
 
     def store(value: Any) -> dict[str, Any]:
-        if value is None and not field.nullable:
+        if value is None and not only.fields[ONLY].nullable:
             raise InvalidRequest("the value is None; delete the key, or declare the type as optional")
-        return {ONLY: value if field.store is None or value is None else field.store(value)}
+        return only.store(value)
 
-    def restore(row: Mapping[str, Any]) -> Any:
-        value = row[ONLY]
-        return value if field.restore is None or value is None else field.restore(value)
-
-    return Shape(pa.schema([pa.field(ONLY, field.type, field.nullable)]), store, restore)
+    return Shape(_columns(only), store, only.restore)
 
 
-def field_of(kind: Any, name: str) -> Field:
-    """The Arrow type of a Python type, with its conversions. Raises `InvalidRequest` with the name of the field."""
+def field_of(kind: Any, name: str, above: tuple[Any, ...] = ()) -> Field:
+    """The Arrow type of a Python type, with its conversions. Raises `InvalidRequest` with the name of the field.
+
+    `above` are the classes whose fields lead to it.
+    """
+    kind = plain_type(kind)
     if isinstance(kind, pa.DataType):
         return Field(kind)
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         arrow = next((each for each in arguments[1:] if isinstance(each, pa.DataType)), None)
-        inner = field_of(arguments[0], name) if arrow is None else None
+        inner = field_of(arguments[0], name, above) if arrow is None else None
         return inner if inner is not None else Field(arrow)
     if origin in {Union, types.UnionType}:
         others = [each for each in arguments if each is not type(None)]
         if len(others) == 1 and len(arguments) == 2:
-            return field_of(others[0], name)._replace(nullable=True)
+            return field_of(others[0], name, above)._replace(nullable=True)
+    elif getattr(origin, "_name", None) in _QUALIFIERS:
+        return field_of(arguments[0], name, above)
     elif origin is typing.Literal and len({type(each) for each in arguments}) == 1:
-        return field_of(type(arguments[0]), name)
+        return field_of(type(arguments[0]), name, above)
     elif origin in {list, set, frozenset} or (origin is tuple and arguments[1:] == (...,)):
-        return _list_field(origin, field_of(arguments[0], f"{name}[]"))
+        return _list_field(origin, field_of(arguments[0], f"{name}[]", above))
     elif origin is dict:
-        return _map_field(field_of(arguments[0], f"{name}.key"), field_of(arguments[1], f"{name}.value"))
+        return _map_field(
+            field_of(arguments[0], f"{name}.key", above), field_of(arguments[1], f"{name}.value", above)
+        )
     elif isinstance(kind, type):
-        known = _class_field(kind, name)
+        known = _class_field(kind, name, above)
         if known is not None:
             return known
     advice = (
@@ -123,20 +135,19 @@ def field_of(kind: Any, name: str) -> Field:
     raise InvalidRequest(f"field {name!r} has the type {kind!r}, which has no column type{advice}")
 
 
-def _class_field(kind: type, name: str) -> Field | None:
+def _class_field(kind: type, name: str, above: tuple[Any, ...]) -> Field | None:
     if kind in _PLAIN:
         return Field(_PLAIN[kind])
     if kind is UUID:
-        return Field(pa.string(), store=str, restore=UUID)
+        return Field(pa.string(), store=uuid_text, restore=UUID)
     if issubclass(kind, enum.Enum):
         members = {type(member.value) for member in kind}
         if len(members) == 1:
             return field_of(members.pop(), name)._replace(store=lambda each: kind(each).value, restore=kind)
         return None
-    fields = _fields_of_class(kind)
-    if fields is not None:
-        record = _record(fields, _reader_of(kind), _maker_of(kind))
-        return Field(pa.struct(list(_columns(record))), False, record.store, record.restore)
+    record = _record_of_class(kind, name, above)
+    if record is not None:
+        return Field(pa.struct(list(_columns(record))), False, _checked_class(kind, record), record.restore)
     if kind.__module__ == "numpy":
         try:
             return Field(
@@ -147,12 +158,30 @@ def _class_field(kind: type, name: str) -> Field | None:
     return None
 
 
+def uuid_text(value: Any) -> str:
+    """The text of a UUID, which may be given as text. Raises `ValueError` for anything else."""
+    if isinstance(value, UUID):
+        return str(value)
+    if not isinstance(value, str):
+        raise TypeError(f"it is a UUID, not a {type(value).__name__}")
+    return str(UUID(value))
+
+
 def _list_field(kind: Any, element: Field) -> Field:
     store, restore = element.store, element.restore
+
+    def stored(each: Any) -> list[Any]:
+        if isinstance(each, str | bytes | Mapping) or not isinstance(each, Iterable):
+            raise TypeError(f"it is a {kind.__name__}, not a {type(each).__name__}")
+        items: list[Any] = each.tolist() if hasattr(each, "tolist") else list(each)
+        if not element.nullable and any(item is None for item in items):
+            raise ValueError("an element is None, and the type of the elements is not optional")
+        return items if store is None else [item if item is None else store(item) for item in items]
+
     return Field(
         pa.list_(pa.field("element", element.type, element.nullable)),
         False,
-        list if store is None else lambda each: [item if item is None else store(item) for item in each],
+        stored,
         kind
         if restore is None
         else lambda each: kind(item if item is None else restore(item) for item in each),
@@ -169,10 +198,17 @@ def _map_field(key: Field, value: Field) -> Field:
             for one, other in pairs
         ]
 
+    def stored(each: Any) -> Any:
+        if not isinstance(each, Mapping):
+            raise TypeError(f"it is a dict, not a {type(each).__name__}")
+        if not value.nullable and any(other is None for other in each.values()):
+            raise ValueError("a value is None, and the type of the values is not optional")
+        return through(each.items(), key.store, value.store)
+
     return Field(
         pa.map_(key.type, pa.field("value", value.type, value.nullable)),
         False,
-        lambda each: through(each.items(), key.store, value.store),
+        stored,
         lambda each: dict(through(each, key.restore, value.restore)),
     )
 
@@ -184,12 +220,11 @@ class _Record(NamedTuple):
 
 
 def _record(fields: dict[str, Field], read: Callable[[Any, str], Any], make: Callable[..., Any]) -> _Record:
+    """Objects with these fields. What a conversion or the class refuses becomes an `InvalidRequest`."""
     if not fields:
         raise InvalidRequest("a value needs at least one field")
     stores = [(name, field.store, field.nullable) for name, field in fields.items()]
-    restores = [
-        (name, field.restore, None if field.nullable else field.default) for name, field in fields.items()
-    ]
+    restores = [(name, field.restore, field.nullable, field.default) for name, field in fields.items()]
 
     def store(each: Any) -> dict[str, Any]:
         row = {}
@@ -199,19 +234,34 @@ def _record(fields: dict[str, Field], read: Callable[[Any, str], Any], make: Cal
                 if not nullable:
                     raise InvalidRequest(f"field {name!r} is None, and its type is not optional")
             elif convert is not None:
-                value = convert(value)
+                try:
+                    value = convert(value)
+                except _REFUSALS as problem:
+                    raise InvalidRequest(f"field {name!r}: {problem}") from None
             row[name] = value
         return row
 
     def restore(row: Mapping[str, Any]) -> Any:
         values = {}
-        for name, convert, default in restores:
+        for name, convert, nullable, default in restores:
             value = row[name]
             if value is not None:
-                values[name] = value if convert is None else convert(value)
+                try:
+                    values[name] = value if convert is None else convert(value)
+                except _REFUSALS as problem:
+                    raise InvalidRequest(
+                        f"the stored field {name!r} does not fit its type: {problem}"
+                    ) from None
+            elif nullable:
+                values[name] = None
+            elif default is not None:
+                values[name] = default()
             else:
-                values[name] = None if default is None else default()
-        return make(values)
+                raise InvalidRequest(f"the stored field {name!r} is null, and its type is not optional")
+        try:
+            return make(values)
+        except _REFUSALS as problem:
+            raise InvalidRequest(f"the type of the values refuses a stored row: {problem}") from problem
 
     return _Record(fields, store, restore)
 
@@ -225,63 +275,66 @@ def _columns(record: _Record) -> Any:
     )
 
 
-def _checked(kind: Any, store: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
+def _checked(wanted: Any, record: _Record, title: str) -> Callable[[Any], dict[str, Any]]:
+    """`record.store` for mappings: an item without a field would be lost."""
+
     def stored(value: Any) -> dict[str, Any]:
-        if not isinstance(value, kind):
-            raise InvalidRequest(
-                f"a value of this collection is a {kind.__name__}, not {type(value).__name__}"
-            )
-        return store(value)
+        if not isinstance(value, wanted):
+            raise InvalidRequest(f"a value of this collection is a {title}, not {type(value).__name__}")
+        if not value.keys() <= record.fields.keys():
+            raise _no_field(sorted(map(str, value.keys() - record.fields.keys())), record)
+        return record.store(value)
 
     return stored
 
 
-def _fields_of_class(kind: Any) -> dict[str, Field] | None:
+def _checked_class(kind: Any, record: _Record) -> Callable[[Any], dict[str, Any]]:
+    """`record.store` for objects of a class: the fields of a subclass would be lost."""
+    if is_typeddict(kind):
+        return _checked(dict, record, kind.__name__)
+
+    def stored(value: Any) -> dict[str, Any]:
+        if type(value) is not kind:
+            if not isinstance(value, kind):
+                raise InvalidRequest(
+                    f"a value of this collection is a {kind.__name__}, not {type(value).__name__}"
+                )
+            more = [name for name in names_of_class(type(value)) or () if name not in record.fields]
+            if more:
+                raise _no_field(more, record)
+        if getattr(value, "model_extra", None):  # of pydantic
+            raise _no_field(sorted(value.model_extra), record)
+        return record.store(value)
+
+    return stored
+
+
+def _no_field(names: Sequence[str], record: _Record) -> InvalidRequest:
+    return InvalidRequest(f"there is no field {names[0]!r}; there are {', '.join(record.fields)}")
+
+
+def _record_of_class(kind: Any, name: str = "", above: tuple[Any, ...] = ()) -> _Record | None:
     """The fields of a dataclass, a model or a typed dictionary; None for any other type."""
-    if not isinstance(kind, type) and not typing.is_typeddict(kind):
+    names = names_of_class(kind)
+    if names is None:
         return None
-    defaults: dict[str, Callable[[], Any]] = {}
-    if dataclasses.is_dataclass(kind):
-        names = [each.name for each in dataclasses.fields(kind)]
-        for each in dataclasses.fields(kind):
-            if each.default_factory is not dataclasses.MISSING:
-                defaults[each.name] = each.default_factory
-            elif each.default is not dataclasses.MISSING:
-                defaults[each.name] = partial(_same, each.default)
-    elif hasattr(kind, "__struct_fields__"):  # msgspec
-        names = list(kind.__struct_fields__)
-    elif hasattr(kind, "model_fields") and hasattr(kind, "model_validate"):  # pydantic
-        names = list(kind.model_fields)
-        defaults = {
-            name: partial(each.get_default, call_default_factory=True)
-            for name, each in kind.model_fields.items()
-            if not each.is_required()
-        }
-    elif typing.is_typeddict(kind):
-        names = list(kind.__annotations__)
-    else:
-        return None
-    hints = get_type_hints(kind, include_extras=True)
     title = getattr(kind, "__name__", str(kind))
-    return {
-        name: field_of(hints[name], f"{title}.{name}")._replace(default=defaults.get(name)) for name in names
-    }
+    if kind in above:
+        raise InvalidRequest(f"field {name!r} has the type {title}, which contains itself; use value='json'")
+    try:
+        hints = get_type_hints(kind, include_extras=True)
+    except NameError as problem:
+        raise InvalidRequest(
+            f"the types of the fields of {title} are not known: {problem}; define them at the top of a module"
+        ) from None
+    defaults = defaults_of_class(kind)
+    optional = optional_names(kind, hints)
+    fields = {}
+    for each in names:
+        field = field_of(hints[each], f"{title}.{each}", (*above, kind))
+        fields[each] = field._replace(default=defaults.get(each), nullable=field.nullable or each in optional)
+    return _record(fields, _item if is_typeddict(kind) else getattr, maker_of_class(kind, optional))
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
-def _reader_of(kind: Any) -> Callable[[Any, str], Any]:
-    return dict.get if typing.is_typeddict(kind) else getattr
-
-
-def _maker_of(kind: Any) -> Callable[[dict[str, Any]], Any]:
-    if typing.is_typeddict(kind):
-        return dict
-    if hasattr(kind, "model_validate"):
-        validate: Callable[[dict[str, Any]], Any] = kind.model_validate
-        return validate
-    if dataclasses.is_dataclass(kind) and not all(each.init for each in dataclasses.fields(kind)):
-        raise InvalidRequest(f"{kind!r} has fields that its constructor does not take; remove init=False")
-    return lambda values: kind(**values)
+def _item(value: Any, name: str) -> Any:
+    return value.get(name)

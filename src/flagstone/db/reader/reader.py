@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 from uuid import UUID
 
-from flagstone.clones.checkpoint import parse_checkpoint_id
+from flagstone.clones.checkpoint import find_checkpoint
 from flagstone.clones.origin import load_origin, refuse_destroyed
 from flagstone.config import ReaderSettings
 from flagstone.db.collections import HasCollections
@@ -27,7 +27,7 @@ from flagstone.db.reader.reader_checkpoint import (
 from flagstone.db.reporting import RequestReport
 from flagstone.db.status import ReaderStatus
 from flagstone.errors import InvalidRequest
-from flagstone.lsm.merge_operator import MergeOperator
+from flagstone.lsm.merge_operator import MergeOperator, check_operator
 from flagstone.lsm.segments import SegmentExtractor
 from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.stores import ManifestStore
@@ -170,9 +170,9 @@ def open_reader(
 
     `managed` follows the database and holds what it shows with a reader checkpoint, so that garbage collection keeps
     it. `latest` also follows the database but writes nothing: use it with read-only access to the store. With
-    `checkpoint` the reader shows that checkpoint, writes nothing and does not follow. The reader reads the rows that
-    are only in the WAL into memory, unless `settings.skip_wal_replay`; each memtable takes up to
-    `settings.max_memtable_bytes`.
+    `checkpoint`, an id or a name, the reader shows that checkpoint (the newest of the name), writes nothing and does
+    not follow. The reader reads the rows that are only in the WAL into memory, unless `settings.skip_wal_replay`; each
+    memtable takes up to `settings.max_memtable_bytes`.
 
     With `as_of` the reader shows a former state and does not follow: everything up to a sequence number, or
     everything created up to a datetime. It begins with the SSTs of the latest manifest or of a checkpoint (only of
@@ -204,7 +204,12 @@ def open_reader(
         ids=ids,
     )
     manifests, lifetime = parts.manifests, settings.checkpoint_lifetime
-    checkpoint_id = None if checkpoint is None else parse_checkpoint_id(checkpoint)
+    checkpoint_id = None
+    if checkpoint is not None:
+        now_s = clock.now_ms() // 1000
+        checkpoint_id = find_checkpoint(
+            checkpoint, lambda: manifests.require_latest().value, now_s=now_s, newest=True
+        )
     if as_of is not None:
         former = FormerState(parts, check_as_of(as_of, now_ms=clock.now_ms()))
         hold = mode == "managed" and checkpoint is None
@@ -238,6 +243,7 @@ def prepare_reader(
     found, root = resolve_database(path, store, store_options)
     if not root:
         raise InvalidRequest(f"{os.fspath(path)!r} names a whole store; a database needs a path inside it")
+    check_operator(merge_operator)
     metrics, paths, pool = Metrics(), DbPaths(root), shared_pool()
     policy = RetryPolicy(attempts=_attempts(settings.object_store_max_retries))
 

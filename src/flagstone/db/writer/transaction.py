@@ -245,7 +245,7 @@ class Transaction(Reads, PendingMapping):
             state.dropped = True
         if not self._done and state is not None and not state.expired and len(self._batch):
             warnings.warn(
-                f"unclosed transaction with {len(self._batch)} operations, which are lost; commit it, or roll it back",
+                f"unclosed transaction whose operations are lost: {len(self._batch)}; commit it, or roll it back",
                 ResourceWarning,
                 stacklevel=2,
             )

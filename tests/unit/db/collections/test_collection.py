@@ -517,5 +517,8 @@ def test_the_async_form_awaits_the_same_methods(store: MemoryStore) -> None:
             await orders.clear()
             assert await orders.count() == 0
             assert await orders.check_indexes() == []
+            names = await db.collection("names", key=str, value=int)
+            await names.update({"a": 1}, b=2)
+            assert [pair async for pair in names.items()] == [("a", 1), ("b", 2)]
 
     asyncio.run(main())

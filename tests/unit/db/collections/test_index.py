@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 import flagstone
 from flagstone import InvalidRequest, TransactionConflict, keys
 from flagstone.db.collections.index import Problem, UniqueViolation
+from flagstone.db.open import open_database
 from flagstone.db.writer.database import Db
+from flagstone.runtime.clock import VirtualClock
 from flagstone.store.memory import MemoryStore
 from kit.databases import MANUAL, QUIET
 
@@ -186,6 +188,35 @@ def test_a_unique_index_over_rows_with_equal_keys_is_refused_and_leaves_nothing(
     assert users.indexes == {}
     assert [key for key in db if keys.decode(key)[0] is None] == []
     users[3] = User("a@x")
+
+
+def test_an_index_whose_function_fails_for_a_row_does_not_exist_afterwards(db: Db, users: Any) -> None:
+    """Else no program could write the collection: each write would fail, or lack the declaration."""
+    users[1] = User("a@x")
+
+    def failing(user: User) -> str:
+        raise LookupError(user.email)
+
+    with pytest.raises(LookupError, match="a@x"):
+        users.index("bad", failing)
+    assert users.indexes == {}
+    users[2] = User("b@x")
+    assert db.collection("users", key=int, value=User).indexes == {}
+    assert list(users) == [1, 2]
+
+
+def test_entries_of_rows_that_do_not_expire_do_not_expire_with_the_default(store: MemoryStore) -> None:
+    clock = VirtualClock()
+    with open_database("db", store=store, settings=QUIET, clock=clock) as db:
+        db.collection("users", key=int, value=User)[1] = User("a@x")
+    expiring = QUIET.replace(default_ttl_millis=1000)
+    with open_database("db", store=store, settings=expiring, clock=clock) as db:
+        users = db.collection("users", key=int, value=User)
+        by_email = users.index("by_email", lambda user: user.email)
+        users[2] = User("b@x")
+        clock.advance(2000)
+        assert list(users) == list(by_email.keys()) == [1]
+        assert users.check_indexes() == []
 
 
 def test_a_transaction_from_before_the_declaration_conflicts(db: Db, users: Any) -> None:
