@@ -35,6 +35,8 @@ CHANGES: Final = 3_000
 SST_BYTES: Final = 200_000
 QUIET: Final = Settings(compactor_options=None, garbage_collector_options=None)
 PATIENCE_S: Final = 240
+NOTICED_S: Final = 1.5
+"""How long Spark may take to notice that a process is gone."""
 
 
 @dataclass
@@ -96,7 +98,10 @@ def failed_tasks(spark: Any) -> int:
 def killing(
     spark: Any, job: str, kind: str, when: Callable[[], bool], chance: random.Random
 ) -> Iterator[list[Kill]]:
-    """Kill a process of that kind as soon as `when` is true, in the middle of the job."""
+    """Kill a process of that kind as soon as `when` is true, in the middle of the job.
+
+    The processes of an executor may be idle, or between two tasks. Then those of another one are killed.
+    """
     kills: list[Kill] = []
     over, before = threading.Event(), failed_tasks(spark)
 
@@ -112,8 +117,19 @@ def killing(
             for pid in chance.choice(found):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            kills.append(Kill(job, kind))
-            return
+            if not kills:
+                kills.append(Kill(job, kind))
+            if struck():
+                return
+
+    def struck() -> bool:
+        """Whether a task has failed, a moment after a kill."""
+        noticed_by = time.monotonic() + NOTICED_S
+        while not over.is_set() and time.monotonic() < noticed_by:
+            if failed_tasks(spark) > before:
+                return True
+            time.sleep(0.05)
+        return False
 
     thread, began = threading.Thread(target=work), time.monotonic()
     thread.start()
