@@ -65,8 +65,8 @@ LIMITS: Final = {
         "engine comparison."
     ),
     "put memory": (
-        "Memtables that wait to be flushed, 1 GiB of them at most by default, and the SSTs that are built from them and "
-        "compacted beside them. It grows as long as rows come faster than they are flushed."
+        "Memtables that wait to be flushed, and what flushes and compactions beside the load take. From four memtables "
+        "of 64 MB on, writers that are ahead of the flushes slow down."
     ),
     "compaction memory": (
         "Sub-compactions run side by side, each with its output SST in memory until it is uploaded; bounded by their "
