@@ -123,6 +123,28 @@ def test_writers_ahead_of_the_flushes_slow_down_before_they_stop() -> None:
         assert not db.status()["writers_paused"]
 
 
+def test_a_flush_that_failed_is_tried_again_although_the_flusher_was_woken_too_early(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with open_database("db", store=MemoryStore(), settings=tiny(wal_enabled=False)) as db:
+        flusher = db._engine.services.memtable_flusher
+
+        def fail(*_: Any) -> Any:
+            monkeypatch.undo()
+            raise Unavailable("the store is down")
+
+        monkeypatch.setattr(flusher, "_build_and_upload", fail)
+        db.put(b"k", b"v")
+        flushing = threading.Thread(target=db.flush, daemon=True)
+        flushing.start()
+        eventually(lambda: flusher._retry_at > 0, "the flush has failed")
+        # As any new manifest does, or a row that is in the WAL. Afterwards nothing else happens.
+        db._engine.services.flusher()
+        flushing.join(20)
+        assert not flushing.is_alive()
+        assert db.get(b"k") == b"v"
+
+
 def test_writers_that_were_stopped_only_slow_down_when_one_memtable_is_flushed() -> None:
     store, number = MemoryStore(), 0
     settings = tiny(
