@@ -300,21 +300,16 @@ class AsyncDb(AsyncHandle, AsyncChanges):
         )
 
     async def _commit(self, write: Callable[[], WriteHandle], *, durable: bool) -> WriteHandle:
-        handle = await _written(self._engine.state, write)
-        await _settled(self._engine.state, handle, durable=durable)
+        """Write without leaving the loop. While writers have to wait, the task waits, and occupies no thread."""
+        state = self._engine.state
+        while True:
+            try:
+                handle = write()
+                break
+            except MustWait:
+                await state.wait_until_writable()
+        await _settled(state, handle, durable=durable)
         return handle
-
-
-_Handle = TypeVar("_Handle", WriteHandle, WriteHandle | None)
-
-
-async def _written(state: WriterState, write: Callable[[], _Handle]) -> _Handle:
-    """Write without leaving the loop. While writers have to wait, the task waits, and occupies no thread."""
-    while True:
-        try:
-            return write()
-        except MustWait:
-            await state.wait_until_writable()
 
 
 async def _settled(state: WriterState, handle: WriteHandle, *, durable: bool) -> None:
@@ -405,11 +400,16 @@ class AsyncTransaction(AsyncReads, AsyncChanges, AtOnce):
 
         """
         state = self._reads._engine.state
-        try:
-            handle = await _written(state, lambda: self._reads._commit(synchronous=await_durable, wait=False))
-        except BaseException:
-            self._reads.rollback()  # writers waited, and the database was closed or the task cancelled
-            raise
+        while True:
+            try:
+                handle = self._reads._commit(synchronous=await_durable, wait=False)
+                break
+            except MustWait:
+                try:
+                    await state.wait_until_writable()
+                except BaseException:
+                    self._reads.rollback()  # the task was cancelled, or the database closed
+                    raise
         if handle is not None:
             await _settled(state, handle, durable=await_durable)
         return handle
