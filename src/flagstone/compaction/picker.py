@@ -3,6 +3,9 @@
 The sources of a tree are in one line, from the newest L0 to the oldest run. A job takes neighbours of similar size, so
 that every row is rewritten about as often as the size of the database doubles. Pure: the same manifest and the same
 jobs always give the same result.
+
+One choice differs: with `min_compaction_sources = 1` SlateDB merges a single run with itself, again and again. Here a
+job of runs has two of them or more.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from flagstone.compaction.lines import (
     scaled,
     similar_runs,
 )
-from flagstone.config.settings import CompactorOptions
+from flagstone.config.settings import CompactorOptions, SchedulerOptions
 from flagstone.metadata.compactions import Compactions, TieredSpec
 from flagstone.metadata.manifest import Manifest
 from flagstone.types import RunId
@@ -100,8 +103,9 @@ def _pick(line: Line, fresh: RunId, options: CompactorOptions) -> TieredSpec | N
 
     for start in range(len(line.runs)):
         found = similar_runs(line.runs, start, limits.include_size_threshold, check)
-        if len(found) >= limits.min_compaction_sources:
-            return line.merge(found[-limits.max_compaction_sources :])
+        # A single run would be rewritten again and again, whatever the settings are.
+        if len(found) >= max(2, limits.min_compaction_sources):
+            return line.merge(found[-_most_runs(limits) :])
     return None
 
 
@@ -121,4 +125,8 @@ def _admissible(
     if line.runs[following].size > scaled(total, limits.include_size_threshold):
         return True
     waiting = similar_runs(line.runs, following, limits.include_size_threshold)
-    return len(waiting) < limits.max_compaction_sources
+    return len(waiting) < _most_runs(limits)
+
+
+def _most_runs(limits: SchedulerOptions) -> int:
+    return max(2, limits.max_compaction_sources)

@@ -148,7 +148,7 @@ def _closed_gate() -> Lock:
     return gate
 
 
-def _open_gate(gate: Lock) -> None:
+def _open_gate(gate: Lock | _LoopGate) -> None:
     if gate.locked():
         # Another thread may have opened it at the same moment.
         with suppress(RuntimeError):
@@ -208,11 +208,11 @@ class Waiters:
 
     def __init__(self, lock: Lock) -> None:
         self._lock = lock
-        self._gates: list[Lock] = []
+        self._gates: list[Lock | _LoopGate] = []
 
     def notify_all(self) -> None:
         """Let every waiting thread check its predicate when the lock is free. The caller holds the lock."""
-        for gate in self._gates:
+        for gate in tuple(self._gates):  # a task may leave meanwhile
             _open_gate(gate)
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
@@ -238,6 +238,61 @@ class Waiters:
         finally:
             with self._lock:
                 self._gates.remove(gate)
+
+    async def wait_for_async(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        """`wait_for` for a coroutine: it occupies no thread."""
+        # The caller has imported asyncio already; others need not.
+        from asyncio import timeout_at  # noqa: PLC0415
+
+        gate = _LoopGate()
+        deadline = None if timeout is None else gate.loop.time() + timeout
+        with self._lock:
+            if predicate():
+                return True
+            self._gates.append(gate)
+        try:
+            while True:
+                woken = False
+                with suppress(TimeoutError):
+                    async with timeout_at(deadline):
+                        woken = await gate.wait()
+                with self._lock:
+                    if predicate():
+                        return True
+                if not woken:
+                    return False
+        finally:
+            # Without the lock: if the task was dropped, this runs in a thread that may hold it.
+            self._gates.remove(gate)
+
+
+class _LoopGate:
+    """A gate of `Waiters` at which one coroutine waits. Opening it wakes the coroutine's event loop."""
+
+    __slots__ = ("_event", "_open", "loop")
+
+    def __init__(self) -> None:
+        from asyncio import Event as LoopEvent  # noqa: PLC0415
+        from asyncio import get_running_loop  # noqa: PLC0415
+
+        self.loop = get_running_loop()
+        self._event = LoopEvent()
+        self._open = False
+
+    def locked(self) -> bool:
+        return not self._open
+
+    def release(self) -> None:
+        self._open = True
+        # A loop that was closed raises a `RuntimeError`, which `_open_gate` expects.
+        self.loop.call_soon_threadsafe(self._event.set)
+
+    async def wait(self) -> bool:
+        """Return when the gate was opened, and close it. The caller tests its predicate afterwards."""
+        await self._event.wait()
+        self._event.clear()
+        self._open = False
+        return True
 
 
 class Event:

@@ -134,6 +134,10 @@ class Flusher:
                 return _RETRY_S
             self._jobs.popleft()
             self._start_uploads()
+        # Something else may have woken this service before it is time to try again.
+        until_retry_s = self._retry_at - self._clock.monotonic()
+        if until_retry_s > 0:
+            return until_retry_s
         return _RETRY_S if self.pause is not None else _IDLE_S
 
     def close(self) -> None:

@@ -80,6 +80,10 @@ class Recovered:
     key_check: KeyCheck | None = None
 
 
+class MustWait(Exception):
+    """The write has to wait, and its caller must not block a thread. Nothing was written."""
+
+
 class Wake(Protocol):
     """How the state starts the background services. It may hold the write lock, so only `write_wal` may block."""
 
@@ -198,9 +202,12 @@ class WriterState:
     # -- writing ------------------------------------------------------------------------------------------
 
     def commit_one(
-        self, key: bytes, kind: int, value: bytes, expiry: Expiry, *, synchronous: bool
+        self, key: bytes, kind: int, value: bytes, expiry: Expiry, *, synchronous: bool, wait: bool = True
     ) -> WriteHandle:
-        """Write one row with checked arguments. This is the hot path: it makes as few calls as possible."""
+        """Write one row with checked arguments. This is the hot path: it makes as few calls as possible.
+
+        Without `wait` it raises `MustWait` where it would wait for room, and returns before the row is committed.
+        """
         lock = self.lock
         while True:
             if lock.locked():
@@ -235,15 +242,22 @@ class WriterState:
                     if size >= self._act_at_bytes:
                         self._act(size)
                     break
+            if not wait:
+                raise MustWait
             self._wait_until_writable()
-        if self.committed_seq < seq and not synchronous:
+        if self.committed_seq < seq and wait and not synchronous:
             self.wait_committed(seq)
         return WriteHandle(self, Seq(seq), now_ms)
 
     def commit_batch(
-        self, batch: WriteBatch, *, synchronous: bool, transaction: TransactionState | None = None
+        self,
+        batch: WriteBatch,
+        *,
+        synchronous: bool,
+        transaction: TransactionState | None = None,
+        wait: bool = True,
     ) -> WriteHandle:
-        """Write all rows of a batch under one sequence number, or none.
+        """Write all rows of a batch under one sequence number, or none. `wait` is that of `commit_one`.
 
         A `transaction` is checked first, under the same lock, so no other write comes between. An error of the check
         stops the write.
@@ -263,6 +277,7 @@ class WriterState:
             lambda: [operation.key for operation in operations],
             synchronous=synchronous,
             transaction=transaction,
+            wait=wait,
         )
 
     def commit_columns(self, group: RowGroup, *, synchronous: bool) -> WriteHandle:
@@ -284,6 +299,7 @@ class WriterState:
         *,
         synchronous: bool,
         transaction: TransactionState | None = None,
+        wait: bool = True,
     ) -> WriteHandle:
         """Write what `insert` adds to a memtable, given the first sequence number and the time; `keys` are its keys."""
         lock = self.lock
@@ -317,8 +333,10 @@ class WriterState:
                     if size >= self._act_at_bytes:
                         self._act(size)
                     break
+            if not wait:
+                raise MustWait
             self._wait_until_writable()
-        if self.committed_seq < last and not synchronous:
+        if self.committed_seq < last and wait and not synchronous:
             self.wait_committed(last)
         return WriteHandle(self, Seq(last), now_ms)
 
@@ -581,6 +599,16 @@ class WriterState:
         if self.committed_seq < seq:
             self.raise_failure()
 
+    async def wait_committed_async(self, seq: int) -> None:
+        """`wait_committed` for a coroutine. It occupies no thread."""
+        if self.committed_seq < seq:
+            self.request_durable()
+            await self.changed.wait_for_async(
+                lambda: self.committed_seq >= seq or self.now.failure is not None
+            )
+            if self.committed_seq < seq:
+                self.raise_failure()
+
     def wait_durable_async(self, seq: int) -> Generator[Future[None], None, None]:
         """`wait_durable` for a coroutine of any event loop: `yield from` it in `__await__`. It occupies no thread."""
         if self.is_durable(seq):
@@ -759,18 +787,48 @@ class WriterState:
     def _wait_until_writable(self) -> None:
         """Return when a write may try again; raise if it may not."""
         if not self.now.writable:
-            if self.now.refusal is None:
-                self._pauses.add()
-            if self.now.starved and self._memory is not None:
-                self._memory.relieve()
-            timeout = self.now.limits.slow_s if self.now.slowed else None
-            if not self.changed.wait_for(lambda: self.now.writable or self.now.refusal is not None, timeout):
-                self.update(lambda now: replace(now, hurried=True))
+            timeout = self._begin_wait()
+            if not self.changed.wait_for(lambda: self._may_try(timeout), timeout):
+                self._hurry()
+        self._check_accepting()
+        if self._clock.now_ms() < self._tick_ms:
+            self._wait_for_clock()
+
+    async def wait_until_writable(self) -> None:
+        """After `MustWait`: the same for a coroutine. It occupies no thread, so all threads of a loop stay free."""
+        if not self.now.writable:
+            timeout = self._begin_wait()
+            if not await self.changed.wait_for_async(lambda: self._may_try(timeout), timeout):
+                self._hurry()
+        self._check_accepting()
+        if self._clock.now_ms() < self._tick_ms:
+            from asyncio import to_thread  # noqa: PLC0415
+
+            await to_thread(self._wait_for_clock)
+
+    def _begin_wait(self) -> float | None:
+        """How long a writer waits at most: for a moment if writers are only slowed down, otherwise without a limit."""
+        now = self.now
+        if now.refusal is None:
+            self._pauses.add()
+        if now.starved and self._memory is not None:
+            self._memory.relieve()
+        return now.limits.slow_s if now.slowed else None
+
+    def _may_try(self, timeout: float | None) -> bool:
+        """Whether a writer that waits for `timeout` seconds wakes up. If writers that were stopped are only slowed down
+        now, it does so as well, to wait for a moment then.
+        """
+        now = self.now
+        return now.writable or now.refusal is not None or (timeout is None and now.slowed)
+
+    def _hurry(self) -> None:
+        self.update(lambda now: replace(now, hurried=True))
+
+    def _check_accepting(self) -> None:
         if self.now.refusal is not None:
             self.raise_failure()
             raise copy(self.now.refusal)  # threads may not share a traceback
-        if self._clock.now_ms() < self._tick_ms:
-            self._wait_for_clock()
 
     def _wait_for_clock(self) -> None:
         """Row times never decrease. Wait a moment for a clock that was set back, as SlateDB does.

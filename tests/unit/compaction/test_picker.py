@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
+from flagstone.compaction.commit import Result, apply_result, source_bytes
 from flagstone.compaction.lines import scaled
-from flagstone.compaction.picker import plan_compactions, plan_full
+from flagstone.compaction.picker import SizeTieredScheduler, plan_compactions, plan_full
 from flagstone.config.settings import CompactorOptions, SchedulerOptions
 from flagstone.format.sst_info import SsTableInfo
 from flagstone.lsm.tree import SortedRun, SstView, Tree
@@ -71,6 +74,24 @@ def test_a_sorted_run_over_four_times_the_smallest_before_it_is_left_out() -> No
         == []
     )
     assert plan_compactions(manifest([], [(4, 100), (3, 100), (2, 100), (1, 400)]), Compactions(), DEFAULTS)
+
+
+@pytest.mark.parametrize("most", [1, 2, 8])
+@pytest.mark.parametrize("space_driven", [False, True])
+def test_compaction_comes_to_an_end_if_one_source_is_enough(most: int, space_driven: bool) -> None:
+    options = CompactorOptions(
+        scheduler_options=SchedulerOptions(
+            min_compaction_sources=1, max_compaction_sources=most, space_driven=space_driven
+        )
+    )
+    state, jobs = manifest([10] * 7, [(9, 10), (8, 15), (7, 10), (2, 100_000)]), 0
+    while planned := SizeTieredScheduler(options).plan(state, Compactions()):
+        spec, jobs = planned[0], jobs + 1
+        assert jobs <= 7 + 10, "each job takes L0 or leaves fewer runs"
+        size = source_bytes(state, spec)
+        made = SsTable(Ulid((1_800_000_000_000 << 80) + jobs), SsTableInfo(b"a", b"z", size, 0, size, 0))
+        state = apply_result(state, Result(spec, (SstView.whole(made.id),), (made,)))
+    assert state.tree.l0 == ()
 
 
 def test_l0_waits_while_eight_sorted_runs_can_be_merged() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import flagstone
-from flagstone import Closed, CorruptData, ReaderSettings, Settings, WriteBatch, aio
+from flagstone import Closed, CorruptData, InvalidRequest, ReaderSettings, Settings, WriteBatch, aio
 from flagstone.db.aio.database import AsyncDb
 from flagstone.db.aio.reader import AsyncDbReader
 from flagstone.metadata.stores import ManifestStore
@@ -159,6 +159,132 @@ def test_a_put_that_waits_for_free_memory_does_not_block_the_loop(store: MemoryS
             faulty.faults.clear()
             await asyncio.wait_for(waiting, 30)
             assert await db.get(b"waiting") == b"v"
+
+    asyncio.run(main())
+
+
+def test_closing_ends_more_waiting_writes_than_the_loop_has_threads(store: MemoryStore) -> None:
+    full = Settings(
+        flush_interval=None,
+        compactor_options=None,
+        l0_max_ssts=1,
+        l0_sst_size_bytes=1000,
+        max_unflushed_bytes=2000,
+    )
+
+    async def main() -> None:
+        db = await aio.open("db", store=store, settings=full)
+        number = 0
+        while not ((status := await db.status())["writers_paused"] and status["upload_paused"]):
+            # The first memtable is flushed, and then L0 is full.
+            await asyncio.wait_for(db.put(b"%06d" % number, b"x" * 100), 20)
+            number += 1
+        waiting = [asyncio.ensure_future(db.put(b"waiting%d" % each, b"v")) for each in range(100)]
+        waiting += [asyncio.ensure_future(committed(db)) for _ in range(100)]
+        await asyncio.sleep(0.05)
+        # Their waiting takes no thread from the rest of the program.
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: "free"), 20) == "free"
+        await asyncio.wait_for(db.close(), 20)
+        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+        assert {type(outcome) for outcome in outcomes} == {Closed}
+
+    async def committed(db: AsyncDb) -> None:
+        async with db.transaction() as transaction:
+            await transaction.put(b"in a transaction", b"v")
+
+    asyncio.run(main())
+
+
+def test_closing_needs_no_thread_of_the_loop(store: MemoryStore) -> None:
+    gate = threading.Event()
+
+    async def main() -> None:
+        db = await aio.open("db", store=store, settings=MANUAL)
+        taken = [asyncio.ensure_future(asyncio.to_thread(gate.wait, 20)) for _ in range(64)]
+        await asyncio.wait_for(db.close(), 10)
+        assert db.closed
+        gate.set()
+        await asyncio.gather(*taken)
+
+    asyncio.run(main())
+
+
+def test_a_write_that_another_thread_stops_at_the_last_moment_suspends_its_task_only(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with aio.open("db", store=store, settings=MANUAL) as db:
+            await db.put(b"before", b"v")
+            state = db._engine.state
+            # As if writers were stopped just after it was read.
+            monkeypatch.setattr(type(state), "may_wait", False)
+            state.hold()
+            transaction = await db.transaction()
+            await transaction.put(b"c", b"v")
+            batch = WriteBatch()
+            batch.put(b"b", b"v")
+            waiting = [
+                asyncio.ensure_future(db.put(b"a", b"v")),
+                asyncio.ensure_future(db.write(batch)),
+                asyncio.ensure_future(transaction.commit()),
+            ]
+            cancelled = asyncio.ensure_future(db.put(b"cancelled", b"v"))
+            done, _ = await asyncio.wait(waiting, timeout=0.05)
+            assert not done
+            cancelled.cancel()
+            state.release()
+            await asyncio.wait_for(asyncio.gather(*waiting), 20)
+            assert transaction.committed
+            assert [key async for key, _ in db.scan()] == [b"a", b"b", b"before", b"c"]
+
+    asyncio.run(main())
+
+
+def test_a_commit_that_is_cancelled_while_writers_wait_rolls_back(store: MemoryStore) -> None:
+    async def main() -> None:
+        async with aio.open("db", store=store, settings=MANUAL) as db:
+            db._engine.state.hold()
+            transaction = await db.transaction()
+            await transaction.put(b"a", b"v")
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(transaction.commit(), 0.02)
+            assert (transaction.done, transaction.committed) == (True, False)
+            db._engine.state.release()
+            assert await db.get(b"a") is None
+            assert db._engine.state.min_active_seq() is None
+
+    asyncio.run(main())
+
+
+def test_a_write_waits_for_earlier_synchronous_ones_without_a_thread(store: MemoryStore) -> None:
+    faulty = FaultyStore(store)
+    stuck = Fault("error", nth=None, op="put*", path="*/wal/*")
+
+    async def main() -> None:
+        async with aio.open("db", store=faulty, settings=MANUAL.replace(synchronous_commit=True)) as db:
+            faulty.faults.append(stuck)
+            waiting = [
+                asyncio.ensure_future(db.put(b"%d" % each, b"v", await_durable=True)) for each in range(50)
+            ]
+            waiting += [asyncio.ensure_future(db.put(b"later%d" % each, b"v")) for each in range(50)]
+            await asyncio.sleep(0.05)
+            assert not any(task.done() for task in waiting)
+            assert await asyncio.wait_for(asyncio.to_thread(lambda: "free"), 20) == "free"
+            assert await db.get(b"later1") is None
+            faulty.faults.clear()
+            await asyncio.wait_for(asyncio.gather(*waiting), 30)
+            assert await db.get(b"later1") == b"v"
+
+    asyncio.run(main())
+
+
+def test_a_reserved_key_is_refused(store: MemoryStore) -> None:
+    async def main() -> None:
+        async with aio.open("db", store=store, settings=MANUAL) as db:
+            with pytest.raises(InvalidRequest, match="reserved"):
+                await db.put(b"\x00flagstone/schema/", b"v")
+            await db.put(b"\x00flagstone0", b"v")
+            await db.put(b"\x00", b"v")
 
     asyncio.run(main())
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from flagstone.config import Settings
+from flagstone.db.admin.admin import Admin
 from flagstone.db.open import open_database
 from flagstone.db.writer.database import Db
 from flagstone.errors import Closed, TransactionConflict, Unavailable
@@ -20,6 +22,7 @@ from flagstone.store.memory import MemoryStore
 from flagstone.store.port import ObjectVersion
 from flagstone.testing.faults import Fault, FaultyStore
 from flagstone.write.batch import WriteBatch
+from kit.databases import eventually
 
 
 def tiny(**changed: Any) -> Settings:
@@ -118,6 +121,57 @@ def test_writers_ahead_of_the_flushes_slow_down_before_they_stop() -> None:
         # No flush can end: a writer waits once for each memtable that it fills, and goes on.
         assert 10 <= pauses_of(250) <= 30
         assert not db.status()["writers_paused"]
+
+
+def test_a_flush_that_failed_is_tried_again_although_the_flusher_was_woken_too_early(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with open_database("db", store=MemoryStore(), settings=tiny(wal_enabled=False)) as db:
+        flusher = db._engine.services.memtable_flusher
+
+        def fail(*_: Any) -> Any:
+            monkeypatch.undo()
+            raise Unavailable("the store is down")
+
+        monkeypatch.setattr(flusher, "_build_and_upload", fail)
+        db.put(b"k", b"v")
+        flushing = threading.Thread(target=db.flush, daemon=True)
+        flushing.start()
+        eventually(lambda: flusher._retry_at > 0, "the flush has failed")
+        # As any new manifest does, or a row that is in the WAL. Afterwards nothing else happens.
+        db._engine.services.flusher()
+        flushing.join(20)
+        assert not flushing.is_alive()
+        assert db.get(b"k") == b"v"
+
+
+def test_writers_that_were_stopped_only_slow_down_when_one_memtable_is_flushed() -> None:
+    store, number = MemoryStore(), 0
+    settings = tiny(
+        l0_max_ssts=1,
+        l0_sst_size_bytes=10_000,
+        max_unflushed_bytes=100_000,
+        manifest_poll_interval=timedelta(milliseconds=20),
+    )
+    db = open_database("db", store=store, settings=settings)
+
+    def write() -> None:
+        nonlocal number
+        with suppress(Closed):
+            while True:
+                db.put(b"%d" % number, b"v" * 1000)
+                number += 1
+
+    writer = threading.Thread(target=write, daemon=True)
+    writer.start()
+    eventually(lambda: db._engine.state.now.crowded, "writers have to wait")
+    stopped_at = number
+    # Room in L0 for one memtable: eight others still wait, and none of them can be flushed.
+    Admin("db", store=store).compact(full=True)
+    eventually(lambda: number >= stopped_at + 5, "the writer goes on")
+    db.close()
+    writer.join(20)
+    assert not writer.is_alive()
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import random
 import signal
 import threading
@@ -194,3 +195,48 @@ def test_a_simulated_thread_does_not_wait_aside() -> None:
     with sync.install(simulator):
         sync.wait_aside(lock)
     assert lock.locked()
+
+
+def test_tasks_wait_for_a_change_that_a_thread_makes_without_missing_it() -> None:
+    lock = Lock()
+    waiters, state = sync.Waiters(lock), {"ready": 0}
+
+    def change() -> None:
+        with lock:
+            waiters.notify_all()
+            state["ready"] += 1
+
+    async def main() -> None:
+        assert not await waiters.wait_for_async(lambda: state["ready"] > 0, 0.01)
+        for number in range(1, 200):
+            tasks = [
+                asyncio.ensure_future(
+                    waiters.wait_for_async(lambda number=number: state["ready"] >= number, 20)
+                )
+                for _ in range(3)
+            ]
+            threading.Thread(target=change).start()
+            assert await asyncio.gather(*tasks) == [True] * 3
+        cancelled = asyncio.ensure_future(waiters.wait_for_async(lambda: False))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+
+    asyncio.run(main())
+    assert waiters._gates == []
+
+
+def test_a_task_whose_loop_was_closed_does_not_disturb_others() -> None:
+    lock = Lock()
+    waiters = sync.Waiters(lock)
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(waiters.wait_for_async(lambda: False))
+    loop.run_until_complete(asyncio.sleep(0))
+    assert len(waiters._gates) == 1
+    loop.close()
+    with lock:
+        waiters.notify_all()
+        # As the garbage collector does, in whatever thread runs.
+        task.get_coro().close()
+    assert waiters._gates == []
+    task._log_destroy_pending = False

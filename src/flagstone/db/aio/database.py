@@ -1,8 +1,8 @@
 """`AsyncDb`, `AsyncSnapshot` and `AsyncTransaction`: the methods of `Db`, `Snapshot` and `Transaction`, awaited.
 
-Writes go to memory without leaving the loop, and so do reads from memory. Only waiting uses a thread: for the store,
-and for free memory while writers are held up. The engine has threads of its own, so a busy loop does not delay the
-WAL.
+Writes go to memory without leaving the loop, and so do reads from memory. Only calls that wait for the store use a
+thread. A task whose write waits, for free memory or until it is durable, occupies none. The engine has threads of its
+own, so a busy loop does not delay the WAL.
 """
 # ruff: noqa: SLF001 - the classes use private members of their blocking twins
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeVar, overload
@@ -48,6 +48,7 @@ from flagstone.write.batch import (
 )
 from flagstone.write.conflicts import Isolation, Timeout
 from flagstone.write.durability import WriteHandle
+from flagstone.write.writer_state import MustWait, WriterState
 
 _find: Final = probe_kernel.find
 _T = TypeVar("_T")
@@ -110,14 +111,16 @@ class AsyncDb(AsyncHandle, AsyncChanges):
         A crash may lose a write that is not durable yet: `await` the handle, or `flush`, if that matters. `ttl` is a
         timedelta or text such as "30s", `expire_at` a moment.
         """
-        if type(key) is not bytes or not 0 < len(key) <= 65_535:
+        # Reserved keys are below this one, and so is the empty key.
+        if type(key) is not bytes or key < b"\x00flagstone0" or len(key) > 65_535:
             key = check_key(key)
         if type(value) is not bytes:
             value = check_value(value)
         expiry = BY_DEFAULT if ttl is None and expire_at is None else check_expiry(ttl, expire_at)
         state = self._engine.state
         if not await_durable and not state.may_wait:
-            return state.commit_one(key, VALUE, value, expiry, synchronous=False)
+            with suppress(MustWait):  # another thread has stopped writers in between
+                return state.commit_one(key, VALUE, value, expiry, synchronous=False, wait=False)
         return await self._commit_one(key, VALUE, value, expiry, durable=await_durable)
 
     async def delete(self, key: bytes, *, await_durable: bool = False) -> WriteHandle:
@@ -152,7 +155,7 @@ class AsyncDb(AsyncHandle, AsyncChanges):
         """Write a batch atomically, under one sequence number."""
         state = self._engine.state
         return await self._commit(
-            lambda: state.commit_batch(batch, synchronous=await_durable), durable=await_durable
+            lambda: state.commit_batch(batch, synchronous=await_durable, wait=False), durable=await_durable
         )
 
     @asynccontextmanager
@@ -292,15 +295,29 @@ class AsyncDb(AsyncHandle, AsyncChanges):
     ) -> WriteHandle:
         state = self._engine.state
         return await self._commit(
-            lambda: state.commit_one(key, kind, value, expiry, synchronous=durable), durable=durable
+            lambda: state.commit_one(key, kind, value, expiry, synchronous=durable, wait=False),
+            durable=durable,
         )
 
     async def _commit(self, write: Callable[[], WriteHandle], *, durable: bool) -> WriteHandle:
-        """Write without leaving the loop; on a thread while writers have to wait for free memory."""
-        handle = await asyncio.to_thread(write) if self._engine.state.may_wait else write()
-        if durable:
-            await handle
+        """Write without leaving the loop. While writers have to wait, the task waits, and occupies no thread."""
+        state = self._engine.state
+        while True:
+            try:
+                handle = write()
+                break
+            except MustWait:
+                await state.wait_until_writable()
+        await _settled(state, handle, durable=durable)
         return handle
+
+
+async def _settled(state: WriterState, handle: WriteHandle, *, durable: bool) -> None:
+    """Wait until the write is durable, or at least committed."""
+    if durable:
+        await handle
+    else:
+        await state.wait_committed_async(handle.seq)
 
 
 class AsyncSnapshot(AsyncReads, AsyncClosing, AsyncCollections, AtOnce):
@@ -382,9 +399,20 @@ class AsyncTransaction(AsyncReads, AsyncChanges, AtOnce):
             TransactionConflict: another commit since the transaction began wrote a key that it read or wrote.
 
         """
-        if await_durable or self._reads._engine.state.may_wait:
-            return await asyncio.to_thread(self._reads.commit, await_durable=await_durable)
-        return self._reads.commit()
+        state = self._reads._engine.state
+        while True:
+            try:
+                handle = self._reads._commit(synchronous=await_durable, wait=False)
+                break
+            except MustWait:
+                try:
+                    await state.wait_until_writable()
+                except BaseException:
+                    self._reads.rollback()  # the task was cancelled, or the database closed
+                    raise
+        if handle is not None:
+            await _settled(state, handle, durable=await_durable)
+        return handle
 
     async def rollback(self) -> None:
         """Drop all writes. Rolling back twice, or after a commit, does nothing."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import suppress
+from contextvars import copy_context
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeVar, overload
 
@@ -21,6 +23,7 @@ from flagstone.read.preview import brief, html_facts
 from flagstone.read.scan import AsyncScan
 from flagstone.read.scan_cursor import DEFAULT_READ_AHEAD_BYTES
 from flagstone.read.view import ReadView
+from flagstone.runtime.sync import start_thread
 from flagstone.sst.store import SstGone
 from flagstone.types import Row
 
@@ -295,7 +298,7 @@ class AsyncHandle(AsyncReads, AsyncClosing, AsyncCollections):
 
     async def close(self) -> None:
         """Close it; see `Db.close` and `DbReader.close`. Closing twice is fine."""
-        await asyncio.to_thread(self._reads.close)
+        await _on_own_thread(self._reads.close)
 
 
 class AtOnce:
@@ -304,6 +307,33 @@ class AtOnce:
     def __await__(self) -> Generator[Any, None, Self]:
         yield from ()
         return self
+
+
+async def _on_own_thread(call: Callable[[], None]) -> None:
+    """Run `call` on a thread of its own. All threads of the loop may be waiting for something that it ends."""
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+    context = copy_context()
+
+    def settle(error: BaseException | None) -> None:
+        if done.done():
+            return  # the task was cancelled
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def run() -> None:
+        failure: BaseException | None = None
+        try:
+            context.run(call)
+        except BaseException as error:  # noqa: BLE001 - raised in the task
+            failure = error
+        with suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(settle, failure)
+
+    start_thread(run, name="flagstone-close")
+    await done
 
 
 async def _batches(reader: pa.RecordBatchReader) -> AsyncIterator[pa.RecordBatch]:

@@ -29,6 +29,7 @@ from flagstone.write.batch import (
 )
 from flagstone.write.conflicts import ReadPoint, TransactionExpired, TransactionState
 from flagstone.write.durability import WriteHandle
+from flagstone.write.writer_state import MustWait
 
 if TYPE_CHECKING:
     from flagstone.db.writer.engine import Engine
@@ -215,8 +216,15 @@ class Transaction(Reads, PendingMapping):
             TransactionConflict: since it began, another write changed what it read or wrote; or it has expired.
 
         """
+        handle = self._commit(synchronous=await_durable)
+        if await_durable and handle is not None:
+            handle.wait()
+        return handle
+
+    def _commit(self, *, synchronous: bool, wait: bool = True) -> WriteHandle | None:
+        """Commit without waiting until it is durable. Without `wait`, after `MustWait` it can be tried again."""
         self._check_running()
-        self._done = True
+        self._done, over = True, True
         try:
             if not len(self._batch):
                 # Nothing to write, but its reads must still be consistent now.
@@ -224,13 +232,15 @@ class Transaction(Reads, PendingMapping):
                 self._committed = True
                 return None
             handle = self._engine.state.commit_batch(
-                self._batch, synchronous=await_durable, transaction=self._state
+                self._batch, synchronous=synchronous, transaction=self._state, wait=wait
             )
             self._committed = True
+        except MustWait:
+            self._done = over = False
+            raise
         finally:
-            self._end()
-        if await_durable:
-            handle.wait()
+            if over:
+                self._end()
         return handle
 
     def rollback(self) -> None:
