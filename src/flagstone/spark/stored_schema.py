@@ -34,6 +34,7 @@ from flagstone.spark.row_mapping import (
     METADATA,
     RowMapping,
     arrow_schema,
+    check_carried,
     check_write_schema,
     metadata_fields,
     read_schema,
@@ -160,6 +161,7 @@ def _plan_structured(
     *,
     replaces_all: bool,
 ) -> WriteOptions:
+    check_carried(schema, () if stored is None else stored_names(stored))
     row_mapping = replace(row_mapping.for_writing(schema), prefix=options.key_prefix)
     if _can_store(options.address, options.key_prefix):
         given = given_columns(
