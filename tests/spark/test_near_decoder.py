@@ -126,7 +126,11 @@ def test_a_count_leaves_out_the_rows_that_the_read_drops(spark: Any, tmp_path: P
     load(folder, [pairs({b"not a key": b"not a row"})], raw="true")
 
     assert fs.count(spark, folder) == fs.read(spark, folder).count() == 10
-    assert fs.count(spark, folder, mode="DROPMALFORMED") == 9
+    for every in ({}, {"where": "id >= 0"}):  # the malformed key is in the range of keys
+        assert fs.count(spark, folder, mode="DROPMALFORMED", **every) == 9
+    assert (
+        fs.aggregate(spark, folder, {"n": "count(*)"}, mode="DROPMALFORMED", where="id >= 0").first().n == 9
+    )
     with pytest.raises(FlagstoneError, match="key"):
         fs.count(spark, folder, mode="FAILFAST")
 

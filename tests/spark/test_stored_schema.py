@@ -418,10 +418,10 @@ def test_columns_that_almost_control_a_row_are_refused(
     folder: Path, write: Writer, column: str, cell: Any, said: str
 ) -> None:
     names = [part.split()[0] for part in column.split(", ")]
-    row = {"region": "eu", "id": 1, "name": "x"} | dict.fromkeys(names, cell)
+    row = NEW | dict.fromkeys(names, cell)
 
     with pytest.raises(InvalidRequest, match=said):
-        write(folder, f"region string, id long, name string, {column}", [row])
+        write(folder, f"{BASE}, {column}", [row])
 
 
 def test_stored_json_values_follow_the_schema_too(tmp_path: Path) -> None:
@@ -684,3 +684,13 @@ def test_fields_of_a_struct_may_be_null_although_the_first_rows_had_none(tmp_pat
     assert read(folder) == rows
     with flagstone.open_reader(folder) as reader:
         assert reader.schema().current.number == 2
+
+
+def test_a_batch_of_malformed_rows_only_is_read_with_some_of_its_columns(folder: Path) -> None:
+    with flagstone.open(folder, settings=QUIET) as db:
+        for key, _ in list(db.scan()):
+            db.put(key, b"no row")
+
+    rows = read(folder, "id long, _corrupt binary")
+
+    assert {(type(row["id"]), row["_corrupt"]) for row in rows} == {(int, b"no row")}
