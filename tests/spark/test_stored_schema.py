@@ -370,6 +370,13 @@ def test_a_schema_may_belong_to_a_prefix(tmp_path: Path) -> None:
     assert list(Admin(folder).schemas()) == [b"orders/"]
 
 
+def test_an_overwrite_of_one_table_among_others_is_refused(folder: Path) -> None:
+    before = read(folder)
+    with pytest.raises(InvalidRequest, match=r"replaces all rows of the database.*delete_prefix"):
+        by_load(folder, BASE, [NEW], overwrite=True, **{"key.prefix": "t/", "key.columns": "region,id"})
+    assert read(folder) == before
+
+
 def test_columns_of_python_that_spark_has_no_name_or_type_for_are_read_all_the_same(tmp_path: Path) -> None:
     folder = tmp_path / "db"
     types = pa.schema(

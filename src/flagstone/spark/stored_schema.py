@@ -94,6 +94,11 @@ def plan_load(
     """`plan_write` for `bulk_load`, whose frame may have columns that only order its rows."""
     if options.raw and options.row_mapping is not None:
         raise InvalidRequest("raw is for bytes and key columns are for structured rows; keep one of them")
+    if replaces_all and options.key_prefix:
+        raise InvalidRequest(
+            f"mode 'overwrite' replaces all rows of the database, not only those under {options.key_prefix!r}: delete "
+            "these with Db.delete_prefix and load with mode 'append', or leave 'key.prefix' out"
+        )
     stored = None if options.raw else fetch_schema(options.address, options.key_prefix)
     row_mapping = structured_mapping(
         stored,
