@@ -6,7 +6,7 @@ import csv
 import json
 import logging
 import random
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 
 import flagstone
 from flagstone import Admin, InvalidRequest
+from flagstone import spark as fs
 from flagstone.spark.address import DatabaseAddress
 from flagstone.spark.jobs.export import (
     check_apart,
@@ -274,3 +275,17 @@ def test_bytes_are_exported_as_bytes_if_the_format_supports_them() -> None:
         ]
     )
     assert plan_schema(("key",), {"key": "binary"}) == read_schema(("key",))
+
+
+@on_spark
+def test_times_in_json_and_csv_keep_their_microseconds(spark: Any, tmp_path: Path) -> None:
+    types = "id long, at timestamp, local timestamp_ntz"
+    moment = datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
+    rows = spark.createDataFrame([(1, moment, moment.replace(tzinfo=None))], types)
+    fs.bulk_load(rows, tmp_path / "db", key_columns=["id"])
+
+    for form in ("json", "csv"):
+        fs.export(spark, tmp_path / "db", tmp_path / form, format=form)
+        found = spark.read.format(form).options(header="true").schema(types).load(str(tmp_path / form))
+        assert found.exceptAll(rows).count() == 0
+        assert found.count() == 1

@@ -137,6 +137,9 @@ def test_the_understood_conditions_leave_nothing_to_spark(folder: Path) -> None:
     assert not plan.complete
     assert plan.schema.fieldNames() == ["key", "value"]
     assert len(plan.options.where) == 1
+    # To this parser the name `seq` is in a text, between the quotes that Spark takes in pairs.
+    plan = plan_read(folder, {"where": "value != 'a''b' and seq > 1 and key != 'c'", "columns": ["key"]})
+    assert "seq" in plan.schema.fieldNames()
 
 
 @pytest.mark.parametrize(

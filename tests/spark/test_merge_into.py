@@ -199,3 +199,61 @@ def test_delete_finds_rows_by_their_columns(spark: Any, folder: Path) -> None:
     assert {key for key in shown(folder) if key[:1] != b"\0"} == {keys.encode("eu", 1)}
     with pytest.raises(InvalidRequest, match="there is no column 'region'"):
         delete(spark.createDataFrame([(3,)], "id long"), folder)
+
+
+def test_a_merge_and_a_delete_leave_the_checkpoints_of_other_frames_alone(spark: Any, folder: Path) -> None:
+    write(folder, {b"a": b"1", b"b": b"2"})
+    before = spark.read.format("flagstone").load(str(folder))
+    assert before.count() == 2
+
+    merge_into(frame(spark, {"a": "9"}), folder)
+    assert before.where("key = X'61'").first().value == b"1"
+    after = spark.read.format("flagstone").load(str(folder))
+    delete("key = X'61'", folder)
+
+    assert after.where("key = X'61'").first().value == b"9"
+    assert not Admin(folder).checkpoints("spark frame")
+
+
+def test_a_table_under_a_prefix_is_merged_into_and_deleted_from(spark: Any, folder: Path) -> None:
+    rows = [("eu", 1, "flag", 1.5), ("eu", 2, "pole", 2.0)]
+    under: dict[str, Any] = {"key.prefix": "shop/"}
+    bulk_load(spark.createDataFrame(rows, TYPED), folder, key_columns=["region", "id"], **under)
+    better = [("eu", 1, "flag", 9.5), ("eu", 2, "pole", 0.5), ("us", 3, "new", 1.0)]
+
+    report = merge_into(
+        spark.createDataFrame(better, TYPED), folder, condition="price > before_price", **under
+    )
+    assert (report.inserted, report.updated) == (1, 1)
+    delete("region = 'eu' and price = 2", folder, **under)
+    delete(spark.createDataFrame([("us", 3)], "region string, id int"), folder, **under)
+
+    found = spark.read.format("flagstone").option("prefix", "shop/").load(str(folder))
+    assert [tuple(row) for row in found.collect()] == [("eu", 1, "flag", 9.5)]
+    with pytest.raises(InvalidRequest, match="no schema is stored for the prefix b'else/'"):
+        delete("id = 1", folder, **{"key.prefix": "else/"})
+
+
+def test_rows_of_one_key_count_once_if_any_of_them_may_be_kept(spark: Any, folder: Path) -> None:
+    write(folder, {b"a": b"1"})
+    rows = frame(spark, {"a": "2", "new": "2"})
+
+    report = merge_into(rows.union(rows).union(rows), folder, duplicates="last", before_images=True)
+
+    assert (report.inserted, report.updated) == (1, 1)
+    assert report.changes is not None
+    assert report.changes.count() == 2
+    report.changes.unpersist()
+
+
+def test_a_condition_deletes_no_row_by_columns_that_do_not_decode(spark: Any, folder: Path) -> None:
+    rows = [(None, None, "kept", 5.0), ("eu", 2, None, 2.0), ("eu", 3, None, None)]
+    bulk_load(spark.createDataFrame(rows, TYPED), folder, key_columns=["region", "id"])
+    with flagstone.open(folder) as db:
+        db.put(b"not a key", db[keys.encode("eu", 3)])  # a read shows it with nulls for its key
+        db.put(keys.encode("eu", 4), b"not a row")
+
+    delete("price is null", folder)
+
+    left = {key for key in shown(folder) if key[:1] != b"\0"}
+    assert left == {keys.encode(None, None), keys.encode("eu", 2), keys.encode("eu", 4), b"not a key"}

@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql.types import DecimalType, DoubleType, LongType, StringType, StructField, StructType
 
 import flagstone
-from flagstone import Admin, InvalidRequest
+from flagstone import Admin, FlagstoneError, InvalidRequest
 from flagstone import spark as fs
 from flagstone.spark.frames.aggregate import Measure, Partial, check_measure, summable
 from flagstone.spark.frames.count import FACTS
@@ -119,6 +119,22 @@ def test_a_count_is_exact_whatever_hides_rows(spark: Any, tmp_path: Path) -> Non
     assert fs.count(spark, folder, include_expired=True) >= 500
 
 
+@on_spark
+def test_a_count_leaves_out_the_rows_that_the_read_drops(spark: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "db"
+    fs.bulk_load(spark.range(9).selectExpr("id", "id * 2 as twice"), folder, key_columns=["id"])
+    load(folder, [pairs({b"not a key": b"not a row"})], raw="true")
+
+    assert fs.count(spark, folder) == fs.read(spark, folder).count() == 10
+    for every in ({}, {"where": "id >= 0"}):  # the malformed key is in the range of keys
+        assert fs.count(spark, folder, mode="DROPMALFORMED", **every) == 9
+    assert (
+        fs.aggregate(spark, folder, {"n": "count(*)"}, mode="DROPMALFORMED", where="id >= 0").first().n == 9
+    )
+    with pytest.raises(FlagstoneError, match="key"):
+        fs.count(spark, folder, mode="FAILFAST")
+
+
 SUMS = StructType(
     [
         StructField("g", StringType()),
@@ -127,6 +143,22 @@ SUMS = StructType(
         StructField("f", DoubleType()),
     ]
 )
+
+
+def test_a_sum_of_decimals_is_exact_or_an_error() -> None:
+    rows = StructType([StructField("d", DecimalType(38, 0))])
+    partial = Partial((Measure.parse("s", "sum(d)"),), (), rows)
+    most = Decimal("9" * 38)
+    half = pa.RecordBatch.from_pydict({"d": pa.array([Decimal("4" * 38), Decimal(0)], pa.decimal128(38, 0))})
+
+    [found] = partial(iter([half, half]))
+    assert found.column("v0").to_pylist() == [Decimal("8" * 38)]
+    for batches in (
+        [half, half, half],
+        [pa.RecordBatch.from_arrays([pa.array([most, most], pa.decimal128(38, 0))], ["d"])],
+    ):
+        with pytest.raises(InvalidRequest, match="more than 38 digits"):
+            list(partial(iter(batches)))
 
 
 def test_partial_results_are_combined_and_large_sums_do_not_wrap_around() -> None:

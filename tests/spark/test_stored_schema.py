@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import (
     BinaryType,
     DecimalType,
@@ -369,6 +370,13 @@ def test_a_schema_may_belong_to_a_prefix(tmp_path: Path) -> None:
     assert list(Admin(folder).schemas()) == [b"orders/"]
 
 
+def test_an_overwrite_of_one_table_among_others_is_refused(folder: Path) -> None:
+    before = read(folder)
+    with pytest.raises(InvalidRequest, match=r"replaces all rows of the database.*delete_prefix"):
+        by_load(folder, BASE, [NEW], overwrite=True, **{"key.prefix": "t/", "key.columns": "region,id"})
+    assert read(folder) == before
+
+
 def test_columns_of_python_that_spark_has_no_name_or_type_for_are_read_all_the_same(tmp_path: Path) -> None:
     folder = tmp_path / "db"
     types = pa.schema(
@@ -383,7 +391,8 @@ def test_columns_of_python_that_spark_has_no_name_or_type_for_are_read_all_the_s
     assert read(folder, columns="seq") == [{"seq": 200}]
 
 
-def test_deletions_may_lack_values_that_never_are_null(tmp_path: Path) -> None:
+@pytest.mark.parametrize("write", [by_load, by_sink, by_foreach_batch])
+def test_deletions_may_lack_values_that_never_are_null(tmp_path: Path, write: Writer) -> None:
     folder = tmp_path / "db"
     types = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int32(), nullable=False)])
     with flagstone.open(folder, settings=QUIET) as db:
@@ -391,10 +400,35 @@ def test_deletions_may_lack_values_that_never_are_null(tmp_path: Path) -> None:
         for number in range(3):
             db.put(*TableWriter(planned.schema).encode({"id": number, "n": number}))
 
-    by_load(folder, "id long, n int, op string", [{"id": 1, "n": None, "op": "delete"}])
-    assert [row["id"] for row in read(folder)] == [0, 2]
+    with_op = "id long, n int, op string"
+    write(folder, with_op, [{"id": 1, "n": None, "op": "delete"}])
+    assert read(folder) == [{"id": 0, "n": 0}, {"id": 2, "n": 2}]
+    write(folder, with_op, [{"id": 2, "n": None, "op": "Delete"}])
+    assert read(folder) == [{"id": 0, "n": 0}]
     with pytest.raises(InvalidRequest, match="'n' has nulls"):
-        by_load(folder, "id long, n int, op string", [{"id": 1, "n": None, "op": None}])
+        write(folder, with_op, [{"id": 1, "n": None, "op": None}])
+
+
+@pytest.mark.parametrize("write", [by_load, by_sink, by_foreach_batch])
+@pytest.mark.parametrize(
+    ("column", "cell", "said"),
+    [
+        ("OP string", "delete", "'OP' is 'op' in another case"),
+        ("Expires_ms long", 5, "'Expires_ms' is 'expires_ms' in another case"),
+        ("op int", 1, "'op' is int; it must be string"),
+        ("expires_ms string", "5", "'expires_ms' is string"),
+        ("ttl_ms double", 1.5, "'ttl_ms' is double"),
+        ("ttl_ms long, expires_ms long", 5, "keep one of them"),
+    ],
+)
+def test_columns_that_almost_control_a_row_are_refused(
+    folder: Path, write: Writer, column: str, cell: Any, said: str
+) -> None:
+    names = [part.split()[0] for part in column.split(", ")]
+    row = NEW | dict.fromkeys(names, cell)
+
+    with pytest.raises(InvalidRequest, match=said):
+        write(folder, f"{BASE}, {column}", [row])
 
 
 def test_stored_json_values_follow_the_schema_too(tmp_path: Path) -> None:
@@ -629,3 +663,41 @@ def test_a_read_by_stored_schema_of_a_database_without_one_needs_types(tmp_path:
     with pytest.raises(InvalidRequest, match="needs the types of all columns"):
         read(tmp_path / "db", **{"key.columns": "id"})
     assert read(tmp_path / "db") == [{"key": b"a", "value": b"b"}]
+
+
+def test_fields_of_a_struct_may_be_null_although_the_first_rows_had_none(tmp_path: Path) -> None:
+    def batch(row: Row, *, nullable: bool) -> pa.RecordBatch:
+        inner = pa.struct([pa.field("x", pa.int32(), nullable), pa.field("y", pa.string(), nullable)])
+        types = [pa.field("id", pa.int64()), pa.field("s", inner), pa.field("l", pa.list_(inner))]
+        return pa.RecordBatch.from_pylist([row], schema=pa.schema(types))
+
+    rows = [
+        {"id": 1, "s": {"x": 1, "y": "a"}, "l": [{"x": 1, "y": "b"}]},
+        {"id": 2, "s": {"x": None, "y": None}, "l": [{"x": None, "y": None}]},
+        {"id": 3, "s": {"x": 3, "y": "c"}, "l": []},
+    ]
+    folder = tmp_path / "db"
+    with flagstone.open(folder, settings=QUIET) as db:
+        exact = given_columns(batch(rows[0], nullable=False).schema, ["id"])
+        planned = db.ensure_schema(exact)
+        made = TableWriter(planned.schema).encode_arrow(batch(rows[0], nullable=False))
+        db.put(made[0][0].as_py(), made[1][0].as_py())
+    for nullable, row in zip((True, False), rows[1:], strict=True):
+        given = batch(row, nullable=nullable)
+        source = FlagstoneDataSource({"path": str(folder)})
+        writer = source.writer(from_arrow_schema(given.schema), overwrite=False)
+        writer.commit([writer.write(iter([given]))])
+
+    assert read(folder) == rows
+    with flagstone.open_reader(folder) as reader:
+        assert reader.schema().current.number == 2
+
+
+def test_a_batch_of_malformed_rows_only_is_read_with_some_of_its_columns(folder: Path) -> None:
+    with flagstone.open(folder, settings=QUIET) as db:
+        for key, _ in list(db.scan()):
+            db.put(key, b"no row")
+
+    rows = read(folder, "id long, _corrupt binary")
+
+    assert {(type(row["id"]), row["_corrupt"]) for row in rows} == {(int, b"no row")}

@@ -11,7 +11,7 @@ import pyarrow as pa
 from flagstone.errors import InvalidRequest
 from flagstone.keys.columnar import arrow_schema
 from flagstone.keys.schema import KeySchema, arrow_type_name
-from flagstone.schema.evolution import GivenColumns
+from flagstone.schema.evolution import GivenColumns, loosened
 from flagstone.schema.table_schema import Column, ColumnType
 from flagstone.values import codec, is_list
 
@@ -102,7 +102,7 @@ def given_columns(
 ) -> GivenColumns:
     """The columns of rows with an Arrow schema; `value_columns` are by default all that are not in the key.
 
-    With `nullable` every column is taken as nullable, whatever the Arrow schema says.
+    With `nullable` every column and every field of a struct is taken as nullable, whatever the Arrow schema says.
 
     Raises:
         InvalidRequest: a column is missing, is in the key and in the value, or has a type that cannot be stored.
@@ -124,7 +124,7 @@ def given_columns(
     key = [types.field(name) for name in key_columns]
     return GivenColumns(
         _columns(key, lambda field: arrow_type_name(field.name, field.type), nullable=nullable),
-        _columns(values, lambda field: column_type(field.name, field.type), nullable=nullable),
+        _columns(values, lambda field: _value_type(field, nullable=nullable), nullable=nullable),
         value_format,
     )
 
@@ -139,6 +139,11 @@ def key_arrow_schema(key: Sequence[Column]) -> Any:
 def value_arrow_schema(columns: Iterable[Column]) -> Any:
     """The Arrow schema of value columns."""
     return pa.schema([pa.field(each.name, arrow_type(each.type), each.nullable) for each in columns])
+
+
+def _value_type(field: Any, *, nullable: bool) -> ColumnType:
+    found = column_type(field.name, field.type)
+    return loosened(found) if nullable else found
 
 
 def _columns(

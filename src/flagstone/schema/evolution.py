@@ -115,12 +115,22 @@ def plan_evolution(
 
 def widens(narrow: ColumnType, wide: ColumnType) -> bool:
     """Whether every value of `narrow` is also one of `wide`; both are the same or `wide` is a wider number."""
-    if narrow == wide:
+    if narrow == wide or loosened(narrow) == wide:
         return True
     return any(
         narrow in family and wide in family and family.index(str(narrow)) < family.index(str(wide))
         for family in _WIDER
     )
+
+
+def loosened(kind: ColumnType) -> ColumnType:
+    """The type with nullable fields in all its structs: it holds every value of `kind`, with the same bytes."""
+    match kind:
+        case ("struct", *fields):
+            return "struct", *((name, loosened(inner), True) for name, inner, _ in fields)
+        case (name, *inner):
+            return name, *(loosened(each) for each in inner)
+    return kind
 
 
 _READS_AS: Final = {

@@ -14,7 +14,7 @@ from flagstone import keys, values
 from flagstone.errors import CorruptData, InvalidRequest
 from flagstone.keys.schema import arrow_type_name
 from flagstone.schema.arrow import column_type, key_arrow_schema, value_arrow_schema
-from flagstone.schema.evolution import plan_projection
+from flagstone.schema.evolution import loosened, plan_projection
 from flagstone.schema.table_schema import Column, SchemaVersion, TableSchema, type_text
 from flagstone.values.row_codec import UNVERSIONED, VERSIONED, RowCodec, read_versions
 
@@ -325,7 +325,7 @@ def _checked(batch: Any, column: Column, *, key: bool = False, deleted: Any = No
     array = batch.column(names.index(column.name))
     array = array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
     given = arrow_type_name(column.name, array.type) if key else column_type(column.name, array.type)
-    if given != column.type:
+    if given != column.type and loosened(given) != column.type:
         raise InvalidRequest(
             f"column {column.name!r} has the type {type_text(given)}; in the schema it is {type_text(column.type)}"
         )

@@ -79,7 +79,10 @@ Condition = Comparison | OneOf | StartsWith | NullTest
 
 
 class Parsed(NamedTuple):
-    """The conjuncts that were understood. If not `complete`, there are others; `names` are all names in the text."""
+    """The conjuncts that were understood. If not `complete`, there are others.
+
+    `names` are all names in the text; `*` stands for names that may be hidden from this parser.
+    """
 
     conditions: tuple[Condition, ...]
     complete: bool
@@ -105,6 +108,9 @@ def parse(text: str) -> Parsed:
     """The conjuncts of a condition in SQL. A part that is not understood makes the result incomplete."""
     tokens = _tokens(text)
     names = frozenset(str(token.value) for token in tokens if token.kind in ("word", "name"))
+    if any(token.kind == "other" for token in tokens):
+        # After a quote or an escape that this parser does not know, a name may have been taken for text.
+        names |= {"*"}
     found: list[Condition] = []
     complete = _collect(tokens, found)
     return Parsed(tuple(found), complete, names)

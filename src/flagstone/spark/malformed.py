@@ -68,7 +68,7 @@ def decode_rows(
             if not rows:  # no single row is wrong: the error is about all of them
                 raise
             bad[name] = rows
-            columns |= _without(raw, rows, decode, types)
+            columns |= _without(raw, rows, decode)
     rows = sorted({row for found in bad.values() for row in found})
     if rows and options.mode != "DROPMALFORMED":
         never_null = [field.name for field in types if not field.nullable and columns[field.name].null_count]
@@ -103,7 +103,7 @@ def find_malformed(raw: Any, decode: Decode) -> list[int]:
     return found
 
 
-def _without(raw: Any, bad: list[int], decode: Decode, types: pa.Schema) -> dict[str, Any]:
+def _without(raw: Any, bad: list[int], decode: Decode) -> dict[str, Any]:
     """The decoded columns, null in the bad rows."""
     good = sorted(set(range(len(raw))).difference(bad))
     places: list[int | None] = [None] * len(raw)
@@ -113,7 +113,7 @@ def _without(raw: Any, bad: list[int], decode: Decode, types: pa.Schema) -> dict
     at = pa.array(places, pa.int64())
     if good:
         return {name: column.take(at) for name, column in decoded.items()}
-    return {name: pa.nulls(len(raw), types.field(name).type) for name in decoded}
+    return {name: pa.nulls(len(raw), column.type) for name, column in decoded.items()}
 
 
 def _raw_of(batch: pa.RecordBatch, bad: Mapping[str, list[int]], kind: pa.DataType) -> Any:

@@ -7,7 +7,7 @@ the columns again, with their types. All checks run before the first task.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -128,11 +128,8 @@ class RowMapping:
     def _encode(self, batch: pa.RecordBatch) -> tuple[pa.Array, pa.Array]:
         if self.commit is not None:
             commit = self.commit
-            deleted = None
-            if "op" in batch.schema.names:
-                deleted = pc.equal(pc.fill_null(batch["op"].cast(pa.string()), "put"), "delete")
             writer = TableWriter(commit.schema, commit.version, prefix=self.prefix)
-            key, value = writer.encode_arrow(batch, deleted=deleted)
+            key, value = writer.encode_arrow(batch, deleted=deletions(batch))
             return key, value
         names = batch.schema.names
         key = keys.encode_arrow([batch.column(names.index(name)) for name in self.key_columns])
@@ -222,6 +219,13 @@ class RowMapping:
         return TableReader(self.table, wanted, prefix=self.prefix, unversioned=old)
 
 
+def deletions(batch: pa.RecordBatch) -> Any:
+    """Which rows of a load delete their key; None if the rows have no operations."""
+    if "op" not in batch.schema.names:
+        return None
+    return pc.equal(pc.utf8_lower(pc.fill_null(batch["op"].cast(pa.string()), "put")), "delete")
+
+
 def stored_names(table: TableSchema) -> set[str]:
     """The names of all columns that the schema has or had."""
     return {column.name for version in table.versions for column in (*table.key, *version.columns)}
@@ -288,6 +292,22 @@ def check_write_schema(schema: StructType, *, key: str, value: str) -> None:
             f"unexpected columns {', '.join(map(repr, extra))}; a row has {key}, {value} and optionally "
             f"{', '.join(CARRIED)}. Drop the columns, or encode them into the value"
         )
+    check_carried(schema)
+
+
+def check_carried(schema: StructType, known: Collection[str] = ()) -> None:
+    """Raise `InvalidRequest` if the columns that control rows have other types than these have.
+
+    Spark's names have no case. So a column `OP` is refused, which would be stored in the value, unless it is one of the
+    `known` columns.
+    """
+    given = {field.name: field.dataType for field in schema.fields}
+    for name in given:
+        if name not in CARRIED and name not in known and name.lower() in CARRIED:
+            raise InvalidRequest(
+                f"column {name!r} is {name.lower()!r} in another case: rename it to {name.lower()!r}, which controls "
+                "the row, or to another name to store it"
+            )
     if "op" in given and not isinstance(given["op"], StringType):
         raise InvalidRequest(
             f"column 'op' is {given['op'].simpleString()}; it must be string: put, delete or merge"

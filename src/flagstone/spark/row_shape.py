@@ -74,9 +74,9 @@ class RowShape:
     def narrow(self, wanted: Wanted, conditions: Sequence[Bound]) -> tuple[Wanted, tuple[Bound, ...]]:
         """The keys that can pass the conditions, and the conditions that the rows of these keys must still pass."""
         if self.mapping is not None:
-            narrowed, left = narrow_columns(wanted, self.mapping, self.types, conditions)
-            # The columns of a malformed row are null, and null passes no condition.
-            return narrowed, tuple(conditions) if self.malformed.mode == "PERMISSIVE" else left
+            narrowed, _ = narrow_columns(wanted, self.mapping, self.types, conditions)
+            # A malformed key may lie in the selection: its columns are null, and null passes no condition.
+            return narrowed, tuple(conditions)
         rest = []
         for each in conditions:
             found = narrow_bytes(wanted, each)

@@ -34,6 +34,7 @@ from flagstone.spark.row_mapping import (
     METADATA,
     RowMapping,
     arrow_schema,
+    check_carried,
     check_write_schema,
     metadata_fields,
     read_schema,
@@ -93,6 +94,11 @@ def plan_load(
     """`plan_write` for `bulk_load`, whose frame may have columns that only order its rows."""
     if options.raw and options.row_mapping is not None:
         raise InvalidRequest("raw is for bytes and key columns are for structured rows; keep one of them")
+    if replaces_all and options.key_prefix:
+        raise InvalidRequest(
+            f"mode 'overwrite' replaces all rows of the database, not only those under {options.key_prefix!r}: delete "
+            "these with Db.delete_prefix and load with mode 'append', or leave 'key.prefix' out"
+        )
     stored = None if options.raw else fetch_schema(options.address, options.key_prefix)
     row_mapping = structured_mapping(
         stored,
@@ -160,6 +166,7 @@ def _plan_structured(
     *,
     replaces_all: bool,
 ) -> WriteOptions:
+    check_carried(schema, () if stored is None else stored_names(stored))
     row_mapping = replace(row_mapping.for_writing(schema), prefix=options.key_prefix)
     if _can_store(options.address, options.key_prefix):
         given = given_columns(

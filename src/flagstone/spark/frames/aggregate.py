@@ -34,6 +34,9 @@ _MERGE_ROWS: Final = 200_000
 
 _EXACT: Final = pa.decimal128(38, 0)
 
+_SAFE_DIGITS: Final = 28
+"""A sum of decimals with so many digits fits into 38, whatever the number of rows. Arrow does not check others."""
+
 
 @dataclass(frozen=True, slots=True)
 class Measure:
@@ -143,17 +146,17 @@ class Partial:
         size = 0
         for batch in batches:
             if batch.num_rows:
-                part = self._reduced(batch).cast(schema)
+                part = _fitted(self._reduced(batch), schema)
                 held.append(part)
                 size += part.num_rows
             if size > _MERGE_ROWS:
-                held = [self._combined(held).cast(schema)]
+                held = [_fitted(self._combined(held), schema)]
                 size = held[0].num_rows
                 if size > _MERGE_ROWS // 2:  # nearly all groups are new: Spark combines them
                     yield from held[0].to_batches()
                     held, size = [], 0
         if held:
-            yield from self._combined(held).cast(schema).to_batches()
+            yield from _fitted(self._combined(held), schema).to_batches()
 
     def _value_type(self, measure: Measure) -> DataType:
         if measure.column is None or measure.function == "count":
@@ -195,7 +198,17 @@ class Partial:
         steps: list[tuple[str, str]] = []
         for number, each in enumerate(self.measures):
             steps += [(_value(number), _step(each)), (_count(number), "sum")]
-        return _grouped(pa.concat_tables(parts), len(self.group_by), steps)
+        joined = pa.concat_tables(parts)
+        for number, each in enumerate(self.measures):
+            if each.function == "sum" and self._is_wide(each):
+                at = joined.schema.get_field_index(_value(number))
+                joined = joined.set_column(at, _value(number), _widened(joined.column(at)))
+        return _grouped(joined, len(self.group_by), steps)
+
+    def _is_wide(self, measure: Measure) -> bool:
+        """Whether the sum of the column may have more digits than Spark and 128 bits can hold."""
+        kind = None if measure.column is None else self.rows[measure.column].dataType
+        return isinstance(kind, DecimalType) and kind.precision > _SAFE_DIGITS
 
 
 def summable(column: Any) -> Any:
@@ -210,9 +223,21 @@ def summable(column: Any) -> Any:
 
 
 def _widened(column: Any) -> Any:
-    if pa.types.is_decimal(column.type):
-        return column.cast(pa.decimal128(38, column.type.scale))
+    kind = column.type
+    if pa.types.is_decimal(kind):
+        wide = (
+            pa.decimal256(76, kind.scale) if kind.precision > _SAFE_DIGITS else pa.decimal128(38, kind.scale)
+        )
+        return column.cast(wide)
     return column.cast(pa.float64())
+
+
+def _fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The table with these types. Raises `InvalidRequest` if a sum does not fit; Spark fails as well then."""
+    try:
+        return table.cast(schema)
+    except pa.ArrowInvalid as error:
+        raise InvalidRequest(f"a sum has more than 38 digits: {error}") from None
 
 
 def _grouped(table: pa.Table, keys: int, steps: list[tuple[str, str]]) -> pa.Table:

@@ -91,6 +91,8 @@ def count(spark: SparkSession, url: str | os.PathLike[str], **arguments: Unpack[
 
     """
     given: Any = {**arguments, "columns": ["seq"]}  # the column that costs least
+    if str(arguments.get("mode") or "PERMISSIVE").upper() != "PERMISSIVE":
+        given["columns"] = arguments.get("columns")  # a row counts if the columns of the read decode
     plan = plan_read(url, given, spark=spark)
     if not plan.complete:
         return int(read(spark, url, **given).count())
@@ -109,7 +111,8 @@ def count(spark: SparkSession, url: str | os.PathLike[str], **arguments: Unpack[
 def _can_learn(plan: ReadPlan) -> bool:
     """Whether the result may be remembered. Former states and merges are counted each time."""
     options = plan.options
-    return options.as_of is None and options.merge_operator is None
+    decodes = plan.shape.mapping is not None and options.malformed.mode != "PERMISSIVE"
+    return options.as_of is None and options.merge_operator is None and not decodes
 
 
 def _sources(plan: ReadPlan, held: CheckpointRead) -> list[Part] | None:

@@ -125,7 +125,8 @@ def lookup_batches(
                 f"a lookup cannot add {name!r}; choose from {', '.join(available)}, each once"
             )
     check_keys(schema, named, types, mapping)
-    clash = [field.name for field in added if field.name in schema.fieldNames()]
+    taken = {name.lower() for name in schema.fieldNames()}  # Spark's names have no case
+    clash = [field.name for field in added if field.name.lower() in taken]
     if clash:
         raise InvalidRequest(
             f"the frame has a column {clash[0]!r} already; rename it, or leave it out of columns="

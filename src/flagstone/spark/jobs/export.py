@@ -52,7 +52,12 @@ _WRITER_DEFAULTS: Final[Mapping[str, Mapping[str, str]]] = {
         "ignoreLeadingWhiteSpace": "false",
         "ignoreTrailingWhiteSpace": "false",
         "escape": '"',
-    }
+    },
+}
+_MICROSECONDS: Final = {
+    # Spark's defaults leave out what is below a millisecond.
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
 
 
@@ -183,7 +188,8 @@ def export(
             seen = Observation()  # counts rows and bytes while Spark writes
             rows = frame.observe(seen, F.count(F.lit(1)).alias("rows"), F.sum(size).alias("bytes"))
             rows = rows.select(*(_encoded(name, encodings.get(name)) for name in frame.columns))
-            writer = rows.write.format(format).mode(mode).options(**_WRITER_DEFAULTS.get(format, {}))
+            texts = _MICROSECONDS if format in _TEXT_FORMATS else {}
+            writer = rows.write.format(format).mode(mode).options(**texts, **_WRITER_DEFAULTS.get(format, {}))
             writer.options(**(options or {})).save(where)
     except PySparkException as error:
         raise _translated(error) from error

@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
@@ -33,7 +34,7 @@ from flagstone.spark.held_state import CheckpointRead, hold_checkpoint
 from flagstone.spark.job_control import described, log_done
 from flagstone.spark.load.bulk_load import bulk_load, sort_by_key
 from flagstone.spark.load.plan import LoadReport
-from flagstone.spark.options import ReadOptions
+from flagstone.spark.options import ReadOptions, key_bytes
 from flagstone.spark.row_mapping import RowMapping, arrow_schema
 from flagstone.spark.sessions import register
 from flagstone.spark.stored_schema import plan_read, structured_mapping
@@ -80,27 +81,37 @@ class _Columns:
 
     @classmethod
     def of(
-        cls, schema: StructType, held: CheckpointRead, given: RowMapping | None, key: str, value: str
+        cls,
+        schema: StructType,
+        held: CheckpointRead,
+        given: RowMapping | None,
+        *,
+        key: str,
+        value: str,
+        value_columns: Sequence[str] | None,
     ) -> _Columns:
         """Raises `InvalidRequest` for a column that is missing or cannot be stored."""
-        if "op" in schema.names:
+        if "op" in (name.lower() for name in schema.names):
             raise InvalidRequest(
                 "the frame has a column 'op'; the merge decides the operation: drop or rename it"
             )
-        found = structured_mapping(held.table, schema, given, key=key, value=value)
+        table, prefix = table_under(held), held.options.prefix or b""
+        found = structured_mapping(table, schema, given, key=key, value=value, value_columns=value_columns)
         if found is None:
+            if prefix:
+                raise InvalidRequest("option 'key.prefix' is for structured rows; name their key columns")
             for name in (key, value):
                 if name not in schema.names:
                     raise InvalidRequest(f"there is no column {name!r}; there are {', '.join(schema.names)}")
             return cls(key, value)
         written = found.for_writing(schema)
-        table = held.table
         names = [*written.key_columns, *(written.value_columns or ())]
         if table is not None:
             known = {column.name for version in table.versions for column in (*table.key, *version.columns)}
             names = [name for name in names if name in known]
         rows = StructType([schema[name] for name in names])
-        return cls(key, value, written, plan_read(replace(held.options, row_mapping=given), rows, table, b""))
+        read = replace(held.options, row_mapping=given)
+        return cls(key, value, written, plan_read(read, rows, table, prefix))
 
     def former(self, schema: StructType) -> list[StructField]:
         """The columns with the former values."""
@@ -185,15 +196,17 @@ def merge_into(
     address = shared_address(url, store=store, store_options=store_options, wal_store=wal_store)
     spark, started = df.sparkSession, SYSTEM_CLOCK.monotonic()
     register(spark)
-    read = ReadOptions(address, lifetime=kept_for, merge_operator=merge_operator)
-    held = hold_checkpoint(read)
+    read = ReadOptions(
+        address, lifetime=kept_for, merge_operator=merge_operator, prefix=key_prefix_of(options)
+    )
+    held = hold_checkpoint(read, owned=True)
     rows = None
     try:
-        columns = _Columns.of(df.schema, held, given, key, value)
+        columns = _Columns.of(df.schema, held, given, key=key, value=value, value_columns=chosen)
         with held.open() as reader:
             seq = reader.status()["last_seq"]
         decided = _decided(
-            _matched(df, columns, held),
+            _matched(df, columns, held, once=duplicates == "last"),
             when_matched=when_matched,
             condition=condition,
             delete_when=delete_when,
@@ -258,8 +271,21 @@ def _counts(rows: DataFrame, doing: str) -> dict[tuple[str, bool], int]:
     return {(row["op"], row[_FOUND]): row["count"] for row in counted}
 
 
-def with_keys(df: DataFrame, key: str, key_columns: Sequence[str], table: TableSchema | None) -> DataFrame:
-    """The frame with the keys of its rows, as the database has them."""
+def key_prefix_of(options: Mapping[str, Any]) -> bytes | None:
+    """The option `key.prefix` of a load."""
+    given = options.get("key.prefix")
+    return key_bytes(given) if isinstance(given, str) else given
+
+
+def table_under(held: CheckpointRead) -> TableSchema | None:
+    """The stored schema of exactly the prefix that a load writes to: that of the whole database is another one."""
+    return held.table if held.table_prefix == (held.options.prefix or b"") else None
+
+
+def with_keys(
+    df: DataFrame, key: str, key_columns: Sequence[str], table: TableSchema | None, prefix: bytes = b""
+) -> DataFrame:
+    """The frame with the keys of its rows, as the database has them; those of structured rows with the prefix."""
     missing = [name for name in (key_columns or [key]) if name not in df.columns]
     if missing:
         raise InvalidRequest(f"there is no column {missing[0]!r}; there are {', '.join(df.columns)}")
@@ -272,15 +298,18 @@ def with_keys(df: DataFrame, key: str, key_columns: Sequence[str], table: TableS
     def encode(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             parts = [batch.column(field.name).cast(field.type) for field in types]
-            yield batch.append_column(KEY, keys.encode_arrow(parts))
+            made = keys.encode_arrow(parts)
+            under = pc.binary_join_element_wise(prefix, made, b"") if prefix else made
+            yield batch.append_column(KEY, under)
 
     return df.mapInArrow(encode, StructType([*df.schema, StructField(KEY, BinaryType())]))
 
 
-def _matched(df: DataFrame, columns: _Columns, held: CheckpointRead) -> DataFrame:
-    """The rows in key order, with the former values and whether the database has the key."""
+def _matched(df: DataFrame, columns: _Columns, held: CheckpointRead, *, once: bool) -> DataFrame:
+    """The rows in key order, with the former values and whether the database has the key; `once`: one row per key."""
     key_columns = () if columns.written is None else columns.written.key_columns
-    ordered = sort_by_key(with_keys(df, columns.key, key_columns, held.table), KEY, (), None)
+    keyed = with_keys(df, columns.key, key_columns, table_under(held), held.options.prefix or b"")
+    ordered = sort_by_key(keyed.dropDuplicates([KEY]) if once else keyed, KEY, (), None)
     former = columns.former(df.schema)
     schema = StructType([*ordered.schema, *former, StructField(_FOUND, BooleanType())])
     types = arrow_schema(df.schema)

@@ -14,7 +14,15 @@ from flagstone.db.writer.transaction import Transaction
 from flagstone.errors import InvalidRequest, TransactionConflict
 from flagstone.lsm.system_rows import is_system
 from flagstone.schema import TableWriter, given_columns
-from flagstone.spark.row_mapping import CARRIED, RowMapping, arrow_schema, check_write_schema
+from flagstone.spark.row_mapping import (
+    CARRIED,
+    RowMapping,
+    arrow_schema,
+    check_carried,
+    check_write_schema,
+    deletions,
+    stored_names,
+)
 from flagstone.spark.stored_schema import structured_mapping
 from flagstone.spark.stream.stream_progress import (
     PROGRESS_PREFIX,
@@ -75,7 +83,13 @@ def foreach_batch(
         mapping = None
         if not raw:
             mapping = structured_mapping(
-                db.schema(), frame.schema, given, key=key, value=value, value_format=value_format
+                db.schema(),
+                frame.schema,
+                given,
+                key=key,
+                value=value,
+                value_columns=value_columns,
+                value_format=value_format,
             )
         if mapping is None:
             check_write_schema(frame.schema, key=key, value=value)
@@ -86,6 +100,9 @@ def foreach_batch(
                 _put(batch, progress_row, progress.encode())
                 db.write(batch, await_durable=True)
             return
+        stored = db.schema()
+        check_carried(frame.schema, () if stored is None else stored_names(stored))
+        mapping = mapping.for_writing(frame.schema)
         batches = [rows for rows in frame.toArrow().to_batches() if rows.num_rows]
         left = _ATTEMPTS if batches else 0
         while left:
@@ -121,7 +138,9 @@ def _encoder(
     writer = TableWriter(planned.schema, planned.version)
 
     def encode(batch: pa.RecordBatch) -> pa.RecordBatch:
-        encoded = dict(zip(("key", "value"), writer.encode_arrow(batch), strict=True))
+        encoded = dict(
+            zip(("key", "value"), writer.encode_arrow(batch, deleted=deletions(batch)), strict=True)
+        )
         encoded |= {name: batch.column(name) for name in CARRIED if name in batch.schema.names}
         return pa.RecordBatch.from_pydict(encoded)
 
