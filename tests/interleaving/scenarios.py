@@ -11,7 +11,7 @@ from unittest.mock import patch
 from flagstone.config import Settings
 from flagstone.db.recovery import Opened, open_for_writing
 from flagstone.db.writer.environment import Environment
-from flagstone.errors import Closed
+from flagstone.errors import Closed, Unavailable
 from flagstone.format.codec import Codec
 from flagstone.gc.collector import Collector
 from flagstone.gc.plan import Kind, KindOptions
@@ -243,7 +243,9 @@ class Claims:
     def judge(self, outcomes: Mapping[str, Any]) -> str | None:
         # `IntentBroken`: the collector deletes a temporary object while its writer, stalled for a day, is about to
         # decide on it. A process that reads the decision before that writer replaces it ends with this error.
-        if errors := unexpected_errors(outcomes, (IntentBroken,)):
+        # `Unavailable`: the collector gave the create up, or forgot it, before the writer could finish it. The writer
+        # then reports no claim.
+        if errors := unexpected_errors(outcomes, (IntentBroken, Unavailable) if self._two_phase else ()):
             return errors
         epochs = [epoch for claimed in outcomes.values() if isinstance(claimed, list) for epoch in claimed]
         latest = self._versions(self._plain(9, None), 9).require_latest().value
