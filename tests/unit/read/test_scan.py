@@ -20,7 +20,8 @@ from flagstone.read.scan_cursor import ScanRequest
 from flagstone.read.view import ReadView
 from flagstone.sst.builder import SstOptions, encode_sst
 from flagstone.sst.reader import META
-from flagstone.sst.store import Need, SstGone
+from flagstone.sst.requests import Need
+from flagstone.sst.store import SstGone
 from flagstone.store.paths import DbPaths
 from flagstone.types import MAX_SEQ, MERGE, KeyRange, Ulid
 from kit.ssts import NOW_MS, PlainMemtable, Rig, put
