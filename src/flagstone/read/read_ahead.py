@@ -231,7 +231,10 @@ class ReadAhead:
         Whether it has reached another stretch, so that there may be more to plan.
         """
         while self._stretches and self._ends_before(self._stretches[0], at, number):
-            self.held_bytes -= self._stretches.popleft().size
+            passed = self._stretches.popleft()
+            self.held_bytes -= passed.size
+            if passed is not self._entered:
+                self._reached_bytes += passed.size  # the scan has used all of it in one step
         if not self._stretches:
             if self._entered is not None:
                 # The scan has passed blocks in memory beyond the last stretch.

@@ -236,7 +236,8 @@ class _Step:
                 start, stop = visible.start, visible.stop
             starts.append(start or b"")
             stops.append(stop)
-            ssts.append(self._ssts.open(sst.id, info, sst.format_version, owners.get(sst.id), checked))
+            owner = owners.get(sst.id)
+            ssts.append(self._ssts.open(sst.id, info, sst.format_version, owner, record_checked=checked))
         return Layer(starts, stops, ssts)
 
 

@@ -1,7 +1,7 @@
 """An open SST: an object on the store, and the parts of it that are in memory.
 
 Opening an SST makes no request: the manifest has its record, which says where every part is. Filters and index are
-adjacent, so a point read fetches both in one request. A scan of a key range needs no filter and fetches the index alone.
+adjacent, so a point read fetches both in one request. A scan of a key range needs no filter and fetches the index.
 Blocks are fetched on demand. Nothing here reads the store or waits: `sst.store` fetches, and `sst.cache` decides what
 stays in memory.
 """
@@ -115,6 +115,7 @@ class Sst(Resident):
         info: SsTableInfo,
         format_version: int = FORMAT_V2,
         fetched_whole: bool = False,
+        *,
         record_checked: bool = False,
     ) -> None:
         Resident.__init__(self, *(_FINDERS if format_version == FORMAT_V2 else _FINDERS_V1))
@@ -184,8 +185,10 @@ class Sst(Resident):
 
     def use_index(self) -> BlockIndex | None:
         """The index, with or without the filters, if it is in memory. Counts as a use."""
-        self._index_touched = True
-        return self.index
+        index = self.index
+        if index is not None:
+            self._index_touched = True
+        return index
 
     def hold_parts(self, index: BlockIndex | None, filters: Filters | None) -> None:
         """Keep the index, the filters, or both. Point reads see them as soon as both are in memory."""

@@ -176,6 +176,7 @@ class SstStore:
         info: SsTableInfo,
         format_version: int = 2,
         owner: str | None = None,
+        *,
         record_checked: bool = False,
     ) -> Sst:
         """The open SST with that id: the same Python object until it is dropped. Makes no request.
@@ -189,7 +190,7 @@ class SstStore:
                 paths = self._paths if owner is None else self._paths_of(owner)
                 small = info.estimated_size <= self._small_sst_bytes
                 sst = self._ssts[sst_id] = Sst(
-                    sst_id, paths, info, format_version, small, record_checked
+                    sst_id, paths, info, format_version, small, record_checked=record_checked
                 )
             return sst
 

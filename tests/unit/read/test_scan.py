@@ -245,3 +245,17 @@ def test_a_prefix_filter_that_the_cache_evicted_is_still_used(capacity_bytes: in
     )
     assert list(Scan(rig.sst_store, view, request)) == []
     assert rig.store.totals()["requests"] == {"get_range": 1}, "index and filter, and no block"
+
+
+@pytest.mark.parametrize("start", [0, 700])
+def test_a_scan_that_uses_all_of_a_request_in_one_step_makes_larger_ones(start: int) -> None:
+    rig = Rig(block_bytes=4096)
+    view = rig.view(
+        rig.tree(runs=[[rig.add([put(b"row%08d" % at, value=b"v" * 192) for at in range(5000)])]])
+    )
+    rig.store.reset()
+    keys = KeyRange(b"row%08d" % start, b"row%08d" % (start + 500))
+    request = ScanRequest(max_seq=MAX_SEQ, now_ms=NOW_MS, keys=keys)
+    assert scan_arrow(rig.sst_store, view, request).read_all().num_rows == 500
+    # The index, then 16, 32, 48 KiB and the rest of 108; the first steps use four blocks, then eight, a whole request.
+    assert rig.store.totals()["requests"]["get_range"] <= 5
