@@ -6,7 +6,8 @@ decides what to evict. A hit sets a reference flag and nothing else, so hits sca
 Eviction is S3-FIFO. A new block enters a small queue. When it reaches the end of that queue, it moves to the main queue
 if it was used again, and is evicted otherwise. The main queue keeps a block for another round if it was used. A block
 that is fetched again soon after its eviction goes straight to the main queue. So a long scan evicts only blocks that
-were read once. Index and filters go straight to the main queue: every read of their SST needs them.
+were read once. Index and filters of an SST are one entry, which may have one part without the other. It
+goes straight to the main queue: every read of the SST needs the index.
 """
 
 from __future__ import annotations
