@@ -12,8 +12,9 @@ from flagstone.metadata.manifest import SsTable
 from flagstone.metadata.stores import ManifestStore
 from flagstone.runtime.pool import Future, IoPool
 from flagstone.sst.cache import SstCache
-from flagstone.sst.reader import META, Sst
-from flagstone.sst.store import Need, Pinned, SstGone, SstStore
+from flagstone.sst.reader import INDEX, Sst
+from flagstone.sst.requests import Need, need_index
+from flagstone.sst.store import Pinned, SstGone, SstStore
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectMissing, ObjectStore
 from flagstone.types import EntryTuple, KeyRange
@@ -82,8 +83,8 @@ class LoadRows:
         opened = self._ssts.open(sst.id, sst.info, format_version=sst.format_version)
         under_way: Future[Pinned] | None = None
         try:
-            fetched = self._ssts.fetch_request(Need(opened, None, []), admit=False)
-            index = fetched[opened, META][0]
+            fetched = self._ssts.fetch_request(need_index(opened), admit=False)
+            index = fetched[opened, INDEX]
             spans = _spans(index.offsets, index.stops, wanted_blocks(index.first_keys, keys))
             for at, span in enumerate(spans):
                 whole = (opened, span[0]) in fetched

@@ -77,6 +77,8 @@ class Manifest:
 
     With a segment extractor the data is in `segments` and `tree` stays empty. `wal_object_store_uri` occurs
     only in manifests of old releases and is not written again.
+
+    `checked` is not stored: False if the manifest, or the one that edits began with, was read without a checksum.
     """
 
     initialized: bool = True
@@ -95,6 +97,7 @@ class Manifest:
     checkpoints: tuple[Checkpoint, ...] = ()
     external_dbs: tuple[ExternalDb, ...] = ()
     wal_object_store_uri: str | None = None
+    checked: bool = field(default=True, compare=False)
 
     @property
     def trees(self) -> Iterator[Tree]:

@@ -7,6 +7,7 @@ the encoding itself, and `integrity.py` for the checksum after it.
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from typing import Any, Final
 
 from flagstone.errors import CorruptData
@@ -52,9 +53,10 @@ def load_manifest(stored: bytes, path: str) -> Manifest:
     """The manifest in the bytes at `path`. Raises CorruptData naming object and offset."""
     data, checked = unseal_metadata(stored, path)
     try:
-        return decode_manifest(data, strict=not checked)
+        manifest = decode_manifest(data, strict=not checked)
     except CorruptData as error:
         raise error.within(path) from None
+    return manifest if checked else replace(manifest, checked=False)
 
 
 def envelope_version(data: bytes | memoryview, what: str) -> int:

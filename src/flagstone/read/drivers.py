@@ -23,10 +23,10 @@ from flagstone.read.scan_cursor import Chunk, Lacking, ScanCursor
 from flagstone.read.view import ReadView
 from flagstone.runtime.grants import Grant
 from flagstone.sst.reader import META, Sst
-from flagstone.sst.store import Pinned, SstGone, SstStore, plan_requests
+from flagstone.sst.requests import Need, plan_requests
+from flagstone.sst.store import Pinned, SstGone, SstStore
 from flagstone.types import EntryTuple, Row
 
-Need = probe_kernel.Need
 Found = EntryTuple | list[EntryTuple] | None
 """The newest row of a key. If that is a merge operand, a list down to the first row that is none. None: no row."""
 

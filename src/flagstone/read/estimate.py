@@ -14,8 +14,9 @@ from typing import Final, NamedTuple
 
 from flagstone.format.sst import BlockIndex
 from flagstone.read.view import Memtable, ReadView
-from flagstone.sst.reader import META, Sst
-from flagstone.sst.store import Need, SstStore
+from flagstone.sst.reader import INDEX, Sst
+from flagstone.sst.requests import need_index
+from flagstone.sst.store import SstStore
 from flagstone.types import TOMBSTONE, KeyRange
 
 MAX_SSTS_READ: Final = 256
@@ -116,10 +117,7 @@ def blocks_of(index: BlockIndex, keys: KeyRange) -> tuple[int, int]:
 
 
 def _index_of(ssts: SstStore, sst: Sst) -> BlockIndex:
-    meta = sst.meta
-    if meta is not None:
-        return meta.index
-    index: BlockIndex = ssts.fetch([Need(sst, None, [])])[sst, META][0]
+    index: BlockIndex = sst.use_index() or ssts.fetch([need_index(sst)])[sst, INDEX]
     return index
 
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from flagstone.kernels import bloom
-from flagstone.read.drivers import Found, Need, plan_fetch, probe
+from flagstone.read.drivers import Found, plan_fetch, probe
 from flagstone.read.preview import html_rows, shown
 from flagstone.read.view import ReadView
 from flagstone.runtime.ids import ulid_text
 from flagstone.sst.reader import META, Sst
-from flagstone.sst.store import Pinned, SstStore, plan_requests
+from flagstone.sst.requests import Need, plan_requests
+from flagstone.sst.store import Pinned, SstStore
 from flagstone.types import MERGE, TOMBSTONE, EntryTuple, Row
 
 _KINDS: Final = {MERGE: "merge operand", TOMBSTONE: "tombstone"}
@@ -132,11 +133,12 @@ class Trail:
         found = probe(self._view, self._key, self._max_seq)
         while isinstance(found, Need):
             needs = plan_requests(plan_fetch(self._view, [(self._key, found)], self._pinned))
+            sizes = [(need.sst, _size(need)) for need in needs]
             self._pinned.update(self._ssts.fetch(needs))
             self.rounds += 1
             self.requests += len(needs)
-            for need in needs:
-                self._fetched[need.sst] = self._fetched.get(need.sst, 0) + _size(need)
+            for sst, size in sizes:
+                self._fetched[sst] = self._fetched.get(sst, 0) + size
             found = probe(self._view, self._key, self._max_seq, self._pinned)
         return found
 
@@ -201,6 +203,7 @@ def _ends(versions: list[EntryTuple]) -> bool:
 
 def _size(need: Need) -> int:
     if not need.numbers:
-        start, stop = need.sst.meta_range
+        sst: Sst = need.sst
+        start, stop = sst.meta_range if sst.index is None else sst.filter_range
         return int(stop - start)
     return int(need.index.stops[need.numbers[-1]] - need.index.offsets[need.numbers[0]])

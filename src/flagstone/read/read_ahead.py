@@ -13,14 +13,12 @@ from typing import Final
 
 from flagstone.format.filter import Filters, PrefixExtractor
 from flagstone.format.sst import BlockIndex
-from flagstone.kernels import probe as probe_kernel
 from flagstone.read.view import Layer
 from flagstone.runtime.grants import Grant
 from flagstone.runtime.pool import Future
-from flagstone.sst.reader import FILTERS, META, Sst
+from flagstone.sst.reader import FILTERS, INDEX, META, Sst
+from flagstone.sst.requests import Need, need_index
 from flagstone.sst.store import Pinned
-
-Need = probe_kernel.Need
 
 FIRST_READ_BYTES: Final = 16 * 1024
 """The size of a scan's first request for blocks."""
@@ -93,15 +91,14 @@ class LayerBlocks:
         sst = self.sst(at)
         index: BlockIndex | None = sst.held_index()
         if index is None:
-            pinned = self._pinned.get((sst, META))
-            if pinned is None:
+            index = self._index_alone(sst)
+            if index is None:
                 return None
-            index = pinned[0]
         low, high = self.bounds(at)
         first = max(bisect_left(index.first_keys, low) - 1, 0)
         end = bisect_left(index.first_keys, high)
         if self._prefix_probe is not None:
-            # One request fetched them with the index; the cache may have evicted them since.
+            # They were fetched with the index; the cache may have evicted them since.
             filters: Filters | None = sst.filters or self._pinned.get((sst, FILTERS))
             extractor, prefix = self._prefix_probe
             if filters is not None and not filters.may_contain_prefix(prefix, extractor):
@@ -109,17 +106,34 @@ class LayerBlocks:
         self._opened[at] = index, range(first, end)
         return self._opened[at]
 
+    def _index_alone(self, sst: Sst) -> BlockIndex | None:
+        """The index, whether the cache has the filters or not, unless the scan needs these, too."""
+        fetched: BlockIndex | None = self._pinned.get((sst, INDEX))
+        if fetched is not None:
+            return fetched
+        return sst.use_index() if self._prefix_probe is None else None
+
     def has(self, at: int, number: int) -> bool:
-        """Whether a block (`META`: the index) is in memory."""
+        """Whether a block is in memory."""
         sst = self.sst(at)
         return sst.holds(number) or (sst, number) in self._pinned
+
+    def has_index(self, at: int) -> bool:
+        """Whether everything that `open` needs is in memory."""
+        sst = self.sst(at)
+        return sst.holds(META) or self._index_alone(sst) is not None
+
+    def need_index(self, at: int) -> Need:
+        """What to fetch before `open`: the index, and for a scan that tests a prefix the filters with it."""
+        sst = self.sst(at)
+        return need_index(sst) if self._prefix_probe is None else Need(sst, None, [])
 
     def release(self, at: int) -> None:
         """The scan has left an SST: its index and filters stay in memory only if the cache keeps them."""
         sst = self.sst(at)
         self._opened.pop(at, None)
-        self._pinned.pop((sst, META), None)
-        self._pinned.pop((sst, FILTERS), None)
+        for part in (META, FILTERS, INDEX):
+            self._pinned.pop((sst, part), None)
 
 
 class Stretch:
@@ -177,8 +191,8 @@ class ReadAhead:
         return [each for each in futures if each is not None and each.done() and each.exception() is None]
 
     def pending(self, at: int, number: int) -> Future[Pinned] | None:
-        """The fetch under way that brings a block (`META`: the index)."""
-        stretch = self._indexes.get(at) if number == META else self._containing(at, number)
+        """The fetch under way that brings a block (`INDEX`: the index)."""
+        stretch = self._indexes.get(at) if number == INDEX else self._containing(at, number)
         return None if stretch is None else stretch.future
 
     def need(self, at: int, number: int, max_bytes: int) -> Need:
@@ -217,7 +231,10 @@ class ReadAhead:
         Whether it has reached another stretch, so that there may be more to plan.
         """
         while self._stretches and self._ends_before(self._stretches[0], at, number):
-            self.held_bytes -= self._stretches.popleft().size
+            passed = self._stretches.popleft()
+            self.held_bytes -= passed.size
+            if passed is not self._entered:
+                self._reached_bytes += passed.size  # the scan has used all of it in one step
         if not self._stretches:
             if self._entered is not None:
                 # The scan has passed blocks in memory beyond the last stretch.
@@ -297,8 +314,8 @@ class ReadAhead:
                 reach -= abs(self._index.offsets[self._rest[-1]] - self._index.offsets[self._rest[0]])
         while reach > 0 and len(planned) < max_requests and at in self._blocks.positions:
             sst = self._blocks.sst(at)
-            if at not in self._indexes and not self._blocks.has(at, META):
-                self._indexes[at] = Stretch(at, META, META, 0, Need(sst, None, []))
+            if at not in self._indexes and not self._blocks.has_index(at):
+                self._indexes[at] = Stretch(at, INDEX, INDEX, 0, self._blocks.need_index(at))
                 planned.append(self._indexes[at])
             reach -= sst.info.estimated_size
             at += self._step

@@ -21,10 +21,11 @@ from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.lsm.retention import visible_value
 from flagstone.lsm.system_rows import SYSTEM_STOP, visible_ranges
 from flagstone.read.read_ahead import MAX_REQUESTS, PrefixProbe, Stretch
-from flagstone.read.sources import HIGHEST, LOWEST, LayerSource, MemtableSource, Missing, Need, Source
+from flagstone.read.sources import HIGHEST, LOWEST, LayerSource, MemtableSource, Missing, Source
 from flagstone.read.view import ReadView
 from flagstone.runtime.grants import Grant, MemoryPart
 from flagstone.runtime.pool import Future
+from flagstone.sst.requests import Need
 from flagstone.sst.store import Pinned, SstGone
 from flagstone.types import EntryTuple, KeyRange, Row
 

@@ -12,15 +12,13 @@ from operator import itemgetter
 from typing import Final
 
 from flagstone.format.sst import FORMAT_V2, BlockIndex
-from flagstone.kernels import probe as probe_kernel
 from flagstone.read.read_ahead import LayerBlocks, PrefixProbe, ReadAhead
 from flagstone.read.view import Layer, MemtableCursor
 from flagstone.runtime.pool import Future
-from flagstone.sst.reader import META, Sst
+from flagstone.sst.reader import INDEX, Sst
+from flagstone.sst.requests import Need
 from flagstone.sst.store import Pinned
 from flagstone.types import MAX_KEY_BYTES, EntryTuple
-
-Need = probe_kernel.Need
 
 LOWEST: Final = b""
 HIGHEST: Final = b"\xff" * (MAX_KEY_BYTES + 1)
@@ -176,7 +174,7 @@ class LayerSource(Source):
         """As above. Opens the next SST if its index is in memory."""
         while not self.ended:
             if self._index is None and not self._open():
-                return self.read_ahead.pending(self._at, META) or Need(self._sst, None, [])
+                return self.read_ahead.pending(self._at, INDEX) or self._layer.need_index(self._at)
             if self._next in self._blocks:
                 break
             self._next_sst()

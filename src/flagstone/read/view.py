@@ -220,7 +220,7 @@ class _Step:
         starts: list[bytes] = []
         stops: list[bytes | None] = []
         ssts: list[Sst] = []
-        described, owners = self._manifest.ssts, self._owners
+        described, owners, checked = self._manifest.ssts, self._owners, self._manifest.checked
         for view in views:
             sst = described[view.sst_id]
             info = sst.info
@@ -236,7 +236,8 @@ class _Step:
                 start, stop = visible.start, visible.stop
             starts.append(start or b"")
             stops.append(stop)
-            ssts.append(self._ssts.open(sst.id, info, sst.format_version, owners.get(sst.id)))
+            owner = owners.get(sst.id)
+            ssts.append(self._ssts.open(sst.id, info, sst.format_version, owner, record_checked=checked))
         return Layer(starts, stops, ssts)
 
 

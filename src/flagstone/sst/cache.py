@@ -6,7 +6,8 @@ decides what to evict. A hit sets a reference flag and nothing else, so hits sca
 Eviction is S3-FIFO. A new block enters a small queue. When it reaches the end of that queue, it moves to the main queue
 if it was used again, and is evicted otherwise. The main queue keeps a block for another round if it was used. A block
 that is fetched again soon after its eviction goes straight to the main queue. So a long scan evicts only blocks that
-were read once. Index and filters go straight to the main queue: every read of their SST needs them.
+were read once. Index and filters of an SST are one entry, which may have one part without the other. It
+goes straight to the main queue: every read of the SST needs the index.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from collections import deque
 from typing import Final
 
 from flagstone.errors import InvalidRequest
+from flagstone.format.filter import Filters
+from flagstone.format.sst import BlockIndex
 from flagstone.runtime import metric_names
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.sync import Lock
-from flagstone.sst.reader import META, Sst, SstMeta
+from flagstone.sst.reader import META, Sst
 from flagstone.types import Ulid
 
 DEFAULT_CAPACITY_BYTES: Final = 640 * 1024 * 1024
@@ -89,16 +92,28 @@ class SstCache:
             self._enter((sst, number), len(raw), main=came_back)
             self._shrink()
 
-    def admit_meta(self, sst: Sst, meta: SstMeta) -> None:
-        """Keep index and filters of an SST, unless they are larger than the whole cache."""
-        if sst.meta_bytes > self.capacity_bytes:
-            return
+    def admit_parts(self, sst: Sst, index: BlockIndex | None, filters: Filters | None) -> None:
+        """Keep the index or the filters of an SST, or both, unless they are larger than the whole cache.
+
+        They are one entry, which grows when the other part comes.
+        """
+        info = sst.info
         with self._lock:
-            if (sst, META) in self._held:
+            held = self._held.get((sst, META), 0)
+            size = held
+            if index is not None and sst.index is None:
+                size += info.index_len
+            if filters is not None and sst.filters is None:
+                size += info.filter_len
+            if size > self.capacity_bytes:
                 return
-            sst.filters = meta.filters
-            sst.hold_meta(*meta.pinned)
-            self._enter((sst, META), sst.meta_bytes, main=True)
+            sst.hold_parts(index, filters)
+            if not held:
+                self._enter((sst, META), sst.held_meta_bytes, main=True)
+            else:
+                grown = sst.held_meta_bytes - held
+                self._held[sst, META] += grown
+                self._main_bytes += grown
             self._shrink()
 
     def drop(self, sst: Sst) -> None:
@@ -132,8 +147,7 @@ class SstCache:
         else:
             self._small_bytes += size
         if number == META:
-            sst.release_meta()
-            sst.filters = None
+            sst.release_parts()
         else:
             sst.release_block(number)
 
@@ -166,7 +180,7 @@ class SstCache:
         if self._held.get(entry, 0) <= 0:
             return
         sst, number = entry
-        if sst.take_touch(number):
+        if sst.take_meta_touch() if number == META else sst.take_touch(number):
             self._main.append(entry)
         else:
             self._leave(entry)

@@ -1,8 +1,9 @@
 """An open SST: an object on the store, and the parts of it that are in memory.
 
-Opening an SST makes no request: the manifest has its record, which says where every part is. Index and filters are
-adjacent, so one request fetches both. Blocks are fetched on demand. Nothing here reads the store or waits: `sst.store`
-fetches, and `sst.cache` decides what stays in memory.
+Opening an SST makes no request: the manifest has its record, which says where every part is. Filters and index are
+adjacent, so a point read fetches both in one request. A scan of a key range needs no filter and fetches the index.
+Blocks are fetched on demand. Nothing here reads the store or waits: `sst.store` fetches, and `sst.cache` decides what
+stays in memory.
 """
 
 from __future__ import annotations
@@ -33,10 +34,13 @@ from flagstone.store.paths import DbPaths
 from flagstone.types import EntryTuple, Ulid
 
 META: Final = -1
-"""The number of index and filters, where other numbers mean blocks."""
+"""The number of index and filters together, where other numbers mean blocks: a point read needs both."""
 
 FILTERS: Final = -2
-"""The number of the filters alone, among the parts fetched for one read: scans test prefixes with them."""
+"""The number of the filters alone: scans test prefixes with them."""
+
+INDEX: Final = -3
+"""The number of the index alone: a scan of a key range needs no filter."""
 
 
 if TYPE_CHECKING:
@@ -90,13 +94,19 @@ class Sst(Resident):
     """One open SST. Two of them are equal only if they are the same Python object.
 
     `path` is that of its object, or the paths of the database that owns it. With `fetched_whole` the request for index
-    and filters fetches the blocks, too.
+    and filters fetches the blocks, too. `record_checked` says that the record comes from a manifest with a checksum.
+
+    Index and filters are in memory together or one without the other. Point reads (the base class) see them when both
+    are there.
 
     Safe to use from many threads: each part in memory is replaced as a whole, and a part that a reader holds stays
     valid. After its object was deleted, an SST still serves reads from memory.
     """
 
-    __slots__ = ("_path", "fetched_whole", "filters", "format_version", "id", "info")
+    __slots__ = (
+        "_index_touched", "_path", "fetched_whole", "filters", "format_version", "id", "index", "info",
+        "record_checked",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -105,6 +115,8 @@ class Sst(Resident):
         info: SsTableInfo,
         format_version: int = FORMAT_V2,
         fetched_whole: bool = False,
+        *,
+        record_checked: bool = False,
     ) -> None:
         Resident.__init__(self, *(_FINDERS if format_version == FORMAT_V2 else _FINDERS_V1))
         self.id: Ulid = sst_id
@@ -112,7 +124,12 @@ class Sst(Resident):
         self.info: SsTableInfo = info
         self.format_version: int = format_version
         self.fetched_whole: bool = fetched_whole
+        self.record_checked: bool = record_checked
+        self.index: BlockIndex | None = None
+        """The index, if it is in memory."""
         self.filters: Filters | None = None
+        """The filters, if the SST has any and they are in memory."""
+        self._index_touched = False
 
     def __repr__(self) -> str:
         return f"Sst({self.path!r})"
@@ -125,9 +142,25 @@ class Sst(Resident):
     @property
     def meta_range(self) -> tuple[int, int]:
         """From the filters to the end of the file; from byte 0 if the SST is fetched whole."""
+        return (0 if self.fetched_whole else self.filter_range[0]), self.footer_range[1]
+
+    @property
+    def filter_range(self) -> tuple[int, int]:
+        """The filters; of an SST without filters, no byte in front of the index."""
         info = self.info
-        start = info.filter_offset if info.filter_len else info.index_offset
-        return (0 if self.fetched_whole else start), self.footer_range[1]
+        if not info.filter_len:
+            return info.index_offset, info.index_offset
+        return info.filter_offset, info.filter_offset + info.filter_len
+
+    @property
+    def index_range(self) -> tuple[int, int]:
+        """The index, to the end of the file if the footer has to be compared with the record.
+
+        The statistics lie between index and footer. They are a quarter of all three.
+        """
+        info = self.info
+        end = self.footer_range[1]  # refuses a record that fits no file
+        return info.index_offset, info.index_offset + info.index_len if self.record_checked else end
 
     @property
     def footer_range(self) -> tuple[int, int]:
@@ -138,15 +171,45 @@ class Sst(Resident):
             raise CorruptData(f"as the manifest describes it, {error.problem}", object=self.path) from None
 
     @property
-    def meta_bytes(self) -> int:
-        """The size of index and filters, as the cache counts it."""
-        return self.info.index_len + self.info.filter_len
+    def held_meta_bytes(self) -> int:
+        """The size of index and filters in memory, as the cache counts it."""
+        info = self.info
+        index = 0 if self.index is None else info.index_len
+        return index if self.filters is None else index + info.filter_len
 
     @property
     def meta(self) -> SstMeta | None:
-        """Index and filters, if they are in memory."""
+        """Index and filters, if both are in memory."""
         index = self.held_index()
         return None if index is None else SstMeta(index, self.filters)
+
+    def use_index(self) -> BlockIndex | None:
+        """The index, with or without the filters, if it is in memory. Counts as a use."""
+        index = self.index
+        if index is not None:
+            self._index_touched = True
+        return index
+
+    def hold_parts(self, index: BlockIndex | None, filters: Filters | None) -> None:
+        """Keep the index, the filters, or both. Point reads see them as soon as both are in memory."""
+        if filters is not None:
+            self.filters = filters
+        if index is not None:
+            self.index = index
+        if self.index is not None and (self.filters is not None or not self.info.filter_len):
+            self.hold_meta(*SstMeta(self.index, self.filters).pinned)
+
+    def release_parts(self) -> None:
+        """Forget index and filters; blocks stay."""
+        self.release_meta()
+        self.index = None
+        self.filters = None
+
+    def take_meta_touch(self) -> bool:
+        """Whether the index was used since the last question."""
+        touched = self.take_touch(META) or self._index_touched
+        self._index_touched = False
+        return touched
 
     def versions_in(self, raw: bytes, key: bytes, max_seq: int) -> list[EntryTuple]:
         """The versions of a key in one of its blocks, newest first."""
@@ -154,15 +217,34 @@ class Sst(Resident):
         found: list[EntryTuple] = find(raw, key, max_seq)
         return found
 
-    def decode_meta(self, stored: bytes) -> SstMeta:
-        """Index and filters from the bytes of `meta_range`. Raises `CorruptData` with object and offset."""
-        start, _ = self.meta_range
+    def decode_index(self, stored: bytes, base: int) -> BlockIndex:
+        """The index; `stored` begins at byte `base` of the object. Raises `CorruptData` with object and offset."""
         info = self.info
-        stop = info.index_offset + info.index_len
-        self._check_length(stored[: stop - start], start, stop)
-        filters_at, index_at = info.filter_offset - start, info.index_offset - start
-        filters = open_filters(stored[filters_at : filters_at + info.filter_len], info, self.path)
-        return SstMeta(open_index(stored[index_at : index_at + info.index_len], info, self.path), filters)
+        start, stop = info.index_offset, info.index_offset + info.index_len
+        self._check_length(stored[: stop - base], base, stop)
+        index = open_index(stored[start - base : stop - base], info, self.path)
+        if self.record_checked:  # then the footer may not have come with it
+            self._check_keys(index)
+        return index
+
+    def decode_filters(self, stored: bytes, base: int) -> Filters | None:
+        """As `decode_index` for the filters; None if there are none."""
+        start, stop = self.filter_range
+        self._check_length(stored[: stop - base], base, stop)
+        return open_filters(stored[start - base : stop - base], self.info, self.path)
+
+    def _check_keys(self, index: BlockIndex) -> None:
+        """Compare the keys of the index with those of the record: those of another SST are damage."""
+        first, last = self.info.first_entry, self.info.last_entry
+        if len(index) > 1 and (
+            (first is not None and index.first_keys[1] < first)
+            or (last is not None and index.first_keys[-1] > last)
+        ):
+            raise CorruptData(
+                "the keys of its index are not between the first and the last key in the manifest",
+                object=self.path,
+                offset=self.info.index_offset,
+            )
 
     def has_footer(self, stored: bytes, start: int) -> bool:
         """Whether the footer equals the manifest's record. `stored` is the file from byte `start` on.
@@ -220,7 +302,7 @@ class Sst(Resident):
 
     def damaged(self, number: int, error: CorruptData) -> CorruptData:
         """`error` with the object, the block, and its offset if the index is in memory."""
-        index = self.held_index()
+        index = self.index
         offset = None if index is None else index.offsets[number]
         return damaged_block(error, number, object=self.path, offset=offset)
 

@@ -1,6 +1,6 @@
 """`SstStore`: opens, fetches and uploads SSTs.
 
-Everything here may block, except `open`, `drop` and `plan_requests`. A fetch changes only memory, so a crash leaves
+Everything here may block, except `open` and `drop`. A fetch changes only memory, so a crash leaves
 nothing behind. A crash during an upload leaves parts without a name, or a complete SST that no manifest refers to.
 """
 
@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from flagstone.errors import Unavailable
+from flagstone.format.filter import Filters
 from flagstone.format.sst import BlockIndex, open_stats
 from flagstone.format.sst_info import SsTableInfo, SstStats
-from flagstone.kernels import probe as probe_kernel
 from flagstone.runtime import metric_names
 from flagstone.runtime.budget import MemoryBudget
 from flagstone.runtime.grants import MemoryPart
@@ -23,16 +23,12 @@ from flagstone.runtime.sync import Event, Lock
 from flagstone.sst.builder import BuiltSst
 from flagstone.sst.cache import SstCache
 from flagstone.sst.output import SstOutput
-from flagstone.sst.reader import FILTERS, META, Sst, SstMeta
+from flagstone.sst.reader import FILTERS, INDEX, META, Sst, SstMeta
+from flagstone.sst.requests import Need, plan_requests
 from flagstone.store.caching import read_checked
 from flagstone.store.paths import DbPaths
-from flagstone.store.port import MAX_FETCH_BYTES, ObjectMissing, ObjectStore
+from flagstone.store.port import ObjectMissing, ObjectStore
 from flagstone.types import Ulid
-
-Need = probe_kernel.Need
-
-MAX_GAP_BYTES: Final = 64 * 1024
-"""Blocks closer than this are fetched in one request: the gap costs about a millisecond, another request ten."""
 
 SMALL_SST_BYTES: Final = 32 * 1024
 """An SST up to this size is fetched whole with its index: another request costs more than the bytes."""
@@ -98,10 +94,11 @@ class ReadCounts:
             )
         )
 
-    def meta_missed(self, sst: Sst) -> None:
-        """A request fetches the index and the filters of an SST."""
-        self._index_misses.add()
-        if sst.info.filter_len:
+    def parts_missed(self, sst: Sst, parts: Sequence[int]) -> None:
+        """A request fetches the index or the filters of an SST, or both."""
+        if INDEX in parts:
+            self._index_misses.add()
+        if FILTERS in parts and sst.info.filter_len:
             self._filter_misses.add()
 
     def blocks_missed(self, count: int) -> None:
@@ -173,17 +170,28 @@ class SstStore:
         self._fresh_grant = (MemoryPart(_FRESH_BYTES) if memory is None else memory.fresh).open()
         self._flights: dict[tuple[Sst, int], _Flight] = {}
 
-    def open(self, sst_id: Ulid, info: SsTableInfo, format_version: int = 2, owner: str | None = None) -> Sst:
+    def open(
+        self,
+        sst_id: Ulid,
+        info: SsTableInfo,
+        format_version: int = 2,
+        owner: str | None = None,
+        *,
+        record_checked: bool = False,
+    ) -> Sst:
         """The open SST with that id: the same Python object until it is dropped. Makes no request.
 
-        `owner` is the path of the lender of a borrowed SST; None for an SST of this database.
+        `owner` is the path of the lender of a borrowed SST; None for an SST of this database. `record_checked` says
+        that `info` comes from a manifest with a checksum.
         """
         with self._lock:
             sst = self._ssts.get(sst_id)
             if sst is None:
                 paths = self._paths if owner is None else self._paths_of(owner)
                 small = info.estimated_size <= self._small_sst_bytes
-                sst = self._ssts[sst_id] = Sst(sst_id, paths, info, format_version, small)
+                sst = self._ssts[sst_id] = Sst(
+                    sst_id, paths, info, format_version, small, record_checked=record_checked
+                )
             return sst
 
     def _paths_of(self, lender: str) -> DbPaths:
@@ -265,7 +273,7 @@ class SstStore:
         others: dict[int, _Flight] = {}
         own = _Flight()
         with self._lock:
-            for number in need.numbers or (META,):
+            for number in self._parts(sst, need.numbers):
                 held = _held(sst, number)
                 if held is not None:
                     fetched[sst, number] = held
@@ -300,7 +308,19 @@ class SstStore:
         if failed:
             # The other read has raised its error. This read makes a request of its own.
             fetched.update(self._load(sst, need.index, sorted(failed), admit=admit))
+        if not need.numbers:
+            fetched[sst, META] = SstMeta(fetched[sst, INDEX], fetched.get((sst, FILTERS))).pinned
         return fetched
+
+    def _parts(self, sst: Sst, numbers: Sequence[int]) -> Sequence[int]:
+        """What to fetch for a need with these numbers. The caller holds the lock.
+
+        The index comes with the filters where they cost nothing: in an SST that is fetched whole, and in the bytes that
+        are kept of an upload.
+        """
+        if not numbers or (numbers[0] == INDEX and (sst.fetched_whole or sst.id in self._fresh)):
+            return (INDEX, FILTERS) if sst.info.filter_len else (INDEX,)
+        return numbers
 
     def fetch_stats(self, sst: Sst) -> SstStats | None:
         """The statistics of an SST, in one request; None if it has none. They are not cached.
@@ -320,33 +340,44 @@ class SstStore:
 
     def _load(self, sst: Sst, index: BlockIndex | None, numbers: list[int], *, admit: bool) -> Pinned:
         try:
-            if numbers == [META]:
-                return self._load_meta(sst, admit=admit)
+            if numbers[0] < 0:
+                return self._load_parts(sst, numbers, admit=admit)
             assert index is not None, "a need for blocks carries the index"
             return self._load_blocks(sst, index, numbers, admit=admit)
         except ObjectMissing:
             raise SstGone(sst.id, sst.path) from None
 
-    def _load_meta(self, sst: Sst, *, admit: bool) -> Pinned:
-        start, stop = sst.meta_range
-        self._counts.meta_missed(sst)
-        with self._lock:
-            fresh = self._pop_fresh(sst.id)
+    def _load_parts(self, sst: Sst, parts: Sequence[int], *, admit: bool) -> Pinned:
+        """Fetch the index, the filters, or both in one request."""
+        self._counts.parts_missed(sst, parts)
+        fresh = None
+        if INDEX in parts:
+            with self._lock:
+                fresh = self._pop_fresh(sst.id)
+        if fresh is not None or sst.fetched_whole or len(parts) == 2:
+            start, stop = sst.meta_range
+        else:
+            start, stop = sst.index_range if INDEX in parts else sst.filter_range
 
-        def decode(stored: bytes) -> tuple[SstMeta, list[bytes]]:
-            meta = sst.decode_meta(stored)
-            if not sst.has_footer(stored, start):
+        def decode(stored: bytes) -> tuple[BlockIndex | None, Filters | None, list[bytes]]:
+            filters = sst.decode_filters(stored, start) if FILTERS in parts else None
+            if INDEX not in parts:
+                return None, filters, []
+            index = sst.decode_index(stored, start)
+            if stop == sst.footer_range[1] and not sst.has_footer(stored, start):
                 compare_footer(self._store, sst)
-            every = range(len(meta.index)) if sst.fetched_whole else range(0)
-            return meta, sst.decode_blocks(stored, meta.index, every, 0)
+            every = range(len(index)) if sst.fetched_whole else range(0)
+            return index, filters, sst.decode_blocks(stored, index, every, 0)
 
         if fresh is None:
-            meta, raws = read_checked(self._store, sst.path, start, stop, decode)
+            index, filters, raws = read_checked(self._store, sst.path, start, stop, decode)
         else:
-            meta, raws = decode(fresh)
-        self.cache.admit_meta(sst, meta)
-        fetched: Pinned = {(sst, META): meta.pinned, (sst, FILTERS): meta.filters}
-        fetched.update(self._admitted(sst, meta.index, range(len(raws)), raws, admit=admit))
+            index, filters, raws = decode(fresh)
+        self.cache.admit_parts(sst, index, filters)
+        brought = {INDEX: index, FILTERS: filters}
+        fetched: Pinned = {(sst, part): brought[part] for part in parts}
+        if index is not None:
+            fetched.update(self._admitted(sst, index, range(len(raws)), raws, admit=admit))
         return fetched
 
     def _load_blocks(self, sst: Sst, index: BlockIndex, numbers: list[int], *, admit: bool) -> Pinned:
@@ -378,40 +409,7 @@ def compare_footer(store: ObjectStore, sst: Sst) -> None:
         length = sst.check_footer(tail.data, tail.meta.size)
 
 
-def plan_requests(needs: Iterable[Need]) -> list[Need]:
-    """The same needs, one per request: none twice, adjacent blocks together."""
-    by_sst: dict[Sst, tuple[BlockIndex | None, set[int]]] = {}
-    for need in needs:
-        index, numbers = by_sst.get(need.sst, (None, set()))
-        numbers.update(need.numbers or (META,))
-        by_sst[need.sst] = (index or need.index, numbers)
-    requests = []
-    for sst, (index, numbers) in by_sst.items():
-        if META in numbers:
-            numbers.discard(META)
-            requests.append(Need(sst, None, []))
-        if index is not None:
-            requests += [Need(sst, index, span) for span in _spans(index, sorted(numbers))]
-    return requests
-
-
-def _spans(index: BlockIndex, numbers: list[int]) -> Iterable[list[int]]:
-    """The ascending numbers, split at wide gaps and where a request would become too large."""
-    span: list[int] = []
-    for number in numbers:
-        if span and (
-            index.offsets[number] - index.stops[span[-1]] > MAX_GAP_BYTES
-            or index.stops[number] - index.offsets[span[0]] > MAX_FETCH_BYTES
-        ):
-            yield span
-            span = []
-        span.append(number)
-    if span:
-        yield span
-
-
 def _held(sst: Sst, number: int) -> Any:
-    if number != META:
+    if number >= 0:
         return sst.held_block(number)
-    meta: SstMeta | None = sst.meta
-    return None if meta is None else meta.pinned
+    return sst.use_index() if number == INDEX else sst.filters

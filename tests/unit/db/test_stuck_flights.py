@@ -10,7 +10,7 @@ from flagstone.config import ObjectStoreCacheOptions, Settings
 from flagstone.db.open import open_database
 from flagstone.runtime.sync import Event
 from flagstone.sst import store as table_store
-from flagstone.sst.reader import META
+from flagstone.sst.reader import INDEX
 from flagstone.sst.store import _Flight
 from flagstone.store import caching
 from flagstone.store.caching import CachingStore
@@ -35,7 +35,7 @@ def test_a_fetch_that_never_ends_is_repeated_by_the_next_reader(monkeypatch: pyt
     with open_database("db", store=store, settings=settings()) as db:
         ssts = db._engine.manifest.views.ssts
         (sst,) = ssts._ssts.values()
-        ssts._flights[sst, META] = _Flight()
+        ssts._flights[sst, INDEX] = _Flight()
         assert db.get(b"k") == b"v"
         assert not ssts._flights
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from uuid import UUID
 
 import pytest
 
@@ -10,7 +11,7 @@ from flagstone.errors import CorruptData
 from flagstone.metadata.boundary import Boundary, decode_boundary, encode_boundary
 from flagstone.metadata.compactions import Compactions, encode_compactions, load_compactions
 from flagstone.metadata.integrity import TRAILER_BYTES, seal_metadata
-from flagstone.metadata.manifest import new_manifest
+from flagstone.metadata.manifest import Checkpoint, add_checkpoint, new_manifest
 from flagstone.metadata.manifest_codec import encode_manifest, load_manifest
 from flagstone.metadata.stores import CompactionsStore, ManifestStore
 from flagstone.store.memory import MemoryStore
@@ -65,6 +66,13 @@ def test_a_manifest_under_the_name_of_another_version_raises_corrupt_data() -> N
 def test_metadata_without_a_checksum_is_read() -> None:
     assert load_manifest(encode_manifest(MANIFEST), PATH) == MANIFEST
     assert load_compactions(encode_compactions(Compactions(4)), "x") == Compactions(4)
+
+
+def test_a_manifest_knows_whether_it_or_the_one_it_was_edited_from_was_read_with_a_checksum() -> None:
+    assert load_manifest(STORED, PATH).checked
+    unchecked = load_manifest(encode_manifest(MANIFEST), PATH)
+    assert not unchecked.checked
+    assert not add_checkpoint(unchecked, Checkpoint(UUID(int=1), ManifestId(7), 0)).checked
 
 
 def test_manifests_and_compactions_files_are_written_with_a_checksum() -> None:

@@ -12,7 +12,8 @@ from flagstone.read.scan_cursor import Chunk, Lacking, ScanCursor, ScanRequest
 from flagstone.read.view import ReadView
 from flagstone.runtime.grants import MemoryPart
 from flagstone.runtime.pool import Future, IoPool
-from flagstone.sst.store import DEFAULT_READ_AHEAD_BUDGET, Need, Pinned
+from flagstone.sst.requests import Need
+from flagstone.sst.store import DEFAULT_READ_AHEAD_BUDGET, Pinned
 from flagstone.types import MAX_SEQ, EntryTuple
 from kit.ssts import NOW_MS, Rig, put
 
@@ -62,7 +63,7 @@ class Drive:
         for stretch in self.cursor.plan_ahead(self.budget):
             self._requested += _size(stretch.need)
             stretch.future = Future()
-            if stretch.need.numbers:
+            if stretch.need.index is not None:
                 self._under_way[stretch.future] = stretch
             else:
                 stretch.future.set_result(self.ssts.fetch_request(stretch.need))
@@ -78,6 +79,9 @@ class Drive:
 
 
 def _size(need: read_ahead.Need) -> int:
+    """The size of its blocks; an index does not count."""
+    if need.index is None:
+        return 0
     return sum(need.index.stops[number] - need.index.offsets[number] for number in need.numbers)
 
 
@@ -195,5 +199,5 @@ def test_an_index_that_the_cache_evicts_while_the_scan_uses_it_stays_with_the_sc
     drive = Drive(rig, view, MemoryPart(0), reverse=reverse)
     while drive.step():
         for sst in every:
-            sst.release_meta()
+            sst.release_parts()
     assert drive.rows == pairs(ROWS[::-1] if reverse else ROWS)

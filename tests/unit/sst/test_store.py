@@ -11,8 +11,9 @@ from flagstone.errors import Unavailable
 from flagstone.read.drivers import get, multi_get
 from flagstone.runtime.pool import IoPool
 from flagstone.sst.cache import SstCache
-from flagstone.sst.reader import META
-from flagstone.sst.store import Need, SstStore, plan_requests
+from flagstone.sst.reader import INDEX, META
+from flagstone.sst.requests import Need, plan_requests
+from flagstone.sst.store import SstStore
 from flagstone.store.memory import MemoryStore
 from flagstone.store.paths import DbPaths
 from flagstone.types import MAX_SEQ, Ulid
@@ -79,7 +80,7 @@ def test_concurrent_reads_share_one_request_and_only_the_read_that_made_it_gets_
         leader = threads.submit(read)
         while not store.asked:
             pass
-        landed = ssts._flights[sst, META].landed = CountedEvent()
+        landed = ssts._flights[sst, INDEX].landed = CountedEvent()
         futures = [threads.submit(read) for _ in range(followers)]
         while len(landed.waiters) < followers:
             pass

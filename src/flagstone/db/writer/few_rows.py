@@ -19,8 +19,9 @@ from flagstone.format.sst import BlockIndex
 from flagstone.lsm.system_rows import SYSTEM_PREFIX, visible_ranges
 from flagstone.metadata.manifest import NO_SEQ
 from flagstone.read.view import ReadView
-from flagstone.sst.reader import META
-from flagstone.sst.store import Need, SstGone, SstStore
+from flagstone.sst.reader import INDEX
+from flagstone.sst.requests import need_index
+from flagstone.sst.store import SstGone, SstStore
 from flagstone.types import KeyRange
 from flagstone.write.durability import WriteHandle
 
@@ -112,7 +113,7 @@ def stored_bytes(ssts: SstStore, view: ReadView, keys: KeyRange, *, limit: int) 
             if last is not None and inside == KeyRange(sst.info.first_entry, last + b"\0"):
                 total += sst.info.estimated_size
             else:
-                total += _bytes_inside(ssts.fetch([Need(sst, None, [])])[sst, META][0], inside)
+                total += _bytes_inside(ssts.fetch([need_index(sst)])[sst, INDEX], inside)
             if total > limit:
                 return total
     return total
