@@ -81,7 +81,10 @@ def test_blocks_decode_to_the_batches_of_the_model(
         out: list[Any] = []
         for first, last in pairwise([0, *places, len(blocks)]):
             if first < last:
-                sink.add_chunk(*joined(blocks[first:last]), start, stop, out)
+                chunk, bounds = joined(blocks[first:last])
+                memory = bytearray(chunk)
+                sink.add_chunk(memoryview(memory), bounds, start, stop, out)
+                memory[:] = bytes(len(memory))  # its reader uses it for the next chunk
         sink.finish(out)
     assert [tuple(row.values()) for batch in out for row in batch.to_pylist()] == expected
 

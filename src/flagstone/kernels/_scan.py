@@ -30,6 +30,7 @@ from cython.cimports.flagstone.kernels._rows import (
     read_lengths,
     row_of,
 )
+from cython.cimports.flagstone.kernels._views import bytes_of
 
 from flagstone.errors import CorruptData
 from flagstone.kernels.damage import damaged_entry
@@ -326,20 +327,24 @@ class ColumnSieve:
         """The last key of the last `fill`, if what is visible of it was decided; b"" while that is open."""
         return self.decided
 
-    def measure(self, chunk: bytes, bounds: cython.const[cython.longlong][::1]) -> tuple | None:
+    def measure(
+        self, chunk: cython.const[cython.uchar][::1], bounds: cython.const[cython.longlong][::1]
+    ) -> tuple | None:
         """Rows, key bytes and value bytes of blocks, whose begins and ends `bounds` has; None when one is damaged."""
-        data: cython.p_const_uchar = chunk
         blocks: cython.Py_ssize_t = len(bounds) // 2
         sound: cython.bint
-        if blocks and not _inside(bounds, blocks, len(chunk)):
+        if blocks == 0:
+            return 0, 0, 0
+        if len(chunk) == 0 or not _inside(bounds, blocks, len(chunk)):
             return None
+        data: cython.p_const_uchar = bytes_of(chunk)
         with cython.nogil:
             sound = self._measure(data, bounds, blocks)
         return (self.rows, self.key_bytes, self.value_bytes) if sound else None
 
     def fill(
         self,
-        chunk: bytes,
+        chunk: cython.const[cython.uchar][::1],
         bounds: cython.const[cython.longlong][::1],
         decided: bytes,
         start: bytes | None,
@@ -379,8 +384,10 @@ class ColumnSieve:
         key_offsets[0] = 0
         if len(value_offsets):
             value_offsets[0] = 0
-        if room == 0:
+        if room == 0 or blocks == 0:
             return 0
+        if len(chunk) == 0:
+            return -1
         return self._fill(
             chunk, bounds, blocks, decided, low, high, stop is not None, room, key_offsets, keys, value_offsets, values,
             seqs, created, has_created, expires, has_expires,
@@ -431,7 +438,7 @@ class ColumnSieve:
     @cython.exceptval(-2)
     def _fill(
         self,
-        chunk: bytes,
+        chunk: cython.const[cython.uchar][::1],
         bounds: cython.const[cython.longlong][::1],
         blocks: cython.Py_ssize_t,
         decided: bytes,
@@ -449,7 +456,7 @@ class ColumnSieve:
         expires: cython.longlong[::1],
         has_expires: cython.uchar[::1],
     ) -> cython.Py_ssize_t:
-        data: cython.p_const_uchar = chunk
+        data: cython.p_const_uchar = bytes_of(chunk)
         low: cython.p_const_uchar = start
         high: cython.p_const_uchar = stop
         # The key before: the one decided last, or the last in the column, or a hidden one behind it.

@@ -101,13 +101,18 @@ class ArrowSink:
             self._done += len(group)
 
     def add_chunk(
-        self, data: bytes, bounds: array[int], start: bytes | None, stop: bytes | None, out: Chunk
+        self,
+        data: bytes | memoryview,
+        bounds: array[int],
+        start: bytes | None,
+        stop: bytes | None,
+        out: Chunk,
     ) -> None:
         """`add_blocks` for blocks inside `data`, each from one bound to the next. Copies only visible rows."""
         batch = None if self._sieve.collecting() else self._choose(data, bounds, start, stop)
         if batch is None:
             # Merge operands, or damage: the sieve folds operands and raises the detailed error.
-            blocks = [data[bounds[at] : bounds[at + 1]] for at in range(0, len(bounds), 2)]
+            blocks = [bytes(data[bounds[at] : bounds[at + 1]]) for at in range(0, len(bounds), 2)]
             self.add_blocks(blocks, start, stop, out)
         elif batch.num_rows:
             out.append(batch)
@@ -132,7 +137,7 @@ class ArrowSink:
         return at
 
     def _choose(
-        self, data: bytes, bounds: array[int], start: bytes | None, stop: bytes | None
+        self, data: bytes | memoryview, bounds: array[int], start: bytes | None, stop: bytes | None
     ) -> pa.RecordBatch | None:
         measured = self._chooser.measure(data, bounds)
         if measured is None or max(measured[1:]) > MAX_COLUMN_BYTES:

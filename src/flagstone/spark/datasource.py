@@ -27,6 +27,7 @@ from flagstone.spark.options import parse_read_options, parse_write_options
 from flagstone.spark.scan import FlagstoneReader, PushingReader
 from flagstone.spark.stored_schema import plan_types, plan_write
 from flagstone.spark.stream.options import is_stream, parse_stream_options
+from flagstone.spark.worker_process import settle
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -52,6 +53,7 @@ class FlagstoneDataSource(DataSource):
             options = parse_stream_options(self.options)
             return default_schema(options, fetch_table(options))
         held = self._hold()
+        settle()
         return plan_types(held.options, held.table)
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -63,6 +65,7 @@ class FlagstoneDataSource(DataSource):
         # Spark refuses a reader that accepts filters if its configuration does not allow them, and a data source
         # cannot see the configuration. Only one worker of Spark passes filters, so only that worker gets such a reader.
         passes_filters, held = _calling_worker() == _PUSHDOWN_WORKER, self._hold()
+        settle()
         requested = held.options.pushdown
         if requested and not SCANS_ARE_APART:
             raise InvalidRequest(

@@ -10,6 +10,7 @@ from importlib import import_module
 
 from flagstone import errors
 from flagstone.errors import FlagstoneError, InvalidRequest
+from flagstone.spark.worker_process import settle
 from flagstone.store.port import AccessRefused
 
 _RAISED = re.compile(
@@ -50,6 +51,7 @@ def find_cause(text: str) -> FlagstoneError | None:
 @contextmanager
 def in_task() -> Iterator[None]:
     """Translate a refusal of the store in a task: the driver has access, because it contacted the store before."""
+    settle()
     try:
         yield
     except AccessRefused as refused:

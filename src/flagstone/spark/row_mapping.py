@@ -7,8 +7,9 @@ the columns again, with their types. All checks run before the first task.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -50,6 +51,9 @@ _BYTES: Final = (BinaryType, StringType)
 _WHOLE: Final = (LongType, IntegerType, ShortType)
 _RESERVED: Final = frozenset([*CARRIED, *METADATA])
 FAIL: Final = MalformedRows("FAILFAST")
+
+Decoder = Callable[[pa.RecordBatch], tuple[pa.RecordBatch, int]]
+"""From rows of the database to decoded rows, and the number of malformed rows among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,15 +159,14 @@ class RowMapping:
         stored = () if self.table is None else stored_names(self.table)
         return tuple(name for name in METADATA if name not in stored)
 
-    def decode(
-        self,
-        batch: pa.RecordBatch,
-        types: pa.Schema,
-        malformed: MalformedRows = FAIL,
-        *,
-        given: pa.Schema | None = None,
-    ) -> tuple[pa.RecordBatch, int]:
-        """Rows of the database decoded to the columns of `types`, and the number of malformed rows.
+    def decode(self, batch: pa.RecordBatch, types: pa.Schema) -> tuple[pa.RecordBatch, int]:
+        """The rows of one batch; see `decoder`."""
+        return self.decoder(types)(batch)
+
+    def decoder(
+        self, types: pa.Schema, malformed: MalformedRows = FAIL, *, given: pa.Schema | None = None
+    ) -> Decoder:
+        """A function that decodes rows of the database to the columns of `types`, and counts malformed rows.
 
         `given` has at least these columns, all those that the reader gave: rows without a version have them.
         """
@@ -174,15 +177,25 @@ class RowMapping:
                 whole = [*key_arrow_schema(self.table.key), *value_arrow_schema(self.table.current.columns)]
                 stored = pa.schema([*stored, *(each for each in whole if each.name not in stored.names)])
             reader = self.reader(stored, given)
-            return decode_rows(batch, types, malformed, key=reader.decode_keys, value=reader.decode_values)
-        self._check_versions(batch)
-        return decode_rows(
-            batch,
-            types,
-            malformed,
-            key=lambda raw: self._decode_keys(raw, stored),
-            value=lambda raw: self._decode_values(raw, stored),
-        )
+            return partial(
+                decode_rows,
+                types=types,
+                options=malformed,
+                key=reader.decode_keys,
+                value=reader.decode_values,
+            )
+
+        def decode(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
+            self._check_versions(batch)
+            return decode_rows(
+                batch,
+                types,
+                malformed,
+                key=lambda raw: self._decode_keys(raw, stored),
+                value=lambda raw: self._decode_values(raw, stored),
+            )
+
+        return decode
 
     def _check_versions(self, batch: pa.RecordBatch) -> None:
         """Raise `InvalidRequest` for rows that name a version of a schema: the database at hand has no schema."""

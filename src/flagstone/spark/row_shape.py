@@ -16,7 +16,14 @@ from flagstone.schema import TableSchema
 from flagstone.spark.arrow_filter import Bound
 from flagstone.spark.malformed import MalformedRows
 from flagstone.spark.options import ReadOptions
-from flagstone.spark.row_mapping import FAIL, RowMapping, arrow_schema, check_read_schema, read_schema
+from flagstone.spark.row_mapping import (
+    FAIL,
+    Decoder,
+    RowMapping,
+    arrow_schema,
+    check_read_schema,
+    read_schema,
+)
 from flagstone.spark.selection import Wanted, narrow_bytes, narrow_columns
 from flagstone.spark.stored_schema import plan_read, read_types
 
@@ -101,21 +108,21 @@ class RowShape:
             return needed
         return self.mapping.raw_columns(needed, self.malformed.column) or ("key",)
 
-    def decode(self, batch: pa.RecordBatch, conditions: Sequence[Bound]) -> tuple[pa.RecordBatch, int]:
-        """Rows of the database as at least the needed columns, and the number of malformed rows among them."""
+    def decoder(self, conditions: Sequence[Bound]) -> Decoder:
+        """What decodes rows with the `raw_columns` to at least the needed columns. Make it once for all batches."""
         if self.mapping is None:
-            return batch, 0
+            return lambda batch: (batch, 0)
         names = self.needed(conditions)
         if self.mapping.table is None:
             # The columns of a value that names no version are decoded together.
-            read = batch.schema.names
+            read = self.raw_columns(conditions)
             own = [
                 *(self.mapping.key_columns if "key" in read else ()),
                 *((self.mapping.value_columns or ()) if "value" in read else ()),
             ]
             names = tuple(dict.fromkeys((*names, *own)))
         types = pa.schema([self.types.field(name) for name in names])
-        return self.mapping.decode(batch, types, self.malformed, given=self.types)
+        return self.mapping.decoder(types, self.malformed, given=self.types)
 
 
 def _joined(schema: StructType, others: Iterable[StructField]) -> StructType:

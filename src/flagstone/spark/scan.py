@@ -165,8 +165,9 @@ class FlagstoneReader(DataSourceReader):
 
     def _decoded(self, raw: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         malformed = 0
+        decode = self._shape.decoder(self._conditions)
         for batch in raw:
-            decoded, bad = self._shape.decode(batch, self._conditions)
+            decoded, bad = decode(batch)
             malformed += bad
             yield decoded
         if malformed:
@@ -344,12 +345,13 @@ def scan_single_source(
         bytes_to_fetch=_FETCH_BYTES,
         max_fetch_tasks=_FETCH_TASKS,
         first_bytes=_FETCH_BYTES,
+        reuse=True,  # the sink copies what is visible
     )
     try:
         while (chunk := source.next_chunk()) is not None:
             out: Chunk = []
             try:
-                sink.add_chunk(bytes(chunk.data), chunk.bounds, chunk.low, chunk.high, out)
+                sink.add_chunk(chunk.data, chunk.bounds, chunk.low, chunk.high, out)
             except CorruptData as error:
                 raise error.within(chunk.part.path) from None
             yield from out
@@ -363,13 +365,15 @@ def scan_single_source(
 def plan_count(
     total_bytes: int, *, partitions: int | None, partition_bytes: int, parallelism: int = 1
 ) -> int:
-    """The number of partitions: `partitions` if given, else so many that each has about `partition_bytes`.
+    """The number of partitions: `partitions` if given, else so many that each has at most `partition_bytes`.
 
-    A smaller database gets up to `parallelism` partitions, so that all cores have work, unless they would be tiny.
+    Then it becomes a multiple of `parallelism`, so that the last round of tasks leaves no core without work, unless
+    the tasks would be tiny.
     """
     if partitions is not None:
         return partitions
-    return max(1, -(-total_bytes // partition_bytes), min(parallelism, total_bytes // _MIN_TASK_BYTES))
+    least = max(1, -(-total_bytes // partition_bytes))
+    return max(least, min(-(-least // parallelism) * parallelism, total_bytes // _MIN_TASK_BYTES))
 
 
 def plan_partitions(anchors: Iterable[Anchor], keys: KeyRange, count: int) -> list[KeyRange]:
