@@ -64,7 +64,7 @@ def show_rates(stage: Stage, measured: list[Measurement]) -> None:
     stage.console.print(table)
     for row in rows:
         if row.here is not None and row.here.what != row.readme.what:
-            stage.tell(f"{row.label}: here a {row.here.what}.")
+            stage.tell(f"{row.label}: here {row.here.what}, for which the fixed costs of a job weigh more.")
     dates = " and ".join(sorted({row.date for row in rows}))
     machines = " and ".join(sorted({machine_line({**row.machine, BUSY: None}) for row in rows}))
     stage.tell(f"here:   {machine()}")
