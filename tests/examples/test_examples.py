@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +126,9 @@ def figures_of_the_readme() -> dict[str, str]:
 
 def rates_in(told: str) -> dict[str, tuple[str, str]]:
     """The same of the demo's last table: what was measured here, and what is in the README."""
-    table = told.partition("the README's table  ")[2].partition("\n\n")[0]
-    columns = [re.split(r" {2,}", line.strip()) for line in table.splitlines()[2:] if line.strip()]
+    table = told.partition("the README's table  ")[2].splitlines()[2:]
+    lines = takewhile(str.strip, table)
+    columns = [re.split(r" {2,}", line.strip()) for line in lines]
     return {label: (here, there) for label, here, there, *_ in columns}
 
 
