@@ -81,7 +81,7 @@ def engine_rates(folder: Path) -> list[Measurement]:
 
 
 def measure_engine(folder: Path) -> list[Measurement]:
-    """The same in this process. Reads come first, as in `engine.run`: a heap that has grown makes scans slower."""
+    """The same in this process, in the order of `engine.run`. Compactions have processes of their own."""
     ours = [engine.Flagstone]
     found = [
         *engine.point_operations(folder, ours),
