@@ -62,9 +62,9 @@ def show_rates(stage: Stage, measured: list[Measurement]) -> None:
         table.add_row(row.label, _here(row), there, "" if row.ratio is None else f"{row.ratio:.2f}×")
     stage.console.print()
     stage.console.print(table)
-    for row in rows:
-        if row.here is not None and row.here.what != row.readme.what:
-            stage.tell(f"{row.label}: here {row.here.what}, for which the fixed costs of a job weigh more.")
+    smaller = [row.here.what for row in rows if row.here is not None and row.here.what != row.readme.what]
+    if smaller:
+        stage.tell(f"Here with fewer rows, so that a job's fixed costs weigh more: {'; '.join(smaller)}.")
     dates = " and ".join(sorted({row.date for row in rows}))
     machines = " and ".join(sorted({machine_line({**row.machine, BUSY: None}) for row in rows}))
     stage.tell(f"here:   {machine()}")
