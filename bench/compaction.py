@@ -17,9 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.harness import FLAGSTONE, ROCKS, WHEEL, Measurement, sized, write_markdown
 from bench.machine import scratch_place
@@ -169,6 +169,14 @@ CONTENDERS: dict[str, Callable[[Path], Callable[[], None]]] = {
 }
 
 
+class Taken(NamedTuple):
+    """What one compaction took."""
+
+    cpu_seconds: float
+    wall_seconds: float
+    peak_mb: float
+
+
 def measure(name: str, warm_up: Path, folder: Path) -> None:
     """In a process of its own: prints processor seconds, wall seconds and peak memory of the second of two runs."""
     work = CONTENDERS[name](folder)
@@ -185,46 +193,74 @@ def measure(name: str, warm_up: Path, folder: Path) -> None:
     os._exit(0)  # the wheel's threads would keep the process alive
 
 
+def timed(
+    scratch: Path, value_bytes: int, names: Sequence[str] = tuple(CONTENDERS), *, rounds: int = ROUNDS
+) -> dict[str, Taken]:
+    """Processor seconds, wall seconds and peak memory of these contenders, medians over the rounds."""
+    prepared = scratch / f"prepared-{value_bytes}"
+    prepared.mkdir()
+    prepare_flagstone(prepared, value_bytes)
+    if ROCKS in names:
+        prepare_rocksdict(prepared, value_bytes)
+    found: dict[str, list[list[float]]] = {name: [] for name in names}
+    for _ in range(rounds):
+        for name in random.sample(names, len(names)):
+            copies = [scratch / "first", scratch / "second"]
+            for copy in copies:
+                shutil.copytree(prepared, copy)
+            command = [sys.executable, "-m", "bench.compaction", name, *map(str, copies)]
+            output = subprocess.run(
+                command,
+                check=True,
+                capture_output=True,
+                text=True,
+                timeout=120,
+                cwd=Path(__file__).parent.parent,
+            )
+            found[name].append(json.loads(output.stdout.splitlines()[-1]))
+            for copy in copies:
+                shutil.rmtree(copy)
+    shutil.rmtree(prepared)
+    return {
+        name: Taken(*(statistics.median(column) for column in zip(*taken, strict=True)))
+        for name, taken in found.items()
+    }
+
+
+def megabytes(value_bytes: int) -> float:
+    """Keys and values that go in."""
+    return SSTS * VALUE_BYTES[value_bytes] * (16 + value_bytes) / 1e6
+
+
+def throughput(value_bytes: int, taken: Mapping[str, Taken]) -> Measurement:
+    """Megabytes that go in, by seconds."""
+    rates = {name: megabytes(value_bytes) / one.wall_seconds for name, one in taken.items()}
+    return Measurement(f"compaction, {value_bytes} B values", "MB/s", rates, "higher")
+
+
 def run() -> str:
     table: list[list[str]] = []
     measurements = []
     with tempfile.TemporaryDirectory(dir=scratch_place(1 << 30)) as scratch:
-        for value_bytes, count in VALUE_BYTES.items():
-            prepared = Path(scratch, f"prepared-{value_bytes}")
-            prepared.mkdir()
-            prepare_flagstone(prepared, value_bytes)
-            prepare_rocksdict(prepared, value_bytes)
-            megabytes = SSTS * count * (16 + value_bytes) / 1e6
-            results: dict[str, list[list[float]]] = {name: [] for name in CONTENDERS}
-            for _ in range(ROUNDS):
-                for name in random.sample(list(CONTENDERS), len(CONTENDERS)):
-                    copies = [Path(scratch, "first"), Path(scratch, "second")]
-                    for copy in copies:
-                        shutil.copytree(prepared, copy)
-                    command = [sys.executable, "-m", "bench.compaction", name, *map(str, copies)]
-                    output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
-                    results[name].append(json.loads(output.stdout.splitlines()[-1]))
-                    for copy in copies:
-                        shutil.rmtree(copy)
-            per_core, walls = {}, {}
-            for name, measured in results.items():
-                cpu, wall, peak = (statistics.median(column) for column in zip(*measured, strict=True))
-                per_core[name], walls[name] = megabytes / cpu, megabytes / wall
-                table.append(
-                    [
-                        f"{value_bytes} B",
-                        name,
-                        f"{megabytes / cpu:.0f}",
-                        f"{megabytes / wall:.0f}",
-                        f"{cpu:.2f} s",
-                        f"{peak:.0f} MB",
-                    ]
-                )
-            shutil.rmtree(prepared)
-            values = f"{value_bytes} B values"
+        for value_bytes in VALUE_BYTES:
+            taken = timed(Path(scratch), value_bytes)
+            whole = throughput(value_bytes, taken)
+            size = megabytes(value_bytes)
+            per_core = {name: size / one.cpu_seconds for name, one in taken.items()}
+            table += [
+                [
+                    f"{value_bytes} B",
+                    name,
+                    f"{per_core[name]:.0f}",
+                    f"{whole.values[name]:.0f}",
+                    f"{one.cpu_seconds:.2f} s",
+                    f"{one.peak_mb:.0f} MB",
+                ]
+                for name, one in taken.items()
+            ]
             measurements += [
-                Measurement(f"compaction per core, {values}", "MB/s", per_core, "higher"),
-                Measurement(f"compaction, {values}", "MB/s", walls, "higher"),
+                Measurement(f"compaction per core, {value_bytes} B values", "MB/s", per_core, "higher"),
+                whole,
             ]
     return write_markdown(
         "compaction",

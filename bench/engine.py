@@ -26,6 +26,7 @@ KEYS = sized(50_000, quickly=5_000)
 FLUSH_ROWS = sized(480_000, quickly=5_000)
 """About 64 MB of keys and values, including the overhead of a memtable."""
 
+FLUSH_MB = FLUSH_ROWS * 116 / 1e6
 CALLS = sized(10_000, quickly=500)
 WHEEL_CALLS = CALLS // 10
 ROUNDS = sized(5, quickly=1)
@@ -217,10 +218,10 @@ def run() -> str:
     root = Path(tempfile.mkdtemp(prefix="flagstone-bench-"))
     try:
         measurements = [
-            *_point_operations(root),
+            *point_operations(root),
             _arrow(root),
-            _flush(root),
-            *_durable(root),
+            flush(root),
+            *(durable_puts(root, fsync=fsync) for fsync in (False, True)),
             _reopen(root),
             _memory(root),
         ]
@@ -249,8 +250,9 @@ def _per_call(what: str, works: dict[str, Callable[[], object]], sizes: dict[str
     return Measurement(what, "µs", {name: timings[name].median / sizes[name] * 1e6 for name in works})
 
 
-def _point_operations(root: Path) -> list[Measurement]:
-    peers = [peer(_folder(root, f"points-{peer.name}")) for peer in PEERS]
+def point_operations(root: Path, kinds: Sequence[type[Any]] = PEERS) -> list[Measurement]:
+    """Puts, gets and scans of these engines."""
+    peers = [peer(_folder(root, f"points-{peer.name}")) for peer in kinds]
     chooser = random.Random(5)
     sample = [key(chooser.randrange(KEYS)) for _ in range(CALLS)]
     absent = [b"absent%010d" % number for number in range(CALLS)]
@@ -306,13 +308,13 @@ def _arrow(root: Path) -> Measurement:
     return Measurement("write of an Arrow table", "krows/s", rates, "higher")
 
 
-def _flush(root: Path) -> Measurement:
+def flush(root: Path, kinds: Sequence[type[Any]] = PEERS, *, rounds: int = ROUNDS) -> Measurement:
     """Median flush of a full memtable; keys arrive in random order."""
     order = list(range(FLUSH_ROWS))
     random.Random(3).shuffle(order)
-    seconds: dict[str, list[float]] = {peer.name: [] for peer in PEERS}
-    for turn in range(ROUNDS):
-        for kind in random.sample(PEERS, len(PEERS)):
+    seconds: dict[str, list[float]] = {peer.name: [] for peer in kinds}
+    for turn in range(rounds):
+        for kind in random.sample(kinds, len(kinds)):
             peer = kind(_folder(root, f"flush-{kind.__name__}-{turn}"), **_no_early_flush(kind))
             peer.load(order)
             started = time.perf_counter()
@@ -320,39 +322,38 @@ def _flush(root: Path) -> Measurement:
             seconds[kind.name].append(time.perf_counter() - started)
             peer.close()
             shutil.rmtree(root / f"flush-{kind.__name__}-{turn}", ignore_errors=True)
-    size = FLUSH_ROWS * 116 / 1e6
-    rates = {name: size / statistics.median(taken) for name, taken in seconds.items()}
-    return Measurement(f"flush of {size:.0f} MB", "MB/s", rates, "higher")
+    rates = {name: FLUSH_MB / statistics.median(taken) for name, taken in seconds.items()}
+    return Measurement(f"flush of {FLUSH_MB:.0f} MB", "MB/s", rates, "higher")
 
 
 def _no_early_flush(kind: type[Any]) -> dict[str, Any]:
     return {} if kind is Rocks else {"l0_sst_size_bytes": 1 << 30, "max_unflushed_bytes": 2 << 30}
 
 
-def _durable(root: Path) -> list[Measurement]:
-    found = []
-    for fsync in (False, True):
-        peers = [
-            Flagstone(_folder(root, f"durable-{fsync}-f"), fsync=fsync),
-            Wheel(_folder(root, f"durable-{fsync}-w")),
-        ]
-        if fsync:
-            peers.append(Rocks(_folder(root, f"durable-{fsync}-r")))
-        sizes = {
-            peer.name: sized(10, quickly=2) if peer.name == Wheel.name else sized(300, quickly=20)
-            for peer in peers
-        }
-        works = {
-            peer.name: (lambda peer=peer, count=sizes[peer.name]: peer.put_durably(range(count)))
-            for peer in peers
-        }
-        timings = interleave(works, rounds=ROUNDS)
-        what = f"durable put, one caller, {'fsync' if fsync else 'no fsync'}"
-        rates = {name: sizes[name] / timing.median for name, timing in timings.items()}
-        found.append(Measurement(what, "/s", rates, "higher"))
-        for peer in peers:
-            peer.close()
-    return found
+def durable_puts(root: Path, kinds: Sequence[type[Any]] = PEERS, *, fsync: bool) -> Measurement:
+    """Durable puts of one caller, one after the other. RocksDB takes part only with fsync."""
+    chosen = [kind for kind in kinds if fsync or kind is not Rocks]
+    peers = [
+        kind(_folder(root, f"durable-{fsync}-{kind.__name__}"), **_with_fsync(kind, fsync)) for kind in chosen
+    ]
+    sizes = {
+        peer.name: sized(10, quickly=2) if peer.name == Wheel.name else sized(300, quickly=20)
+        for peer in peers
+    }
+    works = {
+        peer.name: (lambda peer=peer, count=sizes[peer.name]: peer.put_durably(range(count)))
+        for peer in peers
+    }
+    timings = interleave(works, rounds=ROUNDS)
+    rates = {name: sizes[name] / timing.median for name, timing in timings.items()}
+    for peer in peers:
+        peer.close()
+    return Measurement(f"durable put, one caller, {'fsync' if fsync else 'no fsync'}", "/s", rates, "higher")
+
+
+def _with_fsync(kind: type[Any], fsync: bool) -> dict[str, Any]:
+    """SlateDB's folders never call fsync; RocksDB's writes ask for it themselves."""
+    return {"fsync": fsync} if kind is Flagstone else {}
 
 
 def _reopen(root: Path) -> Measurement:

@@ -45,18 +45,23 @@ def front_page(page: str, results: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join([before + BEGIN, *_lines(results), END + after])
 
 
-def _lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
+def published(results: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Mapping[str, Any], Measurement]]:
+    """The lines of the table: label -> the result that a figure comes from, and its measurement."""
     found = {
         (result["name"], one["what"]): (result, Measurement(**one))
         for result in results
         for one in result["measurements"]
     }
-    chosen = [found[result, what] for _, result, what in LINES]
-    dates = sorted({result["date"] for result, _ in chosen})
-    cores = sorted({result["machine"]["cores"] for result, _ in chosen})
+    return {label: found[result, what] for label, result, what in LINES}
+
+
+def _lines(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    chosen = published(results)
+    dates = sorted({result["date"] for result, _ in chosen.values()})
+    cores = sorted({result["machine"]["cores"] for result, _ in chosen.values()})
     table = markdown_table(
         ["", *ENGINES.values()],
-        [[label, *_cells(one)] for (label, _, _), (_, one) in zip(LINES, chosen, strict=True)],
+        [[label, *_cells(one)] for label, (_, one) in chosen.items()],
     )
     return [
         f"Measured on {' and '.join(dates)} on one small machine ({' or '.join(map(str, cores))} cores), medians of interleaved rounds.",
@@ -69,11 +74,12 @@ def _cells(one: Measurement) -> list[str]:
     """A figure for each engine, the best of them bold."""
     present = {engine: one.values[engine] for engine in ENGINES if engine in one.values}
     best = (max if one.better == "higher" else min)(present.values())
-    cells = {engine: _figure(figure, one.unit) for engine, figure in present.items()}
+    cells = {engine: figure_text(figure, one.unit) for engine, figure in present.items()}
     return [
         f"**{cells[engine]}**" if present.get(engine) == best else cells.get(engine, "") for engine in ENGINES
     ]
 
 
-def _figure(figure: float, unit: str) -> str:
+def figure_text(figure: float, unit: str) -> str:
+    """A figure as the table shows it."""
     return f"{figure / 1000:.2f} M rows/s" if unit == "krows/s" else formatted(figure, unit)

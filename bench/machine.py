@@ -7,6 +7,7 @@ import platform
 import shutil
 import tempfile
 import time
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
@@ -39,7 +40,11 @@ def machine_facts() -> dict[str, Any]:
 
 def machine() -> str:
     """The same in half a line."""
-    facts = machine_facts()
+    return machine_line(machine_facts())
+
+
+def machine_line(facts: Mapping[str, Any]) -> str:
+    """Facts, also stored ones, in half a line."""
     busy = facts["busy_before_percent"]
     others = "" if busy is None else f", {busy:.0f} % busy before"
     return (

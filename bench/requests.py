@@ -12,11 +12,15 @@ import asyncio
 import json
 import os
 import random
+import statistics
 import tempfile
+import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, Self
 
 from bench.harness import FLAGSTONE, WHEEL, Measurement, sized, write_markdown
 from bench.prices import S3_STANDARD
@@ -28,6 +32,8 @@ GETS: Final = sized(1000, quickly=20)
 SETTLING_S: Final = sized(75, quickly=1)
 """Start-up work of a database is not idling, and the first round of a collector comes within a minute."""
 IDLE_S: Final = sized(60, quickly=2)
+IDLE_BY_DEFAULT: Final = "idle minute, default settings"
+WINDOW_S: Final = sized(10, quickly=1)
 MINUTES_A_MONTH: Final = 30 * 24 * 60
 
 QUIET: Final = {"compactor_options": None, "garbage_collector_options": None}
@@ -232,18 +238,14 @@ def _measure_idle(folder: Path) -> dict[str, list[Count]]:
     """A minute without reads and writes: both engines, without and with their compactor and collector."""
     rows: dict[str, dict[str, Any]] = {
         "idle minute, no compactor or collector": QUIET,
-        "idle minute, default settings": {},
+        IDLE_BY_DEFAULT: {},
     }
     contenders = []
     for place, (name, settings) in enumerate(rows.items()):
         for engine in (Flagstone, Wheel):
             at = folder / f"{engine.__name__}-{place}"
             at.mkdir()
-            contender: Contender = engine(at)
-            contender.open(**settings)
-            contender.load(list(range(100)), os.urandom(100))
-            contender.flush()
-            contenders.append((name, contender))
+            contenders.append((name, _left_alone(engine(at), settings)))
     time.sleep(SETTLING_S)
     before = [contender.count() for _, contender in contenders]
     time.sleep(IDLE_S)
@@ -253,6 +255,52 @@ def _measure_idle(folder: Path) -> dict[str, list[Count]]:
     for _, contender in contenders:
         contender.close()
     return found
+
+
+def _left_alone(contender: Contender, settings: Mapping[str, Any]) -> Contender:
+    contender.open(**settings)
+    contender.load(list(range(100)), os.urandom(100))
+    contender.flush()
+    return contender
+
+
+class IdleDatabase:
+    """Our database with default settings, left alone while the block runs: its requests, from short windows.
+
+    For programs that have less time than `run`. A round of the garbage collector falls into one window of several, so
+    the median is that of a minute without one.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._count, daemon=True)
+        self._counts: list[int] = []
+
+    def __enter__(self) -> Self:
+        self._contender = _left_alone(Flagstone(self._folder), {})
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+        self._contender.close()
+
+    def _count(self) -> None:
+        while not self._end.wait(WINDOW_S):
+            self._counts.append(self._contender.count().total())
+
+    def minute(self) -> Measurement | None:
+        """The requests of a minute; None before the second window has ended. The first is that of start-up."""
+        windows = [after - before for before, after in pairwise(self._counts)]
+        if not windows:
+            return None
+        return _requests(IDLE_BY_DEFAULT, {FLAGSTONE: statistics.median(windows) * 60 / WINDOW_S})
+
+
+def _requests(name: str, totals: dict[str, float]) -> Measurement:
+    return Measurement(f"requests, {name}", "", totals)
 
 
 def run() -> str:
@@ -273,7 +321,7 @@ def run() -> str:
             [name, _counted(mine), _counted(wheels), f"{ratio:.2f}", _cost(name, mine), _cost(name, wheels)]
         )
         totals = {FLAGSTONE: float(mine.total()), WHEEL: float(wheels.total())}
-        measurements.append(Measurement(f"requests, {name}", "", totals))
+        measurements.append(_requests(name, totals))
     return write_markdown(
         "requests",
         "Requests to the object store: Flagstone beside slatedb 0.17.0",

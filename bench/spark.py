@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -35,8 +35,9 @@ SLICES: Final = 4
 GETS: Final = sized(10_000, quickly=500)
 ROUNDS: Final = sized(5, quickly=1)
 ROW_BYTES: Final = 120
-PARTITIONS: Final = max(2, ROWS * ROW_BYTES >> 26)
-"""Partitions of the sorted rows in the cache, 64 MiB each: as Spark sizes an uncached shuffle by default."""
+SORTED_LOAD: Final = "load of {:,} sorted rows"
+UNORDERED_LOAD: Final = "load of {:,} rows in no order"
+READ: Final = "DataFrame read of {:,} rows"
 SPACE: Final = 1 << 32
 """Keys are numbers below this, spread evenly by `STRIDE`, which is odd: no two rows get the same."""
 STRIDE: Final = 2_654_435_761
@@ -58,19 +59,21 @@ def value(row: int) -> bytes:
 
 
 class Session:
-    """A Spark session of two cores, and the rows in both orders."""
+    """A Spark session of two cores, unless another is given, and the rows in both orders."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, spark: Any = None, rows: int = ROWS) -> None:
         from flagstone.spark import session
 
-        self.spark = session(master="local[2]", spark_log_level="ERROR", spark_driver_memory="6g")
+        self.spark = spark or session(master="local[2]", spark_log_level="ERROR", spark_driver_memory="6g")
+        self.rows = rows
         self.database, self.parquet = folder / "database", folder / "parquet"
         self._source = folder / "source"
         self._write_source()
         self.unordered = self.spark.read.parquet(str(self._source))
-        by_key = self.unordered.repartitionByRange(PARTITIONS, "key")
+        # 64 MiB each: as Spark sizes an uncached shuffle by default.
+        by_key = self.unordered.repartitionByRange(max(2, rows * ROW_BYTES >> 26), "key")
         self.ordered = by_key.sortWithinPartitions("key").cache()
-        assert self.ordered.count() == ROWS
+        assert self.ordered.count() == rows
 
     def _write_source(self) -> None:
         from pyspark.sql import functions as F  # noqa: N812
@@ -79,7 +82,7 @@ class Session:
         spread = ((number * F.lit(STRIDE)) % F.lit(SPACE)).cast("string")
         digest = F.unhex(F.sha2(number.cast("string").cast("binary"), 512))
         more = F.unhex(F.sha2(F.concat(F.lit("-"), number.cast("string")).cast("binary"), 512))
-        rows = self.spark.range(0, ROWS, 1, 8).select(
+        rows = self.spark.range(0, self.rows, 1, 8).select(
             F.concat(F.lit("key-"), F.lpad(spread, 16, "0")).cast("binary").alias("key"),
             F.concat(digest, F.substring(more, 1, 36)).alias("value"),
         )
@@ -94,7 +97,7 @@ class Session:
         shutil.rmtree(self.database, ignore_errors=True)
         report = bulk_load(rows, self.database, presorted=presorted)
         assert report is not None
-        assert report.rows == ROWS
+        assert report.rows == self.rows
 
     def write_parquet(self, rows: Any) -> None:
         shutil.rmtree(self.parquet, ignore_errors=True)
@@ -110,10 +113,12 @@ class Session:
         rows.write.format("noop").mode("overwrite").save()
 
 
-def measure(contenders: Mapping[str, Callable[[], object]]) -> dict[str, list[Taken]]:
+def measure(
+    contenders: Mapping[str, Callable[[], object]], *, rounds: int = ROUNDS
+) -> dict[str, list[Taken]]:
     """Run all in turn, each round in another order; the first round warms up and is not counted."""
     found: dict[str, list[Taken]] = {name: [] for name in contenders}
-    for turn in range(ROUNDS + 1):
+    for turn in range(rounds + 1):
         for name in random.sample(list(contenders), len(contenders)):
             cpu, started = cpu_seconds(), time.perf_counter()
             contenders[name]()
@@ -235,8 +240,9 @@ def range_bytes(database: Path) -> tuple[int, int, int]:
     return rows, store.totals()["bytes_read"], stored
 
 
-def _rate(taken: list[Taken]) -> float:
-    return ROWS / statistics.median(one.seconds for one in taken) / 1e3
+def rate(taken: Sequence[Taken], *, rows: int = ROWS) -> float:
+    """Thousands of rows per second."""
+    return rows / statistics.median(one.seconds for one in taken) / 1e3
 
 
 def _cpu(taken: list[Taken]) -> float:
@@ -273,29 +279,29 @@ def run() -> str:
     by_slice = [statistics.median(one[at] for one in slices[1:]) for at in range(SLICES)]
     measurements = [
         Measurement(
-            f"load of {ROWS:,} sorted rows",
+            SORTED_LOAD.format(ROWS),
             "krows/s",
             {
-                FLAGSTONE: _rate(wrote["load, ordered"]),
+                FLAGSTONE: rate(wrote["load, ordered"]),
                 WHEEL: wheel_rate,
-                PARQUET: _rate(wrote["parquet, ordered"]),
+                PARQUET: rate(wrote["parquet, ordered"]),
             },
             "higher",
         ),
         Measurement(
-            f"load of {ROWS:,} rows in no order",
+            UNORDERED_LOAD.format(ROWS),
             "krows/s",
             {
-                FLAGSTONE: _rate(wrote["load, unordered"]),
+                FLAGSTONE: rate(wrote["load, unordered"]),
                 WHEEL: wheel_rate,
-                PARQUET: _rate(wrote["parquet, unordered"]),
+                PARQUET: rate(wrote["parquet, unordered"]),
             },
             "higher",
         ),
         Measurement(
-            f"DataFrame read of {ROWS:,} rows",
+            READ.format(ROWS),
             "krows/s",
-            {FLAGSTONE: _rate(read["read"]), PARQUET: _rate(read["parquet"])},
+            {FLAGSTONE: rate(read["read"]), PARQUET: rate(read["parquet"])},
             "higher",
         ),
         *(

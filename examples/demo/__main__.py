@@ -6,8 +6,9 @@
     python examples/demo --rows 20000 --keep fewer, and the folder stays
 
 Spark loads a shop. A service opens it, reads, writes and runs transactions. A clone is changed independently. Spark
-streams the changes out and compacts. In the end every byte is verified. Each step checks its own result and raises if
-it is wrong. The files beside this one are the acts, in order: load, serve, branch, follow, maintain, summary.
+streams the changes out and compacts. Every byte is verified. Each step checks its own result and raises if it is wrong.
+In the end the rows of the README's table are measured, beside the README's figures. The files beside this one are the
+acts, in order: load, serve, branch, follow, maintain, rates, summary.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from flagstone.kernels import COMPILED
 from follow import follow
 from load import load
 from maintain import analyse, compact, verify
+from rates import IdleDatabase, measure_engine, measure_spark, note_load, show_rates
 from serve import serve
 from shop import Shop
 from stage import Stage, java_output_in
@@ -67,8 +69,8 @@ def start_spark(stage: Stage, log: Path) -> SparkSession:
             return fs.session(
                 app_name="flagstone demo",
                 spark_driver_memory="2g",
-                # Quick to warm up: the program runs for about a minute.
-                **{"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
+                # The collector that starts quickest.
+                **{"spark.driver.extraJavaOptions": "-XX:+UseSerialGC"},
             )
     except Exception:
         stage.console.print(log.read_text(errors="replace")[-2000:], markup=False)
@@ -86,6 +88,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.rows < 1000:
         parser.error("--rows: a shop with fewer than 1,000 orders is no demo")
+    note_load()
     stage, started = Stage(), time.perf_counter()
     folder = Path(tempfile.mkdtemp(prefix="flagstone-demo-"))
     stage.console.print(
@@ -94,11 +97,16 @@ def main() -> None:
         soft_wrap=True,
     )
     try:
-        spark = start_spark(stage, folder / "spark.log")
-        try:
-            play(stage, spark, Shop(arguments.rows), folder)
-        finally:
-            spark.stop()
+        with IdleDatabase(new_folder(folder / "idle")) as idle:
+            spark = start_spark(stage, folder / "spark.log")
+            try:
+                play(stage, spark, Shop(arguments.rows), folder)
+                measured = measure_spark(stage, spark)
+            finally:
+                spark.stop()
+            measured += measure_engine(stage, new_folder(folder / "rates"))
+            of_a_minute = idle.minute()
+        show_rates(stage, [*measured, of_a_minute] if of_a_minute else measured)
         stage.console.print(
             f"\n[bold green]{stage.checks} checks passed[/] in {time.perf_counter() - started:.0f} s.",
             soft_wrap=True,
@@ -108,6 +116,11 @@ def main() -> None:
     finally:
         if not arguments.keep:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def new_folder(path: Path) -> Path:
+    path.mkdir()
+    return path
 
 
 def explore(stage: Stage, folder: Path, *, keep: bool) -> None:

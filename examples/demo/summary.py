@@ -31,7 +31,7 @@ def count_requests(db: Counted) -> Counter[str]:
 
 
 def summarize(stage: Stage, folder: Path, counted: Counter[str]) -> None:
-    steps = Table("what was done", box=SIMPLE_HEAD)
+    steps = Table("what was done, once", box=SIMPLE_HEAD)
     for heading in ("rows", "MB", "seconds", "rate"):
         steps.add_column(heading, justify="right")
     for lap in stage.laps:

@@ -23,14 +23,12 @@ LONGER = {
     "db/writer/database.py": 520,
     "db/writer/transaction.py": 510,
     "write/writer_state.py": 850,
-    "testing/simulation/oracle.py": 540,
     "kernels/_block_writer.py": 640,
     "kernels/_memtable.py": 760,
     "kernels/_merge.py": 690,
 }
 """`Db` and `Transaction` are public classes, with a docstring for each method. Every change under the write lock is a
-method of one class, so that no other class takes the lock. A compiled class cannot be spread over files. The oracle is
-one state, of which every part is compared with every other one."""
+method of one class, so that no other class takes the lock. A compiled class cannot be spread over files."""
 BANNED_WORDS = ("util", "helper", "manager", "common", "misc")
 HEAVY_PACKAGES = ("numpy", "obstore", "pyarrow", "pyspark")
 

@@ -8,10 +8,13 @@ import re
 import subprocess
 import sys
 import time
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from bench.front_page import BEGIN, END, PAGE
+from bench.harness import QUICK_VARIABLE
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ON_SPARK = [pytest.mark.slow, pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
@@ -114,6 +117,29 @@ def test_the_pipeline_reads_follows_and_feeds_databases(tmp_path: Path) -> None:
     assert "100 orders: 100 changes, 100 rows by customer, 14950 cents in all" in run.stdout
 
 
+def figures_of_the_readme() -> dict[str, str]:
+    """The label and Flagstone's figure of every line of the table on the project's first page."""
+    table = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
+    lines = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("| ")]
+    return {label.strip(): figure.strip(" *") for label, figure, *_ in lines if label.strip()}
+
+
+def rates_in(told: str) -> dict[str, tuple[str, str]]:
+    """The same of the demo's last table: what was measured here, and what is in the README."""
+    table = told.partition("the README's table  ")[2].splitlines()[2:]
+    lines = takewhile(str.strip, table)
+    columns = [re.split(r" {2,}", line.strip()) for line in lines]
+    return {label: (here, there) for label, here, there, *_ in columns}
+
+
+def unit_of(figure: str) -> str:
+    return figure.partition(" ")[2]
+
+
+def figure_in(text: str) -> float:
+    return float(text.partition(" ")[0].replace(",", ""))
+
+
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(600)
@@ -122,6 +148,7 @@ def test_the_demo_runs_without_java_on_the_path_and_leaves_nothing_behind(tmp_pa
     temporary.mkdir()
     environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
     environment |= {"PATH": path_without_java(tmp_path / "bin"), "TMPDIR": str(temporary), "COLUMNS": "100"}
+    environment |= {QUICK_VARIABLE: "1"}  # of the rates: they are measured, but mean nothing
 
     with subprocess.Popen(
         [sys.executable, str(EXAMPLES / "demo"), "--rows", "3000"],
@@ -137,6 +164,13 @@ def test_the_demo_runs_without_java_on_the_path_and_leaves_nothing_behind(tmp_pa
     assert noise == ""
     assert "checks passed" in told
     assert re.search(r"orders and customers +3,300 ", told)
+    shown = rates_in(told)
+    readme = figures_of_the_readme()
+    assert list(shown) == list(readme)
+    assert {label: there for label, (_, there) in shown.items()} == readme
+    for label, (here, there) in shown.items():
+        assert unit_of(here) == unit_of(there), label
+        assert figure_in(here) >= 0, label
     assert list(temporary.glob("flagstone-demo-*")) == []
     # Java ends by itself when it notices that its Python has.
     deadline = time.monotonic() + 60

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flagstone.testing.simulation.oracle import Branch, Change, Oracle, Violation
+from flagstone.testing.simulation.history import Branch, Change, Violation
+from flagstone.testing.simulation.oracle import Oracle
 from flagstone.types import Row
 
 NOW = (1_000, 1_000)

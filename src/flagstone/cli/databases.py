@@ -322,6 +322,15 @@ def inspect(
 
 
 _SEVERITY_STYLES: Final = {"damage": "bold red", "warning": "yellow", "note": "dim"}
+_NOUNS: Final = {
+    "boundary": "boundary file",
+    "compactions": "compactions file",
+    "manifest": "manifest",
+    "sst": "SST",
+    "wal": "WAL file",
+    "wal fence": "WAL fence",
+}
+"""The kinds of objects that a verification counts, in words."""
 
 
 def verify(
@@ -362,7 +371,10 @@ def _print_verification(report: Report) -> None:
     from rich.markup import escape
 
     with console() as shown:
-        counts = ", ".join(f"{count:,} {kind}" for kind, count in sorted(report.objects.items()))
+        counts = ", ".join(
+            f"{count:,} {_NOUNS[kind]}{'' if count == 1 else 's'}"
+            for kind, count in sorted(report.objects.items())
+        )
         shown.print(f"[bold]{escape(report.database)}[/bold], manifest {report.manifest_id}")
         shown.print(f"read {counts}: {report.bytes:,} bytes, {report.rows:,} rows")
         for finding in report.findings:

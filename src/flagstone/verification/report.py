@@ -33,6 +33,7 @@ class Finding:
 class Report:
     """The result of one verification. `ok` means that no data is lost, and none would be read wrongly.
 
+    `objects` counts what was read by kind: manifest, compactions, boundary, wal, wal fence and sst.
     Two reports are equal if they have the same findings and counts; the duration does not matter.
     """
 

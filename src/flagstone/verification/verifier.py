@@ -344,7 +344,7 @@ class Verifier:
         for path in paths:
             check = checks[path]
             if check is not None:
-                self._note("table", check)
+                self._note("sst", check)
 
     def _report_orphans(self, orphans: Mapping[str, Subject], checks: Mapping[str, SstCheck | None]) -> None:
         before = len(self._report.findings)

@@ -31,6 +31,8 @@ def test_verify_of_a_sound_database_prints_sound_and_exits_with_zero() -> None:
     done = flagstone("--path", str(DATA / "basic" / "db"), "verify")
     assert done.exit_code == 0, done.stderr
     assert "sound" in done.stdout
+    assert "2 SSTs" in done.stdout
+    assert "table" not in done.stdout
 
 
 def test_verify_prints_json() -> None:
@@ -38,6 +40,8 @@ def test_verify_prints_json() -> None:
     report = json.loads(done.stdout)
     assert report["ok"] is True
     assert report["rows"] == 153
+    assert report["objects"]["sst"] == 2
+    assert "table" not in report["objects"]
 
 
 def test_verify_of_a_damaged_database_names_the_object_and_exits_with_six(tmp_path: Path) -> None:

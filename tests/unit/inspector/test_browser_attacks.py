@@ -10,13 +10,13 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 import flagstone
 from flagstone import Settings
+from kit.answers import answer_in_page
 from kit.browser import CHROMIUM, Browser
 from kit.grown_database import grow
 from kit.inspected import inspected, place, served
@@ -166,29 +166,23 @@ TRAVERSALS = [
 
 @pytest.mark.parametrize("path", TRAVERSALS)
 def test_no_path_leads_to_other_files(browser: Browser, address: str, path: str) -> None:
-    answer = browser_fetch(browser, address, path)
-    assert answer["status"] in (403, 404)
-    assert "root:" not in answer["text"]
-    assert "def serve" not in answer["text"]
-
-
-def browser_fetch(browser: Browser, address: str, path: str, **options: Any) -> Any:
-    """The answer that a script of the page itself gets."""
     browser.open(address)
     browser.until(LOADED)
-    return browser.run(
-        f"fetch(location.href + {json.dumps(path)}, {json.dumps(options)})"
-        ".then(async (answer) => ({status: answer.status, text: await answer.text()}))"
-    )
+    answer = answer_in_page(browser, path)
+    assert answer.status in (403, 404)
+    assert "root:" not in answer.text
+    assert "def serve" not in answer.text
 
 
 @pytest.mark.parametrize(
     "method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "PROPFIND", "MADEUP"]
 )
 def test_a_page_can_only_get(browser: Browser, address: str, method: str) -> None:
-    answer = browser_fetch(browser, address, "api/rows", method=method)
-    assert answer["status"] == 501
-    assert SECRET not in answer["text"]
+    browser.open(address)
+    browser.until(LOADED)
+    answer = answer_in_page(browser, "api/rows", method=method)
+    assert answer.status == 501
+    assert SECRET not in answer.text
 
 
 READS = {

@@ -15,6 +15,7 @@ from flagstone import Settings
 from flagstone.errors import InvalidRequest
 from flagstone.inspector.server import MAX_CONNECTIONS, ask, refusal, serve
 from flagstone.runtime.sync import Event
+from kit.answers import answer_of, port_of, raw_answer
 from kit.inspected import Place, inspected, place, served
 
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -36,17 +37,6 @@ def address(where: Place) -> Iterator[str]:
         yield found
 
 
-class Answer:
-    def __init__(self, address: str, path: str, *, method: str = "GET", **headers: str) -> None:
-        connection = HTTPConnection("127.0.0.1", urlsplit(address).port or 0, timeout=10)
-        connection.request(method, path, headers=headers)
-        answer = connection.getresponse()
-        self.status = answer.status
-        self.headers = answer.headers
-        self.text = answer.read().decode()
-        connection.close()
-
-
 def test_the_page_and_its_files_come_from_the_address(address: str) -> None:
     path = urlsplit(address).path
     for name, kind in [
@@ -58,17 +48,17 @@ def test_the_page_and_its_files_come_from_the_address(address: str) -> None:
         ("api/state", "application/json"),
         ("api/rows?prefix=%3C", "application/json"),
     ]:
-        answer = Answer(address, path + name)
+        answer = answer_of(address, path + name)
         assert answer.status == 200
         assert answer.headers["Content-Type"] == f"{kind}; charset=utf-8"
-    assert Answer(address, path + "api/state", Host=f"localhost:{urlsplit(address).port}").status == 200
+    assert answer_of(address, path + "api/state", Host=f"localhost:{urlsplit(address).port}").status == 200
 
 
 @pytest.mark.parametrize("name", ["", "page.js", "api/state", "api/none", "none", "api/rows?limit=x"])
 def test_every_answer_forbids_scripts_of_others_frames_caches_and_guessed_types(
     address: str, name: str
 ) -> None:
-    headers = Answer(address, urlsplit(address).path + name).headers
+    headers = answer_of(address, urlsplit(address).path + name).headers
     policy = headers["Content-Security-Policy"]
     assert policy.startswith("default-src 'none'; script-src 'self';")
     assert "unsafe" not in policy
@@ -102,7 +92,7 @@ def test_a_request_for_another_host_is_refused(address: str, where: Place, host:
     before = where.requests
     parts = urlsplit(address)
     for name in ("", "api/state", "events"):
-        answer = Answer(address, parts.path + name, Host=host.format(port=parts.port))
+        answer = answer_of(address, parts.path + name, Host=host.format(port=parts.port))
         assert answer.status == 403
     assert where.requests == before
 
@@ -132,7 +122,7 @@ def test_a_request_without_the_token_is_refused(address: str, where: Place, numb
     token = urlsplit(address).path.strip("/")
     path = wrong_paths(token)[number]
     before = where.requests
-    answer = _raw(
+    answer = raw_answer(
         address, f"GET {path} HTTP/1.0\r\nHost: {urlsplit(address).netloc}\r\n\r\n".encode("latin-1")
     )
     assert b" 403 " in answer.partition(b"\r\n")[0]
@@ -144,7 +134,7 @@ def test_the_token_of_one_server_does_not_open_another(where: Place) -> None:
     with inspected(where) as inspection, served(inspection) as one, served(inspection) as other:
         assert urlsplit(one).path != urlsplit(other).path
         assert len(urlsplit(one).path) == 34
-        assert Answer(other, urlsplit(one).path).status == 403
+        assert answer_of(other, urlsplit(one).path).status == 403
 
 
 def test_two_host_headers_are_refused() -> None:
@@ -155,7 +145,7 @@ def test_two_host_headers_are_refused() -> None:
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "<script>"])
 def test_other_methods_than_get_are_refused_without_an_echo(address: str, method: str) -> None:
-    answer = Answer(address, urlsplit(address).path, method=method)
+    answer = answer_of(address, urlsplit(address).path, method=method)
     assert answer.status in (400, 501)
     assert "script" not in answer.text
     assert answer.headers["Content-Type"].startswith("application/json")
@@ -175,7 +165,7 @@ def test_other_methods_than_get_are_refused_without_an_echo(address: str, method
     ],
 )
 def test_only_the_named_files_and_documents_exist(address: str, name: str) -> None:
-    assert Answer(address, urlsplit(address).path + name).status == 404
+    assert answer_of(address, urlsplit(address).path + name).status == 404
 
 
 def test_bad_queries_are_answered_as_documents(where: Place) -> None:
@@ -188,20 +178,20 @@ def test_bad_queries_are_answered_as_documents(where: Place) -> None:
 
 def test_a_key_that_is_too_long_for_an_address_is_refused_with_advice(address: str) -> None:
     for length in (65_100, 131_070):
-        answer = Answer(address, urlsplit(address).path + "api/key?id=" + "0" * length)
+        answer = answer_of(address, urlsplit(address).path + "api/key?id=" + "0" * length)
         assert answer.status == 414
         assert "flagstone get" in json.loads(answer.text)["error"]
 
 
 def test_a_broken_request_line_is_refused(address: str) -> None:
     for line in (b"<script>alert(1)</script>", b"<script>alert(1)</script> x y z", b"GET / HTTP/<script>"):
-        answer = _raw(address, line + b"\r\n\r\n")
+        answer = raw_answer(address, line + b"\r\n\r\n")
         assert b"<script" not in answer
         assert answer.endswith(b'{"error": "the inspector answers GET requests only"}')
 
 
 def test_events_are_pushed_until_the_page_goes_away(address: str, where: Place) -> None:
-    connection = HTTPConnection("127.0.0.1", urlsplit(address).port or 0, timeout=10)
+    connection = HTTPConnection("127.0.0.1", port_of(address), timeout=10)
     connection.request("GET", urlsplit(address).path + "events")
     answer = connection.getresponse()
     assert answer.headers["Content-Type"].startswith("text/event-stream")
@@ -216,7 +206,7 @@ def test_events_are_pushed_until_the_page_goes_away(address: str, where: Place) 
 
 
 def test_more_connections_than_allowed_are_closed_and_later_ones_are_answered(address: str) -> None:
-    port = urlsplit(address).port or 0
+    port = port_of(address)
     held = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(MAX_CONNECTIONS)]
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=10) as refused:
@@ -226,7 +216,7 @@ def test_more_connections_than_allowed_are_closed_and_later_ones_are_answered(ad
             each.close()
     for _ in range(1000):
         try:
-            assert Answer(address, urlsplit(address).path).status == 200
+            assert answer_of(address, urlsplit(address).path).status == 200
         except OSError:
             continue  # the server has not noticed yet that the others are gone
         break
@@ -236,13 +226,4 @@ def test_more_connections_than_allowed_are_closed_and_later_ones_are_answered(ad
 
 def test_a_port_in_use_is_refused_with_advice(address: str, where: Place) -> None:
     with inspected(where) as inspection, pytest.raises(InvalidRequest, match="choose another"):
-        serve(inspection, port=urlsplit(address).port or 0, refresh_s=1, stop=Event(), ready=lambda _: None)
-
-
-def _raw(address: str, request: bytes) -> bytes:
-    with socket.create_connection(("127.0.0.1", urlsplit(address).port or 0), timeout=10) as connection:
-        connection.sendall(request)
-        answer = b""
-        while data := connection.recv(65536):
-            answer += data
-    return answer
+        serve(inspection, port=port_of(address), refresh_s=1, stop=Event(), ready=lambda _: None)

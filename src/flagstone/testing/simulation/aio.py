@@ -17,7 +17,7 @@ from flagstone.errors import Closed, CorruptData, InvalidRequest, TransactionCon
 from flagstone.testing.simulation.databases import MAIN_PATH
 from flagstone.testing.simulation.event_loop import SimulatedLoop
 from flagstone.testing.simulation.feeds import note_end
-from flagstone.testing.simulation.oracle import Change, Commit, Violation
+from flagstone.testing.simulation.history import Change, Commit, Violation
 from flagstone.testing.simulation.scheduler import Process, describe
 from flagstone.testing.simulation.session import Session
 from flagstone.write.batch import WriteBatch

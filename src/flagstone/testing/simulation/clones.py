@@ -15,8 +15,8 @@ from flagstone.errors import Closed, CorruptData, InvalidRequest, TransactionCon
 from flagstone.metadata.stores import NoDatabase
 from flagstone.store.paths import DbPaths
 from flagstone.testing.simulation.databases import Concatenation, TrackedDatabase
+from flagstone.testing.simulation.history import Violation
 from flagstone.testing.simulation.operators import require_no_damage
-from flagstone.testing.simulation.oracle import Violation
 from flagstone.testing.simulation.plan import GARBAGE_AGE
 from flagstone.testing.simulation.readers import require_same, reread, rows_of, values_of
 from flagstone.testing.simulation.scheduler import Process, describe

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from flagstone.errors import CorruptData, FlagstoneError
 from flagstone.store.paths import DbPaths
 from flagstone.testing.simulation.databases import MAIN_PATH
-from flagstone.testing.simulation.oracle import Violation
+from flagstone.testing.simulation.history import Violation
 from flagstone.testing.simulation.readers import require_same, rows_of, values_of
 from flagstone.testing.simulation.scheduler import Process, describe
 from flagstone.testing.simulation.stores import NoisyLink, damaged

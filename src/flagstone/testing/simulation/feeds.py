@@ -18,7 +18,8 @@ from flagstone.errors import Closed, CorruptData, FlagstoneError, InvalidRequest
 from flagstone.loads.edit import RECORD_LIFETIME_S
 from flagstone.metadata.annotations import Position
 from flagstone.testing.simulation.databases import MAIN_PATH, Concatenation
-from flagstone.testing.simulation.oracle import Intent, Oracle, Violation
+from flagstone.testing.simulation.history import Intent, Violation
+from flagstone.testing.simulation.oracle import Oracle
 from flagstone.testing.simulation.scheduler import Process, describe
 
 if TYPE_CHECKING:

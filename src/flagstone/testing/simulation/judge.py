@@ -9,8 +9,8 @@ from flagstone.changes.reader import WalReader
 from flagstone.testing.simulation.damage import require_reported
 from flagstone.testing.simulation.databases import MAIN_PATH
 from flagstone.testing.simulation.feeds import require_complete, to_the_end
+from flagstone.testing.simulation.history import Violation
 from flagstone.testing.simulation.operators import require_no_damage
-from flagstone.testing.simulation.oracle import Violation
 from flagstone.testing.simulation.readers import reread, rows_of
 from flagstone.testing.simulation.restores import require_restored
 from flagstone.testing.simulation.scheduler import Process

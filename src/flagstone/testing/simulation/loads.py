@@ -16,7 +16,7 @@ from flagstone.spark.load.request import abort_load, begin_load
 from flagstone.spark.load.task import write_ssts
 from flagstone.spark.options import WriteOptions
 from flagstone.testing.simulation.databases import MAIN_PATH
-from flagstone.testing.simulation.oracle import Change, Kind
+from flagstone.testing.simulation.history import Change, Kind
 from flagstone.testing.simulation.scheduler import Process, describe
 from flagstone.types import Seq
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from flagstone.db.admin.admin import Admin
 from flagstone.errors import Closed, CorruptData, InvalidRequest, TransactionConflict, Unavailable
 from flagstone.testing.simulation.databases import Concatenation
-from flagstone.testing.simulation.oracle import Violation
+from flagstone.testing.simulation.history import Violation
 from flagstone.testing.simulation.plan import GARBAGE_AGE
 from flagstone.testing.simulation.readers import reread
 from flagstone.testing.simulation.scheduler import Process, describe

@@ -1,9 +1,9 @@
 """What a database must show: every write that was made, in the order of its sequence numbers.
 
-The oracle knows each write by the sequence number that the writer returned. Values are unique, so a row in a database
-leads back to one write. A writer that is replaced keeps a *branch* of its own: its memory may hold writes that never
-became durable. When the next writer opens the database at sequence number p, the branch up to p joins the trunk and the
-rest of it is gone. No write that was acknowledged as durable may be in that rest.
+The oracle knows each write by the sequence number that the writer returned; `history` has the values that it keeps. A
+writer that is replaced keeps a *branch* of its own: its memory may hold writes that never became durable. When the next
+writer opens the database at sequence number p, the branch up to p joins the trunk and the rest of it is gone. No write
+that was acknowledged as durable may be in that rest.
 
 A restore gives up every write since a checkpoint: from its sequence number on the database shows the checkpoint's rows.
 
@@ -15,90 +15,26 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
 
+from flagstone.testing.simulation.history import (
+    Branch,
+    Change,
+    Commit,
+    Found,
+    Intent,
+    Restore,
+    Version,
+    Violation,
+    check_commit,
+    check_commits,
+    extends,
+    in_doubt,
+    insert_version,
+    seq_of,
+    shows,
+    tokens_of,
+)
 from flagstone.types import Row
-
-Kind = Literal["put", "delete", "merge"]
-
-
-class Violation(AssertionError):
-    """The database showed what it must not show."""
-
-
-class Change(NamedTuple):
-    """One row of a write. The value of a merge is one token that ends with `;`."""
-
-    kind: Kind
-    key: bytes
-    value: bytes = b""
-    expires_ms: int | None = None
-
-
-class Version(NamedTuple):
-    """A row of the history."""
-
-    seq: int
-    kind: Kind
-    value: bytes
-    expires_ms: int | None
-
-
-@dataclass(slots=True, eq=False)
-class Intent:
-    """A write: before its call returns, and if it fails, `seq` is None."""
-
-    changes: tuple[Change, ...]
-    seq: int | None = None
-    dropped: bool = False
-    planned_seq: int | None = None
-    """The sequence number of a bulk load, which is known before the load is added."""
-    deleted: tuple[bytes, bytes] | None = None
-    """The start and the end of a range delete: `changes` deletes every key that may be in the range."""
-
-
-class Commit(NamedTuple):
-    """A transaction that read at `start`, committed at `end`, and depends on these keys and on this range of keys."""
-
-    start: int
-    end: int
-    keys: frozenset[bytes]
-    scanned: tuple[bytes, bytes] | None = None
-
-    def depends_on(self, key: bytes) -> bool:
-        return key in self.keys or (self.scanned is not None and self.scanned[0] <= key < self.scanned[1])
-
-
-class Restore(NamedTuple):
-    """From sequence number `seq` on the database shows these rows, and what was written since."""
-
-    seq: int
-    rows: dict[bytes, Version]
-
-
-class Found(NamedTuple):
-    """What a writer showed right after it opened, and between which times."""
-
-    rows: dict[bytes, bytes]
-    now: tuple[int, int]
-
-
-@dataclass(slots=True, eq=False)
-class Branch:
-    """The writes of one writer, on top of the trunk up to `base_seq`."""
-
-    epoch: int
-    base_seq: int
-    versions: dict[bytes, list[Version]] = field(default_factory=dict)
-    intents: dict[int, Intent] = field(default_factory=dict)
-    open_intents: list[Intent] = field(default_factory=list)
-    joined: bool = False
-    audited: bool = False
-    """Whether the rows that it found have settled the writes in doubt before it."""
-    found: Found | None = None
-    commits: list[Commit] = field(default_factory=list)
-    """The transactions that have committed, by ascending sequence number."""
 
 
 class Oracle:
@@ -189,8 +125,8 @@ class Oracle:
         intent.seq = seq
         branch.intents[seq] = intent
         for change in intent.changes:
-            _insert(branch.versions, change, seq)
-            _check_commits(branch, change.key, seq)
+            insert_version(branch.versions, change, seq)
+            check_commits(branch, change.key, seq)
 
     def begin_load(self, changes: Iterable[Change], seq: int) -> Intent:
         """A bulk load waits for a writer that adds it."""
@@ -220,11 +156,11 @@ class Oracle:
             target = latest.versions
             latest.intents[seq] = intent
         for change in intent.changes:
-            _insert(target, change, seq)
+            insert_version(target, change, seq)
         if target is self.trunk and latest is not None and latest.found is not None:
             # The writer had found the load. A delete in doubt may have been above it.
             before = self._since_audit(latest)
-            doubtful = {change.key for change in intent.changes if _in_doubt(before, change.key)}
+            doubtful = {change.key for change in intent.changes if in_doubt(before, change.key)}
             self._adopt(latest, doubtful, latest.found)
         if self.acknowledged_seq < seq:
             self._load_floors[seq] = self.acknowledged_seq
@@ -249,7 +185,7 @@ class Oracle:
             return
         self._settle_late(branch, intent, seq)
         for change in intent.changes:  # the replaced writer sees it, too
-            _insert(branch.versions, change, seq)
+            insert_version(branch.versions, change, seq)
 
     def drop(self, branch: Branch, intent: Intent) -> None:
         """The write was refused: it must never appear."""
@@ -351,7 +287,7 @@ class Oracle:
             value = found.rows.get(key)
             if all(self._fold(branch, key, branch.base_seq, now_ms) != value for now_ms in found.now):
                 change = Change("delete", key) if value is None else Change("put", key, value)
-                _insert(self.trunk, change, branch.base_seq)
+                insert_version(self.trunk, change, branch.base_seq)
 
     def check_isolation(self, branch: Branch, commit: Commit) -> None:
         """A transaction has committed: no other write of what it depends on lies between its start and its end.
@@ -362,7 +298,7 @@ class Oracle:
         insort(branch.commits, commit, key=lambda each: each.end)
         for key in sorted(branch.versions) if commit.scanned is not None else sorted(commit.keys):
             for version in branch.versions.get(key, ()):
-                _check_commit(commit, key, version.seq)
+                check_commit(commit, key, version.seq)
 
     def _since_audit(self, branch: Branch) -> list[Branch]:
         """The branches before this one whose writes in doubt may be in the database."""
@@ -376,13 +312,13 @@ class Oracle:
     def _settle_doubts(self, before: list[Branch], rows: list[Row], last_seq: int) -> None:
         for row in rows:
             for intent in list(self._loads):
-                if row.seq == intent.planned_seq and any(_shows(change, row) for change in intent.changes):
+                if row.seq == intent.planned_seq and any(shows(change, row) for change in intent.changes):
                     self.finish_load(intent)
             if row.seq > last_seq or row.seq in self._joined:
                 continue
             for other in before:
                 for intent in list(other.open_intents):
-                    if any(_shows(change, row) for change in intent.changes):
+                    if any(shows(change, row) for change in intent.changes):
                         self._settle_late(other, intent, row.seq)
 
     def _settle_late(self, before: Branch, intent: Intent, seq: int) -> None:
@@ -390,8 +326,8 @@ class Oracle:
         intent.seq = seq
         before.intents[seq] = self._joined[seq] = intent
         for change in intent.changes:
-            _insert(self.trunk, change, seq)
-            _check_commits(before, change.key, seq)
+            insert_version(self.trunk, change, seq)
+            check_commits(before, change.key, seq)
 
     def _known_values(
         self, branch: Branch, key: bytes, seqs: tuple[int, int], now: tuple[int, int]
@@ -416,17 +352,17 @@ class Oracle:
         if lost:
             own = [version for version in own if version.seq not in lost]
         shared = self.trunk.get(key, [])
-        base_end = bisect_right(shared, min(seq, branch.base_seq), key=_seq)
+        base_end = bisect_right(shared, min(seq, branch.base_seq), key=seq_of)
         # A writer that has reached the number of a bulk load has added it, also if a later writer's audit put it on
         # the trunk.
         loaded = [
             version
-            for version in shared[base_end : bisect_right(shared, seq, key=_seq)]
+            for version in shared[base_end : bisect_right(shared, seq, key=seq_of)]
             if version.seq in self._load_floors and version.seq not in branch.intents
         ]
-        stack = [*shared[:base_end], *own[: bisect_right(own, seq, key=_seq)]]
+        stack = [*shared[:base_end], *own[: bisect_right(own, seq, key=seq_of)]]
         if loaded:
-            stack = sorted([*stack, *loaded], key=_seq)
+            stack = sorted([*stack, *loaded], key=seq_of)
         restore = next(
             (each for each in reversed(self.restores) if each.seq <= min(seq, branch.base_seq)), None
         )
@@ -457,7 +393,7 @@ class Oracle:
             else [other for other in self.branches if other.epoch < branch.epoch]
         )
         loads = [load for load in self._loads if load.planned_seq is not None and load.planned_seq <= seqs[1]]
-        doubtful = _in_doubt([branch, *before], key)
+        doubtful = in_doubt([branch, *before], key)
         doubtful += [change for load in loads for change in load.changes if change.key == key]
         if not doubtful:
             return False
@@ -465,71 +401,15 @@ class Oracle:
             return any(change.kind == "delete" or change.expires_ms is not None for change in doubtful)
         tokens = {change.value for change in doubtful if change.kind == "merge"}
         bases = {change.value for change in doubtful if change.kind == "put"}
-        parts = _tokens(value)
+        parts = tokens_of(value)
         known = b"".join(part for part in parts if part not in tokens)
         if known in bases or any(base and known.startswith(base) for base in bases):
             return True
         if not known and any(change.kind == "delete" for change in doubtful):
             return True
         folds = list(self._known_values(branch, key, seqs, now))
-        return any(_extends(fold or b"", parts, tokens) for fold in folds) or any(
+        return any(extends(fold or b"", parts, tokens) for fold in folds) or any(
             change.kind == "delete" and fold is not None and fold.endswith(known)
             for change in doubtful
             for fold in folds
         )
-
-
-def _seq(version: Version) -> int:
-    return version.seq
-
-
-def _in_doubt(branches: Iterable[Branch], key: bytes) -> list[Change]:
-    return [
-        change
-        for branch in branches
-        for intent in branch.open_intents
-        for change in intent.changes
-        if change.key == key
-    ]
-
-
-def _extends(fold: bytes, parts: list[bytes], operands: set[bytes]) -> bool:
-    """Whether the parts are the known value with operands in doubt that it does not have yet.
-
-    An operand that is in doubt may be a part of the known value: a new writer has found it.
-    """
-    added = operands.difference(_tokens(fold))
-    return b"".join(part for part in parts if part not in added) == fold
-
-
-def _check_commits(branch: Branch, key: bytes, seq: int) -> None:
-    for commit in reversed(branch.commits):
-        if commit.end <= seq:
-            return
-        _check_commit(commit, key, seq)
-
-
-def _check_commit(commit: Commit, key: bytes, seq: int) -> None:
-    if commit.start < seq < commit.end and commit.depends_on(key):
-        raise Violation(
-            f"the transaction from {commit.start} to {commit.end} committed, but write {seq} changed {key!r}"
-        )
-
-
-def _insert(versions: dict[bytes, list[Version]], change: Change, seq: int) -> None:
-    of_key = versions.setdefault(change.key, [])
-    of_key.insert(
-        bisect_right(of_key, seq, key=_seq), Version(seq, change.kind, change.value, change.expires_ms)
-    )
-
-
-def _shows(change: Change, row: Row) -> bool:
-    if change.key != row.key:
-        return False
-    if change.kind == "merge":
-        return _tokens(row.value)[-1:] == [change.value]
-    return change.kind == "put" and row.value == change.value
-
-
-def _tokens(value: bytes) -> list[bytes]:
-    return [token + b";" for token in value.split(b";") if token]

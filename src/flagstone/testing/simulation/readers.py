@@ -10,7 +10,7 @@ from uuid import UUID
 from flagstone.config import ReaderSettings
 from flagstone.errors import Closed, CorruptData, InvalidRequest, Unavailable
 from flagstone.testing.simulation.databases import TrackedDatabase
-from flagstone.testing.simulation.oracle import Violation
+from flagstone.testing.simulation.history import Violation
 from flagstone.testing.simulation.scheduler import Process, describe
 from flagstone.testing.simulation.stores import NoisyLink
 from flagstone.types import Row

@@ -17,9 +17,9 @@ from flagstone.metadata.manifest_codec import load_manifest
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectVersion
 from flagstone.testing.simulation.databases import MAIN_PATH
+from flagstone.testing.simulation.history import Violation
 from flagstone.testing.simulation.network import Link
 from flagstone.testing.simulation.operators import require_no_damage
-from flagstone.testing.simulation.oracle import Violation
 from flagstone.testing.simulation.readers import require_same, rows_of, values_of
 from flagstone.testing.simulation.scheduler import Process, describe
 

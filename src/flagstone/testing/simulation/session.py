@@ -9,7 +9,7 @@ from flagstone.db.writer.database import Db
 from flagstone.db.writer.transaction import Transaction
 from flagstone.errors import Closed, CorruptData, InvalidRequest, TransactionConflict, Unavailable
 from flagstone.testing.simulation.databases import TrackedDatabase
-from flagstone.testing.simulation.oracle import Branch, Change, Commit, Intent, Violation
+from flagstone.testing.simulation.history import Branch, Change, Commit, Intent, Violation
 from flagstone.testing.simulation.readers import rows_of, values_of
 from flagstone.testing.simulation.scheduler import Process, describe
 from flagstone.types import KeyRange

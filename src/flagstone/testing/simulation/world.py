@@ -43,11 +43,11 @@ from flagstone.testing.simulation.databases import MAIN_PATH, Concatenation, Tra
 from flagstone.testing.simulation.decoding import remembered_decoding
 from flagstone.testing.simulation.director import Director
 from flagstone.testing.simulation.feeds import Subscription, consume
+from flagstone.testing.simulation.history import Violation
 from flagstone.testing.simulation.judge import QUIET_LIMIT_S, judge
 from flagstone.testing.simulation.loads import load
 from flagstone.testing.simulation.network import Conditions, Link, Network
 from flagstone.testing.simulation.operators import operate
-from flagstone.testing.simulation.oracle import Violation
 from flagstone.testing.simulation.plan import Plan, plan_world
 from flagstone.testing.simulation.readers import read
 from flagstone.testing.simulation.restores import restore
