@@ -66,7 +66,6 @@ class Joins:
 
     def bytes_read(self, count: int) -> tuple[int, int, int]:
         """What one task that has all keys reads: bytes, those of the touched blocks, and those of all SSTs."""
-        import pyarrow as pa
         import pyarrow.compute as pc
 
         from flagstone.db.reader.reader import open_reader
@@ -77,9 +76,7 @@ class Joins:
 
         store, paths = open_store(DatabaseAddress(str(self.database)))
         counting: Any = CountingStore(store, component="bench")
-        asked = pc.unique(
-            pa.array([bytes(row.key) for row in self.keys(count).select("key").collect()], pa.binary())
-        )
+        asked = pc.unique(self.keys(count).select("key").toArrow().column("key"))
         asked = asked.take(pc.sort_indices(asked))
         with open_reader(self.database, mode="latest") as reader:
             lookup = SortedLookup(reader, counting, paths, now_ms=0, include_expired=False)
