@@ -21,6 +21,7 @@ from flagstone.db.admin.compaction import AdminCompaction
 from flagstone.db.admin.diff import Diff
 from flagstone.db.admin.garbage import make_room, open_collector
 from flagstone.db.admin.loads import AdminLoads
+from flagstone.db.admin.restored_schemas import schemas_to_restore
 from flagstone.db.read_methods import check_range
 from flagstone.db.reader import as_of
 from flagstone.db.reader.reader import open_reader
@@ -407,6 +408,14 @@ class Admin(AdminCompaction, AdminLoads):
         """
         wanted = self._checkpoint_id(checkpoint)
         self._latest()
+        wal_store = None if self._wal_store is self._store else self._wal_store
+        arguments = {
+            "store": self._store,
+            "store_options": None,
+            "wal_store": wal_store,
+            "clock": self._clock,
+            "ids": self._ids,
+        }
         return restore(
             self._store,
             self._paths,
@@ -415,6 +424,9 @@ class Admin(AdminCompaction, AdminLoads):
             clock=self._clock,
             ids=self._ids,
             segment_extractor=segment_extractor,
+            system_rows=lambda: schemas_to_restore(
+                ManifestStore(self._store, self._paths), self._store, self._wal_store, wanted, arguments
+            ),
         )
 
     def destroy(
