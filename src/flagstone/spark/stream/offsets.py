@@ -46,6 +46,11 @@ def position_of(offset: Offset) -> Position:
     return Position(WalId(int(offset["wal_id"])), int(offset["seq"]))
 
 
+def is_past(held: Position | None, position: Position) -> bool:
+    """Whether a retention checkpoint at `held` does not keep the changes after `position`."""
+    return held is not None and held.after_seq > position.after_seq
+
+
 def version_of(offset: Offset) -> int | None:
     """The version that names the schema of the changes after the offset; None if it is not known."""
     found = offset.get(VERSION)

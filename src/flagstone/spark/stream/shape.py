@@ -273,7 +273,7 @@ class StreamShape:
 
 
 _ADVICE: Final = (
-    "start over with a new copy (an empty checkpointLocation and starting=snapshot), or stream bytes with raw=true"
+    "start over with a new copy (an empty checkpointLocation and starting=snapshot), or set raw=true"
 )
 _GONE: Final = (
     "an overwrite or a restore has replaced the stored schema, and the one of the changes that come next is not kept "
@@ -284,8 +284,8 @@ _NOW_BYTES: Final = (
     f"{_ADVICE}"
 )
 _OTHER_KEY: Final = (
-    "an overwrite or a restore has changed the key columns, so deletes of the former rows cannot be told from the new "
-    f"rows: {_ADVICE}"
+    "an overwrite or a restore has changed the key columns, so deletes of former rows look like deletes of new ones: "
+    f"{_ADVICE}"
 )
 
 

@@ -50,6 +50,7 @@ from flagstone.spark.stream.offsets import (
     REPLACES,
     Offset,
     is_begin,
+    is_past,
     offset_at,
     plan_end,
     position_of,
@@ -102,13 +103,20 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._base_states: Bases | None = None
         self._base: BaseState | None = None
         self._lag: Lag | None = None
+        self._retention: RetentionCheckpoint | None = None
         self._lapsed = False
         self._counts: dict[WalId, int] = {}
         self._fitting: set[int] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         # The position belongs to the process that gives out offsets; tasks need none.
-        return {**vars(self), "_position": None, "_manifest_store": None, "_base_states": None}
+        return {
+            **vars(self),
+            "_position": None,
+            "_retention": None,
+            "_manifest_store": None,
+            "_base_states": None,
+        }
 
     # -- on the driver ------------------------------------------------------------------------------------
 
@@ -145,6 +153,8 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         except InvalidRequest as error:
             if self._lapsed:
                 raise self._lapse(start, error) from error
+            if self._was_passed(start):
+                raise self._shared(start, error) from error
             raise
 
     def reportLatestOffset(self) -> dict[str, int] | None:  # noqa: N802
@@ -283,6 +293,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 ids=SYSTEM_IDS,
             )
             self._lapsed = not is_begin(start) and checkpoint.find() is None
+            self._retention = checkpoint
             position = ConsumerPosition(checkpoint, self._clock)
             begin = None if is_begin(start) else position_of(start)
             if begin is not None and self._options.needs_base:
@@ -290,6 +301,21 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             position.begin(begin, self._wal())
             self._position = position
         return self._position
+
+    def _was_passed(self, start: Offset) -> bool:
+        """Whether another query with the same name has moved the retention checkpoint past this one."""
+        if is_begin(start) or self._retention is None:
+            return False
+        self._retention.find()
+        return is_past(self._retention.found, position_of(start))
+
+    def _shared(self, start: Offset, error: InvalidRequest) -> InvalidRequest:
+        """The error of a query whose changes are gone because another query with its name has read them."""
+        return InvalidRequest(
+            f"{error}. Another query with the consumer name {self._name(start)!r} has read further than this one, and "
+            "changes are kept only for the further one: give each query its own option 'consumer', and start this one "
+            "over with an empty checkpointLocation and starting=snapshot"
+        )
 
     def _lapse(self, start: Offset, error: InvalidRequest) -> InvalidRequest:
         """The error of a query that was away for longer than its retention checkpoint."""
