@@ -12,9 +12,12 @@ import flagstone
 from flagstone import Admin, InvalidRequest
 from flagstone.schema import TableReader, given_columns
 from flagstone.schema.history import MAX_FORMER
+from flagstone.spark import export
 from flagstone.spark.datasource import FlagstoneDataSource
+from flagstone.spark.frames.lookup import lookup_batches
+from flagstone.spark.row_mapping import arrow_schema
 from kit.databases import QUIET
-from kit.spark_loads import load, pairs
+from kit.spark_loads import load, on_spark, pairs
 from spark.test_stored_schema import batch_of, by_load, by_python, read, types_of
 from spark.test_stream_schema import stream_of
 from spark.test_stream_source import follow
@@ -120,6 +123,22 @@ def test_a_running_stream_ends_with_a_sentence_when_its_columns_do_not_fit_the_n
         follow(reader, at)
     rows, _ = follow(stream_of(folder, on_overwrite="marker"), at)
     assert shown(rows, "id", "colour") == [("overwrite", None, None), ("put", 3, "red")]
+
+
+def test_a_running_stream_goes_on_with_the_rows_of_a_new_schema_that_has_its_columns(folder: Path) -> None:
+    by_load(folder, FIRST, [row(1)], **KEY)
+    reader = stream_of(folder, on_overwrite="marker")
+    _, at = follow(reader)
+    overwrite(folder, FIRST + ", colour string", [row(3, colour="red")])
+    by_python(folder, FIRST + ", colour string, n int", [row(4, colour="red", n=1)], **KEY)
+
+    rows, _ = follow(reader, at)
+
+    assert shown(rows, "id", "name", "size") == [
+        ("overwrite", None, None, None),
+        ("put", 3, "n3", 3),
+        ("put", 4, "n4", 4),
+    ]
 
 
 RETYPED = "id long, name int, size int"
@@ -325,6 +344,10 @@ def test_reads_of_a_checkpoint_of_as_of_and_of_clones_have_the_schema_of_their_s
     assert read(folder, checkpoint=str(kept.id)) == [row(1)]
     assert read(folder, as_of=str(seq)) == [row(1)]
     assert read(Path(str(folder) + "-clone")) == [row(1)]
+    keys = types_of("n long")
+    work = lookup_batches(folder, keys, on="n", checkpoint=kept.id)
+    batch = pa.RecordBatch.from_pylist([{"n": 1}], schema=arrow_schema(keys))
+    assert [each.to_pylist() for each in work(iter([batch]))] == [[{"n": 1, "name": "n1", "size": 1}]]
     assert read(folder) == [{"id": 4, "name": 4, "size": 4}]
     with flagstone.open_reader(folder, checkpoint=kept.id) as reader:
         table = reader.schema()
@@ -360,3 +383,36 @@ def test_a_load_that_was_planned_before_an_overwrite_is_refused(folder: Path) ->
         writer.commit([made])
     with flagstone.open_reader(folder, mode="latest") as reader:
         assert dict(reader.scan()) == {b"k": b"v"}
+
+
+@on_spark
+def test_a_query_and_an_export_follow_overwrites_on_spark(spark: Any, folder: Path, tmp_path: Path) -> None:
+    def run() -> Any:
+        changes = spark.readStream.format("flagstone").options(consumer="copy", on_overwrite="marker")
+        frame = changes.load(str(folder))
+        writer = frame.selectExpr("op", "id", "to_json(struct(*)) as row").writeStream.format("parquet")
+        writer = writer.option("checkpointLocation", str(tmp_path / "state")).trigger(availableNow=True)
+        query = writer.start(str(tmp_path / "out"))
+        query.awaitTermination(120)
+        return query.exception()
+
+    by_load(folder, FIRST, [row(1)], **KEY)
+    kept = Admin(folder).create_checkpoint()
+    assert run() is None
+    by_python(folder, FIRST, [row(2)], **KEY)
+    overwrite(folder, OTHER, [other(3)])
+    by_python(folder, OTHER, [other(4)], **KEY)
+    overwrite(folder, "id long, name int", [{"id": 5, "name": 5}])
+    assert run() is None  # the first changes do not fit these columns
+    by_python(folder, "id long, name int", [{"id": 6, "name": 6}], **KEY)
+    assert run() is None
+
+    found = spark.read.parquet(str(tmp_path / "out")).select("op", "id").collect()
+    assert sorted((tuple(each) for each in found), key=str) == [
+        ("overwrite", None),
+        ("put", 1),
+        ("put", 5),
+        ("put", 6),
+    ]
+    export(spark, folder, tmp_path / "parquet", checkpoint=kept.id)
+    assert [each.asDict() for each in spark.read.parquet(str(tmp_path / "parquet")).collect()] == [row(1)]
