@@ -15,9 +15,11 @@ from flagstone.schema.history import MAX_FORMER
 from flagstone.spark import export
 from flagstone.spark.datasource import FlagstoneDataSource
 from flagstone.spark.frames.lookup import lookup_batches
+from flagstone.spark.load.commit import commit_load
+from flagstone.spark.load.request import begin_load
 from flagstone.spark.row_mapping import arrow_schema
 from kit.databases import QUIET
-from kit.spark_loads import load, on_spark, pairs
+from kit.spark_loads import address_of, load, on_spark, pairs, run_task, write_options
 from spark.test_stored_schema import batch_of, by_load, by_python, read, types_of
 from spark.test_stream_schema import stream_of
 from spark.test_stream_source import follow
@@ -383,6 +385,26 @@ def test_a_load_that_was_planned_before_an_overwrite_is_refused(folder: Path) ->
         writer.commit([made])
     with flagstone.open_reader(folder, mode="latest") as reader:
         assert dict(reader.scan()) == {b"k": b"v"}
+
+
+def test_an_overwrite_is_refused_if_a_schema_that_it_retires_changes_in_the_moment_of_its_commit(
+    folder: Path,
+) -> None:
+    def add(*names: str) -> None:
+        columns = pa.schema([("k", pa.int64()), *((name, pa.string()) for name in names)])
+        with flagstone.open(folder, settings=QUIET) as db:
+            db.ensure_schema(given_columns(columns, ["k"], nullable=True), prefix=b"t/")
+
+    add("v")
+    plan = begin_load(address_of(folder))
+    made = run_task(plan, folder, [pairs({b"k": b"v"})], raw="true")
+    options = write_options(folder, raw="true")
+
+    with pytest.raises(flagstone.TransactionConflict, match="changed the schema"):
+        commit_load(plan, options, made, replaces_all=True, offered=lambda _: add("v", "w"))
+    table = Admin(folder).schema(b"t/")
+    assert table is not None
+    assert table.current.number == 2
 
 
 @on_spark

@@ -91,14 +91,13 @@ def commit_load(
     settled = _merged(plan, options, made, extractor)
     rows = sum(each.rows for each in settled)
     conditions, relied, system = list(expects), None, []
+    others = retired_schemas(address, planned) if replaces_all else []
     if planned is not None:
         row, relied = settle_schema(address, planned)
         conditions.append(relied)
         system += [] if row is None else [(relied[0], row)]
-    if replaces_all:
-        for key, now, retired in retired_schemas(address, planned):
-            conditions.append((key, now))
-            system.append((key, retired))
+    conditions += [(key, now) for key, now, _ in others]
+    system += [(key, retired) for key, _, retired in others]
     if system:
         own = _system_ssts(plan, options, sorted(system))
         joined = replace(options, presorted=False, in_order=True)
@@ -119,7 +118,8 @@ def commit_load(
     try:
         latest = offer.commit()
     except ConditionFailed:
-        if planned is not None and settle_schema(address, planned)[1] != relied:
+        changed = planned is not None and settle_schema(address, planned)[1] != relied
+        if changed or (replaces_all and retired_schemas(address, planned) != others):
             raise SchemaChanged(
                 "another load has changed the schema in the moment in which this one was added; load again"
             ) from None
