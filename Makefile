@@ -96,7 +96,7 @@ simulate: setup ## worlds of simulated machines, clocks and faults on both cores
 	timeout 2400 $(BIN)/python -m flagstone.testing.simulate --seed $(or $(SEED),1) --minutes $(or $(MINUTES),30) --jobs $(WORKERS) --quiet
 
 spark-long: setup ## executors killed in load, read, compaction and stream, streams restarted 20 times, Spark Connect, at most 60 minutes
-	SPARK_KILLS=8 STREAM_RESTARTS=20 SPARK_CONNECT=1 timeout 3600 $(PYTEST) -rP tests/spark/test_kills.py tests/spark/test_stream_restarts.py tests/spark/test_connect.py --timeout 3500
+	SPARK_KILLS=8 STREAM_RESTARTS=20 SPARK_CONNECT=1 timeout 3600 $(PYTEST) -rP tests/spark/test_kills.py tests/spark/test_load_cancelled.py tests/spark/test_stream_restarts.py tests/spark/test_connect.py --timeout 3500
 
 bench: setup ## every comparison, scaling and latency, with charts, into bench/results; `BENCH=engine` for one
 	$(BIN)/python -m bench $(BENCH)

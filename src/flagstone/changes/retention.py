@@ -103,11 +103,19 @@ class RetentionCheckpoint:
         self._clock = clock
         self._ids = ids
         self._expires_s: int | None = None
+        self.found: Position | None = None
+        """The furthest position at which this object has found the checkpoint: another consumer may have moved it."""
 
     def find(self) -> Position | None:
         """Where the consumer stopped; None when it never began, or its checkpoint is gone."""
-        held = find_retention(self._manifests.require_latest().value, self.name)
+        held = self._held(self._manifests.require_latest().value)
         return None if held is None else held.position
+
+    def _held(self, manifest: Manifest) -> HeldRetention | None:
+        held = find_retention(manifest, self.name)
+        if held is not None and (self.found is None or held.position.after_seq > self.found.after_seq):
+            self.found = held.position
+        return held
 
     def set(self, decide: Decide) -> tuple[Position, Versioned[Manifest]]:
         """Set the checkpoint, found again or new; returns its position and the manifest that has it.
@@ -119,7 +127,7 @@ class RetentionCheckpoint:
         checkpoint_id = self._ids.uuid()
 
         def edit(now: Versioned[Manifest]) -> Manifest:
-            held = find_retention(now.value, self.name)
+            held = self._held(now.value)
             edited, position = decide(now, None if held is None else held.position)
             return self._with(edited, checkpoint_id if held is None else held.checkpoint.id, position, held)
 
@@ -139,7 +147,7 @@ class RetentionCheckpoint:
         """
 
         def edit(now: Versioned[Manifest]) -> Manifest:
-            held = find_retention(now.value, self.name)
+            held = self._held(now.value)
             if held is None:
                 raise InvalidRequest(
                     f"the retention checkpoint of {self.name!r} is gone: it expired or was released, and WAL files may "

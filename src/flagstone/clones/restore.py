@@ -2,7 +2,8 @@
 
 1. Find the end of the WAL, and claim both roles, which fences an active writer or compactor. End the WAL with a fence,
    and fail the compaction jobs that are left, because they were planned on the state that is given up.
-2. Put the rows that only the checkpoint's WAL has into an SST, because the whole WAL will be skipped.
+2. Put the rows that only the checkpoint's WAL has into an SST, because the whole WAL will be skipped, and the schemas
+   with the versions that are given up.
 3. Create one manifest with the checkpoint's trees. Sequence numbers, WAL ids, epochs and the clock stay above all that
    were used, so no reader takes an old row for a new one.
 
@@ -12,7 +13,7 @@ the state of any other checkpoint can still be restored.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from uuid import UUID
@@ -41,7 +42,7 @@ from flagstone.runtime.pool import shared_pool
 from flagstone.sst.builder import SstOptions, encode_sst
 from flagstone.store.paths import DbPaths
 from flagstone.store.port import ObjectStore
-from flagstone.types import EntryTuple, Seq, WalId
+from flagstone.types import VALUE, EntryTuple, Seq, WalId
 from flagstone.wal.frontier import find_frontier
 from flagstone.wal.replay import decode_wal
 from flagstone.wal.takeover import end_wal
@@ -57,10 +58,12 @@ def restore(
     ids: Ids,
     segment_extractor: SegmentExtractor | None = None,
     options: SstOptions | None = None,
+    system_rows: Callable[[], Sequence[tuple[bytes, bytes]]] = tuple,
 ) -> Versioned[Manifest]:
     """Make the state of the checkpoint the current one; returns the manifest that does it.
 
-    `segment_extractor` is needed only if the checkpoint's WAL holds the first rows of a segment.
+    `segment_extractor` is needed only if the checkpoint's WAL holds the first rows of a segment. `system_rows` is
+    called when no process can write any more, for system rows that replace those of the checkpoint.
 
     Raises:
         InvalidRequest: there is no database or no such checkpoint, it has expired, or the extractor is needed.
@@ -73,7 +76,7 @@ def restore(
     checkpointed = _load_checkpointed(manifests, checkpoint_id, now_s=clock.now_ms() // 1000)
     rows = list(unflushed_rows(wal_store, paths, checkpointed))
     current = manifests.require_latest().value
-    parted = _part_rows(rows, checkpointed, current, segment_extractor)
+    _part_rows(rows, checkpointed, current, segment_extractor)  # raises if it needs the extractor
     # Before the claim, as when a writer opens the database: a writer that claims it later takes these ids with its own
     # fence. An end that is found afterwards may be that writer's, and the fence would stop it.
     frontier = find_frontier(wal_store, paths, current, pool=shared_pool())
@@ -84,7 +87,11 @@ def restore(
     )
     _fail_jobs(CompactionsStore(store, paths, clock=clock, ids=ids), compactor)
 
-    newest = manifests.require_latest().value.newest_l0
+    latest = manifests.require_latest().value
+    newest, seq = latest.newest_l0, _step(latest, last_seq)
+    tick = max(last_tick, clock.now_ms())
+    rows += [(key, seq, VALUE, value, tick, None) for key, value in system_rows()]
+    parted = _part_rows(rows, checkpointed, latest, segment_extractor)
     at_ms = max(clock.now_ms(), 0 if newest is None else ulid_ms(newest))
     added = []
     for prefix, part in parted:
@@ -97,9 +104,9 @@ def restore(
         # Checked again: the checkpoint may have expired and been deleted meanwhile.
         require_live_checkpoint(now.value, checkpoint_id, now_s=clock.now_ms() // 1000)
         # The present time: these SSTs do not show the state of any earlier time.
-        tick = max(last_tick, clock.now_ms())
+        now_ms = max(tick, clock.now_ms())
         return apply_restore(
-            now.value, checkpointed, added=added, wal_end=end, last_seq=last_seq, last_tick_ms=tick
+            now.value, checkpointed, added=added, wal_end=end, last_seq=last_seq, last_tick_ms=now_ms
         )
 
     return manifests.update(writer.guard(compactor.guard(edit)))
@@ -120,7 +127,7 @@ def apply_restore(
     `last_seq` and `last_tick_ms` are the last ones in it.
     """
     # A new sequence number: these SSTs show the state of no earlier one, and a consumer of changes notices the step.
-    step = Seq(max(current.last_l0_seq, last_seq) + 1)
+    step = _step(current, last_seq)
     restored = replace(
         forget_parallel_wal(current),
         tree=checkpointed.tree,
@@ -137,6 +144,11 @@ def apply_restore(
         view = SstView.whole(sst.id)
         restored = edit_tree(restored, prefix, partial(trees.apply_flush, view=view), added=(sst,))
     return replace_trees(restored)
+
+
+def _step(current: Manifest, last_seq: Seq) -> Seq:
+    """The first sequence number above all that were used."""
+    return Seq(max(current.last_l0_seq, last_seq) + 1)
 
 
 def _lenders(checkpointed: Manifest, current: Manifest) -> tuple[ExternalDb, ...]:

@@ -386,6 +386,11 @@ class Reads(RowMapping):
             InvalidRequest: a newer release of Flagstone wrote it.
 
         """
+        stored = self._stored_schema(prefix)
+        return None if stored is None or stored.retired else stored
+
+    def _stored_schema(self, prefix: bytes = b"") -> TableSchema | None:
+        """`schema`, but also one that is retired: new schemas continue its numbers."""
         key = schema_key(prefix)
         stored = self._schema_row(key)
         return None if stored is None else TableSchema.decode(stored, key)

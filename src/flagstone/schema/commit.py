@@ -69,7 +69,10 @@ class SchemaCommit:
             return self.schema.encode() if self.changed else None
         if stored is not None and not self.replaces:
             now = TableSchema.decode(stored, self.key)
-            same_rows = (now.key, now.value_format) == (self.schema.key, self.schema.value_format)
+            same_rows = not now.retired and (now.key, now.value_format) == (
+                self.schema.key,
+                self.schema.value_format,
+            )
             if same_rows and now.find(self.version.number) == self.version:
                 return None
         raise SchemaChanged(

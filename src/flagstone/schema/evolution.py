@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from flagstone.errors import InvalidRequest
+from flagstone.schema.history import with_former
 from flagstone.schema.table_schema import (
     MAX_VERSIONS,
     Column,
@@ -59,19 +60,15 @@ def plan_evolution(
     """Decide how rows with the given columns are written into a database with the stored schema.
 
     The same columns in any order, or columns of the same name and type, need no new version. New nullable columns,
-    wider numbers and missing columns make one. With `replaces_all` the rows replace everything, so any columns fit;
-    the numbers of versions continue, so that no number ever has two meanings.
+    wider numbers and missing columns make one. With `replaces_all` the rows replace everything, so any columns fit. The
+    schema then keeps the replaced one as a former schema, and continues its numbers: no number ever has two meanings.
 
     Raises:
         InvalidRequest: the rows do not fit; the message names what differs and what to do.
 
     """
-    if stored is None or replaces_all:
-        number = 1 if stored is None else stored.current.number + 1
-        version = SchemaVersion(number, given.value)
-        schema = TableSchema(given.key, (version,), given.value_format)
-        schema.check()
-        return Evolution(schema, version, ("created" if stored is None else "replaced",))
+    if stored is None or stored.retired or replaces_all:
+        return _new_schema(stored, given)
     _check_key(stored, given)
     current = stored.current
     by_name = {column.name: column for column in given.value}
@@ -108,8 +105,8 @@ def plan_evolution(
             f"the schema has had {MAX_VERSIONS} versions, which is the most: write all rows again with "
             "mode 'overwrite', or into another database"
         )
-    version = SchemaVersion(current.number + 1, tuple(kept))
-    replace(stored, versions=(version,)).check()  # the others were checked when they were new
+    version = SchemaVersion(stored.next_number, tuple(kept))
+    replace(stored, versions=(version,), former=()).check()  # the others were checked when they were new
     return Evolution(replace(stored, versions=(*stored.versions, version)), version, tuple(changes))
 
 
@@ -172,6 +169,29 @@ def plan_projection(schema: TableSchema, wanted: Sequence[Column]) -> None:
                 f"column {column.name!r} is stored as {type_text(known.type)} and cannot be read as "
                 f"{type_text(column.type)}: read it as {type_text(known.type)} and cast it"
             )
+
+
+def _new_schema(stored: TableSchema | None, given: GivenColumns) -> Evolution:
+    """The schema of rows that replace all others, or that are the first ones."""
+    if stored is None:
+        version = SchemaVersion(1, given.value)
+    elif _is_current(stored, given):
+        version = stored.current
+    else:
+        version = SchemaVersion(stored.next_number, given.value)
+    schema = TableSchema(given.key, (version,), given.value_format)
+    schema.check()
+    if stored is None:
+        return Evolution(schema, version, ("created",))
+    replaced = [replace(stored, former=())] if version != stored.current or len(stored.versions) > 1 else []
+    return Evolution(with_former(schema, [*stored.former, *replaced]), version, ("replaced",))
+
+
+def _is_current(stored: TableSchema, given: GivenColumns) -> bool:
+    """Whether rows with the given columns are rows of the current version."""
+    same_rows = (stored.key, stored.value_format) == (given.key, given.value_format)
+    columns = {column.name: column for column in given.value}
+    return same_rows and columns == {column.name: column for column in stored.current.columns}
 
 
 def _check_key(stored: TableSchema, given: GivenColumns) -> None:

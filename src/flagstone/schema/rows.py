@@ -94,7 +94,7 @@ class TableWriter:
 
 
 class TableReader:
-    """Decodes rows of any version of a schema to the columns that a reader wants.
+    """Decodes rows of any version of a schema, and of former schemas that fit, to the columns that a reader wants.
 
     `wanted` is an Arrow schema, by default the key columns and those of the current version. A column that the version
     of a row lacks is null. `unversioned` are the value columns of rows from before the schema was stored, in their
@@ -268,7 +268,7 @@ class TableReader:
                     "flagstone.values alone; name its columns with their types to read it, or read the values as bytes"
                 )
             return _Version(self._values, RowCodec(self._unversioned))
-        stored = self.schema.find(number)
+        stored = self.schema.find(number) or self._former_version(number)
         if stored is None:
             has = ", ".join(str(version.number) for version in self.schema.versions[-5:])
             raise CorruptData(
@@ -280,6 +280,20 @@ class TableReader:
                 f"value 0: version {number} has no columns, but the value is not empty", offset=0
             )
         return _Version(self._values, RowCodec(self._types_of(stored), number))
+
+    def _former_version(self, number: int) -> SchemaVersion | None:
+        """The version of a former schema, whose rows a consumer of changes may read late; None if none is kept."""
+        former = self.schema.at(number)
+        if former is None:
+            return None
+        if (former.key, former.value_format) != (self.schema.key, self.schema.value_format):
+            raise InvalidRequest(
+                f"a row names version {number}, which belongs to a schema that an overwrite or a restore has replaced, "
+                f"with the key columns {', '.join(former.key_names)}: read it with schema.at({number})"
+            )
+        known = [field for field in self._values if former.latest_column(field.name) is not None]
+        plan_projection(former, [Column(field.name, column_type(field.name, field.type)) for field in known])
+        return former.find(number)
 
     def _types_of(self, stored: SchemaVersion) -> Any:
         """The types in which the columns of a version are decoded: the wanted ones where those have the same bytes."""

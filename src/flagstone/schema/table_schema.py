@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from flagstone.errors import CorruptData, InvalidRequest
@@ -17,7 +17,10 @@ from flagstone.lsm.system_rows import SCHEMA_PREFIX
 from flagstone.types import MAX_KEY_BYTES
 
 LAYOUT: Final = 1
-"""The layout of the document."""
+"""The layout of a document without former schemas."""
+
+_HISTORY_LAYOUT: Final = 2
+"""The layout of a document with former schemas, or of a retired one: earlier releases refuse it."""
 
 MAX_VERSIONS: Final = 1_000
 MAX_COLUMNS: Final = 10_000
@@ -67,11 +70,17 @@ class TableSchema:
 
     A key is `flagstone.keys` of the key columns, after the prefix. A value is `flagstone.values` of the columns of one
     version. The last version is the current one.
+
+    `former` are the schemas that loads with mode `overwrite` or restores replaced, the last one last: a consumer of
+    changes may not have read their rows yet. A schema is `retired` if the database stores no structured rows any more:
+    it only keeps its numbers, so that no number ever has two meanings.
     """
 
     key: tuple[Column, ...]
     versions: tuple[SchemaVersion, ...]
     value_format: str = "row"
+    former: tuple[TableSchema, ...] = ()
+    retired: bool = False
 
     @property
     def current(self) -> SchemaVersion:
@@ -92,6 +101,25 @@ class TableSchema:
         """The version with that number."""
         return next((version for version in self.versions if version.number == number), None)
 
+    @property
+    def next_number(self) -> int:
+        """The number of the next version: above all that this schema and the former ones have."""
+        return max(schema.versions[-1].number for schema in (self, *self.former)) + 1
+
+    def alone(self) -> TableSchema:
+        """The schema without the former ones."""
+        return replace(self, former=(), retired=False)
+
+    def at(self, number: int) -> TableSchema | None:
+        """The schema, this or a former one, that has the version `number`, with all others as former ones."""
+        if self.find(number) is not None:
+            return replace(self, retired=False)
+        for found in reversed(self.former):
+            if found.find(number) is not None:
+                others = (*(each for each in self.former if each is not found), self.alone())
+                return replace(found, former=others)
+        return None
+
     def latest_column(self, name: str) -> Column | None:
         """The value column of that name in the newest version that has one: its type is the widest it ever had."""
         found = (version.column(name) for version in reversed(self.versions))
@@ -99,15 +127,11 @@ class TableSchema:
 
     def encode(self) -> bytes:
         """The bytes of the schema row."""
-        document = {
-            "flagstone_schema": LAYOUT,
-            "format": self.value_format,
-            "key": [_column_document(column) for column in self.key],
-            "versions": [
-                [version.number, [_column_document(column) for column in version.columns]]
-                for version in self.versions
-            ],
-        }
+        document: dict[str, Any] = {"flagstone_schema": LAYOUT, **_parts(self)}
+        if self.former or self.retired:
+            document["flagstone_schema"] = _HISTORY_LAYOUT
+            document["former"] = [_parts(each) for each in self.former]
+            document["retired"] = self.retired
         data = json.dumps(document, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode()
         if len(data) > MAX_BYTES:
             raise InvalidRequest(
@@ -129,20 +153,17 @@ class TableSchema:
         try:
             document: Any = json.loads(data) if len(data) <= MAX_BYTES else {}
             layout = document.get("flagstone_schema") if isinstance(document, dict) else None
-            if isinstance(layout, int) and layout > LAYOUT:
+            if isinstance(layout, int) and layout > _HISTORY_LAYOUT:
                 raise InvalidRequest(
-                    f"{where} has layout {layout}, and this release of Flagstone knows {LAYOUT}: upgrade Flagstone"
+                    f"{where} has layout {layout}, and this release of Flagstone knows {_HISTORY_LAYOUT}: upgrade "
+                    "Flagstone"
                 )
-            if layout != LAYOUT:
+            if layout not in (LAYOUT, _HISTORY_LAYOUT):
                 raise ValueError("it is not a schema document")
-            schema = cls(
-                tuple(_parsed_column(each) for each in document["key"]),
-                tuple(
-                    SchemaVersion(number, tuple(_parsed_column(each) for each in columns))
-                    for number, columns in document["versions"]
-                ),
-                document["format"],
-            )
+            schema = _parsed(document)
+            if layout == _HISTORY_LAYOUT:
+                former, retired = tuple(_parsed(each) for each in document["former"]), document["retired"]
+                schema = replace(schema, former=former, retired=retired is True)
             schema.check()
             if schema.encode() != data:
                 raise ValueError("it is not in the canonical form")
@@ -156,6 +177,8 @@ class TableSchema:
 
     def check(self) -> None:
         """Raise `InvalidRequest` for a schema that cannot be stored."""
+        for each in self.former:
+            each.check()
         if self.value_format not in _FORMATS:
             raise InvalidRequest(f"there is no value format {self.value_format!r}; formats are row and json")
         if not self.key:
@@ -203,6 +226,28 @@ def type_text(kind: ColumnType) -> str:
 def names_text(columns: Sequence[Column]) -> str:
     """The names of columns, for messages."""
     return ", ".join(column.name for column in columns) or "none"
+
+
+def _parts(schema: TableSchema) -> dict[str, Any]:
+    return {
+        "format": schema.value_format,
+        "key": [_column_document(column) for column in schema.key],
+        "versions": [
+            [version.number, [_column_document(column) for column in version.columns]]
+            for version in schema.versions
+        ],
+    }
+
+
+def _parsed(document: Any) -> TableSchema:
+    return TableSchema(
+        tuple(_parsed_column(each) for each in document["key"]),
+        tuple(
+            SchemaVersion(number, tuple(_parsed_column(each) for each in columns))
+            for number, columns in document["versions"]
+        ),
+        document["format"],
+    )
 
 
 def _column_document(column: Column) -> list[Any]:

@@ -25,7 +25,7 @@ from flagstone.spark.row_mapping import (
     read_schema,
 )
 from flagstone.spark.selection import Wanted, narrow_bytes, narrow_columns
-from flagstone.spark.stored_schema import plan_read, read_types
+from flagstone.spark.stored_schema import dropped_types, plan_read, read_types
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,8 @@ class RowShape:
             )
             return cls(arrow_schema(every), output, None)
         if table is not None:
-            stored = _joined(schema, read_types(table).fields)
+            tested = dropped_types(table, (each.column for each in options.where))
+            stored = _joined(schema, [*read_types(table).fields, *tested.fields])
         mapping = plan_read(options, stored, table, prefix)
         assert mapping is not None, "more columns do not make it a read of bytes"
         corrupt = StructField(options.malformed.column, BinaryType())

@@ -7,7 +7,7 @@ writes the schema (`settle_schema`). A read finds the schema at its checkpoint, 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from pyspark.sql.types import BinaryType, StructType
 
 from flagstone.clones.origin import load_origin
 from flagstone.db.reader.reader import open_reader
+from flagstone.db.reader.schemas import read_schemas
 from flagstone.errors import InvalidRequest
 from flagstone.read.arrow import COLUMNS
 from flagstone.schema import (
@@ -50,10 +51,16 @@ _log = logging.getLogger("flagstone.spark")
 
 def fetch_schema(address: DatabaseAddress, prefix: bytes = b"") -> TableSchema | None:
     """The newest stored schema; None without one, or without a database."""
+    found = _fetch_stored(address, prefix)
+    return None if found is None or found.retired else found
+
+
+def _fetch_stored(address: DatabaseAddress, prefix: bytes) -> TableSchema | None:
+    """The newest stored schema, also one that is retired."""
     if open_manifests(address).latest() is None:
         return None
     with open_reader(address.path, **address.arguments, mode="latest") as reader:
-        return reader.schema(prefix)
+        return reader._stored_schema(prefix)  # noqa: SLF001 - only commits care for retired schemas
 
 
 def find_schema(reader: DbReader, prefix: bytes | None) -> tuple[TableSchema | None, bytes]:
@@ -99,7 +106,8 @@ def plan_load(
             f"mode 'overwrite' replaces all rows of the database, not only those under {options.key_prefix!r}: delete "
             "these with Db.delete_prefix and load with mode 'append', or leave 'key.prefix' out"
         )
-    stored = None if options.raw else fetch_schema(options.address, options.key_prefix)
+    row = None if options.raw else _fetch_stored(options.address, options.key_prefix)
+    stored = None if row is None or row.retired else row
     row_mapping = structured_mapping(
         stored,
         schema,
@@ -120,7 +128,7 @@ def plan_load(
         options,
         row_mapping,
         StructType([schema[name] for name in names]),
-        stored,
+        row,
         replaces_all=replaces_all,
     )
 
@@ -166,7 +174,7 @@ def _plan_structured(
     *,
     replaces_all: bool,
 ) -> WriteOptions:
-    check_carried(schema, () if stored is None else stored_names(stored))
+    check_carried(schema, () if stored is None or stored.retired else stored_names(stored))
     row_mapping = replace(row_mapping.for_writing(schema), prefix=options.key_prefix)
     if _can_store(options.address, options.key_prefix):
         given = given_columns(
@@ -193,12 +201,28 @@ def settle_schema(address: DatabaseAddress, planned: SchemaCommit) -> tuple[byte
         SchemaChanged: another commit has changed the schema since the load was planned.
 
     """
-    stored = fetch_schema(address, planned.prefix)
+    stored = _fetch_stored(address, planned.prefix)
     now = None if stored is None else stored.encode()
     row = planned.settle(now)
     if row is not None:
         _log.info("schema version=%d prefix=%r", planned.version.number, planned.prefix)
     return row, (planned.key, now)
+
+
+def retired_schemas(
+    address: DatabaseAddress, planned: SchemaCommit | None
+) -> list[tuple[bytes, bytes, bytes]]:
+    """The schema rows besides that of the load which a load that replaces all rows must write: key, row now, next row.
+
+    Their rows go, but their numbers must never be used again.
+    """
+    with open_reader(address.path, **address.arguments, mode="latest") as reader:
+        stored = read_schemas(reader, retired=True)
+    return [
+        (schema_key(prefix), table.encode(), replace(table, retired=True).encode())
+        for prefix, table in sorted(stored.items())
+        if planned is None or prefix != planned.prefix
+    ]
 
 
 def read_types(table: TableSchema, *, columns: Sequence[str] | None = None) -> StructType:
@@ -221,6 +245,16 @@ def read_types(table: TableSchema, *, columns: Sequence[str] | None = None) -> S
             hint = "; raw=true reads keys and values as bytes" if name in COLUMNS else ""
             raise InvalidRequest(f"the database has no column {name!r}; it has {known}{hint}")
     return found
+
+
+def dropped_types(table: TableSchema, named: Iterable[str]) -> StructType:
+    """The Spark schema of the dropped columns among the `named` ones; Spark's names have no case."""
+    wanted = {name.lower() for name in named}
+    shown = {column.name for column in table.columns}
+    return read_types(
+        table,
+        columns=sorted(each for each in stored_names(table) if each.lower() in wanted and each not in shown),
+    )
 
 
 def plan_read(

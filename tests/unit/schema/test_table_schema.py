@@ -77,7 +77,7 @@ def test_a_type_that_is_nested_too_deeply_is_damage() -> None:
 
 def test_a_schema_of_a_newer_release_asks_for_an_upgrade() -> None:
     with pytest.raises(InvalidRequest, match="upgrade Flagstone"):
-        TableSchema.decode(b'{"flagstone_schema":2}')
+        TableSchema.decode(b'{"flagstone_schema":3}')
 
 
 def test_the_key_of_a_schema_row_names_its_prefix() -> None:

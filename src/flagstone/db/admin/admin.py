@@ -14,13 +14,13 @@ from flagstone.clones.clone import Cloner
 from flagstone.clones.destroy import GRACE, Destroyer, Destruction
 from flagstone.clones.origin import CloneSource, load_origin, refuse_destroyed
 from flagstone.clones.residue import PURGE_AGE
-from flagstone.clones.restore import restore
 from flagstone.config import GarbageCollectorOptions
 from flagstone.config.durations import as_duration
 from flagstone.db.admin.compaction import AdminCompaction
 from flagstone.db.admin.diff import Diff
 from flagstone.db.admin.garbage import make_room, open_collector
 from flagstone.db.admin.loads import AdminLoads
+from flagstone.db.admin.restored_schemas import restore_with_schemas
 from flagstone.db.read_methods import check_range
 from flagstone.db.reader import as_of
 from flagstone.db.reader.reader import open_reader
@@ -407,7 +407,7 @@ class Admin(AdminCompaction, AdminLoads):
         """
         wanted = self._checkpoint_id(checkpoint)
         self._latest()
-        return restore(
+        return restore_with_schemas(
             self._store,
             self._paths,
             wanted,

@@ -204,7 +204,7 @@ class Transaction(Reads, PendingMapping):
             InvalidRequest: the rows do not fit the stored schema; the message says what differs.
 
         """
-        planned = plan_evolution(self.schema(prefix), given)
+        planned = plan_evolution(self._stored_schema(prefix), given)
         if planned.changed:
             self.put_system(schema_key(prefix), planned.schema.encode())
         return planned

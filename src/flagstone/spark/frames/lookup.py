@@ -106,7 +106,7 @@ def lookup_batches(
     chosen = arguments.get("columns")
     given: Any = {name: value for name, value in arguments.items() if name != "columns"}
     raw: Any = {**given, "columns": ["value"]}
-    plan = plan_read(url, given, spark=spark)
+    plan = plan_read(url, given, spark=spark, named=chosen or ())
     mapping = plan.shape.mapping
     available: Sequence[str]
     if mapping is not None:

@@ -30,7 +30,7 @@ from flagstone.spark.job_control import parallelism
 from flagstone.spark.options import ReadOptions, option_texts, parse_read_options
 from flagstone.spark.row_mapping import read_schema
 from flagstone.spark.row_shape import RowShape
-from flagstone.spark.stored_schema import read_types
+from flagstone.spark.stored_schema import dropped_types, read_types
 from flagstone.store.remote_options import OptionValue, nearest
 
 if TYPE_CHECKING:
@@ -107,8 +107,12 @@ class ReadPlan:
         return {**self.texts, **own, **option_texts(held.option_values)}
 
 
-def plan_read(url: str | os.PathLike[str], arguments: ReadArguments, *, spark: Any = None) -> ReadPlan:
+def plan_read(
+    url: str | os.PathLike[str], arguments: ReadArguments, *, spark: Any = None, named: Sequence[str] = ()
+) -> ReadPlan:
     """Check the arguments of a read. `spark` has the number of tasks, and settings of Hadoop for S3.
+
+    Dropped columns are there if `columns`, `where` or `named` name them.
 
     Reads the stored schema, and writes nothing.
 
@@ -171,10 +175,12 @@ def plan_read(url: str | os.PathLike[str], arguments: ReadArguments, *, spark: A
     options = parse_read_options(texts)
     parsed = conditions_of(given.get("where"))
     table, prefix = stored_table(options)
+    asked = (*(columns or ()), *parsed.names, *named)
     if table is not None:
         typed = with_stored(typed, read_types(table))
     mapped = bool(key_columns) or table is not None
-    every = _columns(typed, mapped=mapped)
+    dropped = StructType() if table is None else dropped_types(table, asked)
+    every = _columns(with_stored(typed, dropped), mapped=mapped)
     output = tuple(columns) if columns is not None else _default_columns(typed, mapped=mapped)
     unknown = [name for name in output if name not in every.fieldNames()]
     if unknown or not output:

@@ -27,6 +27,7 @@ from flagstone.lsm.segments import SegmentExtractor
 from flagstone.metadata.annotations import load_sst_id
 from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.sequenced import Versioned
+from flagstone.metadata.stores import ManifestStore
 from flagstone.schema import SchemaChanged
 from flagstone.spark.address import open_manifests, open_store
 from flagstone.spark.load.adoption import ConditionFailed, LoadOffer, judge
@@ -37,7 +38,7 @@ from flagstone.spark.load.request import cancel_request, written_before
 from flagstone.spark.load.segments import by_segment
 from flagstone.spark.load.task import write_ssts
 from flagstone.spark.options import WriteOptions
-from flagstone.spark.stored_schema import Condition, settle_schema
+from flagstone.spark.stored_schema import Condition, retired_schemas, settle_schema
 from flagstone.types import Seq
 
 _log = logging.getLogger("flagstone.spark")
@@ -52,7 +53,7 @@ def commit_load(
     expects: Sequence[Condition] = (),
     offered: Callable[[Seq], None] = lambda _: None,
 ) -> LoadReport:
-    """Add all SSTs to the database with one manifest; a load without SSTs changes nothing.
+    """Add all SSTs to the database with one manifest. A load without SSTs only stores its schema, if that is new.
 
     SSTs with overlapping keys are merged first, unless the rows are declared as sorted. With `replaces_all` the same
     manifest removes all older data: everything that was committed before, other loads included. `offered` is called
@@ -74,9 +75,10 @@ def commit_load(
     extractor = options.load_segment_extractor()
     latest = manifests.require_latest()
     held = find_load_record(latest.value, plan.record_id)
-    if not made and not replaces_all and (held is None or held.record.state != "done"):
-        cancel_request(manifests, plan.record_id)
-        return _report(plan, manifests.require_latest(), made, plan.seq)
+    planned = options.planned_schema
+    changes = bool(made) or replaces_all or (planned is not None and planned.changed)
+    if not changes and (held is None or held.record.state != "done"):
+        return _without_effect(plan, manifests)
     if held is None and not made:
         # It lapsed before the first task. Without an SST nothing was lost.
         plan = confirm_plan(plan, manifests)
@@ -88,14 +90,20 @@ def commit_load(
         raise lapsed(None)
     settled = _merged(plan, options, made, extractor)
     rows = sum(each.rows for each in settled)
-    conditions, relied = list(expects), None
-    if options.planned_schema is not None:
-        row, relied = settle_schema(address, options.planned_schema)
+    conditions, relied, system = list(expects), None, []
+    others = retired_schemas(address, planned) if replaces_all else []
+    if planned is not None:
+        row, relied = settle_schema(address, planned)
         conditions.append(relied)
-        if row is not None:
-            own = _schema_ssts(plan, options, relied[0], row)
-            joined = replace(options, presorted=False, in_order=True)
-            settled = _merged(plan, joined, [*settled, *own], extractor)
+        system += [] if row is None else [(relied[0], row)]
+    conditions += [(key, now) for key, now, _ in others]
+    system += [(key, retired) for key, _, retired in others]
+    if system:
+        own = _system_ssts(plan, options, sorted(system))
+        joined = replace(options, presorted=False, in_order=True)
+        settled = _merged(plan, joined, [*settled, *own], extractor)
+    if not settled and not replaces_all:  # another load has stored the schema meanwhile
+        return _without_effect(plan, manifests)
     load = replace(
         _load(plan, settled, extractor, replaces_all=replaces_all),
         expects=tuple(conditions),
@@ -110,7 +118,8 @@ def commit_load(
     try:
         latest = offer.commit()
     except ConditionFailed:
-        if options.planned_schema is not None and settle_schema(address, options.planned_schema)[1] != relied:
+        changed = planned is not None and settle_schema(address, planned)[1] != relied
+        if changed or (replaces_all and retired_schemas(address, planned) != others):
             raise SchemaChanged(
                 "another load has changed the schema in the moment in which this one was added; load again"
             ) from None
@@ -125,6 +134,12 @@ def commit_load(
     report = replace(_report(plan, latest, settled, offer.load.seq), rows=rows)
     _log.info("loaded rows=%d tables=%d seq=%d", report.rows, report.tables, report.seq)
     return report
+
+
+def _without_effect(plan: LoadPlan, manifests: ManifestStore) -> LoadReport:
+    """The report of a load that changes nothing, whose record is removed."""
+    cancel_request(manifests, plan.record_id)
+    return _report(plan, manifests.require_latest(), (), plan.seq)
 
 
 def _merged(
@@ -142,9 +157,10 @@ def _merged(
     return settled
 
 
-def _schema_ssts(plan: LoadPlan, options: WriteOptions, key: bytes, row: bytes) -> list[MadeSst]:
-    """The SST of the schema row, which becomes visible with the rows."""
-    batch = pa.RecordBatch.from_pydict({"key": [key], "value": [row]})
+def _system_ssts(plan: LoadPlan, options: WriteOptions, rows: Sequence[tuple[bytes, bytes]]) -> list[MadeSst]:
+    """The SSTs of the schema rows, which become visible with the rows. `rows` are sorted."""
+    keys, values = zip(*rows, strict=True)
+    batch = pa.RecordBatch.from_pydict({"key": list(keys), "value": list(values)})
     own = WriteOptions(
         plan.address, sst_options=options.sst_options, segment_extractor=options.segment_extractor
     )

@@ -26,6 +26,7 @@ from flagstone.metadata.stores import ManifestStore
 from flagstone.runtime.clock import Clock
 from flagstone.spark.held_state import CheckpointRead
 from flagstone.spark.options import ReadOptions
+from flagstone.spark.stored_schema import find_schema
 from flagstone.spark.stream.former import BaseState
 from flagstone.spark.stream.options import StreamOptions
 from flagstone.types import WalId
@@ -123,3 +124,12 @@ def position_at(options: StreamOptions, checkpoint: str) -> Position:
     """The position after everything that the checkpoint shows."""
     with CheckpointRead(ReadOptions(options.address), checkpoint).open() as reader:
         return Position(WalId(reader.manifest().wal_id_last_seen + 1), reader.status()["last_seq"])
+
+
+def version_at(options: StreamOptions, checkpoint: str) -> int | None:
+    """The newest version of the schema that the checkpoint stores for the rows of the stream; None without one."""
+    if options.read.raw:
+        return None
+    with CheckpointRead(ReadOptions(options.address), checkpoint).open() as reader:
+        table, _ = find_schema(reader, options.read.prefix)
+    return None if table is None else table.current.number

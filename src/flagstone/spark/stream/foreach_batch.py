@@ -13,7 +13,7 @@ from flagstone.db.writer.database import Db
 from flagstone.db.writer.transaction import Transaction
 from flagstone.errors import InvalidRequest, TransactionConflict
 from flagstone.lsm.system_rows import is_system
-from flagstone.schema import TableWriter, given_columns
+from flagstone.schema import GivenColumns, TableWriter, given_columns, plan_evolution
 from flagstone.spark.row_mapping import (
     CARRIED,
     RowMapping,
@@ -61,7 +61,7 @@ def foreach_batch(
     a micro-batch, the progress row, whose key is `mark_prefix` and the name of the query, and the schema if it changes.
     If Spark repeats a batch after a crash, the progress row shows that it was written. Each batch is collected in this
     process: keep it small with the limits of its source. The last of several rows of one key is kept; merges are folded
-    with the operator of the database. A batch without rows writes nothing.
+    with the operator of the database. A batch without rows writes nothing, unless its columns change the schema.
 
     Use one name per query, and a new name for a query that starts over with an empty Spark checkpoint. A query that
     finds the progress row of another query fails with `InvalidRequest`.
@@ -104,12 +104,13 @@ def foreach_batch(
         check_carried(frame.schema, () if stored is None else stored_names(stored))
         mapping = mapping.for_writing(frame.schema)
         batches = [rows for rows in frame.toArrow().to_batches() if rows.num_rows]
-        left = _ATTEMPTS if batches else 0
+        given_now = _given(mapping, arrow_schema(frame.schema))
+        left = _ATTEMPTS if batches or plan_evolution(stored, given_now).changed else 0
         while left:
             left -= 1
             try:
                 with db.transaction() as transaction:
-                    encode = _encoder(transaction, mapping, arrow_schema(frame.schema))
+                    encode = _encoder(transaction, given_now)
                     for rows in batches:
                         _add(transaction, encode(rows).to_pydict(), "key", "value")
                     _put(transaction, progress_row, progress.encode())
@@ -122,19 +123,19 @@ def foreach_batch(
     return write
 
 
-def _encoder(
-    transaction: Transaction, mapping: RowMapping, types: pa.Schema
-) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
-    """From a batch of the frame to one of rows. The transaction stores the schema if the rows need another one."""
-    planned = transaction.ensure_schema(
-        given_columns(
-            types,
-            mapping.key_columns,
-            value_columns=mapping.value_columns,
-            value_format=mapping.value_format,
-            nullable=True,
-        )
+def _given(mapping: RowMapping, types: pa.Schema) -> GivenColumns:
+    return given_columns(
+        types,
+        mapping.key_columns,
+        value_columns=mapping.value_columns,
+        value_format=mapping.value_format,
+        nullable=True,
     )
+
+
+def _encoder(transaction: Transaction, given: GivenColumns) -> Callable[[pa.RecordBatch], pa.RecordBatch]:
+    """From a batch of the frame to one of rows. The transaction stores the schema if the rows need another one."""
+    planned = transaction.ensure_schema(given)
     writer = TableWriter(planned.schema, planned.version)
 
     def encode(batch: pa.RecordBatch) -> pa.RecordBatch:

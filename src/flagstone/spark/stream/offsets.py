@@ -3,6 +3,10 @@
 An offset is the position of a query: `wal_id` is the next WAL file, `seq` the last sequence number before it, and
 `checkpoint` the checkpoint that a copy of the whole database was read from. A query without the option `consumer` has
 its name in every offset as well: Spark stores offsets with the query, so the name stays the same over restarts.
+
+Where the database stores a schema, an offset also has the version that was the newest when the query began, or copied
+the database after an overwrite. It names the schema of the changes that come next: an overwrite or a restore, which
+replace the schema, end with another copy.
 """
 
 from __future__ import annotations
@@ -25,6 +29,9 @@ OVERWRITTEN: Final = "overwritten"
 REPLACES: Final = "replaces"
 """In the offset after a copy that replaces everything before: deletes of what went come with it."""
 
+VERSION: Final = "version"
+"""In the offset of a query of a database with a schema; 0 if the last copy had none."""
+
 BEGIN: Final[Offset] = {"wal_id": 0, "seq": 0, "checkpoint": ""}
 """The offset of a query that has not read anything."""
 
@@ -39,10 +46,28 @@ def position_of(offset: Offset) -> Position:
     return Position(WalId(int(offset["wal_id"])), int(offset["seq"]))
 
 
+def is_past(held: Position | None, position: Position) -> bool:
+    """Whether a retention checkpoint at `held` does not keep the changes after `position`."""
+    return held is not None and held.after_seq > position.after_seq
+
+
+def version_of(offset: Offset) -> int | None:
+    """The version that names the schema of the changes after the offset; None if it is not known."""
+    found = offset.get(VERSION)
+    return None if found is None else int(found)
+
+
+def with_version(offset: Offset, version: int | None, *, of: Offset) -> Offset:
+    """The offset after a copy of a state with that newest version, None without a schema; `of` is the one before."""
+    left = {name: each for name, each in offset.items() if name != VERSION}
+    number = version or (0 if VERSION in of else None)
+    return left if number is None else left | {VERSION: number}
+
+
 def offset_at(position: Position, *, checkpoint: str = "", of: Offset) -> Offset:
     """The offset for a position, of the same query as the offset `of`."""
     made: Offset = {"wal_id": position.next_id, "seq": position.after_seq, "checkpoint": checkpoint}
-    return made | ({CONSUMER: of[CONSUMER]} if CONSUMER in of else {})
+    return made | {name: of[name] for name in (CONSUMER, VERSION) if name in of}
 
 
 def until_fence(files: Sequence[WalFile]) -> list[WalFile]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 from pyspark.sql.datasource import InputPartition
 
@@ -13,8 +14,24 @@ from flagstone.spark.selection import Wanted
 from flagstone.spark.stream.former import BaseState
 
 
+class Versions(NamedTuple):
+    """Which versions name the schemas of the rows in a micro-batch, and of the state before it; see `offsets`."""
+
+    now: int | None = None
+    before: int | None = None
+
+
+NO_VERSIONS: Final = Versions()
+
+
+class StreamPartition(InputPartition):
+    """A part of a micro-batch."""
+
+    versions: Versions = NO_VERSIONS
+
+
 @dataclass
-class WalPartition(InputPartition):
+class WalPartition(StreamPartition):
     """WAL files from `first` up to, not including, `stop`, of a micro-batch that begins at `begin`."""
 
     first: int
@@ -28,7 +45,7 @@ class WalPartition(InputPartition):
 
 
 @dataclass
-class LoadPartition(InputPartition):
+class LoadPartition(StreamPartition):
     """One SST of a bulk load that comes before WAL file `next_id`."""
 
     load: VisibleLoad
@@ -42,7 +59,7 @@ class LoadPartition(InputPartition):
 
 
 @dataclass
-class RangeDeletePartition(InputPartition):
+class RangeDeletePartition(StreamPartition):
     """A range delete, which has no SST."""
 
     load: VisibleLoad
@@ -53,7 +70,7 @@ class RangeDeletePartition(InputPartition):
 
 
 @dataclass
-class SnapshotPartition(InputPartition):
+class SnapshotPartition(StreamPartition):
     """A key range of the database at the checkpoint."""
 
     wanted: Wanted
@@ -65,7 +82,7 @@ class SnapshotPartition(InputPartition):
 
 
 @dataclass
-class ReplacePartition(InputPartition):
+class ReplacePartition(StreamPartition):
     """A key range: what went between the state before WAL file `next_id` and the checkpoint, and what came."""
 
     wanted: Wanted
@@ -86,7 +103,7 @@ class ReplacePartition(InputPartition):
 
 
 @dataclass
-class MarkerPartition(InputPartition):
+class MarkerPartition(StreamPartition):
     """One row, which says that everything before it is to be forgotten."""
 
     seq: int

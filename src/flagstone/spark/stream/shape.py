@@ -8,7 +8,7 @@ value is a `RowMapping`, as for reads.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -19,9 +19,10 @@ from flagstone.db.reader.reader import open_reader
 from flagstone.errors import CorruptData, InvalidRequest
 from flagstone.schema import TableSchema
 from flagstone.spark.address import open_manifests
-from flagstone.spark.row_mapping import RowMapping, arrow_schema
+from flagstone.spark.row_mapping import RowMapping, arrow_schema, stored_names
 from flagstone.spark.stored_schema import find_schema, plan_read, read_types
 from flagstone.spark.stream.options import StreamOptions
+from flagstone.spark.stream.partitions import NO_VERSIONS, Versions
 
 CHANGE_SCHEMA: Final = StructType(
     [
@@ -52,10 +53,28 @@ BATCH_ROWS: Final = 16_384
 
 
 class StoredTable(NamedTuple):
-    """The stored schema that rules the rows of a stream, None without one, and the prefix of their keys."""
+    """The stored schema that rules the rows of a stream, None without one, and the prefix of their keys.
+
+    A retired schema rules no rows of the present state, but perhaps changes that were not delivered yet.
+    """
 
     table: TableSchema | None = None
     prefix: bytes = b""
+
+    @property
+    def live(self) -> TableSchema | None:
+        """The schema of the present state."""
+        return None if self.table is None or self.table.retired else self.table
+
+    @property
+    def version(self) -> int | None:
+        """The newest version of the present state."""
+        return None if self.live is None else self.live.current.number
+
+    def at(self, number: int) -> StoredTable | None:
+        """The schema with that version; None if none is kept."""
+        found = None if self.table is None else self.table.at(number)
+        return None if found is None else StoredTable(found, self.prefix)
 
 
 NO_TABLE: Final = StoredTable()
@@ -67,7 +86,10 @@ def fetch_table(options: StreamOptions) -> StoredTable:
     if options.read.raw or open_manifests(address).latest() is None:
         return StoredTable()
     with open_reader(address.path, **address.arguments, mode="latest") as reader:
-        return StoredTable(*find_schema(reader, options.read.prefix))
+        found = StoredTable(*find_schema(reader, options.read.prefix))
+        if found.table is not None:
+            return found
+        return StoredTable(reader._stored_schema())  # noqa: SLF001 - of changes before an overwrite with bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +100,33 @@ class StreamShape:
     options: StreamOptions
     row_mapping: RowMapping | None = None
     former: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+    """Columns that the stored schema lacks: they are null."""
+
+    stored: StoredTable = NO_TABLE
 
     @classmethod
     def of(cls, schema: StructType, options: StreamOptions, stored: StoredTable = NO_TABLE) -> StreamShape:
-        """The shape of a stream with that schema. Raises `InvalidRequest` for a column that no change has."""
+        """The shape of a stream with that schema, for changes of the newest stored schema that has all its columns.
+
+        Raises `InvalidRequest` for a column that no change has.
+        """
+        former = () if stored.table is None else reversed(stored.table.former)
+        tables = [StoredTable(stored.live, stored.prefix)]
+        tables += [StoredTable(stored.table)] if stored.table is not None and stored.live is None else []
+        numbers = [each.current.number for each in former]
+        tables += [found for number in numbers if (found := stored.at(number)) is not None]
+        problem: InvalidRequest | None = None
+        for each in tables:
+            try:
+                return replace(cls._of(schema, options, each), stored=stored)
+            except InvalidRequest as error:
+                problem = problem or error
+        assert problem is not None, "there is at least one table"
+        raise problem
+
+    @classmethod
+    def _of(cls, schema: StructType, options: StreamOptions, stored: StoredTable) -> StreamShape:
         former = tuple(name for name in schema.names if options.before and name.startswith(f"{BEFORE}_"))
         rows = StructType([field for field in schema if field.name not in (*ABOUT, *former, BEFORE)])
         mapping = plan_read(options.read, rows, *stored) if rows.fields else None
@@ -107,7 +152,64 @@ class StreamShape:
                 )
         return cls(schema, options, mapping, former)
 
-    def shaped(self, changes: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    @property
+    def _table(self) -> TableSchema | None:
+        return None if self.row_mapping is None else self.row_mapping.table
+
+    def at(self, number: int | None) -> StreamShape:
+        """The shape for changes of the stored schema that has the version `number`; None if that is not known.
+
+        Columns of the value that an older schema lacks are null, if it has the key of the stream's own.
+
+        Raises:
+            InvalidRequest: the columns of the stream cannot hold such changes, or their schema is not kept.
+
+        """
+        own = self._table
+        if number is None or own is None or (own.find(number) is not None and not own.retired):
+            return self
+        stored, found = self._stored_at(number)
+        if found is None:
+            raise InvalidRequest(_GONE if number else _NOW_BYTES)
+        try:
+            return replace(self._of(self.schema, self.options, found), stored=stored)
+        except InvalidRequest as error:
+            if number > own.current.number or not _same_key(found.table, own):
+                raise _misfit(found, error) from error
+            problem = error
+        known = stored_names(found.table) if found.table is not None else set()
+        named = {
+            name: name.removeprefix(f"{BEFORE}_") if name in self.former else name
+            for name in self.schema.names
+        }
+        absent = tuple(name for name, of in named.items() if name not in (*ABOUT, BEFORE) and of not in known)
+        try:
+            left = StructType([field for field in self.schema if field.name not in absent])
+            shape = self._of(left, self.options, found)
+        except InvalidRequest:
+            raise _misfit(found, problem) from problem
+        if shape.row_mapping is None:
+            raise _misfit(found, problem) from problem
+        return replace(shape, schema=self.schema, absent=absent, stored=stored)
+
+    def has_key_of(self, number: int) -> bool:
+        """Whether changes of the schema with that version have the same key columns as the stream's own."""
+        _, found = self._stored_at(number)
+        return found is not None and self._table is not None and _same_key(found.table, self._table)
+
+    def _stored_at(self, number: int) -> tuple[StoredTable, StoredTable | None]:
+        """The newest stored schemas, and the one with that version, 0 for that of the present state."""
+        found = self.stored.at(number) if number else None
+        if found is not None:
+            return self.stored, found
+        stored = fetch_table(self.options)
+        if number:
+            return stored, stored.at(number)
+        return stored, None if stored.live is None else stored
+
+    def shaped(
+        self, changes: Iterable[pa.RecordBatch], versions: Versions = NO_VERSIONS
+    ) -> Iterator[pa.RecordBatch]:
         """Batches of changes (`flagstone.changes.columns`) as batches of the stream.
 
         Raises:
@@ -115,30 +217,34 @@ class StreamShape:
                 columns that those of the stream cannot hold.
 
         """
-        shape, types = self, arrow_schema(self.schema)
+        types = arrow_schema(self.schema)
+        shape = self.at(versions.now)
+        before = shape
+        if versions.before != versions.now and self._table is not None and versions.before is not None:
+            if not shape.has_key_of(versions.before):
+                raise InvalidRequest(_OTHER_KEY)
+            before = self.at(versions.before) if self.former else shape
         for batch in changes:
             if not batch.num_rows:
                 continue
             try:
-                columns = shape.columns_of(batch, types)
+                columns = shape.columns_of(batch, types, before)
             except (CorruptData, InvalidRequest):
                 # The schema may have changed since the query began: rows name versions that this shape does not know.
                 stored = fetch_table(self.options)
-                if (
-                    stored.table is None
-                    or shape.row_mapping is None
-                    or stored.table == shape.row_mapping.table
-                ):
+                if stored.table is None or shape.row_mapping is None or stored.table == shape.stored.table:
                     raise
-                shape = StreamShape.of(self.schema, self.options, stored)
-                columns = shape.columns_of(batch, types)
+                newest = StreamShape.of(self.schema, self.options, stored)
+                shape = newest.at(versions.now)
+                before = newest.at(versions.before) if self.former and before is not shape else shape
+                columns = shape.columns_of(batch, types, before)
             arrays = [_cast(columns[field.name], field) for field in types]
             made = pa.RecordBatch.from_arrays(arrays, schema=types)
             for start in range(0, made.num_rows, BATCH_ROWS):
                 yield made.slice(start, BATCH_ROWS)
 
-    def columns_of(self, batch: pa.RecordBatch, types: pa.Schema) -> dict[str, Any]:
-        """The columns of the stream, and perhaps more, for a batch of changes."""
+    def columns_of(self, batch: pa.RecordBatch, types: pa.Schema, before: StreamShape) -> dict[str, Any]:
+        """The columns of the stream, and perhaps more, for a batch of changes; `before` decodes former values."""
         columns = _named(batch)
         columns.setdefault(BEFORE, pa.nulls(batch.num_rows, pa.binary()))
         if self.row_mapping is None:
@@ -149,20 +255,60 @@ class StreamShape:
                 field.name: pa.nulls(batch.num_rows, field.type) for field in types if field.name not in about
             }
         _refuse_merges(batch)
-        wanted = pa.schema([field for field in types if field.name not in (*ABOUT, *self.former)])
-        rows = decode_rows(self.row_mapping, batch["key"], batch["value"], wanted)
-        if self.former:
-            values = pa.schema(
-                [field for field in wanted if field.name in (self.row_mapping.value_columns or ())]
-            )
-            before = decode_rows(self.row_mapping, batch["key"], columns[BEFORE], values)
-            rows |= {name: before[name.removeprefix(f"{BEFORE}_")] for name in self.former}
+        rows = decode_rows(self.row_mapping, batch["key"], batch["value"], self._wanted(types))
+        nothing = {*self.absent, *before.absent}
+        rows |= {
+            name: pa.nulls(batch.num_rows, types.field(name).type) for name in nothing if name not in rows
+        }
+        if before.former and before.row_mapping is not None:
+            named = before.row_mapping.value_columns or ()
+            values = pa.schema([field for field in before._wanted(types) if field.name in named])
+            was = decode_rows(before.row_mapping, batch["key"], columns[BEFORE], values)
+            rows |= {name: was[name.removeprefix(f"{BEFORE}_")] for name in before.former}
         return about | rows
+
+    def _wanted(self, types: pa.Schema) -> pa.Schema:
+        """The columns that are made of key and value."""
+        return pa.schema([each for each in types if each.name not in (*ABOUT, *self.former, *self.absent)])
+
+
+_ADVICE: Final = (
+    "start over with a new copy (an empty checkpointLocation and starting=snapshot), or set raw=true"
+)
+_GONE: Final = (
+    "an overwrite or a restore has replaced the stored schema, and the one of the changes that come next is not kept "
+    f"any more: {_ADVICE}"
+)
+_NOW_BYTES: Final = (
+    "the database stores no schema since an overwrite, and the stream has the columns of the former one: "
+    f"{_ADVICE}"
+)
+_OTHER_KEY: Final = (
+    "an overwrite or a restore has changed the key columns, so deletes of former rows look like deletes of new ones: "
+    f"{_ADVICE}"
+)
+
+
+def _misfit(stored: StoredTable, error: InvalidRequest) -> InvalidRequest:
+    """The error for changes that the columns of the stream cannot hold."""
+    assert stored.table is not None, "without a schema every change fits"
+    names = ", ".join(column.name for column in stored.table.columns)
+    return InvalidRequest(
+        f"an overwrite or a restore has replaced the stored schema, and the changes that come next do not fit the "
+        f"columns of the stream: {error}. Their columns are {names}: start the query with .schema(...) of these, or "
+        "without one if they are the present ones, to deliver them; or start over with a new copy (an empty "
+        "checkpointLocation and starting=snapshot)"
+    )
+
+
+def _same_key(one: TableSchema | None, other: TableSchema) -> bool:
+    kinds = [(column.name, column.type) for column in other.key]
+    return one is not None and [(column.name, column.type) for column in one.key] == kinds
 
 
 def default_schema(options: StreamOptions, stored: StoredTable = NO_TABLE) -> StructType:
     """The schema of a stream for which the user gives none. Raises `InvalidRequest` where it must be given."""
-    table = stored.table
+    table = stored.live
     if table is None or options.read.raw:
         if options.read.row_mapping is not None:
             raise InvalidRequest(

@@ -109,12 +109,12 @@ class StreamSink(DataSourceStreamArrowWriter):
             raise InternalError(
                 f"cannot commit batch {batchId}: {len(messages) - len(done)} of {len(messages)} tasks missing"
             )
-        made = _made(done)
-        if made:
+        made, schema = _made(done), done[0].schema if done else None
+        if made or (schema is not None and schema.changed):
             query_id = done[0].query_id
             progress = StreamProgress(batchId, query_id)
             # The schema that the tasks have used; this process did not plan one.
-            options = replace(self._options.write, row_mapping=None, schema_commit=done[0].schema)
+            options = replace(self._options.write, row_mapping=None, schema_commit=schema)
             commit_batch(done[0].plan, options, made, self._progress_key(query_id), progress)
         elif done:
             # A repeated batch without rows has no effect, so it needs no progress row.

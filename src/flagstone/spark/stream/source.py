@@ -40,7 +40,7 @@ from flagstone.metadata.stores import ManifestStore
 from flagstone.runtime.clock import SYSTEM_CLOCK, Clock
 from flagstone.runtime.ids import SYSTEM_IDS, ulid_text
 from flagstone.spark.address import open_store
-from flagstone.spark.stream.bases import Bases, position_at
+from flagstone.spark.stream.bases import Bases, position_at, version_at
 from flagstone.spark.stream.former import BaseState
 from flagstone.spark.stream.lag import Lag, measure_lag
 from flagstone.spark.stream.offsets import (
@@ -50,23 +50,29 @@ from flagstone.spark.stream.offsets import (
     REPLACES,
     Offset,
     is_begin,
+    is_past,
     offset_at,
     plan_end,
     position_of,
     until_fence,
+    version_of,
+    with_version,
 )
 from flagstone.spark.stream.options import StreamOptions
 from flagstone.spark.stream.partitions import (
+    NO_VERSIONS,
     LoadPartition,
     MarkerPartition,
     RangeDeletePartition,
     ReplacePartition,
     SnapshotPartition,
+    StreamPartition,
+    Versions,
     WalPartition,
 )
 from flagstone.spark.stream.range_deletes import check_shown
 from flagstone.spark.stream.rows import BatchRows, last_seq_before, snapshot_parts, wal_files
-from flagstone.spark.stream.shape import CHANGE_SCHEMA, NO_TABLE, StoredTable, StreamShape
+from flagstone.spark.stream.shape import CHANGE_SCHEMA, NO_TABLE, StoredTable, StreamShape, fetch_table
 from flagstone.types import WalId
 
 _POLL_S: Final = 1.0
@@ -97,12 +103,20 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._base_states: Bases | None = None
         self._base: BaseState | None = None
         self._lag: Lag | None = None
+        self._retention: RetentionCheckpoint | None = None
         self._lapsed = False
         self._counts: dict[WalId, int] = {}
+        self._fitting: set[int] = set()
 
     def __getstate__(self) -> dict[str, Any]:
         # The position belongs to the process that gives out offsets; tasks need none.
-        return {**vars(self), "_position": None, "_manifest_store": None, "_base_states": None}
+        return {
+            **vars(self),
+            "_position": None,
+            "_retention": None,
+            "_manifest_store": None,
+            "_base_states": None,
+        }
 
     # -- on the driver ------------------------------------------------------------------------------------
 
@@ -139,6 +153,8 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         except InvalidRequest as error:
             if self._lapsed:
                 raise self._lapse(start, error) from error
+            if self._was_passed(start):
+                raise self._shared(start, error) from error
             raise
 
     def reportLatestOffset(self) -> dict[str, int] | None:  # noqa: N802
@@ -156,6 +172,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start.get(OVERWRITTEN):
             return self._copy(start)
         try:
+            self._check_schema(start)
             return self._next_offset(start, limit)
         except ChangesMissing:
             if self._options.on_overwrite == "fail":
@@ -199,6 +216,14 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         if start == end:  # nothing is new; the copy must not be read twice
             return []
+        parts = self._parts(start, end)
+        if not end.get(OVERWRITTEN):
+            versions = Versions(version_of(end), version_of(start if end.get(REPLACES) else end))
+            for part in parts:
+                part.versions = versions
+        return parts
+
+    def _parts(self, start: Offset, end: Offset) -> Sequence[StreamPartition]:
         begin, checkpoint = position_of(start), end["checkpoint"]
         if end.get(OVERWRITTEN):
             return [MarkerPartition(begin.after_seq)]
@@ -231,7 +256,8 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition; none for the partition that Spark adds when `partitions` returns none."""
-        return self._shape.shaped(BatchRows(self._options).read(partition))
+        versions = partition.versions if isinstance(partition, StreamPartition) else NO_VERSIONS
+        return self._shape.shaped(BatchRows(self._options).read(partition), versions)
 
     # -- parts --------------------------------------------------------------------------------------------
 
@@ -267,6 +293,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 ids=SYSTEM_IDS,
             )
             self._lapsed = not is_begin(start) and checkpoint.find() is None
+            self._retention = checkpoint
             position = ConsumerPosition(checkpoint, self._clock)
             begin = None if is_begin(start) else position_of(start)
             if begin is not None and self._options.needs_base:
@@ -274,6 +301,21 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             position.begin(begin, self._wal())
             self._position = position
         return self._position
+
+    def _was_passed(self, start: Offset) -> bool:
+        """Whether another query with the same name has moved the retention checkpoint past this one."""
+        if is_begin(start) or self._retention is None:
+            return False
+        self._retention.find()
+        return is_past(self._retention.found, position_of(start))
+
+    def _shared(self, start: Offset, error: InvalidRequest) -> InvalidRequest:
+        """The error of a query whose changes are gone because another query with its name has read them."""
+        return InvalidRequest(
+            f"{error}. Another query with the consumer name {self._name(start)!r} has read further than this one, and "
+            "changes are kept only for the further one: give each query its own option 'consumer', and start this one "
+            "over with an empty checkpointLocation and starting=snapshot"
+        )
 
     def _lapse(self, start: Offset, error: InvalidRequest) -> InvalidRequest:
         """The error of a query that was away for longer than its retention checkpoint."""
@@ -301,7 +343,8 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         else:
             first = Position(WalId(int(starting)))
         consumer.begin(first, self._wal())
-        return offset_at(first, of=begin)
+        version = fetch_table(self._options).version if starting == "latest" else None
+        return with_version(offset_at(first, of=begin), version, of=begin)
 
     def _copy(self, start: Offset) -> Offset:
         """The end of a micro-batch that copies the database as it is now."""
@@ -313,7 +356,27 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             position = self._base.position
         else:
             position = position_at(self._options, str(created.id))
-        return offset_at(position, checkpoint=str(created.id), of=start)
+        offset = offset_at(position, checkpoint=str(created.id), of=start)
+        return with_version(offset, version_at(self._options, str(created.id)), of=start)
+
+    def _check_schema(self, start: Offset) -> None:
+        """Raise if the columns of the stream cannot hold the changes that come next.
+
+        Raises:
+            ChangesMissing: so it is, and the stream can go on with a copy instead.
+            InvalidRequest: so it is, and it cannot.
+
+        """
+        number = version_of(start)
+        if number is None or number in self._fitting:
+            return
+        try:
+            self._shape.at(number)
+        except InvalidRequest as error:
+            going = self._options.on_overwrite
+            same = going == "delete_and_put" and not self._options.before and self._shape.has_key_of(number)
+            raise (ChangesMissing if going == "marker" or same else InvalidRequest)(str(error)) from error
+        self._fitting.add(number)
 
     def _go_on(self, start: Offset) -> Offset:
         """The end of a micro-batch that goes on where changes are missing: after an overwrite or a restored state.
@@ -368,7 +431,7 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return None
         return load
 
-    def _load_partitions(self, seq: int, next_id: int, base: BaseState | None) -> list[InputPartition]:
+    def _load_partitions(self, seq: int, next_id: int, base: BaseState | None) -> list[StreamPartition]:
         load = find_load(self._manifests().require_latest().value, seq)
         if load is None and not self._options.allow_gaps:
             raise load_gone(seq)
