@@ -79,7 +79,7 @@ from ._memtable_streams import sorted_stream, wal_stream
 FIRST_CHUNK_BYTES = cython.declare(cython.Py_ssize_t, 1 << 14)
 PREFETCHED = cython.declare(cython.Py_ssize_t, 192)
 SMALL_CHUNKS = cython.declare(cython.Py_ssize_t, 4)
-REGIONS_FROM = cython.declare(cython.Py_ssize_t, 1 << 24)  # from here on, chunks are cut from regions
+REGIONS_FROM = cython.declare(cython.Py_ssize_t, 1 << 20)  # from here on, chunks are cut from regions
 # How many keys are sorted at a time: interpreted, other threads wait for so many.
 SORT_STEP = cython.declare(cython.Py_ssize_t, 1 << 20 if cython.compiled else 1 << 14)
 # Above the address of an anchor a slot of the hash table keeps the low bits of the hash. They avoid most comparisons

@@ -7,6 +7,7 @@ three times as much memory as it used. Other systems have other allocators, whic
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, Final
 
 _M_MMAP_THRESHOLD: Final = -3
@@ -14,6 +15,8 @@ _M_ARENA_MAX: Final = -8
 _LARGE_BYTES: Final = 128 * 1024
 """Freed blocks of this size go back to the system at once. By default the limit grows with what is freed."""
 _HEAPS: Final = 2
+_MUCH_BYTES: Final = 64 * 1024 * 1024
+"""So much free memory is worth the time to return it: what is needed again costs a page fault for every 4 KiB."""
 
 
 def bound() -> None:
@@ -31,10 +34,32 @@ def trim() -> None:
         libc.malloc_trim(0)
 
 
+def trim_much() -> None:
+    """`trim`, if the allocator keeps more free memory than a load needs for its next memtable.
+
+    The allocator raises its own limit, from 256 KiB for each heap to 64 MiB, when large blocks are freed.
+    """
+    libc = _libc()
+    if hasattr(libc, "mallinfo2") and _free_bytes(libc.mallinfo2) >= _MUCH_BYTES:
+        trim()
+
+
+def _free_bytes(mallinfo2: Callable[[], Any]) -> int:
+    """The free bytes of all heaps: the ninth of ten numbers."""
+    import ctypes  # noqa: PLC0415
+
+    class Numbers(ctypes.Structure):
+        _fields_ = (("all", ctypes.c_size_t * 10),)
+
+    mallinfo2.restype = Numbers  # type: ignore[attr-defined]
+    free: int = mallinfo2().all[8]
+    return free
+
+
 def _libc() -> Any:
     if not sys.platform.startswith("linux"):
         return None
-    # Imported here, because only a process with a memory budget needs it.
+    # Imported here, because only a process with a memory budget or large memtables needs it.
     import ctypes  # noqa: PLC0415
 
     return ctypes.CDLL(None)
