@@ -126,8 +126,8 @@ class SstBuilder:
     begins another. After an error the builder is of no further use.
 
     `open_sink` is called when the first blocks of an SST are finished. Rows up to `resume`, the key and sequence number
-    with which an interrupted run ended, are not written again. `step_bytes` of blocks are finished at a time; a WAL file
-    has one block by default, because most are small.
+    with which an interrupted run ended, are not written again. `step_bytes` of blocks are finished at a time. For a
+    WAL file that is one block by default, because most are small.
     """
 
     def __init__(

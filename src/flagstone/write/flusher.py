@@ -78,8 +78,10 @@ class _Job(NamedTuple):
 
 
 def plan_flushes(settings: Settings, *, on_disk: bool, available: int) -> int:
-    """How many memtables are flushed at a time. On a disk, flushes that share a processor would only take longer, and keep
-    their memtables for so long; two always run, so that one waits for the disk while the other one works.
+    """How many memtables are flushed at a time.
+
+    On a disk, flushes that share a processor take longer and keep their memtables for so long. Two always run: one works
+    while the other one waits for the disk.
     """
     allowed = settings.l0_flush_parallelism
     return min(allowed, max(available, 2)) if on_disk else allowed

@@ -69,9 +69,9 @@ class Memtables:
     """The active memtable, the frozen ones (newest first, as reads want them), and how far each is in the WAL.
 
     `unlogged` has every memtable with rows that are not in the WAL, oldest first, with the position from which on;
-    the active one is always its last. `rows_before`, `bytes_before` and `headers_before` count what was in all former active
-    memtables, `bytes_logged` what is in the WAL, `freezes` the former memtables, and `lookups_before` the reads of
-    dropped ones.
+    the active one is always its last. `rows_before`, `bytes_before` and `headers_before` count what was in all former
+    active memtables, `bytes_logged` what is in the WAL, `freezes` the former memtables, and `lookups_before` the reads
+    of dropped ones.
     """
 
     active: kernel.Memtable = field(default_factory=kernel.Memtable)
