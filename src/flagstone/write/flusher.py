@@ -80,8 +80,8 @@ class _Job(NamedTuple):
 def plan_flushes(settings: Settings, *, on_disk: bool, available: int) -> int:
     """How many memtables are flushed at a time.
 
-    On a disk, flushes that share a processor take longer and keep their memtables for so long. Two always run: one works
-    while the other one waits for the disk.
+    On a disk, flushes that share a processor take longer, and keep their memtables for so long. Two always run, so that
+    one works while the other one waits for the disk.
     """
     allowed = settings.l0_flush_parallelism
     return min(allowed, max(available, 2)) if on_disk else allowed
