@@ -16,7 +16,7 @@ _M_ARENA_MAX: Final = -8
 _SMALLEST_LIMIT: Final = 128 * 1024
 _LARGEST_LIMIT: Final = 2 * 1024 * 1024
 _HEAPS: Final = 2
-_MUCH_BYTES: Final = 64 * 1024 * 1024
+_MUCH_BYTES: Final = 32 * 1024 * 1024
 """So much free memory is worth the time to return it: what is needed again costs a page fault for every 4 KiB."""
 
 
@@ -43,7 +43,7 @@ def trim() -> None:
 
 
 def trim_much() -> None:
-    """`trim`, if the allocator keeps more free memory than a load needs for its next memtable.
+    """`trim`, if the allocator keeps much free memory.
 
     The allocator raises its own limit, from 256 KiB for each heap to 64 MiB, when large blocks are freed.
     """

@@ -51,10 +51,10 @@ def libc(monkeypatch: pytest.MonkeyPatch) -> Libc:
 
 def test_little_free_memory_stays_with_the_process_and_much_goes_back(libc: Libc) -> None:
     allocator.trim_much()
-    libc.free = 63 * MIB
+    libc.free = 31 * MIB
     allocator.trim_much()
     assert libc.trimmed == 0
-    libc.free = 64 * MIB
+    libc.free = 32 * MIB
     allocator.trim_much()
     assert libc.trimmed == 1
 
