@@ -28,7 +28,8 @@ keys = st.one_of(
     st.binary(min_size=1, max_size=10),
     st.integers(0, 50).map(lambda number: b"shared-prefix-%04d" % number),
 )
-times = st.one_of(st.none(), st.integers(-5, 20))
+# Also numbers that do not fit into the short header of a row.
+times = st.one_of(st.none(), st.integers(-5, 20), st.sampled_from([2**48 - 1, 2**48, 2**63 - 1, 1 - 2**63]))
 
 
 @st.composite

@@ -71,6 +71,14 @@ def plan_threads(work: CompactionWorkerOptions, url: str, available: int) -> int
     return min(work.max_subcompactions, available) if url.startswith(NEARBY) else work.max_subcompactions
 
 
+def plan_output_bytes(work: CompactionWorkerOptions, url: str) -> int:
+    """What the output of one range takes in memory, at most.
+
+    A store without a network takes it in small parts, so only the index of an SST and the hashes of its keys stay.
+    """
+    return work.max_sst_size // 4 if url.startswith(NEARBY) else work.max_sst_size
+
+
 class LocalExecutor:
     """Merges with threads of this process. Several jobs may run at once, each called from its own thread.
 
@@ -184,7 +192,7 @@ class LocalExecutor:
         work = self._work
         stored = sum(part.sst.info.index_len for parts in inputs for part in parts)
         size = (
-            work.max_sst_size
+            plan_output_bytes(work, self._store.url)
             + 2 * len(inputs) * work.bytes_to_fetch
             + min(stored, INDEX_CACHE_BYTES) * _DECODED_INDEX // len(job.progress.context.subcompactions)
         )

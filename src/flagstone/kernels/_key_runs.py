@@ -15,7 +15,6 @@ import cython
 from cython.cimports.flagstone.kernels._bytes import common_prefix, get_u64
 from cython.cimports.flagstone.kernels._entries import (
     ANCHOR_FLAG,
-    HEADER,
     address_of,
     chunk_of,
     compare_keys,
@@ -23,6 +22,7 @@ from cython.cimports.flagstone.kernels._entries import (
     entry_key,
     entry_size,
     key_size,
+    key_start,
     offset_of,
 )
 
@@ -132,7 +132,7 @@ def _shared(
     one_at: cython.Py_ssize_t = offset_of(one)
     two_at: cython.Py_ssize_t = offset_of(two)
     size: cython.Py_ssize_t = min(limit, key_size(one_data, one_at), key_size(two_data, two_at))
-    return common_prefix(one_data, one_at + HEADER, two_data, two_at + HEADER, size)
+    return common_prefix(one_data, key_start(one_data, one_at), two_data, key_start(two_data, two_at), size)
 
 
 @cython.cfunc
@@ -184,7 +184,7 @@ def _fill_prefixes(
         data = chunk_of(chunks, anchors[row])
         at = offset_of(anchors[row])
         size = key_size(data, at)
-        at += HEADER
+        at = key_start(data, at)
         if size >= skip + 8:
             prefixes[row] = get_u64(data, at + skip)
             continue

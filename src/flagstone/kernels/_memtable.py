@@ -31,12 +31,11 @@ from cython.cimports.flagstone.kernels._bytes import (
     differ,
     get_u64,
     piece,
-    put_little,
+    prefetch,
 )
 from cython.cimports.flagstone.kernels._entries import (
     ANCHOR_FLAG,
     CHUNK_BYTES,
-    HEADER,
     address_of,
     chunk_of,
     compare_keys,
@@ -46,9 +45,14 @@ from cython.cimports.flagstone.kernels._entries import (
     entry_row,
     entry_seq,
     entry_size,
+    flags_for,
+    header_size,
     key_size,
+    key_start,
     newest,
     offset_of,
+    put_header,
+    put_link,
     value_size,
 )
 from cython.cimports.flagstone.kernels._rows import (
@@ -73,8 +77,9 @@ from ._memtable_streams import sorted_stream, wal_stream
 # The first chunk is small, because a process may have many memtables with few rows; each is twice as large as the one
 # before, up to `CHUNK_BYTES`.
 FIRST_CHUNK_BYTES = cython.declare(cython.Py_ssize_t, 1 << 14)
+PREFETCHED = cython.declare(cython.Py_ssize_t, 192)
 SMALL_CHUNKS = cython.declare(cython.Py_ssize_t, 4)
-REGIONS_FROM = cython.declare(cython.Py_ssize_t, 1 << 24)  # from here on, chunks are cut from regions
+REGIONS_FROM = cython.declare(cython.Py_ssize_t, 1 << 20)  # from here on, chunks are cut from regions
 # How many keys are sorted at a time: interpreted, other threads wait for so many.
 SORT_STEP = cython.declare(cython.Py_ssize_t, 1 << 20 if cython.compiled else 1 << 14)
 # Above the address of an anchor a slot of the hash table keeps the low bits of the hash. They avoid most comparisons
@@ -100,6 +105,7 @@ class Memtable:
     keys: cython.Py_ssize_t
     entries: cython.Py_ssize_t
     total_bytes: cython.Py_ssize_t
+    header_bytes: cython.Py_ssize_t
     lookups: cython.Py_ssize_t
     largest_seq: cython.ulonglong
     order: tuple
@@ -113,7 +119,7 @@ class Memtable:
         self.spare, self.regions, self.region_used = SHARED, [], REGION_BYTES
         self.chunk_used = self.chunk_size = 0
         self.slots = array("Q", bytes(8 * 256))
-        self.keys = self.entries = self.total_bytes = self.lookups = 0
+        self.keys = self.entries = self.total_bytes = self.header_bytes = self.lookups = 0
         self.largest_seq = 0
         # (sorted runs, chunk and offset up to which anchors are in them), replaced as a whole.
         self.order = ((), 0, 0)
@@ -133,6 +139,10 @@ class Memtable:
     def size(self) -> int:
         """Bytes occupied by rows and their headers."""
         return self.total_bytes
+
+    def headers(self) -> int:
+        """How many of these bytes are headers."""
+        return self.header_bytes
 
     def asked(self) -> int:
         """How often `get_value` was called. Counted here because here it costs nothing."""
@@ -287,7 +297,9 @@ class Memtable:
         expires: cython.longlong,
     ) -> cython.int:
         """Add the row of `key` and the given part of `value`."""
-        size: cython.Py_ssize_t = HEADER + len(key) + value_bytes
+        all_flags: cython.int = flags_for(flags, seq, created, value_bytes)
+        head: cython.Py_ssize_t = header_size(all_flags)
+        size: cython.Py_ssize_t = head + len(key) + value_bytes
         out: cython.p_uchar
         at: cython.Py_ssize_t
         address: cython.ulonglong
@@ -303,26 +315,22 @@ class Memtable:
         at = self.chunk_used
         address = address_of(len(self.chunks) - 1, at)
         out = chunk_of(self.bases, address)
-        put_little(out, at + 8, seq, 8)
-        put_little(out, at + 16, cython.cast(cython.ulonglong, expires), 8)
-        put_little(out, at + 24, cython.cast(cython.ulonglong, created), 8)
         if flags & MERGE_KIND:
             self.has_merges = True
-        put_little(out, at + 32, value_bytes, 4)
-        put_little(out, at + 36, len(key), 2)
-        copy(out, at + HEADER, key, 0, len(key))
-        copy(out, at + HEADER + len(key), value, value_at, value_bytes)
+        copy(out, at + head, key, 0, len(key))
+        copy(out, at + head + len(key), value, value_at, value_bytes)
         slot = self._find(key, hashed)
         anchor = self.slots[slot] & ADDRESS_MASK
         # The row is complete; one assignment makes it the newest of its key.
         if anchor:
             link = self._link(anchor)
-            put_little(out, at, link if link else anchor, 8)
-            out[at + 38] = flags
-            put_little(chunk_of(self.bases, anchor), offset_of(anchor), address, 8)
+            if not link:
+                link = anchor
+            put_header(out, at, link, len(key), all_flags, seq, value_bytes, created, expires)
+            put_link(chunk_of(self.bases, anchor), offset_of(anchor), address)
         else:
-            put_little(out, at, 0, 8)
-            out[at + 38] = flags | ANCHOR_FLAG
+            all_flags |= ANCHOR_FLAG
+            put_header(out, at, 0, len(key), all_flags, seq, value_bytes, created, expires)
             self.slots[slot] = ((hashed & TAG_MASK) << ADDRESS_BITS) | address
             self.keys += 1
         # The row counts only now: a reader that walks the chunks never meets half a row.
@@ -330,6 +338,7 @@ class Memtable:
         self.ends[len(self.chunks) - 1] = at + size
         self.entries += 1
         self.total_bytes += size
+        self.header_bytes += head
         return 0
 
     def copy_through(self, last_seq: cython.ulonglong) -> Memtable:
@@ -468,7 +477,8 @@ class Memtable:
         at = offset_of(entry)
         if entry_flags(data, at) & 0x0B:
             return entry_row(data, at, key)
-        return piece(data, at + HEADER + len(key), at + HEADER + len(key) + value_size(data, at))
+        value_at: cython.Py_ssize_t = key_start(data, at) + len(key)
+        return piece(data, value_at, value_at + value_size(data, at))
 
     def versions(self, key: bytes, max_seq: cython.ulonglong) -> list:
         """Every row of `key` with seq <= `max_seq`, newest first."""
@@ -566,7 +576,9 @@ class Memtable:
             if held >> ADDRESS_BITS == hashed & TAG_MASK:
                 data = chunk_of(self.bases, held & ADDRESS_MASK)
                 at = offset_of(held)
-                if key_size(data, at) == size and differ(data, at + HEADER, wanted, 0, size) == 0:
+                # All of a short row at once, not its value after its key.
+                prefetch(data, at, PREFETCHED)
+                if key_size(data, at) == size and differ(data, key_start(data, at), wanted, 0, size) == 0:
                     return slot
             slot = (slot + 1) & mask
             held = self.slots[slot]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import cython
 from cython.cimports.flagstone.kernels._bytes import MASK64, copy, prefetch, put_little, put_u64
 from cython.cimports.flagstone.kernels._entries import (
-    HEADER,
     address_of,
     chunk_of,
     entry_created,
@@ -19,6 +18,7 @@ from cython.cimports.flagstone.kernels._entries import (
     entry_seq,
     entry_size,
     key_size,
+    key_start,
     newest,
     offset_of,
     value_size,
@@ -34,6 +34,8 @@ from cython.cimports.flagstone.kernels._rows import (
 # How many rows ahead memory is asked for.
 AHEAD = cython.declare(cython.Py_ssize_t, 16)
 PREFETCHED = cython.declare(cython.Py_ssize_t, 256)
+# What a row of a stream has besides key and value: two lengths, sequence number, flags and two times.
+MOST_BESIDES = cython.declare(cython.Py_ssize_t, 31)
 LONG_AGO = cython.declare(cython.longlong, -0x7FFFFFFFFFFFFFFF - 1)
 
 
@@ -59,6 +61,7 @@ def sorted_stream(
     needed: cython.Py_ssize_t = 0
     used: cython.Py_ssize_t = 0
     before: cython.Py_ssize_t
+    size: cython.Py_ssize_t
     index: cython.Py_ssize_t = start
     entry: cython.ulonglong
     data: cython.p_const_uchar
@@ -76,9 +79,9 @@ def sorted_stream(
                 while entry:
                     data = chunk_of(chunks, entry)
                     at = offset_of(entry)
-                    # The header of an entry is larger than all that a row of the stream has besides key and value.
-                    if used + entry_size(data, at) > room:
-                        needed = used + entry_size(data, at)
+                    size = MOST_BESIDES + key_size(data, at) + value_size(data, at)
+                    if used + size > room:
+                        needed = used + size
                     stopped = needed > room or entry_flags(data, at) & MERGE_KIND != 0
                     if stopped:
                         break
@@ -121,14 +124,14 @@ def wal_stream(
             at = 0
             continue
         data = chunk_of(chunks, address_of(chunk, 0))
-        size = entry_size(data, at)
+        size = MOST_BESIDES + key_size(data, at) + value_size(data, at)
         if used + size > room:
             room = used + size
             stream.extend(bytes(room - len(stream)))
             out = stream
         # The WAL has every row as it was written, expired or not.
         used = _append(out, used, data, at, LONG_AGO)
-        at += size
+        at += entry_size(data, at)
     return (chunk, at), used
 
 
@@ -152,7 +155,7 @@ def _append(
         value_bytes = 0
     put_little(out, used, key_bytes, 2)
     put_little(out, used + 2, value_bytes, 4)
-    copy(out, used + 6, data, at + HEADER, key_bytes + value_bytes)
+    copy(out, used + 6, data, key_start(data, at), key_bytes + value_bytes)
     used += 6 + key_bytes + value_bytes
     put_u64(out, used, entry_seq(data, at))
     out[used + 8] = flags

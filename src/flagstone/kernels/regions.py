@@ -14,8 +14,8 @@ import mmap
 from typing import Final
 
 REGION_BYTES: Final = 8 << 20
-DEFAULT_SPARE: Final = 8
-"""How many regions are kept for the next memtable: as much as a memtable of the default size has."""
+DEFAULT_SPARE: Final = 4
+"""How many regions are kept for the next memtable: half of what a memtable of the default size has."""
 
 
 class Regions:

@@ -209,7 +209,7 @@ class MemoryBudget:
     """See the module. Safe to use from many threads."""
 
     def __init__(self, total_bytes: int) -> None:
-        allocator.bound()
+        allocator.bound(total_bytes)
         self.total_bytes: Final = total_bytes
         self.shares: Shares = plan_shares(total_bytes)
         self._lock = Lock()

@@ -126,7 +126,8 @@ class SstBuilder:
     begins another. After an error the builder is of no further use.
 
     `open_sink` is called when the first blocks of an SST are finished. Rows up to `resume`, the key and sequence number
-    with which an interrupted run ended, are not written again.
+    with which an interrupted run ended, are not written again. `step_bytes` of blocks are finished at a time. For a
+    WAL file that is one block by default, because most are small.
     """
 
     def __init__(
@@ -137,6 +138,7 @@ class SstBuilder:
         sst_type: SstType = SstType.COMPACTED,
         max_bytes: int = sys.maxsize,
         resume: tuple[bytes, int] | None = None,
+        step_bytes: int | None = None,
     ) -> None:
         self.options: SstOptions = options or SstOptions()
         self.sst_type = sst_type
@@ -157,7 +159,7 @@ class SstBuilder:
             want_keys=self._want_keys,
             resume_key=resume_key,
             resume_seq=resume_seq,
-            soft_limit=SST_STEP_BYTES if self._compacted else WAL_BLOCK_BYTES,
+            soft_limit=step_bytes or (SST_STEP_BYTES if self._compacted else WAL_BLOCK_BYTES),
         )
         self._open_sink = open_sink
         self._begin()

@@ -54,6 +54,11 @@ Attempt = Callable[[Callable[[], object], str], None]
 
 _STREAM_BYTES: Final = 1 << 18
 """One step fills half of the buffer."""
+_LARGE_STEP_BYTES: Final = 1 << 20
+_LARGE_CHUNKS: Final = 16
+"""A span of so many chunks of a memtable, 4 MiB, goes into the file in larger steps: after each step other threads run,
+and if they are busy writing, the file takes longer and has to hold more rows.
+"""
 _IDLE_S: Final = 3600.0
 
 
@@ -366,8 +371,11 @@ class WalWriter:
         self._source.note_logged(file)
 
     def _encode(self, spans: Sequence[Span]) -> bytes:
-        # Kept from file to file. An exception leaves a builder with half a file, which is not used again.
-        builder, self._builder = self._builder or self._make_builder(), None
+        if any(span.stop[0] - span.start[0] >= _LARGE_CHUNKS for span in spans):
+            builder, self._stream = self._make_builder(_LARGE_STEP_BYTES), bytearray(2 * _LARGE_STEP_BYTES)
+        else:
+            # Kept from file to file. An exception leaves a builder with half a file, which is not used again.
+            builder, self._builder = self._builder or self._make_builder(), None
         for span in spans:
             position = span.start
             while position != span.stop:
@@ -376,14 +384,20 @@ class WalWriter:
                 with memoryview(self._stream)[:used] as rows:
                     builder.write(rows)
         if len(self._stream) > _STREAM_BYTES:
-            # It grew for a large row, which may be the only one.
+            # It is larger for this file only, or grew for a large row.
             self._stream = bytearray(_STREAM_BYTES)
-        builder.finish()
-        self._builder = builder
-        return self._data.getvalue()
+            builder.finish()
+        else:
+            builder.finish()
+            self._builder = builder
+        # Not kept here: it may be as large as a memtable.
+        data, self._data = self._data, BytesIO()
+        return data.getvalue()
 
-    def _make_builder(self) -> SstBuilder:
-        return SstBuilder(self._options, open_sink=self._open_sink, sst_type=SstType.WAL)
+    def _make_builder(self, step_bytes: int | None = None) -> SstBuilder:
+        return SstBuilder(
+            self._options, open_sink=self._open_sink, sst_type=SstType.WAL, step_bytes=step_bytes
+        )
 
     def _open_sink(self) -> BytesIO:
         self._data = BytesIO()

@@ -18,7 +18,7 @@ from flagstone.types import KeyRange
 PauseReason = Literal["unflushed_bytes", "num_ssts", "num_ssts_per_key"]
 """The last two are the values of the label `type` of `slatedb.db.l0_stall_count`."""
 
-_MEMTABLES_AHEAD: Final = 4
+_MEMTABLES_AHEAD: Final = 3
 _SLOWEST_BYTES_PER_S: Final = 32 << 20
 """Writers that slow down go on at this rate, however slow the uploads are."""
 
@@ -59,7 +59,10 @@ class WriteLimits:
 
 def plan_write_limits(*, l0_sst_size_bytes: int, max_unflushed_bytes: int) -> WriteLimits:
     """The limits for these settings. A process whose limit is small does not slow down: it has little to save."""
-    slow_from = max(_MEMTABLES_AHEAD * l0_sst_size_bytes, max_unflushed_bytes // 4)
+    if max_unflushed_bytes <= (_MEMTABLES_AHEAD + 1) * l0_sst_size_bytes:
+        slow_from = max_unflushed_bytes + 1
+    else:
+        slow_from = max(_MEMTABLES_AHEAD * l0_sst_size_bytes, max_unflushed_bytes // 6)
     return WriteLimits(slow_from, max_unflushed_bytes, l0_sst_size_bytes / _SLOWEST_BYTES_PER_S)
 
 

@@ -25,13 +25,14 @@ from flagstone.lsm.merge_operator import MergeOperator
 from flagstone.lsm.retention import RetentionPolicy, apply_retention
 from flagstone.lsm.segments import SegmentExtractor, route
 from flagstone.metadata.manifest import Flush, SsTable, apply_flush, drop_empty_segments
+from flagstone.runtime import allocator
 from flagstone.runtime import metric_names as names
 from flagstone.runtime.budget import MemoryBudget
 from flagstone.runtime.clock import Clock
 from flagstone.runtime.ids import Ids, ulid_ms
 from flagstone.runtime.metrics import Metrics
 from flagstone.runtime.operations import Operation
-from flagstone.runtime.pool import Future, IoPool
+from flagstone.runtime.pool import Future, IoPool, cores
 from flagstone.runtime.service import Supervisor
 from flagstone.sst.builder import BuiltSst, Sink, SstBuilder, SstOptions
 from flagstone.types import EntryTuple, KeyRange, Seq, Ulid
@@ -44,6 +45,9 @@ _log = logging.getLogger("flagstone.write")
 
 _IDLE_S: Final = 3600.0
 _RETRY_S: Final = 1.0
+
+_LARGE_BYTES: Final = 16 * 1024 * 1024
+"""After the flush of such a memtable there may be much free memory for the system."""
 
 _STREAM_BYTES: Final = 1 << 19
 """One step fills half of the buffer."""
@@ -64,11 +68,23 @@ class FlushOptions:
     merge_operator: MergeOperator | None = None
     extractor: SegmentExtractor | None = None
     memory: MemoryBudget | None = None
+    on_disk: bool = False
+    """Whether the store is a disk of this machine."""
 
 
 class _Job(NamedTuple):
     frozen: FrozenMemtable
     future: Future[Uploaded]
+
+
+def plan_flushes(settings: Settings, *, on_disk: bool, available: int) -> int:
+    """How many memtables are flushed at a time.
+
+    On a disk, flushes that share a processor take longer, and keep their memtables for so long. Two always run, so that
+    one works while the other one waits for the disk.
+    """
+    allowed = settings.l0_flush_parallelism
+    return min(allowed, max(available, 2)) if on_disk else allowed
 
 
 class Flusher:
@@ -91,7 +107,7 @@ class Flusher:
         self._manifest = manifest
         self._options = options
         self._settings = options.settings
-        self._parallelism = options.settings.l0_flush_parallelism
+        self._parallelism = plan_flushes(options.settings, on_disk=options.on_disk, available=cores())
         self._clock = clock
         self._ids = ids
         self._supervisor = supervisor
@@ -134,6 +150,8 @@ class Flusher:
                 return _RETRY_S
             self._jobs.popleft()
             self._start_uploads()
+            if job.frozen.memtable.size() >= _LARGE_BYTES and self._options.memory is None:
+                allocator.trim_much()
         # Something else may have woken this service before it is time to try again.
         until_retry_s = self._retry_at - self._clock.monotonic()
         if until_retry_s > 0:

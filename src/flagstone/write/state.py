@@ -18,7 +18,7 @@ from flagstone.metadata.manifest import Manifest
 from flagstone.metadata.sequenced import Versioned
 from flagstone.runtime import metric_names as names
 from flagstone.runtime.metrics import Metrics
-from flagstone.types import VALUE, Seq, WalId
+from flagstone.types import Seq, WalId
 from flagstone.write.backpressure import WriteLimits, plan_write_pause
 
 WalPosition = tuple[int, int]
@@ -69,8 +69,9 @@ class Memtables:
     """The active memtable, the frozen ones (newest first, as reads want them), and how far each is in the WAL.
 
     `unlogged` has every memtable with rows that are not in the WAL, oldest first, with the position from which on;
-    the active one is always its last. `rows_before` and `bytes_before` count what was in all former active memtables,
-    `bytes_logged` what is in the WAL, `freezes` the former memtables, and `lookups_before` the reads of dropped ones.
+    the active one is always its last. `rows_before`, `bytes_before` and `headers_before` count what was in all former
+    active memtables, `bytes_logged` what is in the WAL, `freezes` the former memtables, and `lookups_before` the reads
+    of dropped ones.
     """
 
     active: kernel.Memtable = field(default_factory=kernel.Memtable)
@@ -82,6 +83,7 @@ class Memtables:
     bytes_logged: int = 0
     freezes: int = 0
     lookups_before: int = 0
+    headers_before: int = 0
 
     @property
     def unflushed_bytes(self) -> int:
@@ -97,6 +99,11 @@ class Memtables:
     def written_bytes(self) -> int:
         """What those rows occupied."""
         return self.bytes_before + self.active.size()
+
+    @property
+    def header_bytes(self) -> int:
+        """How many of them were headers."""
+        return self.headers_before + self.active.headers()
 
     @property
     def lookups(self) -> int:
@@ -124,13 +131,17 @@ class Memtables:
             self.bytes_logged,
             self.freezes + 1,
             self.lookups_before,
+            self.header_bytes,
         )
 
     def without(self, flushed: FrozenMemtable) -> Memtables:
-        """The rows of the oldest frozen memtable are in L0 now."""
+        """The rows of the oldest frozen memtable are in L0 now. So the WAL need not have them, and without a WAL it
+        never does.
+        """
         assert self.frozen[-1] is flushed, "memtables are flushed in the order they were frozen"
         lookups = self.lookups_before + flushed.memtable.asked()
-        return replace(self, frozen=self.frozen[:-1], lookups_before=lookups)
+        unlogged = tuple(part for part in self.unlogged if part[0] is not flushed.memtable)
+        return replace(self, frozen=self.frozen[:-1], unlogged=unlogged, lookups_before=lookups)
 
     def logged(self) -> Memtables:
         """All rows so far are in the WAL, or on their way into it."""
@@ -144,6 +155,7 @@ class Memtables:
             self.written_bytes,
             self.freezes,
             self.lookups_before,
+            self.headers_before,
         )
 
     def spans(self) -> tuple[WalSpan, ...]:
@@ -289,17 +301,6 @@ class State:
         return base.with_memtables((memtables.active, *waiting))
 
 
-def _row_overhead() -> int:
-    probe = kernel.Memtable()
-    probe.insert(b"k", 1, VALUE, b"", None, None)
-    size: int = probe.size()
-    return size - 1
-
-
-_ROW_OVERHEAD: Final = _row_overhead()
-"""Bytes of a row in a memtable beside its key and value."""
-
-
 class WriteCounts:
     """The write counters of one database, under SlateDB's names. Replayed rows are not writes of this process.
 
@@ -308,7 +309,7 @@ class WriteCounts:
     """
 
     def __init__(self, metrics: Metrics, memtables: Memtables, *, last_seq: int) -> None:
-        self._rows, self._bytes = memtables.rows, memtables.written_bytes
+        self._rows, self._data = memtables.rows, memtables.written_bytes - memtables.header_bytes
         self._freezes = memtables.freezes
         self._seq = last_seq
         self._write_ops = metrics.counter(names.DB_WRITE_OPS)
@@ -324,12 +325,12 @@ class WriteCounts:
 
     def report(self, memtables: Memtables, last_seq: int) -> None:
         """Bring the counters up to date."""
-        rows, size = memtables.rows - self._rows, memtables.written_bytes - self._bytes
-        self._write_ops.add(rows)
-        self._write_bytes.add(size - rows * _ROW_OVERHEAD)
+        rows, data = memtables.rows, memtables.written_bytes - memtables.header_bytes
+        self._write_ops.add(rows - self._rows)
+        self._write_bytes.add(data - self._data)
         self._batches.add(last_seq - self._seq)
         self._freeze_count.add(memtables.freezes - self._freezes)
-        self._rows, self._bytes = memtables.rows, memtables.written_bytes
+        self._rows, self._data = rows, data
         self._freezes, self._seq = memtables.freezes, last_seq
         self._unflushed.set(memtables.unflushed_bytes)
         self._unlogged.set(memtables.written_bytes - memtables.bytes_logged)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flagstone.compaction.executor import plan_threads
+from flagstone.compaction.executor import plan_output_bytes, plan_threads
 from flagstone.compaction.inputs import Part, Source, SstFetcher
 from flagstone.config.settings import CompactionWorkerOptions
 from flagstone.errors import CorruptData
@@ -109,3 +109,9 @@ def test_a_store_without_a_network_is_merged_by_as_many_threads_as_there_are_pro
     assert plan_threads(work, "file:///data", 2) == 2
     assert plan_threads(work, "memory://7", 16) == 4
     assert plan_threads(work, "s3://bucket", 2) == 4
+
+
+def test_a_merge_reserves_memory_for_all_of_an_sst_only_if_the_store_is_far_away() -> None:
+    work = CompactionWorkerOptions(max_sst_size=64 << 20)
+    assert plan_output_bytes(work, "s3://bucket") == 64 << 20
+    assert plan_output_bytes(work, "file:///data") == plan_output_bytes(work, "memory://7") == 16 << 20

@@ -354,7 +354,7 @@ def test_a_large_wal_is_replayed_into_several_memtables(store: MemoryStore) -> N
     with flagstone.open("db", store=store, settings=MANUAL) as db:
         for number in range(50):
             db.put(b"%02d" % (number % 40), b"v%d" % number, await_durable=True)
-        small = replace(PATIENT, max_memtable_bytes=500)
+        small = replace(PATIENT, max_memtable_bytes=300)
         with flagstone.open_reader("db", store=store, mode="latest", settings=small) as reader:
             view, _ = reader._read_point(durable_only=False, dirty=False)
             assert len(view.memtables) > 3

@@ -88,3 +88,14 @@ def test_a_snapshot_taken_between_upload_and_commit_of_a_flush_keeps_its_rows() 
         assert snapshot.get(b"k") == b"old"
         assert db.get(b"k") == b"new"
         snapshot.close()
+
+
+def test_without_a_wal_flushed_memtables_leave_memory() -> None:
+    with opened(synchronous_commit=False) as db:
+        for _ in range(3):
+            db.put(b"k", b"0")
+            db.flush("memtable")
+        memtables = db._engine.state.now.memtables
+        held = {id(memtable) for memtable, _ in memtables.unlogged}
+        assert memtables.frozen == ()
+        assert held <= {id(memtables.active)}

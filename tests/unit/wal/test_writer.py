@@ -9,6 +9,7 @@ from typing import TypeVar
 import pytest
 
 from flagstone.db.open import open_database
+from flagstone.db.reader.reader import open_reader
 from flagstone.db.writer.database import Db
 from flagstone.errors import Closed, FlagstoneError
 from flagstone.store.memory import MemoryStore
@@ -192,3 +193,22 @@ def test_a_wait_of_many_threads_ends_when_the_store_refuses_for_good() -> None:
         thread.join(20)
     assert len(errors) == 8
     db.close()
+
+
+def test_a_large_wal_file_has_every_row_and_leaves_no_memory_behind() -> None:
+    store = MemoryStore()
+    with open_database("db", store=store, settings=MANUAL) as db:
+        wal = db._engine.services.wal
+        buffer = len(wal._stream)
+        # Larger than a step of a large file, and than the first size from which a file counts as one.
+        rows = {b"%03d" % number: b"%03d" % number * 40_000 for number in range(60)}
+        for key, value in rows.items():
+            db.put(key, value)
+        db.flush("wal")
+        assert len(wal._stream) == buffer
+        assert not wal._data.getvalue()
+        db.put(b"after", b"1")
+        db.flush("wal")
+        rows[b"after"] = b"1"
+        with open_reader("db", store=store, mode="latest") as reader:
+            assert dict(reader.scan()) == rows

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from flagstone.config import Settings
 from flagstone.types import KeyRange
 from flagstone.write.backpressure import (
     L0Pressure,
@@ -11,6 +12,7 @@ from flagstone.write.backpressure import (
     plan_write_limits,
     plan_write_pause,
 )
+from flagstone.write.flusher import plan_flushes
 
 ALL = KeyRange()
 
@@ -29,12 +31,13 @@ def test_writers_continue_below_the_limit_and_wait_at_it() -> None:
     assert "max_unflushed_bytes is 100" in pause.message
 
 
-def test_writers_slow_down_at_four_memtables_or_a_quarter_of_the_limit() -> None:
+def test_writers_slow_down_at_three_memtables_or_a_sixth_of_the_limit() -> None:
     default = plan_write_limits(l0_sst_size_bytes=64 << 20, max_unflushed_bytes=1 << 30)
-    assert (default.slow_from_bytes, default.stop_at_bytes, default.slow_s) == (256 << 20, 1 << 30, 2.0)
-    assert plan_write_limits(l0_sst_size_bytes=1000, max_unflushed_bytes=80_000).slow_from_bytes == 20_000
-    narrow = plan_write_limits(l0_sst_size_bytes=1000, max_unflushed_bytes=2_000)
-    assert narrow.slow_from_bytes > narrow.stop_at_bytes
+    assert (default.slow_from_bytes, default.stop_at_bytes, default.slow_s) == (192 << 20, 1 << 30, 2.0)
+    assert plan_write_limits(l0_sst_size_bytes=1000, max_unflushed_bytes=90_000).slow_from_bytes == 15_000
+    for limit in (2_000, 4_000):
+        narrow = plan_write_limits(l0_sst_size_bytes=1000, max_unflushed_bytes=limit)
+        assert narrow.slow_from_bytes > narrow.stop_at_bytes
 
 
 def test_the_message_of_a_waiting_writer_names_what_blocks_the_uploads() -> None:
@@ -97,3 +100,10 @@ def test_the_deepest_cover_counts_the_ssts_over_one_key(
     ranges: list[KeyRange], within: KeyRange, depth: int
 ) -> None:
     assert deepest_cover(ranges, within) == depth
+
+
+def test_a_disk_gets_as_many_flushes_at_a_time_as_there_are_processors_but_two_at_least() -> None:
+    settings = Settings(l0_flush_parallelism=4)
+    assert [plan_flushes(settings, on_disk=True, available=count) for count in (1, 2, 3, 16)] == [2, 2, 3, 4]
+    assert plan_flushes(settings, on_disk=False, available=1) == 4
+    assert plan_flushes(Settings(l0_flush_parallelism=1), on_disk=True, available=16) == 1

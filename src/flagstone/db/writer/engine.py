@@ -73,6 +73,7 @@ class Services:
                 merge_operator=env.counted_operator("flush"),
                 extractor=env.extractor,
                 memory=env.memory,
+                on_disk=env.store.url.startswith("file:"),
             ),
             clock=env.clock,
             ids=env.ids,
