@@ -189,7 +189,7 @@ def test_verifying_an_empty_path_raises_invalid_request(tmp_path: Path) -> None:
 def test_a_report_as_a_dictionary_has_the_counts_of_objects_and_rows(compaction: Path) -> None:
     described = verify(compaction).to_dict()
     assert described["ok"] is True
-    assert described["objects"]["table"] == 11
+    assert described["objects"]["sst"] == 11
     assert described["rows"] == 1851
 
 
