@@ -66,7 +66,9 @@ def show_rates(stage: Stage, measured: list[Measurement]) -> None:
     smaller = [row.here.what for row in rows if row.here is not None and row.here.what != row.readme.what]
     if smaller:
         stage.tell(f"Here with fewer rows, so that a job's fixed costs weigh more: {'; '.join(smaller)}.")
-    stage.tell("Durable puts measure the disk: the same disk gave between 760 and 1,670 a second within an hour.")
+    stage.tell(
+        "Durable puts measure the disk: the same disk gave between 760 and 1,670 a second within an hour."
+    )
     dates = " and ".join(sorted({row.date for row in rows}))
     machines = " and ".join(sorted({machine_line({**row.machine, BUSY: None}) for row in rows}))
     stage.tell(f"here:   {machine()}")
