@@ -22,15 +22,14 @@ if TYPE_CHECKING:
 MIB = 1024 * 1024
 
 
-def frozen(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """How many objects the process leaves out of collections."""
-    assert sum(batch.num_rows for batch in batches) == 1
-    yield pa.RecordBatch.from_pydict({"objects": pa.array([gc.get_freeze_count()], pa.int64())})
-
-
 def test_a_worker_of_spark_leaves_its_modules_out_of_collections(spark: SparkSession, tmp_path: Path) -> None:
     with flagstone.open(tmp_path / "db") as db:
         db.put(b"key", b"value")
+
+    def frozen(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        assert sum(batch.num_rows for batch in batches) == 1
+        yield pa.RecordBatch.from_pydict({"objects": pa.array([gc.get_freeze_count()], pa.int64())})
+
     [row] = map_arrow(spark, tmp_path / "db", frozen, "objects long").collect()
     assert row.objects > 10_000
     assert gc.get_freeze_count() == 0  # the driver is left as it is
