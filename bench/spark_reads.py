@@ -147,6 +147,9 @@ def run() -> str:
         [
             f"One session, `local[2]`: {ROWS:,} raw rows of 120 bytes, {STRUCTURED_ROWS:,} structured rows of nine columns.",
             "Parquet as Spark writes it by default. The answers of both are compared before the first round.",
+            "Of our processor seconds on this machine, profiled, the Java process takes 1.1 for raw rows and 0.5 for two columns:",
+            "it makes rows of Arrow batches, as for every Python data source. Parquet's whole query takes less. The workers read",
+            "and check all bytes of the rows, also for two columns.",
         ],
         basis=f"Medians of {len(next(iter(taken.values())))} interleaved rounds.",
         measurements=measurements,
